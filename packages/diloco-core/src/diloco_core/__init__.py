@@ -1,0 +1,58 @@
+"""DiLoCo over an object store: replicas train alone, and meet in a bucket or a folder."""
+
+from .__about__ import __version__ as __version__
+from ._allreduce import ObjectStoreAllReduce
+from ._connect import connect
+from ._diloco import DiLoCo, make_diloco_outer_loop
+from ._errors import (
+    ConfigurationError,
+    CoreError,
+    CorruptedObjectError,
+    MismatchError,
+    NonFiniteDeltaError,
+    ObjectNotFoundError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    ReplicaLostError,
+    RunExistsError,
+    StoreError,
+    StoreUnavailableError,
+    SyncError,
+    SyncTimeoutError,
+    UnequalSyncsError,
+)
+from ._exchange import Exchange, SyncReport
+from ._exchange_store import ObjectStoreExchange
+from ._exchange_threads import InProcessExchange, in_process
+from ._manager import ManagerExchange, MockManager
+from ._timing import Timing
+
+__all__ = [
+    "ConfigurationError",
+    "CoreError",
+    "CorruptedObjectError",
+    "DiLoCo",
+    "Exchange",
+    "InProcessExchange",
+    "ManagerExchange",
+    "MismatchError",
+    "MockManager",
+    "NonFiniteDeltaError",
+    "ObjectNotFoundError",
+    "ObjectStoreAllReduce",
+    "ObjectStoreExchange",
+    "RendezvousError",
+    "RendezvousTimeoutError",
+    "ReplicaLostError",
+    "RunExistsError",
+    "StoreError",
+    "StoreUnavailableError",
+    "SyncError",
+    "SyncReport",
+    "SyncTimeoutError",
+    "Timing",
+    "UnequalSyncsError",
+    "connect",
+    "in_process",
+    "make_diloco_outer_loop",
+]

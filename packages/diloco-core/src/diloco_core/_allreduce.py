@@ -1,0 +1,105 @@
+"""The plain mean of tensors over all replicas: an exchange whose update is the identity."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Self
+
+import torch
+
+from ._connect import connect
+from ._errors import ConfigurationError
+from ._exchange import Schema
+from ._fragment import Fragment
+from ._fragments import NamedTensor
+from ._layout import Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+    from ._exchange import Exchange, SyncReport
+
+
+class Mean(Fragment):
+    """Tensors whose mean over the replicas is to replace them: a fragment without an outer step.
+
+    Args:
+        tensors: Floating-point tensors, on any device.
+        shards: Into how many shards they are cut.
+        supersedes: Earlier means whose published values nobody needs any more.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], shards: int, supersedes: Sequence[int] = ()) -> None:
+        for number, tensor in enumerate(tensors):
+            if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
+                what = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
+                raise ConfigurationError(f"a mean needs floating-point tensors; number {number} is {what}")
+        if not tensors:
+            raise ConfigurationError("a mean needs at least one tensor")
+        named = [NamedTensor(str(number), tensor, Rule.MEAN) for number, tensor in enumerate(tensors)]
+        super().__init__("mean", named, None, shards)
+        self.kind = "mean"
+        self.supersedes = tuple(supersedes)
+        for number, segments in enumerate(self._segments):
+            tensor = segments[0].named.tensor.detach()
+            group = self.layout.groups[number]
+            if len(segments) == 1 and tensor.is_contiguous() and tensor.dtype is group.dtype and tensor.device.type == "cpu":
+                # One plain tensor needs no second copy: results are read straight into it.
+                self.copy[number] = tensor.view(-1)
+
+
+class ObjectStoreAllReduce:
+    """Mean of tensors over all replicas through an object store; all replicas or none.
+
+    Every replica calls :meth:`mean` equally often, with tensors of the same shapes and dtypes. Sums are taken in rank
+    order in ``promote_types(dtype, float32)``, so every replica gets the same bytes, and repeated runs do too. Bytes per
+    call and replica stay about twice the tensors' for any number of replicas. Not thread-safe.
+
+    Args:
+        uri: The prefix where the replicas meet, or an exchange to use. From the environment if left out; see
+            :func:`connect`, which also says what ``options`` there are.
+        rank: This replica.
+        world_size: Number of replicas.
+        **options: Passed on to :func:`connect`.
+    """
+
+    def __init__(
+        self, uri: str | Exchange | None = None, *, rank: int | None = None, world_size: int | None = None, **options: Any
+    ) -> None:
+        if uri is None or isinstance(uri, str):
+            self.exchange: Exchange = connect(uri, rank=rank, world_size=world_size, **options)
+        else:
+            self.exchange = uri
+        self._last: int | None = None
+
+    def mean(self, tensors: Sequence[torch.Tensor]) -> SyncReport:
+        """Replace the tensors by their mean over all replicas, in place; the first call meets the other replicas.
+
+        Raises:
+            ConfigurationError: A tensor is not floating-point.
+            NonFiniteDeltaError: A tensor holds NaN or infinity; nothing was sent.
+            MismatchError: Another replica passed other shapes or dtypes.
+            SyncTimeoutError: Others did not come in time; it names them.
+            ReplicaLostError: Another replica died or failed.
+        """
+        job = Mean(tensors, self.exchange.world_size, [] if self._last is None else [self._last])
+        self.exchange.join(Schema({}, {"operation": "mean"}))
+        job.begin()
+        report = self.exchange.sync(job)
+        job.finish()
+        self._last = report.sync
+        return report
+
+    def close(self) -> None:
+        """Tell the others that this replica is done; repeatable."""
+        self.exchange.leave()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self.exchange.abort(error)
+        self.close()

@@ -1,0 +1,292 @@
+"""The outer loop: H inner steps alone, then one step together."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from ._errors import ConfigurationError, SyncError
+from ._exchange import Schema
+from ._fragment import Fragment, Initial
+from ._fragments import Buffers, split
+from ._outer import OuterOptimizer, sgd
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import TracebackType
+
+    import torch
+
+    from ._exchange import Exchange, SyncReport
+    from ._outer import OuterOptimizerFactory
+
+_log = logging.getLogger("diloco_core")
+_STATE_VERSION = 1
+
+
+class DiLoCo:
+    """DiLoCo's outer optimization around an ordinary training loop (Douillard et al., arXiv 2311.08105).
+
+    Inside the ``with`` block every ``inner_optimizer.step()`` counts as one inner step. After ``sync_every / fragments``
+    of them the next fragment is synced: the mean of the replicas' pseudo-gradients (global copy minus local parameters)
+    goes through the outer optimizer, and every replica adopts the result. So each fragment is synced once per
+    ``sync_every`` steps (Streaming DiLoCo, arXiv 2501.18512, with no delay). Inner optimizer state stays with its replica.
+
+    The global copy and the outer state are kept on the CPU in ``promote_types(parameter dtype, float32)``. Gradients of a
+    synced fragment are dropped, since they belong to values that are gone. Only trainable parameters are synced, tied ones
+    once; what happens to buffers is declared by ``buffers``.
+
+    Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it cleanly flushes a partial period
+    and tells the others that this replica is done; leaving it by an exception tells them that it failed, so that they need
+    not wait. A sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync.
+
+    Not thread-safe: use it from the thread that trains.
+
+    Args:
+        model: The model; its parameters may be on any device, in bf16, fp16, fp32 or fp64.
+        inner_optimizer: The optimizer that the training loop steps.
+        exchange: The connection to the other replicas, from :func:`connect` or :func:`in_process`.
+        sync_every: H, inner steps (calls of ``step()``, not micro-batches) between two syncs of the same fragment; a
+            positive multiple of the number of fragments.
+        fragments: Into how many fragments of about equal size to cut the model, or the modules that make up one each.
+        outer_lr: Learning rate of the outer SGD.
+        outer_momentum: Its momentum, in [0, 1).
+        nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``).
+        outer_optimizer: Instead of these three: makes any element-wise torch optimizer from a list of parameters.
+        buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or ``"none"``. With several
+            fragments, buffers are synced with the last one.
+        init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused.
+        on_sync: Called after every outer step with its report.
+
+    Raises:
+        ConfigurationError: An argument is not allowed; nothing has been started.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        inner_optimizer: torch.optim.Optimizer,
+        exchange: Exchange,
+        *,
+        sync_every: int,
+        fragments: int | Sequence[torch.nn.Module] = 1,
+        outer_lr: float = 0.7,
+        outer_momentum: float = 0.9,
+        nesterov: bool = True,
+        outer_optimizer: OuterOptimizerFactory | None = None,
+        buffers: Literal["mean", "rank0", "none"] = "mean",
+        init: Literal["rank0", "check"] = "rank0",
+        on_sync: Callable[[SyncReport], None] | None = None,
+    ) -> None:
+        factory = outer_optimizer or sgd(outer_lr, outer_momentum, nesterov)
+        parts = split(model, fragments, _one_of("buffers", buffers, Buffers))
+        if not isinstance(sync_every, int) or sync_every < 1 or sync_every % len(parts):
+            raise ConfigurationError(
+                f"sync_every is {sync_every}, but must be a positive multiple of the number of fragments, which is "
+                f"{len(parts)}: every fragment is synced once per sync_every inner steps, at equal distances"
+            )
+        if init not in {"rank0", "check"}:
+            raise ConfigurationError(f"init must be 'rank0' or 'check', not {init!r}")
+        self.sync_every = sync_every
+        self.exchange = exchange
+        self._period = sync_every // len(parts)
+        self._inner_optimizer = inner_optimizer
+        self._init = init
+        self._buffers = str(buffers)
+        self._on_sync = on_sync
+        self._fragments = [
+            Fragment(str(number), tensors, OuterOptimizer(factory), exchange.world_size)
+            for number, tensors in enumerate(parts)
+        ]
+        self._committed = 0
+        self._inner_steps = 0
+        self._since_event = 0
+        self._since_sync = [0] * len(parts)
+        self._published: list[int | None] = [None] * len(parts)
+        self._restored = False
+        self._hook: Any = None
+
+    @property
+    def committed(self) -> int:
+        """Outer steps taken so far; the next one takes fragment ``committed % fragments``."""
+        return self._committed
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps taken so far."""
+        return self._inner_steps
+
+    def __enter__(self) -> Self:
+        if self._hook is not None:
+            raise SyncError("this outer loop has been entered already; make a new one for another run")
+        if not self._restored:
+            for fragment in self._fragments:
+                fragment.take_snapshot()
+        try:
+            self.exchange.join(self._schema())
+            for number, fragment in enumerate(self._fragments):
+                fragment.begin()
+                report = self.exchange.sync(Initial(fragment, into_model=not self._restored))
+                fragment.finish()
+                self._published[number] = report.sync
+        except BaseException as error:
+            self.exchange.abort(error)
+            raise
+        self._hook = self._inner_optimizer.register_step_post_hook(self._after_inner_step)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._hook.remove()
+        if error is not None:
+            self.exchange.abort(error)
+            return
+        try:
+            self.flush()
+        except BaseException as late:
+            self.exchange.abort(late)
+            raise
+        self.exchange.leave()
+
+    def flush(self) -> list[SyncReport]:
+        """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.
+
+        All replicas must call it at the same point; leaving the ``with`` block does. Returns the reports.
+        """
+        reports = []
+        for _ in self._fragments:
+            if self._since_sync[self._committed % len(self._fragments)]:
+                report = self._sync()
+                reports.append(report)
+                if not report.committed:
+                    break
+        return reports
+
+    def state_dict(self) -> dict[str, Any]:
+        """The outer loop's state on this replica: counters, the global copy, and the outer state of its own shards.
+
+        The values are references, as in ``torch.nn.Module.state_dict``. Save it with the model's and the inner optimizer's
+        state, per replica; :meth:`load_state_dict` wants the same rank and world size.
+        """
+        return {
+            "version": _STATE_VERSION,
+            "rank": self.exchange.rank,
+            "world_size": self.exchange.world_size,
+            "committed": self._committed,
+            "inner_steps": self._inner_steps,
+            "since_event": self._since_event,
+            "since_sync": list(self._since_sync),
+            "fragments": [{"copy": list(f.copy), "outer": f.outer.state_dict()} for f in self._fragments],
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state; call it before entering the block, after loading the model and the inner optimizer.
+
+        The replicas meet on a fresh prefix and refuse each other if their global copies differ.
+
+        Raises:
+            ConfigurationError: It was saved by another rank, world size, version or model.
+            SyncError: The block has been entered already.
+        """
+        if self._hook is not None:
+            raise SyncError("load_state_dict() comes before the block is entered")
+        here = {
+            "version": _STATE_VERSION,
+            "rank": self.exchange.rank,
+            "world_size": self.exchange.world_size,
+            "fragments": [[(c.numel(), str(c.dtype)) for c in f.copy] for f in self._fragments],
+        }
+        there = {key: state.get(key) for key in ("version", "rank", "world_size")}
+        there["fragments"] = [[(c.numel(), str(c.dtype)) for c in part["copy"]] for part in state.get("fragments", [])]
+        for key, value in here.items():
+            if there[key] != value:
+                raise ConfigurationError(f"the saved outer loop does not fit: its {key} is {there[key]}, here it is {value}")
+        self._committed = state["committed"]
+        self._inner_steps = state["inner_steps"]
+        self._since_event = state["since_event"]
+        self._since_sync = list(state["since_sync"])
+        for fragment, part in zip(self._fragments, state["fragments"], strict=True):
+            for copy, saved in zip(fragment.copy, part["copy"], strict=True):
+                copy.copy_(saved)
+            fragment.outer.load_state_dict(part["outer"])
+        self._restored = True
+
+    def _after_inner_step(self, *_: Any) -> None:
+        self._inner_steps += 1
+        self._since_event += 1
+        self._since_sync = [steps + 1 for steps in self._since_sync]
+        if self._since_event == self._period:
+            self._sync()
+
+    def _sync(self) -> SyncReport:
+        number = self._committed % len(self._fragments)
+        fragment = self._fragments[number]
+        previous = self._published[number]
+        fragment.supersedes = [] if previous is None else [previous]
+        fragment.begin()
+        report = self.exchange.sync(fragment)
+        fragment.finish()
+        inner_steps, self._since_sync[number], self._since_event = self._since_sync[number], 0, 0
+        if report.committed:
+            self._published[number] = report.sync
+            self._committed += 1
+        report = dataclasses.replace(
+            report, sync=self._committed, inner_steps=inner_steps, total_inner_steps=self._inner_steps
+        )
+        _log.debug("rank %d: %s", self.exchange.rank, report)
+        if self._on_sync is not None:
+            self._on_sync(report)
+        return report
+
+    def _schema(self) -> Schema:
+        tensors: dict[str, str] = {}
+        for fragment in self._fragments:
+            tensors.update(fragment.schema())
+        if self._init == "check" or self._restored:
+            for fragment in self._fragments:
+                for name, digest in fragment.digests().items():
+                    tensors[name] += f" with values {digest}"
+        settings = {
+            "sync_every": str(self.sync_every),
+            "fragments": str(len(self._fragments)),
+            "buffers": self._buffers,
+            "init": self._init,
+            "committed": str(self._committed),
+            "inner_steps": str(self._inner_steps),
+            **self._fragments[0].outer.settings,
+        }
+        return Schema(tensors, settings)
+
+
+def make_diloco_outer_loop(
+    model: torch.nn.Module,
+    inner_optimizer: torch.optim.Optimizer,
+    exchange: Exchange | None = None,
+    *,
+    sync_every: int = 500,
+    **options: Any,
+) -> DiLoCo:
+    """Make an outer loop with the usual settings: H = 500, outer SGD with Nesterov momentum, lr 0.7, momentum 0.9.
+
+    Args:
+        model: The model.
+        inner_optimizer: The optimizer that the training loop steps.
+        exchange: The connection to the other replicas; :func:`connect` with no arguments where it is left out.
+        sync_every: Inner steps between two syncs.
+        **options: Everything else that :class:`DiLoCo` takes.
+    """
+    if exchange is None:
+        from ._connect import connect
+
+        exchange = connect()
+    return DiLoCo(model, inner_optimizer, exchange, sync_every=sync_every, **options)
+
+
+def _one_of(name: str, value: str, kind: type[Buffers]) -> Buffers:
+    try:
+        return kind(value)
+    except ValueError:
+        allowed = ", ".join(repr(str(member)) for member in kind)
+        raise ConfigurationError(f"{name} must be one of {allowed}, not {value!r}") from None

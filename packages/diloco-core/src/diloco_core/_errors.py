@@ -1,0 +1,127 @@
+"""Every error that diloco-core raises, in one tree.
+
+DilocoError (diloco_protocol)
+└── CoreError
+    ├── ConfigurationError (ValueError)       an argument is wrong; nothing was started
+    ├── NonFiniteDeltaError (ArithmeticError) a parameter became NaN or infinite
+    ├── StoreError                            the object store
+    │   ├── StoreUnavailableError             no such scheme, bucket, folder or permission
+    │   ├── ObjectNotFoundError (LookupError) the key does not exist
+    │   └── CorruptedObjectError              an object is truncated or its checksum is wrong
+    ├── RendezvousError                       the replicas do not form one run
+    │   ├── RendezvousTimeoutError            some ranks never came
+    │   ├── RunExistsError                    the prefix belongs to another run, or the rank has lived before
+    │   └── MismatchError                     replicas disagree on model, world size or settings
+    └── SyncError                             a sync cannot be completed
+        ├── SyncTimeoutError (TimeoutError)   some ranks did not contribute in time
+        ├── ReplicaLostError                  a replica died or failed
+        └── UnequalSyncsError                 a replica left after fewer syncs than the others
+"""
+
+from collections.abc import Sequence
+
+from diloco_protocol import DilocoError
+
+
+class CoreError(DilocoError):
+    """Base of every error raised by diloco-core."""
+
+
+class ConfigurationError(CoreError, ValueError):
+    """Raised when an argument is not allowed; nothing has been started or written."""
+
+
+class NonFiniteDeltaError(CoreError, ArithmeticError):
+    """Raised when a replica's contribution holds NaN or infinity; it is never sent.
+
+    Attributes:
+        tensor: Name of the tensor.
+    """
+
+    def __init__(self, tensor: str, rank: int) -> None:
+        super().__init__(
+            f"the contribution of rank {rank} is not finite: tensor {tensor!r} holds NaN or infinity. "
+            "Nothing was sent. Lower the inner learning rate, clip gradients or look at the last batches."
+        )
+        self.tensor = tensor
+        self.rank = rank
+
+
+class StoreError(CoreError):
+    """Base of the errors of an object store."""
+
+
+class StoreUnavailableError(StoreError):
+    """Raised when a URI cannot be used: unknown scheme, missing bucket, no permission."""
+
+
+class ObjectNotFoundError(StoreError, LookupError):
+    """Raised when a key does not exist."""
+
+
+class CorruptedObjectError(StoreError):
+    """Raised when an object is truncated, is not what its key says, or fails its checksum."""
+
+
+class RendezvousError(CoreError):
+    """Base of the errors of the start of a run."""
+
+
+class RendezvousTimeoutError(RendezvousError, TimeoutError):
+    """Raised when some ranks did not arrive in time.
+
+    Attributes:
+        missing: The ranks that did not come.
+    """
+
+    def __init__(self, message: str, missing: Sequence[int]) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class RunExistsError(RendezvousError):
+    """Raised when the prefix holds another run, or this rank has already lived in this one."""
+
+
+class MismatchError(RendezvousError):
+    """Raised when two replicas disagree on the model, the world size or the settings."""
+
+
+class SyncError(CoreError):
+    """Base of the errors of a sync."""
+
+
+class SyncTimeoutError(SyncError, TimeoutError):
+    """Raised when a sync was not completed in time.
+
+    Attributes:
+        missing: The ranks that were waited for.
+    """
+
+    def __init__(self, message: str, missing: Sequence[int]) -> None:
+        super().__init__(message)
+        self.missing = tuple(missing)
+
+
+class ReplicaLostError(SyncError):
+    """Raised when another replica died or failed.
+
+    Attributes:
+        rank: The replica that is gone.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+
+
+class UnequalSyncsError(SyncError):
+    """Raised when a replica finished after fewer syncs than this one.
+
+    Attributes:
+        rank: The replica that has left.
+    """
+
+    def __init__(self, message: str, rank: int) -> None:
+        super().__init__(message)
+        self.rank = rank

@@ -1,0 +1,173 @@
+"""What an exchange is: the one operation by which replicas come to the same values.
+
+The parameters are cut into shards. The owner of a shard sums everybody's contribution to it in rank order, applies the
+update and publishes the new values; everybody adopts them. All replicas read the same bytes, so they agree exactly, also
+on different processors. Contributions, updates and adoption go chunk by chunk through small buffers, so that an exchange
+needs no memory of the size of the model.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from json import dumps
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    import torch
+
+    from ._layout import Layout, Piece
+
+CHUNK_BYTES = 2**20
+"""Default size of a chunk in bytes: what fits into a processor's second-level cache, measured best at 256 KiB to 1 MiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class SyncReport:
+    """What one sync did, as seen by one replica.
+
+    Attributes:
+        sync: Number of the sync within the exchange, from 0.
+        fragment: Name of what was synced.
+        committed: Whether the new values were adopted.
+        members: How many replicas contributed.
+        bytes_sent: Payload bytes this replica wrote.
+        bytes_received: Payload bytes this replica read.
+        wait_seconds: Time spent waiting for others.
+        exchange_seconds: Time spent in the sync, waiting not counted.
+        inner_steps: Inner steps that went into it (0 where there is no inner loop).
+        total_inner_steps: Inner steps since the start of the run.
+    """
+
+    sync: int
+    fragment: str
+    committed: bool
+    members: int
+    bytes_sent: int
+    bytes_received: int
+    wait_seconds: float
+    exchange_seconds: float
+    inner_steps: int = 0
+    total_inner_steps: int = 0
+
+    def to_json(self, **extra: Any) -> str:
+        """The report and ``extra`` as one line of JSON."""
+        return dumps({**asdict(self), **extra})
+
+
+class SyncJob(Protocol):
+    """One replica's side of one sync. Tensors are flat, contiguous, on the CPU and in their group's dtype."""
+
+    @property
+    def name(self) -> str:
+        """Name of what is synced."""
+        ...
+
+    @property
+    def kind(self) -> str:
+        """``initial`` (rank 0's values), ``outer`` (an outer step) or ``mean``."""
+        ...
+
+    @property
+    def layout(self) -> Layout:
+        """How the values are cut."""
+        ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of everything that replicas must agree on; equal for equal schemas."""
+        ...
+
+    @property
+    def supersedes(self) -> Sequence[int]:
+        """Earlier syncs whose published state is of no use once this one is complete."""
+        ...
+
+    def contribution(self, piece: Piece, out: torch.Tensor) -> None:
+        """Write this replica's contribution into ``out``."""
+        ...
+
+    def locate(self, piece: Piece, index: int) -> str:
+        """Name of the tensor that holds element ``index`` of the piece."""
+        ...
+
+    def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
+        """Apply the reduced contributions to the own copy and return the new values (a view, or ``reduced`` itself)."""
+        ...
+
+    def destination(self, piece: Piece) -> torch.Tensor | None:
+        """Where published values of this piece are to be read to, or None where a buffer will do."""
+        ...
+
+    def adopt(self, piece: Piece, values: torch.Tensor) -> None:
+        """Take over published values (``values`` is ``destination(piece)`` where there is one)."""
+        ...
+
+    def published(self, piece: Piece) -> torch.Tensor:
+        """The values of a piece of an own shard after its update."""
+        ...
+
+    def outer_scalars(self) -> Mapping[str, float]:
+        """The outer optimizer's scalars (a step count, say), equal for all elements."""
+        ...
+
+    def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
+        """The outer optimizer's tensors that belong to a piece of an own shard, each of the piece's size."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Schema:
+    """What all replicas must have in common.
+
+    Attributes:
+        tensors: A line per tensor: name, then shape, dtype and whatever else must agree.
+        settings: Settings of the outer loop.
+    """
+
+    tensors: Mapping[str, str]
+    settings: Mapping[str, str]
+
+
+class Exchange(Protocol):
+    """One replica's connection to the others. Used from one thread at a time."""
+
+    rank: int
+    world_size: int
+
+    def join(self, schema: Schema) -> None:
+        """Meet the other replicas; returns when all are there and agree. Repeatable with the same schema.
+
+        Raises:
+            RendezvousTimeoutError: Some ranks never came; it names them.
+            RunExistsError: The prefix was used before.
+            MismatchError: The replicas disagree; it says on what.
+        """
+        ...
+
+    def sync(self, job: SyncJob) -> SyncReport:
+        """Contribute, reduce, update, adopt. Returns when this replica has adopted the result.
+
+        An error in the middle leaves the copies of this replica undefined; the published state in the store is whole.
+
+        Raises:
+            NonFiniteDeltaError: The own contribution holds NaN or infinity; nothing was sent.
+            SyncTimeoutError: Others did not contribute in time; it names them.
+            ReplicaLostError: Another replica died or failed.
+            UnequalSyncsError: Another replica finished after fewer syncs.
+            CorruptedObjectError: Something read back is not what was written.
+        """
+        ...
+
+    def owned_shards(self, layout: Layout) -> Iterator[int]:
+        """The shards of a layout that this replica updates."""
+        ...
+
+    def leave(self) -> None:
+        """Tell the others that this replica is done; repeatable."""
+        ...
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the others that this replica has failed, so that they need not wait; repeatable, never raises."""
+        ...

@@ -1,0 +1,155 @@
+"""The exchange over an object store, with strict membership: all ranks or nothing.
+
+Keys below the run's prefix::
+
+    manifest.json              what this run is, for people and tools (written by rank 0)
+    claims/{rank}.json         who plays which rank; written once
+    beats/{rank}               a counter that shows life
+    notes/{rank}.json          "left" or "failed"
+    deltas/{sync}/{rank}.{fingerprint}.safetensors    a replica's contribution: immutable, gone when all have used it
+    commits/{sync}.json        who is in the sync; payloads first, this record last
+    state/{sync}/{shard}.safetensors                  new parameters and outer state: the checkpoint
+
+Every rank writes only its own keys (the commit record has the same bytes whoever writes it), so no conditional write is
+needed and nobody ever decides anything by itself. Anybody who may write below the prefix is trusted.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from ._errors import ConfigurationError, SyncError
+from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
+from ._liveness import Liveness
+from ._rendezvous import check_identity, meet
+from ._sharded import Scratch
+from ._store_sync import Participant, StoreSync
+from ._timing import Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._layout import Layout
+    from ._store import Store
+
+
+class ObjectStoreExchange:
+    """Replicas meet in an object store, and nowhere else; see :class:`._exchange.Exchange`.
+
+    Rank k reduces, updates and publishes the shards k, k + world_size, …; per sync it sends its contribution to all other
+    shards, and reads theirs to its own. With D bytes of contribution and N replicas that is D·(N-1)/N up, the published
+    shard (with its outer state) and 2·D·(N-1)/N down, for any N. One thread at a time; a daemon thread keeps the beat.
+
+    Args:
+        store: The run's prefix.
+        rank: This replica.
+        world_size: Number of replicas.
+        run_id: The launch they belong to; replicas of different launches refuse each other.
+        timing: Limits in seconds.
+        chunk_bytes: Size of the buffers; two of them are held.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        run_id: str = "",
+        timing: Timing | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        check_identity(rank, world_size)
+        if chunk_bytes < 1:
+            raise ConfigurationError(f"chunk_bytes must be positive, not {chunk_bytes}")
+        self.rank = rank
+        self.world_size = world_size
+        self.run_id = run_id
+        self.store = store
+        self._timing = timing or Timing()
+        self._liveness = Liveness(store, rank, self._timing)
+        self._self = Participant(
+            store, rank, world_size, self._timing, self._liveness, chunk_bytes, Scratch(chunk_bytes)
+        )
+        self._schema: Schema | None = None
+        self._syncs = 0
+        self._obsolete: list[str] = []
+        self._ended = ""
+
+    def join(self, schema: Schema) -> None:
+        """Meet the other replicas; see :meth:`._exchange.Exchange.join`."""
+        self._check_open()
+        if self._schema is not None:
+            if schema != self._schema:
+                raise ConfigurationError(
+                    "this exchange has already joined its run with another model or other settings. "
+                    "One exchange carries one outer loop: connect to another prefix for a second one."
+                )
+            return
+        self._liveness.start()
+        try:
+            meet(self.store, self.rank, self.world_size, self.run_id, schema, self._timing)
+        except BaseException:
+            self._liveness.stop()
+            raise
+        self._schema = schema
+        if self.rank == 0:
+            manifest = {
+                "format": 1,
+                "run_id": self.run_id,
+                "world_size": self.world_size,
+                "membership": "strict",
+                "topology": "sharded",
+                "settings": dict(schema.settings),
+                "tensors": dict(schema.tensors),
+            }
+            self.store.put("manifest.json", [json.dumps(manifest, indent=1).encode()])
+
+    def sync(self, job: SyncJob) -> SyncReport:
+        """Contribute, reduce, update, adopt; see :meth:`._exchange.Exchange.sync`."""
+        self._check_open()
+        if self._schema is None:
+            raise SyncError("join() comes before the first sync")
+        sync = StoreSync(self._self, self._syncs, job)
+        try:
+            report = sync.run(self._obsolete)
+        except BaseException as error:
+            self.abort(error)
+            raise
+        self._obsolete = sync.obsolete_keys()
+        self._syncs += 1
+        return report
+
+    def owned_shards(self, layout: Layout) -> Iterator[int]:
+        """The shards that this replica updates."""
+        return iter(self._self.owned(layout))
+
+    @property
+    def ended(self) -> bool:
+        """Whether this replica has left its run or failed."""
+        return bool(self._ended)
+
+    def leave(self) -> None:
+        """Tell the others that this replica is done; repeatable."""
+        if not self._ended:
+            self._ended = "left"
+            self._liveness.stop()
+            if self._schema is not None:
+                self._liveness.note("left", self._syncs)
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the others that this replica has failed; repeatable, never raises."""
+        if self._ended:
+            return
+        self._ended = f"failed ({type(error).__name__}: {error})"
+        self._liveness.stop()
+        if self._schema is not None:
+            try:
+                self._liveness.note("failed", self._syncs, f"{type(error).__name__}: {error}")
+            except Exception as second:  # noqa: BLE001 - the first error is the one to tell
+                error.add_note(f"the other replicas could not be told: {second}")
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise SyncError(f"this exchange has ended: it {self._ended}. Start a new run on a new prefix.")

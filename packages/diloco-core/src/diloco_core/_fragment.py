@@ -1,0 +1,221 @@
+"""One fragment of a model: its global copy, and its side of a sync."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING
+
+import torch
+import xxhash
+
+from ._layout import Group, Layout, Piece, Rule
+from ._wire import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ._fragments import NamedTensor
+    from ._outer import OuterOptimizer
+
+
+@dataclass(slots=True)
+class _Segment:
+    """Where a tensor lies in its group, and its values as a flat tensor while a sync runs."""
+
+    named: NamedTensor
+    start: int
+    values: torch.Tensor | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.named.tensor.numel()
+
+
+class Fragment:
+    """A fragment as a :class:`._exchange.SyncJob`: global copy on the CPU, outer state of the own shards. Not thread-safe.
+
+    The contribution is the pseudo-gradient, what the model held after the last sync minus what it holds now. For a model in
+    bf16 or fp16 "what it held" is the rounded global copy: the rounding is no progress of the replica, and counting it would
+    undo every outer step that is too small for the model's dtype.
+
+    Args:
+        name: Its name in reports and in the store.
+        tensors: What it consists of.
+        outer: Its outer optimizer; None where nothing of it takes an outer step.
+        shards: Into how many shards it is cut.
+    """
+
+    def __init__(self, name: str, tensors: Sequence[NamedTensor], outer: OuterOptimizer | None, shards: int) -> None:
+        self.name = name
+        self.tensors = tuple(tensors)
+        self.outer = outer
+        self.kind = "outer"
+        self.supersedes: Sequence[int] = ()
+        members: dict[tuple[torch.dtype, Rule], list[NamedTensor]] = {}
+        for named in tensors:
+            members.setdefault((named.wire_dtype, named.rule), []).append(named)
+        groups: list[Group] = []
+        self._segments: list[list[_Segment]] = []
+        for dtype, rule in sorted(members, key=lambda key: (-key[0].itemsize, str(key))):
+            segments: list[_Segment] = []
+            for named in members[dtype, rule]:
+                segments.append(_Segment(named, segments[-1].stop if segments else 0))
+            self._segments.append(segments)
+            groups.append(Group(dtype, segments[-1].stop, rule))
+        self.layout = Layout(tuple(groups), shards)
+        self._starts = [[segment.start for segment in segments] for segments in self._segments]
+        self.copy = [torch.empty(group.numel, dtype=group.dtype) for group in groups]
+        self.fingerprint = fingerprint("fragment", name, shards, self.schema())
+
+    def schema(self) -> dict[str, str]:
+        """Name and description of every tensor."""
+        return {named.name: f"{named.describe()} in fragment {self.name}" for named in self.tensors}
+
+    def digests(self) -> dict[str, str]:
+        """Name and checksum of every tensor's global copy."""
+        found = {}
+        for copy, segments in zip(self.copy, self._segments, strict=True):
+            for segment in segments:
+                values = copy[segment.start : segment.stop]
+                found[segment.named.name] = xxhash.xxh3_64_hexdigest(memoryview(values.numpy()))
+        return found
+
+    def take_snapshot(self) -> None:
+        """Global copy := what the model holds."""
+        self.begin()
+        for copy, segments in zip(self.copy, self._segments, strict=True):
+            for segment in segments:
+                copy[segment.start : segment.stop].copy_(_ready(segment))
+        self.finish()
+
+    def begin(self) -> None:
+        """Look at the model's tensors as flat ones; a tensor that is not contiguous is copied until :meth:`finish`."""
+        for segment in self._all_segments():
+            segment.values = segment.named.tensor.detach().reshape(-1)
+
+    def finish(self) -> None:
+        """Write copied tensors back and let go of the model's gradients, which belong to values that are gone."""
+        with torch.no_grad():
+            for segment in self._all_segments():
+                tensor, values = segment.named.tensor, _ready(segment)
+                if values.data_ptr() != tensor.data_ptr() and tensor.numel():
+                    tensor.copy_(values.view(tensor.shape))
+                if segment.named.rule is Rule.OUTER:
+                    tensor.grad = None
+                segment.values = None
+
+    def contribution(self, piece: Piece, out: torch.Tensor) -> None:
+        """The pseudo-gradient of a piece; of buffers, their values."""
+        outer = self.layout.groups[piece.group].rule is Rule.OUTER
+        for local, start, stop in self._overlaps(piece):
+            part = out[start - piece.start : stop - piece.start]
+            if not outer:
+                part.copy_(local)
+                continue
+            base = self.copy[piece.group][start:stop]
+            if local.dtype is not base.dtype:
+                base = base.to(local.dtype).to(base.dtype)
+            torch.sub(base, local.to("cpu", base.dtype), out=part)
+
+    def locate(self, piece: Piece, index: int) -> str:
+        """Name of the tensor that holds element ``index`` of the piece."""
+        number = bisect_right(self._starts[piece.group], piece.start + index) - 1
+        return self._segments[piece.group][number].named.name
+
+    def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
+        """Take the outer step on the global copy; buffers just take the reduced values."""
+        values = self.destination(piece)
+        if self.outer is not None and self.layout.groups[piece.group].rule is Rule.OUTER:
+            self.outer.step(piece, values, reduced)
+        else:
+            values.copy_(reduced)
+        return values
+
+    def destination(self, piece: Piece) -> torch.Tensor:
+        """The global copy of a piece."""
+        return self.copy[piece.group][piece.start : piece.stop]
+
+    def adopt(self, piece: Piece, values: torch.Tensor) -> None:
+        """Model := ``values``, rounded to the model's dtype."""
+        for local, start, stop in self._overlaps(piece):
+            part = values[start - piece.start : stop - piece.start]
+            if part.data_ptr() != local.data_ptr():
+                local.copy_(part)
+
+    def published(self, piece: Piece) -> torch.Tensor:
+        """The global copy of a piece."""
+        return self.destination(piece)
+
+    def outer_scalars(self) -> Mapping[str, float]:
+        """Scalars of the outer optimizer, equal for all chunks."""
+        return {} if self.outer is None else self.outer.scalars()
+
+    def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
+        """Tensors of the outer optimizer for a chunk of an own shard."""
+        return {} if self.outer is None else self.outer.tensors(piece)
+
+    def _overlaps(self, piece: Piece) -> Iterator[tuple[torch.Tensor, int, int]]:
+        """The model's values in a piece: flat tensors, and where in the group they start and stop."""
+        segments = self._segments[piece.group]
+        number = bisect_right(self._starts[piece.group], piece.start) - 1
+        while number < len(segments) and segments[number].start < piece.stop:
+            segment = segments[number]
+            start, stop = max(piece.start, segment.start), min(piece.stop, segment.stop)
+            if start < stop:
+                yield _ready(segment)[start - segment.start : stop - segment.start], start, stop
+            number += 1
+
+    def _all_segments(self) -> Iterator[_Segment]:
+        return chain.from_iterable(self._segments)
+
+
+class Initial:
+    """The first sync of a fragment: everybody adopts rank 0's global copy, and the store holds a state to start from.
+
+    Args:
+        fragment: The fragment.
+        into_model: Whether the model takes the values too; not so where it was restored from a checkpoint.
+    """
+
+    kind = "initial"
+    supersedes: Sequence[int] = ()
+
+    def __init__(self, fragment: Fragment, into_model: bool) -> None:
+        self._fragment = fragment
+        self._into_model = into_model
+        self.name = fragment.name
+        groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
+        self.layout = Layout(tuple(groups), fragment.layout.shards)
+        self.fingerprint = fingerprint("initial", fragment.fingerprint)
+        self.locate = fragment.locate
+        self.destination = fragment.destination
+        self.published = fragment.destination
+
+    def contribution(self, piece: Piece, out: torch.Tensor) -> None:
+        """The global copy of a piece."""
+        out.copy_(self.destination(piece))
+
+    def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
+        """Global copy := rank 0's."""
+        return self.destination(piece).copy_(reduced)
+
+    def adopt(self, piece: Piece, values: torch.Tensor) -> None:
+        """Model := ``values``, where asked for."""
+        if self._into_model:
+            self._fragment.adopt(piece, values)
+
+    def outer_scalars(self) -> Mapping[str, float]:
+        """None: no outer step has been taken."""
+        return {}
+
+    def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - the protocol's signature
+        """None: no outer step has been taken."""
+        return {}
+
+
+def _ready(segment: _Segment) -> torch.Tensor:
+    if segment.values is None:
+        raise RuntimeError("begin() comes before a fragment's values are used")
+    return segment.values

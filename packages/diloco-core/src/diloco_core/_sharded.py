@@ -1,0 +1,99 @@
+"""The arithmetic that every sharded exchange shares: contribute, reduce in rank order, update, adopt."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from ._errors import NonFiniteDeltaError
+from ._layout import Layout, Piece, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ._exchange import SyncJob
+
+    Source: TypeAlias = Callable[[Piece, torch.Tensor], None]
+
+
+class Scratch:
+    """Two chunk-sized buffers, reused for every chunk. Not thread-safe."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        size = -(-max(chunk_bytes, 8) // 8) * 8
+        self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+
+    def tensor(self, which: int, layout: Layout, piece: Piece) -> torch.Tensor:
+        """Buffer 0 or 1 as a tensor that fits ``piece``."""
+        return self._buffers[which].view(layout.groups[piece.group].dtype)[: piece.numel]
+
+
+def sent_pieces(layout: Layout, shard: int, rank: int) -> tuple[Piece, ...]:
+    """The pieces of a shard that ``rank`` contributes to."""
+    return tuple(p for p in layout.shard(shard) if rank == 0 or layout.groups[p.group].rule is not Rule.FIRST)
+
+
+def contributions(
+    job: SyncJob, shard: int, rank: int, chunk_bytes: int, scratch: Scratch
+) -> Iterator[torch.Tensor]:
+    """The own contribution to a shard, chunk by chunk, each checked to be finite.
+
+    Raises:
+        NonFiniteDeltaError: A chunk holds NaN or infinity.
+    """
+    layout = job.layout
+    for chunk in layout.chunks(shard, chunk_bytes):
+        if rank != 0 and layout.groups[chunk.group].rule is Rule.FIRST:
+            continue
+        out = scratch.tensor(0, layout, chunk)
+        job.contribution(chunk, out)
+        _check_finite(job, chunk, out, rank)
+        yield out
+
+
+def reduce_shard(job: SyncJob, shard: int, sources: Sequence[Source], chunk_bytes: int, scratch: Scratch) -> None:
+    """Sum a shard's contributions in rank order, update the own copy and adopt the new values.
+
+    Args:
+        job: The sync.
+        shard: Which shard.
+        sources: For every rank, in order, what fills a buffer with its contribution to a chunk. Chunks come in file order.
+        chunk_bytes: Largest size of a chunk.
+        scratch: Buffers.
+    """
+    layout = job.layout
+    for chunk in layout.chunks(shard, chunk_bytes):
+        total = scratch.tensor(0, layout, chunk)
+        sources[0](chunk, total)
+        if layout.groups[chunk.group].rule is not Rule.FIRST:
+            for source in sources[1:]:
+                other = scratch.tensor(1, layout, chunk)
+                source(chunk, other)
+                total.add_(other)
+            if len(sources) > 1:
+                total.div_(len(sources))
+        job.adopt(chunk, job.update(chunk, total))
+
+
+def adopt_shard(
+    job: SyncJob, shard: int, read: Callable[[Piece, torch.Tensor], None], chunk_bytes: int, scratch: Scratch
+) -> None:
+    """Read a published shard chunk by chunk and adopt it."""
+    for chunk in job.layout.chunks(shard, chunk_bytes):
+        values = job.destination(chunk)
+        if values is None:
+            values = scratch.tensor(0, job.layout, chunk)
+        read(chunk, values)
+        job.adopt(chunk, values)
+
+
+def _check_finite(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -> None:
+    # The sum of finite values can overflow, but NaN or infinity always shows in it; and it costs a fifth of isfinite().
+    if not values.is_floating_point() or math.isfinite(values.sum().item()):
+        return
+    finite = values.isfinite()
+    if not bool(finite.all()):
+        index = int(finite.logical_not().nonzero()[0].item())
+        raise NonFiniteDeltaError(job.locate(chunk, index), rank)

@@ -1,0 +1,208 @@
+"""Objects as files in a local or shared folder: atomic by rename, exclusive by hard link."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+from urllib.parse import unquote, urlparse
+
+from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from types import TracebackType
+
+    from ._store import Buffer
+
+_TEMPORARY = ".tmp-"
+
+
+class FolderStore:
+    """A folder as an object store; see :class:`._store.Store`. Thread-safe, and safe between processes.
+
+    An object is written to a temporary file beside it, then renamed (``put``) or hard-linked (``create``, which POSIX
+    makes exclusive). Nothing is synced to the disk device: a power cut may lose or tear recent objects, which their
+    checksums then show.
+    """
+
+    near = True
+
+    def __init__(self, uri: str) -> None:
+        self.root = _folder(uri)
+        self.uri = self.root.as_uri()
+        self._names = itertools.count()
+        self._life = secrets.token_hex(4)
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            probe = self._temporary(self.root / "probe")
+            probe.write_bytes(b"")
+            probe.unlink()
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"the folder {str(self.root)!r} cannot be written: {error.strerror or error}. "
+                "Name a folder that this user may create and write."
+            ) from error
+
+    def put(self, key: str, parts: Iterable[Buffer]) -> int:
+        """Write an object in one step; see :meth:`._store.Store.put`."""
+        path = self._path(key)
+        temporary = self._write(path, parts)
+        try:
+            size = temporary.stat().st_size
+            temporary.replace(path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+        return size
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Write an object unless the key exists; see :meth:`._store.Store.create`."""
+        path = self._path(key)
+        temporary = self._write(path, [data])
+        try:
+            os.link(temporary, path)
+        except FileExistsError:
+            return False
+        finally:
+            temporary.unlink(missing_ok=True)
+        return True
+
+    def get(self, key: str) -> bytes:
+        """Read a whole object; see :meth:`._store.Store.get`."""
+        try:
+            return self._path(key).read_bytes()
+        except FileNotFoundError:
+            raise self._missing(key) from None
+        except OSError as error:
+            raise self._unreadable(key, error) from error
+
+    def open(self, key: str) -> FileReader:
+        """Open an object for ranged reads; see :meth:`._store.Store.open`."""
+        path = self._path(key)
+        try:
+            return FileReader(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        except FileNotFoundError:
+            raise self._missing(key) from None
+        except OSError as error:
+            raise self._unreadable(key, error) from error
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes; see :meth:`._store.Store.list`."""
+        found: dict[str, int] = {}
+        folders = [self._path(prefix.rstrip("/")) if prefix.strip("/") else self.root]
+        while folders:
+            # A file or folder may vanish while it is listed: then it is not there.
+            with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+                for entry in entries:
+                    if entry.is_dir(follow_symlinks=False):
+                        folders.append(Path(entry.path))
+                    elif not entry.name.startswith(_TEMPORARY):
+                        with contextlib.suppress(FileNotFoundError):
+                            found[Path(entry.path).relative_to(self.root).as_posix()] = entry.stat().st_size
+        return dict(sorted(found.items()))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects; see :meth:`._store.Store.delete`."""
+        for key in keys:
+            path = self._path(key)
+            path.unlink(missing_ok=True)
+            if path.parent != self.root:
+                with contextlib.suppress(OSError):  # not empty, or already gone
+                    path.parent.rmdir()
+
+    def _path(self, key: str) -> Path:
+        return self.root / key
+
+    def _temporary(self, path: Path) -> Path:
+        return path.parent / f"{_TEMPORARY}{os.getpid()}-{self._life}-{next(self._names)}"
+
+    def _write(self, path: Path, parts: Iterable[Buffer]) -> Path:
+        temporary = self._temporary(path)
+        try:
+            descriptor = _create(temporary)
+            try:
+                for part in parts:
+                    _write_all(descriptor, part)
+            finally:
+                os.close(descriptor)
+        except BaseException as error:
+            temporary.unlink(missing_ok=True)
+            if isinstance(error, OSError):
+                raise StoreUnavailableError(
+                    f"{str(path)!r} cannot be written: {error.strerror or error}. Nothing of it is visible to readers."
+                ) from error
+            raise
+        return temporary
+
+    def _missing(self, key: str) -> ObjectNotFoundError:
+        return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
+
+    def _unreadable(self, key: str, error: OSError) -> StoreUnavailableError:
+        return StoreUnavailableError(f"object {key!r} in {self.uri} cannot be read: {error.strerror or error}")
+
+
+class FileReader:
+    """An open file; see :class:`._store.ObjectReader`."""
+
+    def __init__(self, path: Path, descriptor: int) -> None:
+        self._path = path
+        self._descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset``; see :meth:`._store.ObjectReader.read_into`."""
+        done = 0
+        while done < len(buffer):
+            count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+            if count == 0:
+                raise CorruptedObjectError(
+                    f"{str(self._path)!r} is truncated: it has {self.size} bytes, and bytes {offset} to "
+                    f"{offset + len(buffer)} were asked for"
+                )
+            done += count
+
+    def close(self) -> None:
+        """Close the file; repeatable."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+def _folder(uri: str) -> Path:
+    if "://" not in uri:
+        return Path(uri).expanduser().absolute()
+    parsed = urlparse(uri)
+    if parsed.netloc not in {"", "localhost"} or not parsed.path:
+        raise ConfigurationError(
+            f"{uri!r} names the host {parsed.netloc!r}; a folder is written file:///absolute/path, with three slashes"
+        )
+    return Path(unquote(parsed.path))
+
+
+def _create(path: Path) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    for _ in range(100):
+        try:
+            return os.open(path, flags, 0o644)
+        except FileNotFoundError:
+            # Not made yet, or removed again by another replica that deleted its last object.
+            path.parent.mkdir(parents=True, exist_ok=True)
+    return os.open(path, flags, 0o644)
+
+
+def _write_all(descriptor: int, part: Buffer) -> None:
+    view = memoryview(part).cast("B")
+    while view:
+        view = view[os.write(descriptor, view) :]

@@ -1,0 +1,80 @@
+"""How long an exchange waits, and how it spends the time."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ._errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+@dataclass(frozen=True, slots=True)
+class Timing:
+    """Limits of an exchange, in seconds.
+
+    Attributes:
+        join_timeout: How long to wait for all ranks at the start.
+        sync_timeout: How long to wait for the others in one sync.
+        beat_interval: How often a replica shows that it lives.
+        lost_after: A replica whose beat has not changed for this long, by the observer's own clock, counts as lost.
+        clock: Monotonic clock; injected in tests.
+        sleep: Injected in tests.
+    """
+
+    join_timeout: float = 1800.0
+    sync_timeout: float = 1800.0
+    beat_interval: float = 10.0
+    lost_after: float = 90.0
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+
+    def __post_init__(self) -> None:
+        for name in ("join_timeout", "sync_timeout", "beat_interval", "lost_after"):
+            value = getattr(self, name)
+            if not value > 0:
+                raise ConfigurationError(f"{name} must be a positive number of seconds, not {value!r}")
+        if self.lost_after < 2 * self.beat_interval:
+            raise ConfigurationError(
+                f"lost_after ({self.lost_after} s) must be at least twice beat_interval ({self.beat_interval} s), "
+                "or replicas that live would count as lost"
+            )
+
+
+class Wait:
+    """One wait for others: polls quickly at first, then ever more slowly, and looks around from time to time."""
+
+    def __init__(
+        self, timing: Timing, near: bool, timeout: float, look_around: Callable[[], None], expired: Callable[[], Exception]
+    ) -> None:
+        self._timing = timing
+        self._first, self._cap = (0.0005, 0.02) if near else (0.05, 2.0)
+        self._interval = self._first
+        self._look_every = 0.25 if near else 5.0
+        self._look_around = look_around
+        self._expired = expired
+        self._start = timing.clock()
+        self._deadline = self._start + timeout
+        self._looked = self._start
+
+    def pause(self) -> None:
+        """Sleep once. Calls ``look_around`` when it is time to, and raises what ``expired`` returns past the deadline."""
+        now = self._timing.clock()
+        if now - self._looked >= self._look_every:
+            self._looked = now
+            self._look_around()
+        if now >= self._deadline:
+            raise self._expired()
+        self._timing.sleep(min(self._interval, self._deadline - now))
+        self._interval = min(self._interval * 1.5, self._cap)
+
+    def progressed(self) -> None:
+        """Something arrived: poll quickly again."""
+        self._interval = self._first
+
+    def elapsed(self) -> float:
+        """Seconds since the wait began."""
+        return self._timing.clock() - self._start

@@ -1,0 +1,147 @@
+"""The two kinds of payload objects: deltas and state shards. Both are valid safetensors files, both are checksummed.
+
+A file is a sequence of *sections*; a section is one tensor per piece and then eight bytes: the xxh3-64 of the piece bytes
+(little endian). The checksum stands behind its data, so that a writer needs one pass and one ranged read brings both. Its
+seed binds the section to the run's schema, the sync, the writer and the shard: a valid section in the wrong place fails too.
+
+Offsets within the data follow from the layout alone, so readers skip the header; it is there for people and other tools.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+import xxhash
+
+from ._errors import CorruptedObjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ._layout import Layout, Piece
+    from ._store import Buffer, ObjectReader
+
+CHECKSUM_BYTES = 8
+_LENGTH_BYTES = 8
+
+_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A checksummed part of a file.
+
+    Attributes:
+        name: What the tensors are called: ``<name>.<group>`` and ``<name>.xxh3``.
+        pieces: The pieces it holds, in file order.
+        seed: Seed of its checksum.
+    """
+
+    name: str
+    pieces: tuple[Piece, ...]
+    seed: int
+
+
+def fingerprint(*identity: object) -> str:
+    """A digest of anything that JSON can express: 32 hexadecimal digits."""
+    return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())
+
+
+def seed(*identity: object) -> int:
+    """A checksum seed that says what a section is."""
+    return xxhash.xxh3_64_intdigest(json.dumps(identity).encode())
+
+
+def view(tensor: torch.Tensor) -> memoryview:
+    """The bytes of a contiguous CPU tensor, writable and not copied."""
+    return memoryview(tensor.numpy()).cast("B")
+
+
+def section_starts(layout: Layout, sections: Iterable[Section]) -> list[int]:
+    """Byte offset of every section within the data of a file, and the size of the data last."""
+    starts = [0]
+    for section in sections:
+        starts.append(starts[-1] + sum(layout.piece_bytes(piece) for piece in section.pieces) + CHECKSUM_BYTES)
+    return starts
+
+
+def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, str]) -> bytes:
+    """The safetensors header of a file, its length included."""
+    tensors: dict[str, object] = {"__metadata__": dict(metadata)}
+    for section, start in zip(sections, section_starts(layout, sections), strict=False):
+        offset = start
+        for piece in section.pieces:
+            end = offset + layout.piece_bytes(piece)
+            dtype = _DTYPES[layout.groups[piece.group].dtype]
+            tensors[f"{section.name}.{piece.group}"] = _entry(dtype, piece.numel, offset, end)
+            offset = end
+        tensors[f"{section.name}.xxh3"] = _entry("U8", CHECKSUM_BYTES, offset, offset + CHECKSUM_BYTES)
+    text = json.dumps(tensors, separators=(",", ":")).encode()
+    # Trailing spaces belong to the format; they let the data start at a multiple of 64 bytes.
+    text += b" " * (-(_LENGTH_BYTES + len(text)) % 64)
+    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
+
+
+def _entry(dtype: str, numel: int, start: int, end: int) -> dict[str, object]:
+    return {"dtype": dtype, "shape": [numel], "data_offsets": [start, end]}
+
+
+class SectionReader:
+    """Reads one section piece by piece and verifies it at the end. Not thread-safe.
+
+    Args:
+        reader: The open file.
+        layout: The plan of the sync.
+        sections: The sections of the file in order, at least up to the one to read.
+        index: Which of them to read.
+        origin: Name of the object, for errors.
+    """
+
+    def __init__(
+        self, reader: ObjectReader, layout: Layout, sections: Sequence[Section], index: int, origin: str
+    ) -> None:
+        length = bytearray(_LENGTH_BYTES)
+        reader.read_into(0, memoryview(length))
+        starts = section_starts(layout, sections)
+        data = _LENGTH_BYTES + int.from_bytes(length, "little")
+        if data + starts[-1] > reader.size:
+            raise CorruptedObjectError(
+                f"{origin} has {reader.size} bytes, which is too few: it is truncated, or was written for another model"
+            )
+        self._reader = reader
+        self._offset = data + starts[index]
+        self._hash = xxhash.xxh3_64(seed=sections[index].seed)
+        self._origin = f"{origin}, section {sections[index].name}"
+
+    def read(self, out: torch.Tensor) -> None:
+        """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
+        buffer = view(out)
+        self._reader.read_into(self._offset, buffer)
+        self._hash.update(buffer)
+        self._offset += len(buffer)
+
+    def verify(self) -> None:
+        """Compare the checksum.
+
+        Raises:
+            CorruptedObjectError: What was read is not what was written.
+        """
+        stored = bytearray(CHECKSUM_BYTES)
+        self._reader.read_into(self._offset, memoryview(stored))
+        if int.from_bytes(stored, "little") != self._hash.intdigest():
+            raise CorruptedObjectError(
+                f"{self._origin}: the checksum is wrong. The object was damaged, or written for another run, model or sync."
+            )
+
+
+def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Iterator[Buffer]:
+    """The bytes of a section, chunk by chunk, then its checksum. A chunk may be reused after it was yielded."""
+    digest = xxhash.xxh3_64(seed=section.seed)
+    for chunk in chunks:
+        buffer = view(chunk)
+        digest.update(buffer)
+        yield buffer
+    yield digest.intdigest().to_bytes(CHECKSUM_BYTES, "little")

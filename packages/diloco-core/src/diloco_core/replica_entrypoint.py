@@ -1,0 +1,116 @@
+"""The entrypoint of a replica: opens the rendezvous, then calls the trainer.
+
+A launcher names it as ``diloco_core.replica_entrypoint:run``. By hand, with the rank in ``REPLICA_RANK`` or ``--rank``::
+
+    python -m diloco_core.replica_entrypoint --rendezvous /tmp/run --world-size 2 --rank 0 \\
+        --trainer-module my_trainer --trainer-fn train --trainer-kwargs-json '{"steps": 100}'
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ._connect import connect
+from ._errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+
+def run(
+    *,
+    trainer_module: str,
+    trainer_fn: str = "train",
+    trainer_kwargs: Mapping[str, Any] | None = None,
+    rendezvous_uri: str | None = None,
+    rank: int | None = None,
+    world_size: int | None = None,
+) -> Any:
+    """Connect to the run and call ``trainer_module.trainer_fn(**trainer_kwargs)``; returns what it returns.
+
+    The trainer may call :func:`diloco_core.connect` with no arguments and gets the exchange that is open already.
+
+    Args:
+        trainer_module: Importable name of the user's module.
+        trainer_fn: Name of a function in it.
+        trainer_kwargs: Its keyword arguments.
+        rendezvous_uri: Where the replicas meet; from ``RENDEZVOUS_URI`` if left out.
+        rank: This replica; from ``REPLICA_RANK`` if left out.
+        world_size: Number of replicas; from ``WORLD_SIZE`` if left out.
+
+    Raises:
+        ConfigurationError: The trainer cannot be found, or the replica cannot be identified.
+        StoreUnavailableError: The URI cannot be written and read.
+    """
+    trainer = load_trainer(trainer_module, trainer_fn)
+    exchange = connect(rendezvous_uri, rank=rank, world_size=world_size)
+    try:
+        result = trainer(**dict(trainer_kwargs or {}))
+    except BaseException as error:
+        exchange.abort(error)
+        raise
+    exchange.leave()
+    return result
+
+
+def load_trainer(module: str, function: str) -> Callable[..., Any]:
+    """Import a trainer.
+
+    Raises:
+        ConfigurationError: There is no such module or function.
+    """
+    try:
+        found = importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
+            raise  # the trainer is there, but something that it imports is not
+        raise ConfigurationError(
+            f"the trainer module {module!r} cannot be imported: no module {error.name!r} on this replica's path "
+            f"({', '.join(sys.path)})"
+        ) from error
+    trainer: Any = found
+    for part in function.split("."):
+        trainer = getattr(trainer, part, None)
+    if not callable(trainer):
+        raise ConfigurationError(f"the trainer module {module!r} ({found.__file__}) has no function {function!r}")
+    return trainer  # type: ignore[no-any-return]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m diloco_core.replica_entrypoint", description="Run one replica.")
+    parser.add_argument("--rendezvous", help="where the replicas meet: a folder or s3://…; default: RENDEZVOUS_URI")
+    parser.add_argument("--world-size", type=int, help="number of replicas; default: WORLD_SIZE")
+    parser.add_argument("--rank", type=int, help="this replica, from 0; default: REPLICA_RANK")
+    parser.add_argument("--trainer-module", required=True, help="importable module of the trainer")
+    parser.add_argument("--trainer-fn", default="train", help="function in it (default: train)")
+    parser.add_argument("--trainer-kwargs-json", default="{}", help="its keyword arguments, a JSON object")
+    arguments = parser.parse_args(argv)
+    try:
+        kwargs = json.loads(arguments.trainer_kwargs_json)
+    except ValueError as error:
+        parser.error(f"--trainer-kwargs-json is not JSON: {error}")
+    if not isinstance(kwargs, dict):
+        parser.error(f"--trainer-kwargs-json must be a JSON object, not {type(kwargs).__name__}")
+    try:
+        result = run(
+            trainer_module=arguments.trainer_module,
+            trainer_fn=arguments.trainer_fn,
+            trainer_kwargs=kwargs,
+            rendezvous_uri=arguments.rendezvous,
+            rank=arguments.rank,
+            world_size=arguments.world_size,
+        )
+    except ConfigurationError as error:
+        parser.error(str(error))
+    if result is not None:
+        sys.stdout.write(f"{json.dumps(result)}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
