@@ -84,8 +84,8 @@ class SyncJob(Protocol):
         """Earlier syncs whose published state is of no use once this one is complete."""
         ...
 
-    def contribution(self, piece: Piece, out: torch.Tensor) -> None:
-        """Write this replica's contribution into ``out``."""
+    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        """This replica's contribution: written into ``out``, or a view that is left alone until the piece is updated."""
         ...
 
     def locate(self, piece: Piece, index: int) -> str:

@@ -106,18 +106,21 @@ class Fragment:
                     tensor.grad = None
                 segment.values = None
 
-    def contribution(self, piece: Piece, out: torch.Tensor) -> None:
+    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """The pseudo-gradient of a piece; of buffers, their values."""
         outer = self.layout.groups[piece.group].rule is Rule.OUTER
         for local, start, stop in self._overlaps(piece):
+            base = self.copy[piece.group][start:stop]
             part = out[start - piece.start : stop - piece.start]
             if not outer:
+                if local.data_ptr() == base.data_ptr() and local.numel() == piece.numel:
+                    return local
                 part.copy_(local)
                 continue
-            base = self.copy[piece.group][start:stop]
             if local.dtype is not base.dtype:
                 base = base.to(local.dtype).to(base.dtype)
             torch.sub(base, local.to("cpu", base.dtype), out=part)
+        return out
 
     def locate(self, piece: Piece, index: int) -> str:
         """Name of the tensor that holds element ``index`` of the piece."""
@@ -193,13 +196,16 @@ class Initial:
         self.destination = fragment.destination
         self.published = fragment.destination
 
-    def contribution(self, piece: Piece, out: torch.Tensor) -> None:
+    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the protocol's signature
         """The global copy of a piece."""
-        out.copy_(self.destination(piece))
+        return self.destination(piece)
 
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
         """Global copy := rank 0's."""
-        return self.destination(piece).copy_(reduced)
+        values = self.destination(piece)
+        if values.data_ptr() != reduced.data_ptr():
+            values.copy_(reduced)
+        return values
 
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
         """Model := ``values``, where asked for."""

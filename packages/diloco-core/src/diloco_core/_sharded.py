@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
     from ._exchange import SyncJob
 
-    Source: TypeAlias = Callable[[Piece, torch.Tensor], None]
+    # Fills the buffer with a rank's contribution to a chunk and returns it, or returns a view that holds it already.
+    Source: TypeAlias = Callable[[Piece, torch.Tensor], torch.Tensor]
 
 
 class Scratch:
@@ -47,10 +48,9 @@ def contributions(
     for chunk in layout.chunks(shard, chunk_bytes):
         if rank != 0 and layout.groups[chunk.group].rule is Rule.FIRST:
             continue
-        out = scratch.tensor(0, layout, chunk)
-        job.contribution(chunk, out)
-        _check_finite(job, chunk, out, rank)
-        yield out
+        values = job.contribution(chunk, scratch.tensor(0, layout, chunk))
+        _check_finite(job, chunk, values, rank)
+        yield values
 
 
 def reduce_shard(job: SyncJob, shard: int, sources: Sequence[Source], chunk_bytes: int, scratch: Scratch) -> None:
@@ -59,26 +59,24 @@ def reduce_shard(job: SyncJob, shard: int, sources: Sequence[Source], chunk_byte
     Args:
         job: The sync.
         shard: Which shard.
-        sources: For every rank, in order, what fills a buffer with its contribution to a chunk. Chunks come in file order.
+        sources: For every rank, in order, what gives its contribution to a chunk. Chunks come in file order.
         chunk_bytes: Largest size of a chunk.
         scratch: Buffers.
     """
     layout = job.layout
     for chunk in layout.chunks(shard, chunk_bytes):
-        total = scratch.tensor(0, layout, chunk)
-        sources[0](chunk, total)
+        buffer = scratch.tensor(0, layout, chunk)
+        total = sources[0](chunk, buffer)
         if layout.groups[chunk.group].rule is not Rule.FIRST:
             for source in sources[1:]:
-                other = scratch.tensor(1, layout, chunk)
-                source(chunk, other)
-                total.add_(other)
+                total = torch.add(total, source(chunk, scratch.tensor(1, layout, chunk)), out=buffer)
             if len(sources) > 1:
                 total.div_(len(sources))
         job.adopt(chunk, job.update(chunk, total))
 
 
 def adopt_shard(
-    job: SyncJob, shard: int, read: Callable[[Piece, torch.Tensor], None], chunk_bytes: int, scratch: Scratch
+    job: SyncJob, shard: int, read: Source, chunk_bytes: int, scratch: Scratch
 ) -> None:
     """Read a published shard chunk by chunk and adopt it."""
     for chunk in job.layout.chunks(shard, chunk_bytes):

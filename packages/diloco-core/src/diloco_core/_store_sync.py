@@ -228,9 +228,10 @@ class StoreSync:
             values.verify()
         return True
 
-    def _read(self, section: SectionReader, piece: Piece, out: torch.Tensor) -> None:
+    def _read(self, section: SectionReader, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         section.read(out)
         self._received += self._layout.piece_bytes(piece)
+        return out
 
     def _wait(self, look_around: Callable[[], None], missing: Callable[[], list[int]]) -> Wait:
         timeout = self._p.timing.sync_timeout

@@ -1,0 +1,101 @@
+"""The outer step against its peers, as ratios from interleaved rounds in one run: ``hatch run bench``.
+
+Starts N worker processes (:mod:`worker`) on this machine, each with one thread. Every round runs every contender once, in
+turn, so that a noisy machine disturbs all alike; what is printed is the median of the ratios round by round.
+
+The input/output floor is the same bytes, written and read with plain system calls and no arithmetic.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+HERE = Path(__file__).parent
+MIB = 2**20
+
+
+def main() -> int:
+    """Run the benchmark and print its tables."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--replicas", type=int, nargs="+", default=[4, 2], help="numbers of replicas (default: 4 2)")
+    parser.add_argument("--parameters", type=int, default=25_000_000, help="fp32 parameters (default: 25 million)")
+    parser.add_argument("--rounds", type=int, default=7, help="counted rounds, after one to warm up (default: 7)")
+    parser.add_argument("--folder", help="where the replicas meet (default: a memory-backed folder, else a temporary one)")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the measurement of peak memory")
+    arguments = parser.parse_args()
+    print(f"{arguments.parameters:,} fp32 parameters, {os.cpu_count()} cores, one thread per replica, medians of {arguments.rounds} rounds")
+    for replicas in arguments.replicas:
+        timings = _run("times", replicas, arguments)
+        _print_times(replicas, timings)
+        if not arguments.no_memory:
+            _print_memory(replicas, arguments)
+    print(f"\nimport diloco_protocol: {_import_milliseconds():.0f} ms over a bare interpreter (goal: < 50)")
+    return 0
+
+
+def _run(what: str, replicas: int, arguments: argparse.Namespace) -> dict[str, list[float]]:
+    parent = arguments.folder or ("/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
+    folder = Path(tempfile.mkdtemp(prefix="diloco-bench-", dir=parent))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    command = [sys.executable, str(HERE / "worker.py"), what, str(folder), str(replicas)]
+    command += [str(arguments.parameters), str(arguments.rounds)]
+    if sys.platform != "linux":
+        del environment["GLOO_SOCKET_IFNAME"]
+    workers = [subprocess.Popen([*command, str(rank)], env=environment) for rank in range(replicas)]
+    try:
+        failed = [rank for rank, worker in enumerate(workers) if worker.wait()]
+        if failed:
+            raise SystemExit(f"the workers of ranks {failed} failed; see above")
+        return json.loads((folder / "result.json").read_text())
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _print_times(replicas: int, timings: dict[str, list[float]]) -> None:
+    rows = [
+        ("exchange alone (mean, checksums on)", "exchange", "exchange floor", "input/output floor", 1.3),
+        ("", "exchange", "gloo", "gloo all_reduce", 1.2),
+        ("whole outer step (checksums, durable state)", "outer step", "gloo step", "gloo in place + fused SGD", 1.2),
+        ("", "outer step", "outer floor", "input/output floor", None),
+        ("", "outer step", "torch.save step", "torch.save, stack, mean, SGD", 0.25),
+    ]
+    print(f"\nN = {replicas}   {'contender':<44} {'ratio':>6}  {'goal':>7}  against")
+    for label, ours, peer, name, goal in rows:
+        ratio = statistics.median(a / b for a, b in zip(timings[ours], timings[peer], strict=True))
+        limit = f"<= {goal}" if goal and replicas == 4 else ""
+        print(f"        {label:<44} {ratio:6.2f}  {limit:>7}  {name}")
+    seconds = ", ".join(f"{name} {statistics.median(values):.3f}" for name, values in timings.items())
+    print(f"        medians in seconds: {seconds}")
+
+
+def _print_memory(replicas: int, arguments: argparse.Namespace) -> None:
+    peak = max(_run("memory", replicas, arguments)["bytes"])
+    size = 4 * arguments.parameters
+    limit = 2.1 * size + size / replicas + 64 * MIB
+    print(
+        f"        peak memory, local and global copy included: {peak / MIB:.0f} MiB = {peak / size:.2f} B "
+        f"(goal: 2.1 B + B/N + 64 MiB = {limit / MIB:.0f} MiB)"
+    )
+
+
+def _import_milliseconds() -> float:
+    def once(code: str) -> float:
+        command = [sys.executable, "-c", f"import time; t = time.perf_counter(); {code}; print(time.perf_counter() - t)"]
+        return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+
+    return 1000 * statistics.median(once("import diloco_protocol") for _ in range(7))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

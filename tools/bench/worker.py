@@ -1,0 +1,231 @@
+"""One replica of the benchmark; started by ``run.py``."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import resource
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+import torch.distributed as dist
+
+from diloco_core import DiLoCo, ObjectStoreAllReduce, connect
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+CHUNK = 2**20
+
+
+def make_model(parameters: int) -> torch.nn.ParameterList:
+    """Tensors of the shapes of a transformer (matrices, vectors) that add up to ``parameters``."""
+    width = 512
+    sizes: list[int] = []
+    while sum(sizes) + 12 * width * width + 9 * width <= parameters:
+        sizes += [4 * width * width, 4 * width, 4 * width * width, width, 3 * width * width, 3 * width, width * width, width]
+    sizes.append(parameters - sum(sizes))
+    generator = torch.Generator().manual_seed(0)
+    return torch.nn.ParameterList(torch.randn(size, generator=generator) for size in sizes if size)
+
+
+class Contenders:
+    """Everything that is timed. All work in place on the same amount of data."""
+
+    def __init__(self, folder: Path, rank: int, world: int, parameters: int) -> None:
+        self.folder, self.rank, self.world = folder, rank, world
+        self.model = make_model(parameters)
+        with torch.no_grad():
+            for tensor in self.model:
+                tensor.add_(0.01 * rank)
+        self.tensors = [tensor.detach() for tensor in self.model]
+        self.size = sum(tensor.numel() for tensor in self.tensors)
+        self.flat = torch.randn(self.size)
+        self.result = torch.randn(self.size)
+        self.copy = torch.nn.Parameter(torch.cat([tensor.view(-1) for tensor in self.tensors]))
+        self.sgd = torch.optim.SGD([self.copy], lr=0.7, momentum=0.9, nesterov=True, fused=True)
+        self.naive = [torch.nn.Parameter(tensor.clone()) for tensor in self.tensors]
+        self.naive_sgd = torch.optim.SGD(self.naive, lr=0.7, momentum=0.9, nesterov=True)
+        self.rounds = 0
+        self.mean = ObjectStoreAllReduce(str(folder / "mean"), rank=rank, world_size=world)
+        self.mean.mean([torch.zeros(8)])
+        self.trigger = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        exchange = connect(str(folder / "outer"), rank=rank, world_size=world)
+        self.outer = DiLoCo(self.model, self.trigger, exchange, sync_every=1)
+        self.outer.__enter__()
+
+    def exchange(self) -> None:
+        """Our mean of one flat tensor."""
+        self.mean.mean([self.result])
+
+    def gloo(self) -> None:
+        """Gloo's mean of one flat tensor."""
+        dist.all_reduce(self.flat)
+        self.flat.div_(self.world)
+
+    def exchange_floor(self) -> None:
+        """The bytes of a mean."""
+        self._floor(1)
+
+    def outer_floor(self) -> None:
+        """The bytes of an outer step: the published shard holds the momentum too."""
+        self._floor(2)
+
+    def outer_step(self) -> None:
+        """Our outer step."""
+        self.trigger.step()
+
+    def gloo_step(self) -> None:
+        """The outer step over gloo, in place: delta, all_reduce, fused SGD, adopt."""
+        offset = 0
+        copy = self.copy.detach()
+        for tensor in self.tensors:
+            part = slice(offset, offset + tensor.numel())
+            torch.sub(copy[part], tensor.view(-1), out=self.flat[part])
+            offset += tensor.numel()
+        dist.all_reduce(self.flat)
+        self.flat.div_(self.world)
+        self.copy.grad = self.flat
+        self.sgd.step()
+        offset = 0
+        for tensor in self.tensors:
+            tensor.view(-1).copy_(copy[offset : offset + tensor.numel()])
+            offset += tensor.numel()
+
+    def torch_save_step(self) -> None:
+        """The outer step as most write it first: state dicts through torch.save, all read, stacked and averaged."""
+        own = self.folder / f"naive-{self.rounds}-{self.rank}.pt"
+        deltas = {str(i): c.detach() - t for i, (c, t) in enumerate(zip(self.naive, self.tensors, strict=True))}
+        buffer = io.BytesIO()
+        torch.save(deltas, buffer)
+        own.with_suffix(".tmp").write_bytes(buffer.getvalue())
+        own.with_suffix(".tmp").rename(own)
+        dist.barrier()
+        everybody = [torch.load(io.BytesIO((self.folder / f"naive-{self.rounds}-{r}.pt").read_bytes())) for r in range(self.world)]
+        for index, parameter in enumerate(self.naive):
+            parameter.grad = torch.stack([deltas[str(index)] for deltas in everybody]).mean(0)
+        self.naive_sgd.step()
+        self.naive_sgd.zero_grad()
+        for tensor, parameter in zip(self.tensors, self.naive, strict=True):
+            tensor.copy_(parameter.detach())
+        dist.barrier()
+        own.unlink()
+
+    def _floor(self, published: int) -> None:
+        """Contribution to the others' shards out, theirs to the own shard in; own shard out, the others' in."""
+        buffer = memoryview(bytearray(CHUNK))
+        size, shard = 4 * self.size, 4 * self.size // self.world
+        delta = self.folder / "floor-delta-{}"
+        state = self.folder / "floor-state-{}"
+        self._write(str(delta).format(self.rank), size - shard, buffer)
+        dist.barrier()
+        for other in self._others():
+            self._read(str(delta).format(other), shard * (self.rank - (self.rank > other)), shard, buffer)
+        self._write(str(state).format(self.rank), published * shard, buffer)
+        dist.barrier()
+        for other in self._others():
+            self._read(str(state).format(other), 0, shard, buffer)
+        dist.barrier()
+        Path(str(delta).format(self.rank)).unlink()
+        Path(str(state).format(self.rank)).unlink()
+
+    def _others(self) -> list[int]:
+        return [rank for rank in range(self.world) if rank != self.rank]
+
+    @staticmethod
+    def _write(path: str, size: int, buffer: memoryview) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        while size > 0:
+            size -= os.write(descriptor, buffer[:size])
+        os.close(descriptor)
+
+    @staticmethod
+    def _read(path: str, offset: int, size: int, buffer: memoryview) -> None:
+        descriptor = os.open(path, os.O_RDONLY)
+        end = offset + size
+        while offset < end:
+            offset += os.preadv(descriptor, [buffer[: end - offset]], offset)
+        os.close(descriptor)
+
+    def disturb(self) -> None:
+        """Move the local parameters, as training does."""
+        for tensor in self.tensors:
+            tensor.mul_(0.999)
+        self.flat.fill_(1.0)
+        self.result.fill_(1.0)
+        self.rounds += 1
+
+
+def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> dict[str, list[float]]:
+    """Seconds of every contender in every round, from barrier to barrier."""
+    contenders = Contenders(folder, rank, world, parameters)
+    table: dict[str, Callable[[], None]] = {
+        "exchange": contenders.exchange,
+        "gloo": contenders.gloo,
+        "exchange floor": contenders.exchange_floor,
+        "outer step": contenders.outer_step,
+        "gloo step": contenders.gloo_step,
+        "outer floor": contenders.outer_floor,
+        "torch.save step": contenders.torch_save_step,
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in table}
+    for number in range(rounds + 1):
+        for name, contender in table.items():
+            contenders.disturb()
+            dist.barrier()
+            start = time.perf_counter()
+            contender()
+            dist.barrier()
+            if number:
+                seconds[name].append(time.perf_counter() - start)
+    contenders.outer.__exit__(None, None, None)
+    contenders.mean.close()
+    return seconds
+
+
+def memory(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> dict[str, list[int]]:
+    """Growth of the peak resident memory from before the model is made to after some outer steps."""
+    trigger = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+    trigger.step()
+    small = DiLoCo(make_model(1000), trigger, connect(str(folder / "warm"), rank=rank, world_size=world), sync_every=1)
+    with small:
+        trigger.step()
+    before = _peak_bytes()
+    model = make_model(parameters)
+    exchange = connect(str(folder / "outer"), rank=rank, world_size=world)
+    with DiLoCo(model, trigger, exchange, sync_every=1):
+        for _ in range(min(rounds, 3)):
+            with torch.no_grad():
+                for tensor in model:
+                    tensor.mul_(0.999)
+            trigger.step()
+    return {"bytes": [_peak_bytes() - before]}
+
+
+def _peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def main() -> None:
+    """Run one replica; rank 0 writes the result."""
+    what, folder, world, parameters, rounds, rank = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=world)
+    result = {"times": times, "memory": memory}[what](folder, rank, world, parameters, rounds)
+    everybody: list[dict[str, list[float]]] = [{}] * world
+    dist.all_gather_object(everybody, result)
+    if what == "memory":
+        result = {"bytes": [value for one in everybody for value in one["bytes"]]}
+    if rank == 0:
+        (folder / "result.json").write_text(json.dumps(result))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
