@@ -28,10 +28,13 @@ def main() -> int:
     parser.add_argument("--replicas", type=int, nargs="+", default=[4, 2], help="numbers of replicas (default: 4 2)")
     parser.add_argument("--parameters", type=int, default=25_000_000, help="fp32 parameters (default: 25 million)")
     parser.add_argument("--rounds", type=int, default=7, help="counted rounds, after one to warm up (default: 7)")
-    parser.add_argument("--folder", help="where the replicas meet (default: a memory-backed folder, else a temporary one)")
+    parser.add_argument(
+        "--folder", help="where the replicas meet (default: a memory-backed folder, else a temporary one)"
+    )
     parser.add_argument("--no-memory", action="store_true", help="leave out the measurement of peak memory")
     arguments = parser.parse_args()
-    print(f"{arguments.parameters:,} fp32 parameters, {os.cpu_count()} cores, one thread per replica, medians of {arguments.rounds} rounds")
+    print(f"{arguments.parameters:,} fp32 parameters, {os.cpu_count()} cores, one thread per replica")
+    print(f"medians of {arguments.rounds} rounds")
     for replicas in arguments.replicas:
         timings = _run("times", replicas, arguments)
         _print_times(replicas, timings)
@@ -91,7 +94,11 @@ def _print_memory(replicas: int, arguments: argparse.Namespace) -> None:
 
 def _import_milliseconds() -> float:
     def once(code: str) -> float:
-        command = [sys.executable, "-c", f"import time; t = time.perf_counter(); {code}; print(time.perf_counter() - t)"]
+        command = [
+            sys.executable,
+            "-c",
+            f"import time; t = time.perf_counter(); {code}; print(time.perf_counter() - t)",
+        ]
         return float(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
     return 1000 * statistics.median(once("import diloco_protocol") for _ in range(7))

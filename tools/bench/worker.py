@@ -27,7 +27,16 @@ def make_model(parameters: int) -> torch.nn.ParameterList:
     width = 512
     sizes: list[int] = []
     while sum(sizes) + 12 * width * width + 9 * width <= parameters:
-        sizes += [4 * width * width, 4 * width, 4 * width * width, width, 3 * width * width, 3 * width, width * width, width]
+        sizes += [
+            4 * width * width,
+            4 * width,
+            4 * width * width,
+            width,
+            3 * width * width,
+            3 * width,
+            width * width,
+            width,
+        ]
     sizes.append(parameters - sum(sizes))
     generator = torch.Generator().manual_seed(0)
     return torch.nn.ParameterList(torch.randn(size, generator=generator) for size in sizes if size)
@@ -105,7 +114,10 @@ class Contenders:
         own.with_suffix(".tmp").write_bytes(buffer.getvalue())
         own.with_suffix(".tmp").rename(own)
         dist.barrier()
-        everybody = [torch.load(io.BytesIO((self.folder / f"naive-{self.rounds}-{r}.pt").read_bytes())) for r in range(self.world)]
+        everybody = [
+            torch.load(io.BytesIO((self.folder / f"naive-{self.rounds}-{r}.pt").read_bytes()))
+            for r in range(self.world)
+        ]
         for index, parameter in enumerate(self.naive):
             parameter.grad = torch.stack([deltas[str(index)] for deltas in everybody]).mean(0)
         self.naive_sgd.step()

@@ -43,7 +43,12 @@ class Mean(Fragment):
         for number, segments in enumerate(self._segments):
             tensor = segments[0].named.tensor.detach()
             group = self.layout.groups[number]
-            if len(segments) == 1 and tensor.is_contiguous() and tensor.dtype is group.dtype and tensor.device.type == "cpu":
+            if (
+                len(segments) == 1
+                and tensor.is_contiguous()
+                and tensor.dtype is group.dtype
+                and tensor.device.type == "cpu"
+            ):
                 # One plain tensor needs no second copy: results are read straight into it.
                 self.copy[number] = tensor.view(-1)
 
@@ -64,7 +69,12 @@ class ObjectStoreAllReduce:
     """
 
     def __init__(
-        self, uri: str | Exchange | None = None, *, rank: int | None = None, world_size: int | None = None, **options: Any
+        self,
+        uri: str | Exchange | None = None,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options: Any,
     ) -> None:
         if uri is None or isinstance(uri, str):
             self.exchange: Exchange = connect(uri, rank=rank, world_size=world_size, **options)

@@ -95,9 +95,10 @@ class DiLoCo:
         self._init = init
         self._buffers = str(buffers)
         self._on_sync = on_sync
+        self._outers = [OuterOptimizer(factory) for _ in parts]
         self._fragments = [
-            Fragment(str(number), tensors, OuterOptimizer(factory), exchange.world_size)
-            for number, tensors in enumerate(parts)
+            Fragment(str(number), tensors, outer, exchange.world_size)
+            for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
         self._committed = 0
         self._inner_steps = 0
@@ -178,7 +179,7 @@ class DiLoCo:
             "inner_steps": self._inner_steps,
             "since_event": self._since_event,
             "since_sync": list(self._since_sync),
-            "fragments": [{"copy": list(f.copy), "outer": f.outer.state_dict()} for f in self._fragments],
+            "fragments": [{"copy": list(f.copy), "outer": o.state_dict()} for f, o in self._pairs()],
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -202,15 +203,17 @@ class DiLoCo:
         there["fragments"] = [[(c.numel(), str(c.dtype)) for c in part["copy"]] for part in state.get("fragments", [])]
         for key, value in here.items():
             if there[key] != value:
-                raise ConfigurationError(f"the saved outer loop does not fit: its {key} is {there[key]}, here it is {value}")
+                raise ConfigurationError(
+                    f"the saved outer loop does not fit: its {key} is {there[key]}, here it is {value}"
+                )
         self._committed = state["committed"]
         self._inner_steps = state["inner_steps"]
         self._since_event = state["since_event"]
         self._since_sync = list(state["since_sync"])
-        for fragment, part in zip(self._fragments, state["fragments"], strict=True):
+        for (fragment, outer), part in zip(self._pairs(), state["fragments"], strict=True):
             for copy, saved in zip(fragment.copy, part["copy"], strict=True):
                 copy.copy_(saved)
-            fragment.outer.load_state_dict(part["outer"])
+            outer.load_state_dict(part["outer"])
         self._restored = True
 
     def _after_inner_step(self, *_: Any) -> None:
@@ -240,6 +243,9 @@ class DiLoCo:
             self._on_sync(report)
         return report
 
+    def _pairs(self) -> list[tuple[Fragment, OuterOptimizer]]:
+        return list(zip(self._fragments, self._outers, strict=True))
+
     def _schema(self) -> Schema:
         tensors: dict[str, str] = {}
         for fragment in self._fragments:
@@ -255,7 +261,7 @@ class DiLoCo:
             "init": self._init,
             "committed": str(self._committed),
             "inner_steps": str(self._inner_steps),
-            **self._fragments[0].outer.settings,
+            **self._outers[0].settings,
         }
         return Schema(tensors, settings)
 

@@ -109,7 +109,8 @@ class InProcessExchange:
                 schemas = self._hub.meet(self.rank, "join", 0, schema, self._timing.join_timeout)
             except _Missing as missing:
                 raise RendezvousTimeoutError(
-                    f"the threads of ranks {missing.ranks} did not join within {self._timing.join_timeout:g} s", missing.ranks
+                    f"the threads of ranks {missing.ranks} did not join within {self._timing.join_timeout:g} s",
+                    missing.ranks,
                 ) from None
             for rank, other in enumerate(schemas):
                 compare_schemas(self.rank, schema, rank, other)

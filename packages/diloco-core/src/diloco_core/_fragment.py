@@ -11,7 +11,7 @@ import torch
 import xxhash
 
 from ._layout import Group, Layout, Piece, Rule
-from ._wire import fingerprint
+from ._wire import fingerprint, view
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -79,7 +79,7 @@ class Fragment:
         for copy, segments in zip(self.copy, self._segments, strict=True):
             for segment in segments:
                 values = copy[segment.start : segment.stop]
-                found[segment.named.name] = xxhash.xxh3_64_hexdigest(memoryview(values.numpy()))
+                found[segment.named.name] = xxhash.xxh3_64_hexdigest(view(values))
         return found
 
     def take_snapshot(self) -> None:

@@ -77,10 +77,7 @@ def split(
         raise ConfigurationError("the model has no trainable parameter (requires_grad is False for all)")
     for tensor in trainable:
         _check(tensor)
-    if isinstance(fragments, int):
-        parts = _by_number(trainable, fragments)
-    else:
-        parts = _by_module(model, trainable, fragments)
+    parts = _by_number(trainable, fragments) if isinstance(fragments, int) else _by_module(model, trainable, fragments)
     return [*parts[:-1], parts[-1] + _buffers(model, buffers)]
 
 

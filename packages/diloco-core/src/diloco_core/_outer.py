@@ -10,7 +10,7 @@ import torch
 from ._errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Mapping
     from typing import TypeAlias
 
     from ._layout import Piece
@@ -113,7 +113,10 @@ class OuterOptimizer:
         ranges = [
             {"range": [piece.group, piece.start, piece.stop], "tensors": self.tensors(piece)} for piece in self._chunks
         ]
-        return {"ranges": ranges or self._loaded.get("ranges", []), "scalars": self.scalars() or self._loaded.get("scalars", {})}
+        return {
+            "ranges": ranges or self._loaded.get("ranges", []),
+            "scalars": self.scalars() or self._loaded.get("scalars", {}),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Use this state from the next steps on, whatever the size of their chunks."""
@@ -124,7 +127,9 @@ class OuterOptimizer:
     def _restore(self, piece: Piece, parameter: torch.nn.Parameter) -> None:
         if not self._loaded.get("ranges"):
             return
-        state: dict[str, Any] = {name: torch.tensor(v, dtype=torch.float32) for name, v in self._loaded["scalars"].items()}
+        state: dict[str, Any] = {
+            name: torch.tensor(v, dtype=torch.float32) for name, v in self._loaded["scalars"].items()
+        }
         done = 0
         for entry in self._loaded["ranges"]:
             group, first, last = entry["range"]

@@ -60,7 +60,13 @@ class Claim:
                 raise ValueError(f"format {record['format']} is not {_FORMAT}")
             schema = Schema(record["tensors"], record["settings"])
             return cls(
-                record["rank"], record["world_size"], record["run_id"], schema, record["nonce"], record["host"], record["pid"]
+                record["rank"],
+                record["world_size"],
+                record["run_id"],
+                schema,
+                record["nonce"],
+                record["host"],
+                record["pid"],
             )
         except (ValueError, KeyError, TypeError) as error:
             raise RunExistsError(
@@ -68,9 +74,7 @@ class Claim:
             ) from error
 
 
-def meet(
-    store: Store, rank: int, world_size: int, run_id: str, schema: Schema, timing: Timing
-) -> None:
+def meet(store: Store, rank: int, world_size: int, run_id: str, schema: Schema, timing: Timing) -> None:
     """Claim a rank, wait for all the others, and compare.
 
     Args:

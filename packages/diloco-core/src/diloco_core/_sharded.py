@@ -36,9 +36,7 @@ def sent_pieces(layout: Layout, shard: int, rank: int) -> tuple[Piece, ...]:
     return tuple(p for p in layout.shard(shard) if rank == 0 or layout.groups[p.group].rule is not Rule.FIRST)
 
 
-def contributions(
-    job: SyncJob, shard: int, rank: int, chunk_bytes: int, scratch: Scratch
-) -> Iterator[torch.Tensor]:
+def contributions(job: SyncJob, shard: int, rank: int, chunk_bytes: int, scratch: Scratch) -> Iterator[torch.Tensor]:
     """The own contribution to a shard, chunk by chunk, each checked to be finite.
 
     Raises:
@@ -75,9 +73,7 @@ def reduce_shard(job: SyncJob, shard: int, sources: Sequence[Source], chunk_byte
         job.adopt(chunk, job.update(chunk, total))
 
 
-def adopt_shard(
-    job: SyncJob, shard: int, read: Source, chunk_bytes: int, scratch: Scratch
-) -> None:
+def adopt_shard(job: SyncJob, shard: int, read: Source, chunk_bytes: int, scratch: Scratch) -> None:
     """Read a published shard chunk by chunk and adopt it."""
     for chunk in job.layout.chunks(shard, chunk_bytes):
         values = job.destination(chunk)

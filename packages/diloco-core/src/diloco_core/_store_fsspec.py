@@ -6,8 +6,9 @@ import secrets
 from typing import TYPE_CHECKING, Any, Self
 
 import fsspec
-from diloco_protocol import MissingDependencyError
 from fsspec.registry import known_implementations
+
+from diloco_protocol import MissingDependencyError
 
 from ._errors import (
     ConfigurationError,
@@ -186,7 +187,9 @@ def _filesystem(uri: str, scheme: str) -> tuple[Any, str]:
     except ImportError as error:
         package = _PACKAGES.get(scheme)
         advice = f"pip install '{package}'" if package else known_implementations.get(scheme, {}).get("err", str(error))
-        raise MissingDependencyError(f"{uri!r} needs the fsspec driver for {scheme}://, which is missing: {advice}") from error
+        raise MissingDependencyError(
+            f"{uri!r} needs the fsspec driver for {scheme}://, which is missing: {advice}"
+        ) from error
     except ValueError as error:
         raise ConfigurationError(
             f"{uri!r} has the unknown scheme {scheme!r}. Known are a folder, file://, memory://, s3://, gs://, az:// "

@@ -48,7 +48,12 @@ class Wait:
     """One wait for others: polls quickly at first, then ever more slowly, and looks around from time to time."""
 
     def __init__(
-        self, timing: Timing, near: bool, timeout: float, look_around: Callable[[], None], expired: Callable[[], Exception]
+        self,
+        timing: Timing,
+        near: bool,
+        timeout: float,
+        look_around: Callable[[], None],
+        expired: Callable[[], Exception],
     ) -> None:
         self._timing = timing
         self._first, self._cap = (0.0005, 0.02) if near else (0.05, 2.0)

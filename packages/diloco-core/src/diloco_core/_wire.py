@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
@@ -57,7 +57,8 @@ def seed(*identity: object) -> int:
 
 def view(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, writable and not copied."""
-    return memoryview(tensor.numpy()).cast("B")
+    array: Any = tensor.numpy()  # numpy declares the buffer protocol from Python 3.12 on
+    return memoryview(array).cast("B")
 
 
 def section_starts(layout: Layout, sections: Iterable[Section]) -> list[int]:

@@ -1,4 +1,4 @@
-"""The entrypoint of a replica: opens the rendezvous, then calls the trainer.
+r"""The entrypoint of a replica: opens the rendezvous, then calls the trainer.
 
 A launcher names it as ``diloco_core.replica_entrypoint:run``. By hand, with the rank in ``REPLICA_RANK`` or ``--rank``::
 
