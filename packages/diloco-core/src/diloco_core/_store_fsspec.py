@@ -195,8 +195,9 @@ def _filesystem(uri: str, scheme: str) -> tuple[Any, str]:
             f"{uri!r} has the unknown scheme {scheme!r}. Known are a folder, file://, memory://, s3://, gs://, az:// "
             "and the other schemes that fsspec has a driver for."
         ) from error
-    root = str(root).rstrip("/")
-    return fs, root
+    except Exception as error:  # every driver has its own errors
+        raise StoreUnavailableError(f"{uri} cannot be opened ({type(error).__name__}: {error})") from error
+    return fs, str(root).rstrip("/")
 
 
 def _exists_already(error: OSError) -> bool:

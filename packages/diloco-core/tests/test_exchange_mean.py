@@ -1,0 +1,184 @@
+"""Any exchange of any tensors is the exact mean in rank order, the same bytes on every replica."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_core import ConfigurationError, MismatchError, ObjectStoreAllReduce, ObjectStoreExchange, in_process
+from diloco_core._allreduce import Mean
+from diloco_core._exchange import Schema
+from diloco_core._fragments import NamedTensor
+from diloco_core._layout import Layout, Rule
+from diloco_core._store import open_store
+from diloco_core.testing import run_replicas
+
+_prefixes = itertools.count()
+
+DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64]
+shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+
+
+def exchanges(kind, world_size, chunk_bytes, tmp_path=None):
+    if kind == "threads":
+        return in_process(world_size, chunk_bytes=chunk_bytes)
+    uri = f"memory://mean/{next(_prefixes)}" if kind == "memory" else str(tmp_path / str(next(_prefixes)))
+    return [
+        ObjectStoreExchange(open_store(uri), rank, world_size, chunk_bytes=chunk_bytes) for rank in range(world_size)
+    ]
+
+
+def exact_mean(columns):
+    """Sum in rank order in at least fp32, divided once, rounded once."""
+    results = []
+    for tensors in zip(*columns, strict=True):
+        wide = torch.promote_types(tensors[0].dtype, torch.float32)
+        total = tensors[0].to(wide)
+        for tensor in tensors[1:]:
+            total = total + tensor.to(wide)
+        results.append((total / len(tensors)).to(tensors[0].dtype))
+    return results
+
+
+@st.composite
+def cases(draw):
+    world = draw(st.integers(1, 5))
+    described = draw(st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_size=6))
+    generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
+    columns = [
+        [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape, dtype in described]
+        for _ in range(world)
+    ]
+    return columns, draw(st.sampled_from([1, 8, 64, 100, 2**20])), draw(st.integers(1, 7))
+
+
+@pytest.mark.parametrize("kind", ["threads", "memory"])
+@settings(deadline=None, max_examples=60)
+@given(case=cases())
+def test_any_exchange_is_the_exact_mean_in_rank_order(kind, case):
+    columns, chunk_bytes, shards = case
+    expected = exact_mean(columns)
+
+    def replica(exchange):
+        exchange.join(Schema({}, {}))
+        tensors = [tensor.clone() for tensor in columns[exchange.rank]]
+        job = Mean(tensors, shards)
+        job.begin()
+        exchange.sync(job)
+        job.finish()
+        exchange.leave()
+        return tensors
+
+    for tensors in run_replicas(replica, exchanges(kind, len(columns), chunk_bytes)):
+        assert not isinstance(tensors, BaseException), tensors
+        for tensor, wanted in zip(tensors, expected, strict=True):
+            assert torch.equal(tensor, wanted)
+
+
+@settings(deadline=None, max_examples=20)
+@given(world=st.integers(1, 5), numel=st.integers(0, 100), rule=st.sampled_from([Rule.FIRST, Rule.MEAN]))
+def test_integers_come_from_rank_0(world, numel, rule):
+    def replica(exchange):
+        exchange.join(Schema({}, {}))
+        counter = torch.full((numel,), 2**40 + exchange.rank)
+        job = Mean([torch.ones(1)], exchange.world_size)
+        named = [NamedTensor("counter", counter, Rule.FIRST), NamedTensor("x", torch.ones(3) * exchange.rank, rule)]
+        super(Mean, job).__init__("mixed", named, None, exchange.world_size)
+        job.begin()
+        exchange.sync(job)
+        job.finish()
+        return counter, named[1].tensor
+
+    first = torch.zeros(3) if rule is Rule.FIRST else torch.full((3,), sum(range(world)) / world)
+    for counter, values in run_replicas(replica, exchanges("memory", world, 64)):
+        assert torch.equal(counter, torch.full((numel,), 2**40))
+        assert torch.allclose(values, first)
+
+
+@pytest.mark.parametrize("kind", ["threads", "memory", "folder"])
+def test_many_means_in_a_row(kind, tmp_path):
+    def replica(exchange):
+        tensor = torch.tensor([float(exchange.rank), 1.0])
+        reports = []
+        with ObjectStoreAllReduce(exchange) as reduce:
+            for _ in range(10):
+                tensor += exchange.rank
+                reports.append(reduce.mean([tensor]))
+        return tensor, reports
+
+    results = run_replicas(replica, exchanges(kind, 3, 2**20, tmp_path))
+    for tensor, reports in results:
+        assert tensor.tolist() == [1.0 + 10, 1.0 + 10]
+        assert [report.sync for report in reports] == list(range(10))
+        assert all(report.committed and report.members == 3 for report in reports)
+
+
+def test_bytes_per_replica_do_not_grow_with_the_number_of_replicas():
+    size = 4 * 10_000
+    for world in (2, 3, 5):
+
+        def replica(exchange):
+            with ObjectStoreAllReduce(exchange) as reduce:
+                return reduce.mean([torch.ones(10_000)])
+
+        for report in run_replicas(replica, exchanges("memory", world, 2**20)):
+            assert report.bytes_sent <= size + 2000  # (N-1)/N contribution, 1/N published, headers
+            assert report.bytes_received <= 2 * size * (world - 1) / world + 200
+
+
+def test_the_store_does_not_grow_with_the_number_of_syncs(tmp_path):
+    sizes = {}
+
+    def replica(exchange):
+        with ObjectStoreAllReduce(exchange) as reduce:
+            for number in range(30):
+                reduce.mean([torch.ones(5000)])
+                if exchange.rank == 0:
+                    found = exchange.store.list("")
+                    sizes[number] = sum(size for key, size in found.items() if key.endswith(".safetensors"))
+
+    for result in run_replicas(replica, exchanges("folder", 3, 2**20, tmp_path)):
+        assert result is None
+    assert max(sizes.values()) <= 4 * 5000 * 2 * 3
+
+
+def test_other_shapes_on_one_replica_are_named(tmp_path):
+    def replica(exchange):
+        with ObjectStoreAllReduce(exchange) as reduce:
+            reduce.mean([torch.ones(3)])
+            reduce.mean([torch.ones(4 if exchange.rank == 1 else 3)])
+
+    for kind in ("threads", "folder"):
+        results = run_replicas(replica, exchanges(kind, 2, 64, tmp_path))
+        assert any(isinstance(result, MismatchError) for result in results), results
+        assert all(isinstance(result, BaseException) for result in results)
+
+
+def test_only_floating_point_has_a_mean():
+    reduce = ObjectStoreAllReduce(in_process(1)[0])
+    with pytest.raises(ConfigurationError, match=r"number 1 is torch.int64"):
+        reduce.mean([torch.ones(1), torch.ones(1, dtype=torch.int64)])
+    with pytest.raises(ConfigurationError, match="number 0 is list"):
+        reduce.mean([[1.0]])
+    with pytest.raises(ConfigurationError, match="at least one"):
+        reduce.mean([])
+
+
+def test_repeated_runs_give_the_same_bytes():
+    def replica(exchange):
+        generator = torch.Generator().manual_seed(exchange.rank)
+        tensor = torch.randn(1000, generator=generator)
+        with ObjectStoreAllReduce(exchange) as reduce:
+            reduce.mean([tensor])
+        return tensor
+
+    runs = [run_replicas(replica, exchanges("threads", 5, 128)) for _ in range(3)]
+    assert all(torch.equal(tensor, runs[0][0]) for run in runs for tensor in run)
+
+
+def test_shards_of_a_layout_are_shared_out_evenly():
+    layout = Layout((), 7)
+    owned = [list(exchange.owned_shards(layout)) for exchange in exchanges("memory", 3, 64)]
+    assert owned == [[0, 3, 6], [1, 4], [2, 5]]

@@ -1,0 +1,127 @@
+"""Shards and chunks cover every element exactly once, and files made of them are valid safetensors."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load
+
+from diloco_core import CorruptedObjectError
+from diloco_core._layout import Group, Layout, Piece, Rule
+from diloco_core._store import open_store
+from diloco_core._wire import Section, SectionReader, header, section_parts, seed, view
+
+groups = st.lists(
+    st.builds(
+        Group,
+        st.sampled_from([torch.float64, torch.float32, torch.int64]),
+        st.integers(0, 200),
+        st.just(Rule.MEAN),
+    ),
+    max_size=4,
+).map(lambda found: tuple(sorted(found, key=lambda group: -group.dtype.itemsize)))
+layouts = st.builds(Layout, groups, st.integers(1, 7))
+
+
+@given(layouts, st.integers(1, 300))
+def test_every_element_is_in_one_chunk_of_one_shard(layout, chunk_bytes):
+    seen = [[0] * group.numel for group in layout.groups]
+    for shard in range(layout.shards):
+        for chunk in layout.chunks(shard, chunk_bytes):
+            assert layout.piece_bytes(chunk) <= max(chunk_bytes, layout.groups[chunk.group].dtype.itemsize)
+            for element in range(chunk.start, chunk.stop):
+                seen[chunk.group][element] += 1
+    assert all(count == 1 for counts in seen for count in counts)
+
+
+@given(layouts)
+def test_shards_are_of_about_equal_size(layout):
+    for index, group in enumerate(layout.groups):
+        sizes = [layout.bound(index, shard + 1) - layout.bound(index, shard) for shard in range(layout.shards)]
+        assert max(sizes) - min(sizes) <= 32, group
+
+
+def test_groups_come_widest_first():
+    with pytest.raises(ValueError, match="widest dtype first"):
+        Layout((Group(torch.float32, 4, Rule.MEAN), Group(torch.float64, 4, Rule.MEAN)), 1)
+    with pytest.raises(ValueError, match="at least one shard"):
+        Layout((), 0)
+
+
+def _file(layout, seeds=(1, 2, 3, 4, 5, 6, 7)):
+    """A file with one section per shard, and the values in it."""
+    values = [torch.arange(group.numel).to(group.dtype) for group in layout.groups]
+    sections = [Section(f"shard.{k}", layout.shard(k), seeds[k]) for k in range(layout.shards)]
+    parts = [header(layout, sections, {"diloco": "test"})]
+    for k, section in enumerate(sections):
+        chunks = (values[c.group][c.start : c.stop] for c in layout.chunks(k, 64))
+        parts += [bytes(part) for part in section_parts(section, chunks)]
+    return b"".join(parts), sections, values
+
+
+def _read(data, layout, sections, index):
+    store = open_store("memory://hypothesis/wire")
+    store.put("k", [data])
+    with store.open("k") as reader:
+        section = SectionReader(reader, layout, sections, index, "k")
+        found = []
+        for chunk in layout.chunks(index, 48):
+            out = torch.empty(chunk.numel, dtype=layout.groups[chunk.group].dtype)
+            section.read(out)
+            found.append((chunk, out))
+        section.verify()
+    return found
+
+
+@given(layouts)
+def test_a_file_is_valid_safetensors_and_every_section_reads_back(layout):
+    data, sections, values = _file(layout)
+    tensors = load(data)
+    for k in range(layout.shards):
+        for piece in layout.shard(k):
+            assert torch.equal(tensors[f"shard.{k}.{piece.group}"], values[piece.group][piece.start : piece.stop])
+        for chunk, out in _read(data, layout, sections, k):
+            assert torch.equal(out, values[chunk.group][chunk.start : chunk.stop])
+
+
+@given(st.data())
+def test_any_flipped_bit_of_a_section_is_found(data):
+    layout = Layout((Group(torch.float64, 40, Rule.MEAN), Group(torch.float32, 50, Rule.MEAN)), 2)
+    good, sections, _ = _file(layout)
+    size = int.from_bytes(good[:8], "little") + 8
+    position = data.draw(st.integers(size, len(good) - 1))
+    bad = bytearray(good)
+    bad[position] ^= 1 << data.draw(st.integers(0, 7))
+    errors = 0
+    for k in range(2):
+        try:
+            _read(bytes(bad), layout, sections, k)
+        except CorruptedObjectError:
+            errors += 1
+    assert errors == 1
+
+
+@given(st.integers(0, 10**6))
+def test_any_truncation_is_found(cut):
+    layout = Layout((Group(torch.float32, 90, Rule.MEAN),), 2)
+    good, sections, _ = _file(layout)
+    with pytest.raises(CorruptedObjectError):
+        _read(good[: cut % len(good)], layout, sections, 1)
+
+
+def test_a_valid_section_in_the_wrong_place_is_found():
+    layout = Layout((Group(torch.float32, 64, Rule.MEAN),), 2)
+    data, sections, _ = _file(layout)
+    other = [Section(section.name, section.pieces, seed("another sync", section.name)) for section in sections]
+    with pytest.raises(CorruptedObjectError, match="checksum"):
+        _read(data, layout, other, 0)
+
+
+def test_a_view_shares_memory():
+    tensor = torch.zeros(3)
+    view(tensor)[0:4] = torch.tensor([1.0]).numpy().tobytes()
+    assert tensor.tolist() == [1.0, 0.0, 0.0]
+
+
+def test_piece_size():
+    assert Piece(0, 3, 10).numel == 7
