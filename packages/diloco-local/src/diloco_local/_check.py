@@ -1,0 +1,88 @@
+"""Asking a fresh interpreter whether the entrypoint can be imported, before anything is started."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from diloco_protocol import InvalidRequestError
+
+# Writes to a file and not to stdout, which belongs to the modules it imports.
+_PROGRAM = """
+import functools, importlib, json, sys, traceback
+module, name, report = sys.argv[1:]
+sys.argv[1:] = []
+answer = {}
+try:
+    target = importlib.import_module(module)
+except BaseException as error:
+    answer = {"step": "module", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
+else:
+    try:
+        target = functools.reduce(getattr, name.split("."), target)
+        if not callable(target):
+            answer = {"step": "callable", "error": f"it is a {type(target).__name__}"}
+    except AttributeError as error:
+        answer = {"step": "attribute", "error": f"{type(error).__name__}: {error}"}
+with open(report, "w") as stream:
+    json.dump(answer, stream)
+"""
+
+
+def check_entrypoint(
+    entrypoint: str, *, python: str, env: Mapping[str, str], cwd: str, timeout: float = 300.0
+) -> None:
+    """Import ``"package.module:function"`` in a fresh interpreter, as a replica would.
+
+    Args:
+        entrypoint: What to import.
+        python: The replica's interpreter.
+        env: The replica's environment.
+        cwd: The replica's working directory.
+        timeout: Seconds after which an import is taken to hang.
+
+    Raises:
+        InvalidRequestError: It cannot be imported; says which module or attribute, and how the import failed.
+    """
+    module, _, name = entrypoint.partition(":")
+    with tempfile.TemporaryDirectory(prefix="diloco-check-") as folder:
+        report = Path(folder) / "report.json"
+        try:
+            done = subprocess.run(
+                [python, "-c", _PROGRAM, module, name, str(report)],
+                env=dict(env),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                check=False,
+                timeout=timeout,
+            )
+        except OSError as error:
+            raise InvalidRequestError(f"the interpreter {python!r} cannot be started in {cwd!r}: {error}") from error
+        except subprocess.TimeoutExpired as error:
+            raise InvalidRequestError(
+                f"importing module {module!r} of entrypoint {entrypoint!r} took more than {timeout:g} s"
+            ) from error
+        if not report.exists():
+            tail = done.stderr.decode(errors="replace").strip()[-2000:]
+            raise InvalidRequestError(
+                f"importing module {module!r} of entrypoint {entrypoint!r} ended the interpreter "
+                f"with code {done.returncode}: {tail or 'it said nothing'}"
+            )
+        answer = json.loads(report.read_text())
+    if not answer:
+        return
+    where = f"(interpreter {python}, working directory {cwd})"
+    if answer["step"] == "module":
+        raise InvalidRequestError(
+            f"module {module!r} of entrypoint {entrypoint!r} cannot be imported: {answer['error']} {where}. "
+            f"Put its folder into pythonpath=[...] or cwd=, or install it.\n{answer['traceback']}"
+        )
+    if answer["step"] == "attribute":
+        raise InvalidRequestError(
+            f"module {module!r} has no attribute {name!r} (entrypoint {entrypoint!r}): {answer['error']} {where}"
+        )
+    raise InvalidRequestError(f"{name!r} of module {module!r} cannot be called: {answer['error']} {where}")

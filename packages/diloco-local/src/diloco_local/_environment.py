@@ -1,0 +1,107 @@
+"""What a replica's process sees: its environment variables, its import path, its working directory.
+
+The policy, from weak to strong:
+
+1. the launcher's environment, or the chosen part of it (``inherit_env``), less the variables that describe the
+   launcher itself when it is a replica too;
+2. ``env`` of the constructor, then ``env`` of the launch;
+3. ``CUDA_VISIBLE_DEVICES``, if GPUs were asked for;
+4. ``PYTHONPATH``: the import path first, then what 1 and 2 made of that variable;
+5. what the spec says (rank, world size, rendezvous, run, attempt), set by the runner.
+
+Nothing else is set: no number of threads, no locale, no device.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import os
+import site
+import sys
+import sysconfig
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+import diloco_protocol
+from diloco_local._processes import MARKER
+
+#: Variables by which a replica is told who it is; inherited from a launcher that is a replica they would be lies.
+OWN_VARIABLES = ("REPLICA_RANK", "WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT", "DILOCO_SPEC*", MARKER)
+
+
+def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> dict[str, str]:
+    """The part of ``environ`` that replicas get.
+
+    Args:
+        environ: The launcher's environment.
+        inherit_env: True for all, False for nothing, or names and patterns such as ``"AWS_*"``.
+    """
+    if isinstance(inherit_env, bool):
+        patterns = ["*"] if inherit_env else []
+    else:
+        patterns = list(inherit_env)
+    return {
+        name: value
+        for name, value in environ.items()
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in OWN_VARIABLES)
+    }
+
+
+def _standard_folders() -> set[str]:
+    folders = {sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")}
+    folders.update(site.getsitepackages())
+    folders.add(site.getusersitepackages())
+    return {os.path.realpath(folder) for folder in folders}
+
+
+def extra_folders(path: Sequence[str]) -> list[str]:
+    """The entries of an import path that a fresh interpreter of the same installation would lack."""
+    standard = _standard_folders()
+    stdlib = os.path.realpath(sysconfig.get_path("stdlib"))
+    result: list[str] = []
+    for entry in path:
+        folder = os.path.abspath(entry)  # noqa: PTH100  # links are kept as they are
+        real = os.path.realpath(folder)
+        known = real in standard or real.startswith(stdlib + os.sep) or real.endswith(".zip")
+        if not known and folder not in result and Path(folder).is_dir():
+            result.append(folder)
+    return result
+
+
+def import_path(pythonpath: Iterable[str | os.PathLike[str]] | None, python: str) -> list[str]:
+    """The folders a replica finds modules in, ahead of its own installation.
+
+    Args:
+        pythonpath: The caller's choice; None for the launcher's own import path (if the replica runs the launcher's
+            interpreter), so that a module lying beside the launching script can be named.
+        python: The replica's interpreter.
+    """
+    if pythonpath is not None:
+        chosen = [os.path.abspath(folder) for folder in pythonpath]  # noqa: PTH100
+    elif python == sys.executable:
+        chosen = extra_folders(sys.path)
+    else:
+        chosen = []
+    # The runner must be found even where the protocol is not installed but taken from a checkout.
+    protocol = str(Path(diloco_protocol.__file__).parents[1])
+    chosen += [folder for folder in extra_folders([protocol]) if folder not in chosen]
+    return chosen
+
+
+def compose(
+    base: Mapping[str, str],
+    overlays: Iterable[Mapping[str, str]],
+    folders: Sequence[str],
+    devices: str | None,
+) -> dict[str, str]:
+    """One replica's environment, by the policy above."""
+    result = dict(base)
+    for overlay in overlays:
+        result.update(overlay)
+    if devices is not None:
+        result["CUDA_VISIBLE_DEVICES"] = devices
+    parts = [*folders, *filter(None, [result.get("PYTHONPATH", "")])]
+    if parts:
+        result["PYTHONPATH"] = os.pathsep.join(parts)
+    return result

@@ -1,0 +1,96 @@
+"""Small files that are whole or absent: atomic writes, create-once writes, and a lock that dies with its holder."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+
+def _write_temporary(path: Path, data: bytes) -> Path:
+    # In the same folder, because rename and link are atomic only within one file system.
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}.tmp")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(data)
+    return temporary
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Replace ``path`` by the JSON of ``value``; a reader sees the old content or the new, never a part."""
+    _write_temporary(path, json.dumps(value).encode()).replace(path)
+
+
+def create_json(path: Path, value: Any) -> bool:
+    """Write ``path`` only if nobody has; the first writer wins.
+
+    Returns:
+        True if this call created the file, False if it was already there.
+    """
+    temporary = _write_temporary(path, json.dumps(value).encode())
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        return False
+    finally:
+        temporary.unlink()
+    return True
+
+
+def read_json(path: Path) -> Any | None:
+    """The JSON in ``path``, or None if there is no such file.
+
+    Raises:
+        ValueError: The file is not JSON. Files written here never are, so somebody else has damaged it.
+    """
+    try:
+        data = path.read_bytes()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    return json.loads(data)
+
+
+def open_lock(path: Path) -> int:
+    """Open (and create) a lock file; returns its file descriptor, which is not inherited by other programs."""
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def try_lock(descriptor: int, *, wait: float = 0.0) -> bool:
+    """Take the exclusive lock, trying for ``wait`` seconds.
+
+    The lock belongs to the open file, so processes that share the descriptor by fork hold it together, and it is
+    released when the last of them is gone, however it went.
+    """
+    deadline = time.monotonic() + wait
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def is_locked(path: Path) -> bool:
+    """Whether some process holds the exclusive lock of ``path`` at this moment."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return False
+    try:
+        # Shared, so that two observers do not take each other for the holder.
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    else:
+        return False
+    finally:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)

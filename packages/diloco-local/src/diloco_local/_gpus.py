@@ -1,0 +1,100 @@
+"""Sharing out the machine's GPUs among the replicas of a run, by ``CUDA_VISIBLE_DEVICES``."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from diloco_protocol import InvalidRequestError
+
+_LINE = re.compile(r"^GPU (\d+): (.*?)(?: \(UUID: ([^)]+)\))?\s*$")
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """A GPU as ``CUDA_VISIBLE_DEVICES`` names it, and its model name ("" if nobody said)."""
+
+    device: str
+    model: str = ""
+
+
+def parse_gpu(text: str) -> tuple[str, int]:
+    """``"2"`` and ``"any:2"`` ask for two GPUs per replica, ``"A100"`` for one and ``"A100:2"`` for two of a model.
+
+    Returns:
+        The model ("any" for whatever there is) and the count per replica.
+
+    Raises:
+        InvalidRequestError: The text has another form, or asks for less than one.
+    """
+    name, colon, count = text.strip().partition(":")
+    if not colon and name.isdigit():
+        name, count = "any", name
+    elif not colon:
+        count = "1"
+    if not name or not count.isdigit() or int(count) < 1:
+        raise InvalidRequestError(
+            f'gpu={text!r} is not a request for GPUs: give a count per replica ("2", "any:2"), '
+            'a model ("A100") or both ("A100:2"), or None to leave CUDA_VISIBLE_DEVICES as it is'
+        )
+    return name, int(count)
+
+
+def parse_nvidia_smi(text: str) -> list[Gpu]:
+    """The GPUs that ``nvidia-smi -L`` lists; MIG slices and other lines are left out."""
+    matches = (_LINE.match(line) for line in text.splitlines())
+    return [Gpu(match[1], match[2]) for match in matches if match]
+
+
+def ask_nvidia_smi() -> list[Gpu]:
+    """The GPUs of this machine by ``nvidia-smi -L``; empty if there is no such program or it fails."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return []
+    done = subprocess.run([program, "-L"], capture_output=True, text=True, check=False, timeout=30)
+    return parse_nvidia_smi(done.stdout) if done.returncode == 0 else []
+
+
+def available_gpus(
+    gpus: Sequence[str] | None,
+    environ: Mapping[str, str] = os.environ,
+    ask: Callable[[], list[Gpu]] = ask_nvidia_smi,
+) -> list[Gpu]:
+    """The GPUs to share out: ``gpus`` if given, else those of ``CUDA_VISIBLE_DEVICES``, else nvidia-smi's."""
+    visible = environ.get("CUDA_VISIBLE_DEVICES")
+    if gpus is None and visible is None:
+        return ask()
+    devices = list(gpus) if gpus is not None else [part.strip() for part in str(visible).split(",") if part.strip()]
+    models = {gpu.device: gpu.model for gpu in ask()} if devices else {}
+    return [Gpu(device, models.get(device, "")) for device in devices]
+
+
+def share_out(request: str | None, n_replicas: int, gpus: Callable[[], Sequence[Gpu]]) -> list[str | None]:
+    """``CUDA_VISIBLE_DEVICES`` of each replica; disjoint; None leaves the variable alone.
+
+    Args:
+        request: The launch's ``gpu`` argument.
+        n_replicas: How many replicas want as many GPUs.
+        gpus: Called only when GPUs are asked for.
+
+    Raises:
+        InvalidRequestError: Bad request, unknown model, or too few GPUs.
+    """
+    if request is None:
+        return [None] * n_replicas
+    model, count = parse_gpu(request)
+    present = list(gpus())
+    fitting = [gpu for gpu in present if model == "any" or model.lower() in gpu.model.lower()]
+    if len(fitting) < n_replicas * count:
+        known = ", ".join(f"{gpu.device} ({gpu.model or 'model unknown'})" for gpu in present) or "none"
+        raise InvalidRequestError(
+            f"gpu={request!r} for {n_replicas} replica(s) needs {n_replicas * count} GPU(s), "
+            f"of which this machine offers {len(fitting)}. GPUs here: {known}. Ask for fewer, "
+            'ask for "any:N", name them with gpus=[...] in the constructor, or give gpu=None to share them'
+        )
+    devices = [gpu.device for gpu in fitting]
+    return [",".join(devices[k * count : (k + 1) * count]) for k in range(n_replicas)]

@@ -1,0 +1,133 @@
+"""Which process is meant: a pid is reused, a pid with its start time, boot and PID namespace is not."""
+
+from __future__ import annotations
+
+import functools
+import os
+import platform
+import signal
+import sys
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+_PROC = Path("/proc")
+
+
+@functools.cache
+def has_proc() -> bool:
+    """Whether this machine has Linux's /proc; elsewhere psutil is asked."""
+    return (_PROC / "self" / "stat").exists()
+
+
+@functools.cache
+def boot_id() -> str:
+    """A word that changes with every boot, "" where the start time of a process is already absolute (macOS)."""
+    if not has_proc():
+        return ""
+    return (_PROC / "sys/kernel/random/boot_id").read_text().strip()
+
+
+def pid_namespace() -> str:
+    """The PID namespace this process counts pids in, "" where there are no namespaces."""
+    try:
+        return os.readlink("/proc/self/ns/pid")
+    except OSError:
+        return ""
+
+
+def host_name() -> str:
+    """The name by which a handle knows its machine."""
+    return platform.node()
+
+
+def parse_stat(text: str) -> tuple[str, int, int, int, str]:
+    """State, parent, process group, session and start time (clock ticks since boot) from ``/proc/<pid>/stat``.
+
+    The second field is the program's name in brackets and may itself hold blanks and brackets, so the fields are
+    counted from the last closing bracket.
+    """
+    fields = text[text.rindex(")") + 2 :].split()
+    return fields[0], int(fields[1]), int(fields[2]), int(fields[3]), fields[19]
+
+
+def start_time(pid: int) -> str | None:
+    """When the process with this pid started, in an opaque, exact form; None if it is gone or a zombie."""
+    if has_proc():
+        try:
+            state, _, _, _, start = parse_stat((_PROC / str(pid) / "stat").read_text(errors="replace"))
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return None if state in "ZX" else start
+    import psutil
+
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else repr(process.create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessId:
+    """One process and no other, also after its pid has been used again.
+
+    Attributes:
+        pid: The process id, as seen in ``namespace``.
+        start: Its start time (clock ticks since boot on Linux), opaque.
+        boot: The boot it belongs to.
+        namespace: The PID namespace it belongs to.
+    """
+
+    pid: int
+    start: str
+    boot: str = ""
+    namespace: str = ""
+
+    @classmethod
+    def of(cls, pid: int) -> ProcessId | None:
+        """The identity of the living process ``pid``, or None if there is none."""
+        start = start_time(pid)
+        return None if start is None else cls(pid, start, boot_id(), pid_namespace())
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> ProcessId:
+        """The inverse of `to_dict`."""
+        return cls(int(data["pid"]), str(data["start"]), str(data["boot"]), str(data["namespace"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self)
+
+    def alive(self) -> bool:
+        """Whether exactly this process still runs (a zombie does not)."""
+        return self.boot == boot_id() and self.namespace == pid_namespace() and start_time(self.pid) == self.start
+
+    def send(self, number: signal.Signals) -> bool:
+        """Signal exactly this process.
+
+        Returns:
+            False if it is gone; a later owner of the pid is never hit.
+        """
+        if sys.platform == "linux" and hasattr(signal, "pidfd_send_signal"):
+            try:
+                descriptor = os.pidfd_open(self.pid)
+            except ProcessLookupError:
+                return False
+            try:
+                # The descriptor holds the process; the start time then says whether it is the one meant.
+                if not self.alive():
+                    return False
+                signal.pidfd_send_signal(descriptor, number)
+            except ProcessLookupError:
+                return False
+            finally:
+                os.close(descriptor)
+            return True
+        if not self.alive():
+            return False
+        try:
+            os.kill(self.pid, number)
+        except ProcessLookupError:
+            return False
+        return True

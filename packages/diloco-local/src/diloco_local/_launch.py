@@ -1,0 +1,95 @@
+"""Starting a supervisor, and telling how it went."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+import diloco_protocol
+from diloco_local._replica import Order
+from diloco_local._rundir import RunDir
+
+# -I keeps the supervisor apart from the user's modules; it finds its own two packages by their folders, at the end
+# of the path. It imports nothing else that is not in the standard library.
+_BOOT = "import sys; sys.path += {folders!r}; from diloco_local._supervisor import main; main({lock}, {ready})"
+
+
+class SupervisorError(Exception):
+    """The supervisor could not start the replicas; says why."""
+
+
+def start_supervisor(
+    run: RunDir, lock: int, orders: Sequence[Order], *, recover: bool = False, patience: float = 60.0
+) -> None:
+    """Start the supervisor of ``run`` in a session of its own and wait until every replica is started.
+
+    Args:
+        run: The published run.
+        lock: Descriptor of the run's lock; held by the caller, unless ``recover``. The caller closes its own.
+        orders: The replicas to start; empty for a recovery.
+        recover: Only finish what an earlier supervisor of this run left behind.
+        patience: Seconds to wait.
+
+    Raises:
+        SupervisorError: It could not; no replica of it is left running, unless the supervisor itself was killed.
+    """
+    reader, writer = os.pipe()
+    try:
+        try:
+            _spawn(run, lock, writer, orders, recover=recover)
+        finally:
+            os.close(writer)
+        answer = _read_line(reader, patience)
+    finally:
+        os.close(reader)
+    if not answer:
+        raise SupervisorError(f"the supervisor ended before it could answer. Its log: {_log_tail(run)}")
+    error = json.loads(answer)["error"]
+    if error is not None:
+        raise SupervisorError(str(error))
+
+
+def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, recover: bool) -> None:
+    folders = list(dict.fromkeys(str(Path(file).parents[1]) for file in (__file__, diloco_protocol.__file__)))
+    program = _BOOT.format(folders=folders, lock=lock, ready=writer)
+    job = {"run": str(run.path), "recover": recover, "orders": [asdict(order) for order in orders]}
+    with run.log.open("ab") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-c", program],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            pass_fds=(lock, writer),
+            cwd="/",
+            start_new_session=True,
+        )
+        # Ends at once: it reads its orders and forks, so that the launcher never has a child to wait for.
+        process.communicate(json.dumps(job).encode())
+
+
+def _read_line(descriptor: int, patience: float) -> bytes:
+    deadline = time.monotonic() + patience
+    data = b""
+    while not data.endswith(b"\n"):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            raise SupervisorError(f"the supervisor gave no answer within {patience:g} s")
+        part = os.read(descriptor, 65536)
+        if not part:
+            return b""
+        data += part
+    return data
+
+
+def _log_tail(run: RunDir) -> str:
+    try:
+        return run.log.read_text(errors="replace").strip()[-2000:] or "empty"
+    except FileNotFoundError:
+        return "missing"

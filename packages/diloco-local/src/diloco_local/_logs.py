@@ -1,0 +1,278 @@
+"""Reading the logs of a replica: tail, follow, by time, by stream, over all its attempts.
+
+A replica writes its stdout and stderr straight into two files, so that no process of ours can lose or delay a line.
+What time a line was written is known from the supervisor's samples of the file sizes (`SAMPLE_SECONDS` apart while
+the logs grow): a line has the time of the first sample that covers its last byte. That is also how the two streams
+are merged; within one sample, stdout comes first.
+"""
+
+from __future__ import annotations
+
+import bisect
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from diloco_local._rundir import AttemptDir, ReplicaDir
+from diloco_local._times import SAMPLE_SECONDS
+
+STREAMS: dict[str, tuple[str, ...]] = {
+    "stdout": ("stdout",),
+    "stderr": ("stderr",),
+    "combined": ("stdout", "stderr"),
+}
+_BLOCK = 1 << 16
+
+
+def check_streams(streams: str) -> tuple[str, ...]:
+    """The files behind a stream name.
+
+    Raises:
+        ValueError: There is no such stream.
+    """
+    if streams not in STREAMS:
+        raise ValueError(f"there is no log stream {streams!r} here; choose one of {', '.join(sorted(STREAMS))}")
+    return STREAMS[streams]
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a log: its last byte is the one before ``end``; the text has no line end."""
+
+    text: str
+    end: int
+
+
+def _decode(raw: bytes) -> str:
+    return raw.removesuffix(b"\n").decode(errors="replace")
+
+
+def tail_lines(path: Path, n_lines: int) -> list[Line]:
+    """The last ``n_lines`` lines of a file, an unfinished one included; reads only as far back as it must."""
+    if n_lines <= 0:
+        return []
+    try:
+        stream = path.open("rb")
+    except FileNotFoundError:
+        return []
+    with stream:
+        size = position = stream.seek(0, 2)
+        blocks: list[bytes] = []
+        newlines = 0
+        while position > 0 and newlines <= n_lines:
+            step = min(_BLOCK, position)
+            position -= step
+            stream.seek(position)
+            blocks.append(stream.read(step))
+            newlines += blocks[-1].count(b"\n")
+    data = b"".join(reversed(blocks))
+    end = size
+    found: list[Line] = []
+    for raw in reversed(_split(data)):
+        if len(found) == n_lines:
+            break
+        found.append(Line(_decode(raw), end))
+        end -= len(raw)
+    return found[::-1]
+
+
+def _split(data: bytes) -> list[bytes]:
+    # bytes.splitlines also splits at a lone carriage return, which progress bars write by the thousand.
+    parts = [part + b"\n" for part in data.split(b"\n")]
+    parts[-1] = parts[-1][:-1]
+    return [part for part in parts if part]
+
+
+@dataclass
+class _Reader:
+    """Reads whole lines of a growing file, from where it stopped the last time."""
+
+    path: Path
+    offset: int = 0
+    rest: bytes = b""
+
+    def read(self, *, last: bool, limit: int = 1 << 22) -> list[Line]:
+        """The new lines; an unfinished one only if nobody will finish it (``last``)."""
+        try:
+            with self.path.open("rb") as stream:
+                stream.seek(self.offset)
+                data = stream.read(limit)
+        except FileNotFoundError:
+            return []
+        lines = []
+        begin = self.offset - len(self.rest)
+        self.offset += len(data)
+        parts = _split(self.rest + data)
+        ended = last and len(data) < limit
+        self.rest = b"" if ended or not parts or parts[-1].endswith(b"\n") else parts.pop()
+        for raw in parts:
+            begin += len(raw)
+            lines.append(Line(_decode(raw), begin))
+        return lines
+
+    @property
+    def size(self) -> int:
+        return self.path.stat().st_size if self.path.exists() else 0
+
+
+@dataclass
+class _Clock:
+    """Tells when a byte of an attempt's logs was written, from the samples."""
+
+    path: Path
+    times: list[float] = field(default_factory=list)
+    sizes: dict[str, list[int]] = field(default_factory=lambda: {"stdout": [], "stderr": []})
+    reader: _Reader = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.reader = _Reader(self.path)
+
+    def refresh(self) -> None:
+        for line in self.reader.read(last=False):
+            moment, out, err = json.loads(line.text)
+            self.times.append(moment)
+            self.sizes["stdout"].append(out)
+            self.sizes["stderr"].append(err)
+
+    def at(self, stream: str, end: int, otherwise: float) -> float:
+        index = bisect.bisect_left(self.sizes[stream], end)
+        return self.times[index] if index < len(self.times) else otherwise
+
+
+def _newest(attempt: AttemptDir, names: tuple[str, ...]) -> float:
+    """The time of lines that no sample covers: the last change of the files."""
+    return max((attempt.log(name).stat().st_mtime for name in names if attempt.log(name).exists()), default=0.0)
+
+
+def tail(replica: ReplicaDir, n_lines: int, streams: str = "combined") -> list[str]:
+    """The last ``n_lines`` lines over all attempts, oldest first."""
+    names = check_streams(streams)
+    result: list[str] = []
+    for attempt in reversed(replica.attempts()):
+        wanted = n_lines - len(result)
+        if wanted <= 0:
+            break
+        clock = _Clock(attempt.times)
+        clock.refresh()
+        otherwise = _newest(attempt, names)
+        lines = [
+            (clock.at(name, line.end, otherwise), order, line.end, line.text)
+            for order, name in enumerate(names)
+            for line in tail_lines(attempt.log(name), wanted)
+        ]
+        result = [text for _, _, _, text in sorted(lines)[-wanted:]] + result
+    return result
+
+
+def iterate(
+    replica: ReplicaDir,
+    terminal: Callable[[], bool],
+    *,
+    follow: bool = False,
+    since: float | None = None,
+    until: float | None = None,
+    regex: str | None = None,
+    streams: str = "combined",
+    interval: float = 0.2,
+    sleep: Callable[[float], None] = time.sleep,
+    clock: Callable[[], float] = time.time,
+) -> Iterator[str]:
+    """The lines of a replica, without line ends, attempt after attempt.
+
+    Args:
+        replica: Whose logs.
+        terminal: Whether the replica has ended for good.
+        follow: Go on until the replica is terminal and its logs are exhausted, or ``until`` has passed.
+        since: Only lines written at this time (unix seconds) or later.
+        until: Only lines written at this time or earlier.
+        regex: Only lines in which this pattern is found.
+        streams: "stdout", "stderr" or "combined".
+        interval: Seconds between two looks.
+        sleep: For tests.
+        clock: Unix seconds, for tests.
+    """
+    names = check_streams(streams)
+    pattern = None if regex is None else re.compile(regex)
+    return _iterate(replica, terminal, names, pattern, follow, since, until, interval, sleep, clock)
+
+
+def _iterate(
+    replica: ReplicaDir,
+    terminal: Callable[[], bool],
+    names: tuple[str, ...],
+    pattern: re.Pattern[str] | None,
+    follow: bool,
+    since: float | None,
+    until: float | None,
+    interval: float,
+    sleep: Callable[[float], None],
+    clock: Callable[[], float],
+) -> Iterator[str]:
+    done = 0
+    while True:
+        # Asked before reading: what was written before the end is then on disk and will be read.
+        ended = not follow or terminal() or (until is not None and clock() > until + SAMPLE_SECONDS)
+        attempts = replica.attempts()
+        while done < len(attempts):
+            attempt = attempts[done]
+            reading = _Attempt(attempt, names, since, until, pattern)
+            while True:
+                superseded = len(replica.attempts()) > done + 1
+                yield from reading.lines(last=ended or superseded)
+                if ended or superseded:
+                    break
+                sleep(interval)
+                ended = terminal() or (until is not None and clock() > until + SAMPLE_SECONDS)
+            done += 1
+        if ended:
+            return
+        sleep(interval)
+
+
+class _Attempt:
+    """The lines of one attempt, as they come."""
+
+    def __init__(
+        self,
+        attempt: AttemptDir,
+        names: tuple[str, ...],
+        since: float | None,
+        until: float | None,
+        pattern: re.Pattern[str] | None,
+    ) -> None:
+        self._attempt = attempt
+        self._names = names
+        self._since = since
+        self._until = until
+        self._pattern = pattern
+        self._clock = _Clock(attempt.times)
+        self._readers = {name: _Reader(attempt.log(name)) for name in names}
+
+    def lines(self, *, last: bool) -> Iterator[str]:
+        # Up to the size of now: a replica that writes faster than we read would otherwise hold us for ever.
+        sizes = {name: reader.size for name, reader in self._readers.items()}
+        while True:
+            found = [
+                (name, line)
+                for name in self._names
+                for line in self._readers[name].read(last=last)
+            ]
+            self._clock.refresh()
+            otherwise = _newest(self._attempt, self._names)
+            timed = [
+                (self._clock.at(name, line.end, otherwise), self._names.index(name), line.end, line.text)
+                for name, line in found
+            ]
+            for moment, _, _, text in sorted(timed):
+                inside = (self._since is None or moment >= self._since) and (
+                    self._until is None or moment <= self._until
+                )
+                if inside and (self._pattern is None or self._pattern.search(text)):
+                    yield text
+            if all(
+                reader.offset >= sizes[name] and not (last and reader.rest) for name, reader in self._readers.items()
+            ):
+                return

@@ -1,0 +1,89 @@
+"""What is true of a replica right now, read from its files and the process table; changes nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco_local._files import is_locked, read_json
+from diloco_local._identity import ProcessId, pid_namespace
+from diloco_local._processes import members
+from diloco_local._record import RunRecord, outcome_of, status_from_dict
+from diloco_local._replica import Phase
+from diloco_local._rundir import ReplicaDir, RunDir
+from diloco_local._verdict import Stop, verdict
+from diloco_protocol import BackendError, Reason, ReplicaState, ReplicaStatus
+
+
+def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
+    """The status of one replica.
+
+    The terminal record counts if it is there. Else a living supervisor (or guardian) answers for the replica. Else,
+    both having been killed, the processes and the outcome file tell.
+
+    Raises:
+        BackendError: Nobody supervises, and the processes live in a PID namespace that cannot be seen from here.
+    """
+    files = run.replica(rank)
+    # The second round is for a supervisor that wrote the record and left between the two looks.
+    for _ in range(2):
+        final = read_json(files.final)
+        if final is not None:
+            return status_from_dict(final)
+        if is_locked(run.lock):
+            return _supervised(files)
+    return _unsupervised(files, record, rank)
+
+
+def _supervised(files: ReplicaDir) -> ReplicaStatus:
+    state: dict[str, Any] = read_json(files.state) or {}
+    stopping = files.cancel.exists() or state.get("stop") is not None
+    attempt = max(1, int(state.get("attempt", 1)))
+    if state.get("phase", Phase.STARTING) == Phase.STARTING:
+        return ReplicaStatus(
+            state=ReplicaState.PENDING,
+            attempt=attempt,
+            reason=Reason.CANCEL_REQUESTED if stopping else Reason.STARTING,
+            stopping=stopping,
+        )
+    return ReplicaStatus(
+        state=ReplicaState.RUNNING,
+        attempt=attempt,
+        reason=Reason.CANCEL_REQUESTED if stopping else None,
+        stopping=stopping,
+        started_at=state.get("started_at"),
+        native=str(state.get("phase", "")),
+    )
+
+
+def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaStatus:
+    if record.namespace != pid_namespace():
+        raise BackendError(
+            f"replica {rank} of run {record.run_id!r} has lost its supervisor, and its processes are in another "
+            "PID namespace (container): ask from inside that one",
+            retryable=False,
+        )
+    state: dict[str, Any] = read_json(files.state) or {}
+    attempt = max(1, int(state.get("attempt", 1)))
+    mark = read_json(files.cancel)
+    known = [ProcessId.from_dict(item) for item in (*state.get("known", ()), state.get("runner")) if item]
+    if members(record.marker(rank), known):
+        return ReplicaStatus(
+            state=ReplicaState.RUNNING,
+            attempt=attempt,
+            reason=Reason.CANCEL_REQUESTED if mark else None,
+            stopping=mark is not None,
+            started_at=state.get("started_at"),
+            message="its supervisor was killed; it goes on by itself",
+            native="unsupervised",
+        )
+    outcome = outcome_of(files.attempt(attempt))
+    stop = Stop.from_dict(state.get("stop"))
+    if stop is None and mark and (outcome is None or outcome.signal):
+        stop = Stop(Reason.CANCEL_REQUESTED, float(mark["at"]))
+    return verdict(
+        attempt=attempt,
+        outcome=outcome,
+        wait_status=None,
+        stop=stop,
+        started_at=state.get("started_at"),
+    )

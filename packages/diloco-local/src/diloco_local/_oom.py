@@ -1,0 +1,69 @@
+"""Evidence that the kernel killed a process for want of memory."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+_COUNT = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
+
+
+def counter_file(cgroup: str, mount: Path = Path("/sys/fs/cgroup")) -> Path | None:
+    """Where the kernel counts the OOM kills of a control group; None if it does not say.
+
+    Args:
+        cgroup: The content of ``/proc/self/cgroup``.
+        mount: Where the control groups are mounted.
+    """
+    candidates = []
+    for line in cgroup.splitlines():
+        _, controllers, path = line.split(":", 2)
+        if "memory" in controllers.split(","):
+            candidates.append(mount / "memory" / path.lstrip("/") / "memory.oom_control")
+        elif not controllers:
+            candidates += [base / path.lstrip("/") / "memory.events" for base in (mount, mount / "unified")]
+    # In a container the path is often the host's, and its own group is the mount's top.
+    candidates += [mount / "memory.events", mount / "memory" / "memory.oom_control"]
+    for candidate in candidates:
+        try:
+            if _COUNT.search(candidate.read_text()):
+                return candidate
+        except OSError:
+            continue
+    return None
+
+
+def own_counter() -> Callable[[], int | None]:
+    """A function that reads the number of OOM kills in our control group (None where the kernel does not tell)."""
+    try:
+        path = counter_file(Path("/proc/self/cgroup").read_text())
+    except OSError:
+        path = None
+
+    def read() -> int | None:
+        if path is None:
+            return None
+        try:
+            match = _COUNT.search(path.read_text())
+        except OSError:
+            return None
+        return int(match[1]) if match else None
+
+    return read
+
+
+class OomWatch:
+    """Hands out each OOM kill once, to the replica that died of SIGKILL when the counter had risen."""
+
+    def __init__(self, read: Callable[[], int | None] | None = None) -> None:
+        self._read = read or own_counter()
+        self._seen = self._read()
+
+    def take(self) -> bool:
+        """Whether an OOM kill has happened that explains no other death yet; it is then used up."""
+        now = self._read()
+        if now is None or self._seen is None or now <= self._seen:
+            return False
+        self._seen += 1
+        return True

@@ -1,0 +1,323 @@
+"""One replica as its supervisor sees it: start, watch, stop, sweep, judge, perhaps start again."""
+
+from __future__ import annotations
+
+import enum
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from diloco_local._files import create_json, read_json, write_json
+from diloco_local._identity import ProcessId
+from diloco_local._oom import OomWatch
+from diloco_local._processes import MARKER, ProcessEntry, members
+from diloco_local._record import outcome_of, status_to_dict
+from diloco_local._rundir import ReplicaDir
+from diloco_local._times import Sampler
+from diloco_local._verdict import Stop, verdict
+from diloco_protocol import Reason, ReplicaState, ReplicaStatus
+
+#: Seconds that the runner gets beyond the grace to end its tree and to report, before everything is killed.
+MARGIN = 2.0
+
+
+class Phase(enum.StrEnum):
+    """Where an attempt is, as ``state.json`` says it."""
+
+    STARTING = "starting"
+    RUNNING = "running"
+    SWEEPING = "sweeping"  # the runner is gone; what it left behind is being ended
+    DONE = "done"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What the supervisor is told about a replica; the environment is never written to disk."""
+
+    rank: int
+    spec: dict[str, Any]
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """What holds for every replica of a run; seconds."""
+
+    grace: float
+    timeout: float | None
+    max_restarts: int
+
+
+class Replica:
+    """The state machine of one replica. Used by one thread, that of the supervisor.
+
+    Args:
+        directory: Its files.
+        marker: What its processes carry in their environment.
+        rules: Grace, timeout, restarts.
+        order: How to start it; None if this supervisor only finishes what another one began.
+        reap: Reads how a child process ended; None if it is not our child or has not ended.
+        oom: Evidence of OOM kills.
+    """
+
+    def __init__(
+        self,
+        directory: ReplicaDir,
+        marker: str,
+        rules: Rules,
+        order: Order | None,
+        reap: Callable[[int], int | None],
+        oom: OomWatch,
+    ) -> None:
+        self._dir = directory
+        self._marker = marker
+        self._rules = rules
+        self._order = order
+        self._reap = reap
+        self._oom = oom
+        self._attempt = 0
+        self._runner: ProcessId | None = None
+        self._pid = 0  # of the runner; its identity is unknown if it died at once
+        self._told: set[ProcessId] = set()
+        self._known: dict[int, ProcessId] = {}
+        self._started_at = 0.0
+        self._gone_at: float | None = None
+        self._wait_status: int | None = None
+        self._stop: Stop | None = None
+        self._kill_at: float | None = None  # monotonic, from here on
+        self._deadline: float | None = None
+        self._popen: subprocess.Popen[bytes] | None = None
+        self._sampler = Sampler()
+        self.phase = Phase.STARTING
+        self.ending: ReplicaStatus | None = None
+
+    @property
+    def done(self) -> bool:
+        """Whether the terminal record is written."""
+        return self.phase is Phase.DONE
+
+    @property
+    def hurried(self) -> bool:
+        """Whether its processes are being ended, so that it should be looked at often."""
+        return self.phase is Phase.SWEEPING or (self._stop is not None and not self.done)
+
+    def is_runner(self, pid: int) -> bool:
+        """Whether ``pid`` is its runner."""
+        return self._pid == pid
+
+    def start(self) -> None:
+        """Start the next attempt.
+
+        Raises:
+            OSError: The operating system refused.
+        """
+        if self._order is None:
+            raise RuntimeError("a supervisor without orders cannot start a replica")
+        self._attempt += 1
+        self._runner, self._stop, self._kill_at, self._deadline = None, None, None, None
+        self._wait_status, self._gone_at = None, None
+        self._known, self._told = {}, set()
+        files = self._dir.attempt(self._attempt)
+        files.path.mkdir(mode=0o700, exist_ok=True)
+        write_json(files.spec, {**self._order.spec, "attempt": self._attempt})
+        self.phase = Phase.STARTING
+        self._started_at = time.time()
+        self._save()
+        paths = {"{spec}": str(files.spec), "{outcome}": str(files.outcome)}
+        with files.log("stdout").open("ab") as out, files.log("stderr").open("ab") as err:
+            self._popen = subprocess.Popen(
+                [paths.get(word, word) for word in self._order.argv],
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                env={**self._order.env, MARKER: self._marker},
+                cwd=self._order.cwd,
+                start_new_session=True,
+            )
+        self._pid = self._popen.pid
+        self._runner = ProcessId.of(self._pid)
+        if self._rules.timeout is not None:
+            # The runner enforces the timeout; this is for a runner that cannot.
+            self._deadline = time.monotonic() + self._rules.timeout + self._rules.grace + MARGIN
+        self.phase = Phase.RUNNING
+        self._save()
+
+    def give_up(self) -> None:
+        """It was to be started and was not: that is its end."""
+        if self._popen is None and self.phase is Phase.STARTING:
+            self.ending = ReplicaStatus(
+                state=ReplicaState.FAILED, reason=Reason.START_FAILED, message="a replica of the run could not be started"
+            )
+
+    def adopt(self) -> None:
+        """Go on from what another supervisor left on disk; does nothing harmful if there is little."""
+        if self._dir.final.exists():
+            self.phase = Phase.DONE
+            return
+        state = read_json(self._dir.state) or {}
+        self._attempt = int(state.get("attempt", 0))
+        self._runner = ProcessId.from_dict(state["runner"]) if state.get("runner") else None
+        self._pid = 0 if self._runner is None else self._runner.pid
+        known = [ProcessId.from_dict(item) for item in state.get("known", ())]
+        self._known = {identity.pid: identity for identity in known}
+        self._started_at = float(state.get("started_at", 0.0)) or time.time()
+        self._stop = Stop.from_dict(state.get("stop"))
+        if self._stop is not None:
+            self._kill_at = time.monotonic() + self._rules.grace + MARGIN
+        if self._rules.timeout is not None:
+            left = self._started_at + self._rules.timeout + self._rules.grace + MARGIN - time.time()
+            self._deadline = time.monotonic() + left
+        self.phase = Phase.RUNNING
+
+    def cancel_requested(self) -> bool:
+        """Whether somebody has left the mark."""
+        return self._dir.cancel.exists()
+
+    def stop(self, reason: Reason) -> None:
+        """Begin to end the attempt: written down first, then SIGTERM; SIGKILL when the grace is over."""
+        if self._stop is not None or self.done or self.ending is not None:
+            return
+        found = self._members()
+        self._stop = Stop(reason, time.time())
+        self._kill_at = time.monotonic() + self._rules.grace + (MARGIN if self.phase is Phase.RUNNING else 0.0)
+        self._save()
+        if self.phase is not Phase.RUNNING:
+            return  # the sweep has sent its SIGTERM already
+        self._told.update(entry.identity for entry in found.values())
+        if self._runner is not None and self._runner.send(signal.SIGTERM):
+            # The runner passes the signal on to the group of its child; only what has left that group is ours to
+            # tell, since a second SIGTERM means "at once" to many programs.
+            told = {self._runner.pid}
+            groups = {entry.group for entry in found.values() if entry.parent in told or entry.identity.pid in told}
+            found = {pid: entry for pid, entry in found.items() if entry.group not in groups}
+        for entry in found.values():
+            entry.identity.send(signal.SIGTERM)
+
+    def step(self) -> None:
+        """Look once, and do what is due."""
+        if self.done or self.ending is not None:
+            return
+        if self.phase is Phase.RUNNING:
+            self._watch()
+        if self.phase is Phase.SWEEPING:
+            self._sweep()
+
+    def sample(self) -> None:
+        """Write down the sizes of the logs."""
+        if not self.done and self._attempt:
+            self._sampler.sample(self._dir.attempt(self._attempt))
+
+    def _members(self) -> dict[int, ProcessEntry]:
+        known = [*self._known.values(), *([self._runner] if self._runner else [])]
+        found = members(self._marker, known)
+        found.pop(os.getpid(), None)
+        self._known.update({pid: entry.identity for pid, entry in found.items()})
+        return found
+
+    def _watch(self) -> None:
+        if self._runner is None or not self._runner.alive():
+            if self._pid:
+                self._wait_status = self._reap(self._pid)
+            if self._popen is not None:
+                self._popen.returncode = self._wait_status or 0  # reaped here, so Popen must not wait
+            # Nobody knows when a runner ended that nobody waited for.
+            self._gone_at = None if self._wait_status is None else time.time()
+            self.phase = Phase.SWEEPING
+            return
+        now = time.monotonic()
+        if self._stop is None:
+            if self.cancel_requested():
+                self.stop(Reason.CANCEL_REQUESTED)
+            elif self._deadline is not None and now > self._deadline:
+                self.stop(Reason.TIMEOUT)
+                self._kill_at = now  # it has had its grace already
+        if self._kill_at is not None and now >= self._kill_at:
+            self._kill()
+
+    def _sweep(self) -> None:
+        found = self._members()
+        if not found:
+            self._finish()
+            return
+        if self._stop is None and self._wait_status is None and self.cancel_requested():
+            # Its runner died unseen and what it left behind still works: that is what the cancel is to end.
+            self.stop(Reason.CANCEL_REQUESTED)
+        if self._kill_at is None:
+            self._kill_at = time.monotonic() + self._rules.grace
+            self._save()
+        for entry in found.values():
+            if entry.identity not in self._told:
+                self._told.add(entry.identity)
+                entry.identity.send(signal.SIGTERM)
+        if time.monotonic() >= self._kill_at:
+            self._kill()
+
+    def _kill(self) -> None:
+        for entry in self._members().values():
+            entry.identity.send(signal.SIGKILL)
+
+    def _finish(self) -> None:
+        files = self._dir.attempt(self._attempt)
+        outcome = outcome_of(files) if self._attempt else None
+        killed = outcome.signal == "SIGKILL" if outcome is not None else self._wait_status == signal.SIGKILL
+        if self._stop is None and self.cancel_requested() and not self._attempt:
+            self._stop = Stop(Reason.CANCEL_REQUESTED, time.time())
+        self.sample()
+        status = verdict(
+            attempt=max(1, self._attempt),
+            outcome=outcome,
+            wait_status=self._wait_status,
+            stop=self._stop,
+            oom=killed and self._stop is None and self._oom.take(),
+            started_at=self._started_at,
+            finished_at=self._gone_at,
+        )
+        again = (
+            status.state is ReplicaState.FAILED
+            and self._order is not None
+            and self._attempt <= self._rules.max_restarts
+        )
+        ordered = None if self._stop is None or self._stop.reason is Reason.TIMEOUT else self._stop.reason
+        if again and (ordered or self.cancel_requested()):
+            # It failed by itself, but what ends the replica is that it may not be started again.
+            reason = ordered or Reason.CANCEL_REQUESTED
+            status = replace(status, state=ReplicaState.CANCELLED, reason=reason, message="stopped between two attempts")
+        elif again:
+            try:
+                self.start()
+            except OSError as error:
+                status = replace(
+                    status,
+                    attempt=self._attempt,
+                    reason=Reason.START_FAILED,
+                    message=f"could not be started again: {error}",
+                )
+            else:
+                return
+        self.ending = status
+
+    def seal(self) -> None:
+        """Write the terminal record, once everything of the replica is gone."""
+        if self.ending is not None and not self.done:
+            create_json(self._dir.final, status_to_dict(self.ending))
+            self.phase = Phase.DONE
+
+    def _save(self) -> None:
+        write_json(
+            self._dir.state,
+            {
+                "attempt": self._attempt,
+                "phase": str(self.phase),
+                "runner": None if self._runner is None else self._runner.to_dict(),
+                "known": [identity.to_dict() for identity in self._known.values()],
+                "started_at": self._started_at,
+                "stop": None if self._stop is None else self._stop.to_dict(),
+            },
+        )

@@ -1,0 +1,195 @@
+"""The layout of a run on disk. Everything that is known about a run is here; no object keeps anything.
+
+    <root>/
+      runs/<run_id>/            appears whole, by one rename
+        run.json                what was launched, where and when; never changes
+        lock                    held by the supervisor (and its guardian) as long as one of them lives
+        wake                    a FIFO: a byte in it makes the supervisor look at once
+        supervisor.log          what the supervisor had to say
+        started                 the supervisor has started every replica: from here on the run exists
+        replica-<rank>/
+          cancel.json           somebody asked for a cancel (create-once)
+          state.json            what the supervisor is doing with the replica (replaced)
+          final.json            how it ended (create-once: terminal states are absorbing)
+          attempt-<k>/          spec.json, stdout.log, stderr.log, times.jsonl, outcome.json
+      staging/                  runs being written
+      trash/                    runs being purged
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def default_root() -> Path:
+    """``$XDG_STATE_HOME/diloco``, or ``~/.local/state/diloco``."""
+    state = os.environ.get("XDG_STATE_HOME", "")
+    # The XDG specification says that a relative path is to be ignored.
+    return (Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state") / "diloco"
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptDir:
+    """The files of one life of one replica."""
+
+    path: Path
+
+    @property
+    def spec(self) -> Path:
+        """What the runner was told."""
+        return self.path / "spec.json"
+
+    @property
+    def outcome(self) -> Path:
+        """What the runner reports; there only if it could."""
+        return self.path / "outcome.json"
+
+    @property
+    def times(self) -> Path:
+        """When the logs had which size: lines ``[unix seconds, bytes of stdout, bytes of stderr]``."""
+        return self.path / "times.jsonl"
+
+    def log(self, stream: str) -> Path:
+        """The file that holds ``"stdout"`` or ``"stderr"``."""
+        return self.path / f"{stream}.log"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaDir:
+    """The files of one replica."""
+
+    path: Path
+
+    @property
+    def cancel(self) -> Path:
+        """The mark of a requested cancel."""
+        return self.path / "cancel.json"
+
+    @property
+    def state(self) -> Path:
+        """The supervisor's current record."""
+        return self.path / "state.json"
+
+    @property
+    def final(self) -> Path:
+        """The terminal record."""
+        return self.path / "final.json"
+
+    def attempt(self, number: int) -> AttemptDir:
+        """The files of attempt ``number`` (from 1)."""
+        return AttemptDir(self.path / f"attempt-{number}")
+
+    def attempts(self) -> list[AttemptDir]:
+        """The attempts that were begun, oldest first."""
+        try:
+            names = [entry.name for entry in self.path.iterdir()]
+        except FileNotFoundError:
+            return []
+        numbers = sorted(int(name.removeprefix("attempt-")) for name in names if name.startswith("attempt-"))
+        return [self.attempt(number) for number in numbers]
+
+
+@dataclass(frozen=True, slots=True)
+class RunDir:
+    """The files of one run."""
+
+    path: Path
+
+    @property
+    def record(self) -> Path:
+        """What was launched."""
+        return self.path / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        """Held while somebody supervises."""
+        return self.path / "lock"
+
+    @property
+    def wake(self) -> Path:
+        """The supervisor's bell."""
+        return self.path / "wake"
+
+    @property
+    def log(self) -> Path:
+        """The supervisor's own standard error."""
+        return self.path / "supervisor.log"
+
+    @property
+    def started(self) -> Path:
+        """There once all replicas were started."""
+        return self.path / "started"
+
+    def replica(self, rank: int) -> ReplicaDir:
+        """The files of the replica ``rank``."""
+        return ReplicaDir(self.path / f"replica-{rank}")
+
+    def ring(self) -> None:
+        """Make the supervisor look at once; without one, nothing happens."""
+        try:
+            descriptor = os.open(self.wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            if error.errno in {errno.ENXIO, errno.ENOENT}:  # nobody listens
+                return
+            raise
+        try:
+            os.write(descriptor, b"!")
+        except (BlockingIOError, BrokenPipeError):
+            pass  # full of calls already, or gone since the open
+        finally:
+            os.close(descriptor)
+
+
+@dataclass(frozen=True, slots=True)
+class Root:
+    """The folder that holds the runs of a machine's user."""
+
+    path: Path
+
+    def run(self, run_id: str) -> RunDir:
+        """The place of the run ``run_id``, whether it exists or not."""
+        return RunDir(self.path / "runs" / run_id)
+
+    def run_ids(self) -> list[str]:
+        """The names of all runs on disk, sorted."""
+        try:
+            return sorted(entry.name for entry in (self.path / "runs").iterdir())
+        except FileNotFoundError:
+            return []
+
+    def stage(self) -> RunDir:
+        """A new, empty, private run directory that nobody sees yet."""
+        for name in ("runs", "staging", "trash"):
+            (self.path / name).mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self.path / "staging" / uuid.uuid4().hex
+        path.mkdir(mode=0o700)
+        return RunDir(path)
+
+    def publish(self, staged: RunDir, run_id: str) -> bool:
+        """Make a staged run visible as ``run_id``, in one step that only one of several launchers can win.
+
+        Returns:
+            False if that name is taken; the staged run is then untouched.
+        """
+        try:
+            # Renaming a folder onto a folder fails unless that one is empty, and a run never is.
+            staged.path.rename(self.run(run_id).path)
+        except OSError as error:
+            if error.errno in {errno.ENOTEMPTY, errno.EEXIST}:
+                return False
+            raise
+        return True
+
+    def discard(self, run: RunDir) -> None:
+        """Remove a run: out of sight in one step, then from the disk. Removing what is gone is a no-op."""
+        hidden = self.path / "trash" / uuid.uuid4().hex
+        try:
+            run.path.rename(hidden)
+        except FileNotFoundError:
+            return
+        shutil.rmtree(hidden)

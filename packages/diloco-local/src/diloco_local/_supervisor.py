@@ -1,0 +1,287 @@
+"""The watchdog of a run: one small process, and a guardian that takes its place if it is killed.
+
+Started by the launcher as ``python -I -c ... main()`` in a session of its own, with the run's lock already held on an
+inherited descriptor and its orders on stdin. It forks twice::
+
+    launcher ── waits for ── [exits at once]
+                                └─ guardian ── waits for ── supervisor ── runner of rank 0, 1, ...
+
+Both hold the lock, so "nobody holds the lock" means that both are gone. Both are subreapers: an orphan of a replica
+falls to the supervisor; when the supervisor dies, its runners fall to the guardian, which goes on in its place with
+their exit codes still to be read. When both are killed the runners go on by themselves (they enforce the timeout and
+write their outcomes), and the next `cancel` starts a new supervisor that finishes what it finds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from diloco_local._files import try_lock, write_json
+from diloco_local._identity import ProcessId
+from diloco_local._oom import OomWatch
+from diloco_local._processes import become_subreaper, descendants, process_table
+from diloco_local._record import RunRecord, read_record
+from diloco_local._replica import Order, Replica, Rules
+from diloco_local._rundir import RunDir
+from diloco_local._times import SAMPLE_SECONDS
+from diloco_protocol import Reason
+
+#: Seconds between two looks while processes are being ended.
+HURRY_SECONDS = 0.03
+
+
+class Supervisor:
+    """Runs the replicas of one run until all have ended."""
+
+    def __init__(self, run: RunDir, record: RunRecord, orders: Sequence[Order]) -> None:
+        self._run = run
+        self._record = record
+        self._statuses: dict[int, int] = {}
+        self._terminated = False
+        self._stray_kill_at: float | None = None
+        rules = Rules(record.grace, record.timeout, record.max_restarts)
+        by_rank = {order.rank: order for order in orders}
+        oom = OomWatch()
+        self.replicas = [
+            Replica(run.replica(rank), record.marker(rank), rules, by_rank.get(rank), self._reap, oom)
+            for rank in record.ranks
+        ]
+        self._wake, self._bell = _open_bells(run, self)
+
+    def terminate(self) -> None:
+        """Somebody told the supervisor itself to end: so must the replicas."""
+        self._terminated = True
+
+    def start_all(self) -> None:
+        """Start every replica, or none.
+
+        Raises:
+            OSError: One could not be started; those before it have been ended.
+        """
+        try:
+            for replica in self.replicas:
+                replica.start()
+        except BaseException:
+            self.abort()
+            raise
+        self._run.started.touch()
+
+    def abort(self) -> None:
+        """End every replica and wait until all are gone."""
+        self._terminated = True
+        for replica in self.replicas:
+            replica.give_up()
+        self.loop()
+
+    def adopt_all(self) -> None:
+        """Go on where another supervisor was killed."""
+        for replica in self.replicas:
+            replica.adopt()
+
+    def loop(self) -> None:
+        """Watch until every replica has its terminal record."""
+        sampled = 0.0
+        while True:
+            self._collect()
+            for replica in self.replicas:
+                if self._terminated:
+                    replica.stop(Reason.STOPPED_EXTERNALLY)
+                replica.step()
+            if time.monotonic() - sampled >= SAMPLE_SECONDS:
+                sampled = time.monotonic()
+                for replica in self.replicas:
+                    replica.sample()
+            if all(replica.done or replica.ending is not None for replica in self.replicas):
+                # What slipped out of every net (a double fork with a cleared environment) has fallen to us.
+                if self._end_strays():
+                    for replica in self.replicas:
+                        replica.seal()
+                    return
+            else:
+                for replica in self.replicas:
+                    replica.seal()
+            hurried = any(replica.hurried for replica in self.replicas) or self._stray_kill_at is not None
+            self._rest(HURRY_SECONDS if hurried else SAMPLE_SECONDS)
+
+    def _rest(self, seconds: float) -> None:
+        ready, _, _ = select.select([self._wake, self._bell], [], [], seconds)
+        for descriptor in ready:
+            with contextlib.suppress(BlockingIOError):
+                os.read(descriptor, 4096)
+
+    def _collect(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if any(replica.is_runner(pid) for replica in self.replicas):
+                self._statuses[pid] = status
+
+    def _reap(self, pid: int) -> int | None:
+        self._collect()
+        return self._statuses.pop(pid, None)
+
+    def _end_strays(self) -> bool:
+        table = process_table()
+        me = os.getpid()
+        found = descendants(table, [pid for pid, entry in table.items() if entry.parent == me])
+        if not found:
+            return True
+        first = self._stray_kill_at is None
+        if self._stray_kill_at is None:
+            self._stray_kill_at = time.monotonic() + self._record.grace
+        late = time.monotonic() >= self._stray_kill_at
+        for pid in found:
+            if first or late:
+                table[pid].identity.send(signal.SIGKILL if late else signal.SIGTERM)
+        return False
+
+
+def _open_bells(run: RunDir, supervisor: Supervisor) -> tuple[int, int]:
+    """The FIFO that others ring, and the pipe that signals ring."""
+    # Opened for reading and writing, so that it never reports an end when the last writer closes.
+    wake = os.open(run.wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+    bell, ringer = os.pipe()
+    os.set_blocking(bell, False)
+    os.set_blocking(ringer, False)
+    signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    signal.signal(signal.SIGTERM, lambda *_: supervisor.terminate())
+    # Handlers and not SIG_IGN, which the replicas would inherit.
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    return wake, bell
+
+
+class _Ready:
+    """Tells the launcher, once, how the start went; a launcher that is gone is no reason to stop."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+
+    def tell(self, error: str | None) -> None:
+        if self._descriptor < 0:
+            return
+        with contextlib.suppress(BrokenPipeError):
+            os.write(self._descriptor, json.dumps({"error": error}).encode()[:60_000] + b"\n")
+        self.close()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+
+def _supervise(run: RunDir, record: RunRecord, orders: Sequence[Order], ready: _Ready, *, take_over: bool) -> None:
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    supervisor = Supervisor(run, record, orders)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # the handlers are there now
+    write_json(run.path / "supervisor.json", _identity())
+    if not take_over:
+        try:
+            supervisor.start_all()
+        except OSError as error:
+            ready.tell(f"{type(error).__name__}: {error}")
+            return
+        ready.tell(None)
+    else:
+        supervisor.adopt_all()
+        if orders and not run.started.exists():
+            supervisor.abort()
+            ready.tell("the supervisor was killed while it started the replicas; those it had started were ended")
+            return
+        ready.tell(None)
+    supervisor.loop()
+
+
+def _identity() -> dict[str, Any]:
+    me, parent = ProcessId.of(os.getpid()), ProcessId.of(os.getppid())
+    return {"supervisor": me and me.to_dict(), "parent": parent and parent.to_dict()}
+
+
+def _guard(run: RunDir, record: RunRecord, orders: Sequence[Order], ready: _Ready, *, recover: bool) -> int:
+    """The guardian: forks the supervisor, and becomes it if it dies before its work is done."""
+    become_subreaper()
+    # Blocked over the fork, so that a signal meets a handler on either side.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    child = os.fork()
+    if child == 0:
+        become_subreaper()
+        code = 70
+        try:
+            _supervise(run, record, orders, ready, take_over=recover)
+            code = 0
+        except BaseException:  # noqa: BLE001  # the guardian goes on, and the log says why
+            traceback.print_exc()
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    signal.signal(signal.SIGTERM, lambda *_: _forward(child))
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: None)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        return 0
+    _log(f"the supervisor ended with wait status {status}; its guardian goes on in its place")
+    _supervise(run, record, orders, ready, take_over=True)
+    return 0
+
+
+_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+def _forward(child: int) -> None:
+    # The supervisor is our child and not yet reaped, so its pid cannot belong to anybody else.
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child, signal.SIGTERM)
+
+
+def _log(message: str) -> None:
+    sys.stderr.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {message}\n")
+    sys.stderr.flush()
+
+
+def main(lock: int, ready_descriptor: int) -> None:
+    """The program of the supervisor; orders come on stdin.
+
+    Args:
+        lock: The run's lock, held by the launcher on this shared descriptor, or to be taken in a recovery.
+        ready_descriptor: Where the launcher waits for one line of JSON.
+    """
+    job = json.loads(sys.stdin.buffer.read())
+    if os.fork():
+        os._exit(0)  # so that the launcher has no child to wait for later
+    for descriptor in (lock, ready_descriptor):
+        os.set_inheritable(descriptor, False)  # noqa: FBT003
+    run = RunDir(Path(job["run"]))
+    ready = _Ready(ready_descriptor)
+    code = 70
+    try:
+        record = read_record(run)
+        if record is None:
+            ready.tell(f"{run.record} is missing")
+        elif not try_lock(lock, wait=1.0 if job["recover"] else 10.0):
+            ready.tell(None)  # somebody else supervises already
+        else:
+            orders = [Order(**{**order, "argv": tuple(order["argv"])}) for order in job["orders"]]
+            code = _guard(run, record, orders, ready, recover=job["recover"])
+    except BaseException as error:  # noqa: BLE001  # nobody above would say it
+        traceback.print_exc()
+        ready.tell(f"{type(error).__name__}: {error}")
+    finally:
+        sys.stderr.flush()
+        os._exit(code)

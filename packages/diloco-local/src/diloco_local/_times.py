@@ -1,0 +1,28 @@
+"""When which byte of a log was written: samples of the file sizes, taken beside the data path, never in it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+from diloco_local._rundir import AttemptDir
+
+#: Seconds between two samples of the sizes of a growing log: the resolution of ``since`` and ``until``.
+SAMPLE_SECONDS = 0.5
+
+
+class Sampler:
+    """Appends ``[unix seconds, bytes of stdout, bytes of stderr]`` whenever one of them has grown."""
+
+    def __init__(self) -> None:
+        self._last: tuple[object, int, int] | None = None
+
+    def sample(self, attempt: AttemptDir) -> None:
+        """Look at the logs of ``attempt`` once."""
+        sizes = [path.stat().st_size if path.exists() else 0 for path in map(attempt.log, ("stdout", "stderr"))]
+        current = (attempt.path, sizes[0], sizes[1])
+        if current == self._last or not any(sizes):
+            return
+        with attempt.times.open("a") as stream:
+            stream.write(json.dumps([time.time(), *sizes]) + "\n")
+        self._last = current

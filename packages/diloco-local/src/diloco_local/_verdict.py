@@ -1,0 +1,130 @@
+"""How an attempt ended, from the evidence alone: a pure function, so that everyone who looks says the same."""
+
+from __future__ import annotations
+
+import os
+import signal
+from dataclasses import dataclass
+from typing import Any
+
+from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """Why and when (unix seconds) the supervisor began to end a living attempt.
+
+    Attributes:
+        reason: CANCEL_REQUESTED, STOPPED_EXTERNALLY (the supervisor itself was told to end) or TIMEOUT.
+        at: Written down before the first signal, so what ended earlier ended by itself.
+    """
+
+    reason: Reason
+    at: float
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any] | None) -> Stop | None:
+        """The inverse of `to_dict`; None stays None."""
+        return None if data is None else cls(Reason(data["reason"]), float(data["at"]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON."""
+        return {"reason": str(self.reason), "at": self.at}
+
+
+def signal_name(number: int) -> str:
+    """``"SIGKILL"`` for 9; real-time signals without a name of their own are ``"signal 40"``."""
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def split_wait_status(wait_status: int) -> tuple[int, str | None]:
+    """Exit code (128 + n after signal n, as shells count) and the signal's name from what ``waitpid`` said."""
+    code = os.waitstatus_to_exitcode(wait_status)
+    return (128 - code, signal_name(-code)) if code < 0 else (code, None)
+
+
+_STOPPED = {
+    Reason.CANCEL_REQUESTED: "cancelled on request",
+    Reason.STOPPED_EXTERNALLY: "the supervisor of the run was told to end, and ended the replica",
+}
+
+
+def verdict(
+    *,
+    attempt: int,
+    outcome: Outcome | None,
+    wait_status: int | None,
+    stop: Stop | None,
+    oom: bool = False,
+    started_at: float | None = None,
+    finished_at: float | None = None,
+) -> ReplicaStatus:
+    """The terminal status of an attempt whose processes are all gone.
+
+    Args:
+        attempt: Its number.
+        outcome: What the runner reported, None if it could not.
+        wait_status: What ``waitpid`` said about the runner, None if nobody was there to ask.
+        stop: The supervisor's order to end it, None if there was none.
+        oom: There is evidence that the kernel killed it for want of memory.
+        started_at: Unix seconds.
+        finished_at: Unix seconds.
+    """
+    exit_code: int | None = None
+    name: str | None = None
+    message = ""
+    if outcome is not None:
+        exit_code, name, message = outcome.exit_code, outcome.signal, outcome.error or ""
+        started_at = outcome.started_at if outcome.started_at is not None else started_at
+        finished_at = outcome.finished_at if outcome.finished_at is not None else finished_at
+    elif wait_status is not None:
+        exit_code, name = split_wait_status(wait_status)
+        how = f"was killed by {name}" if name else f"exited with code {exit_code}"
+        message = f"the replica's runner {how} before it could report an outcome"
+    else:
+        message = (
+            "the replica ended without reporting an outcome while nobody supervised it "
+            "(its supervisor had been killed), so its exit code is not known"
+        )
+
+    def status(state: ReplicaState, reason: Reason, text: str) -> ReplicaStatus:
+        return ReplicaStatus(
+            state=state,
+            attempt=attempt,
+            reason=reason,
+            exit_code=exit_code,
+            signal=name,
+            message=text,
+            started_at=started_at,
+            finished_at=finished_at,
+            native=_native(outcome, wait_status),
+        )
+
+    if outcome is not None and outcome.exit_code == 0 and outcome.signal is None:
+        # Also under a stop: a success that won the race is a success.
+        return status(ReplicaState.SUCCEEDED, Reason.COMPLETED, message)
+    by_itself = (
+        stop is None or outcome is not None and outcome.finished_at is not None and outcome.finished_at < stop.at
+    )
+    if not by_itself and stop is not None:
+        if stop.reason is Reason.TIMEOUT:
+            return status(ReplicaState.FAILED, Reason.TIMEOUT, message or "the timeout passed")
+        return status(ReplicaState.CANCELLED, stop.reason, _STOPPED[stop.reason])
+    if outcome is not None and outcome.reason == Reason.TIMEOUT:
+        return status(ReplicaState.FAILED, Reason.TIMEOUT, message)
+    if oom and name == "SIGKILL":
+        return status(ReplicaState.FAILED, Reason.OOM, f"{message} (the kernel counted an out-of-memory kill)")
+    if outcome is not None:
+        return status(ReplicaState.FAILED, Reason(outcome.reason or Reason.ERROR), message)
+    return status(ReplicaState.FAILED, Reason.ERROR if wait_status is not None else Reason.PLATFORM, message)
+
+
+def _native(outcome: Outcome | None, wait_status: int | None) -> str:
+    parts = [
+        "outcome reported" if outcome is not None else "no outcome",
+        "" if wait_status is None else f"runner's wait status {wait_status}",
+    ]
+    return ", ".join(part for part in parts if part)

@@ -1,0 +1,71 @@
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_local._gpus import Gpu, available_gpus, parse_gpu, parse_nvidia_smi, share_out
+from diloco_protocol import InvalidRequestError
+
+LISTING = """\
+GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5a2c9a36-a1ae-4b33-9cbf-5a4b0d6a8c11)
+  MIG 1g.10gb     Device  0: (UUID: MIG-c1a9ac8e)
+GPU 1: NVIDIA H200 (UUID: GPU-0b2c9a36-a1ae-4b33-9cbf-5a4b0d6a8c22)
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [("2", ("any", 2)), ("any:3", ("any", 3)), ("A100", ("A100", 1)), ("A100:2", ("A100", 2)), (" H200:1 ", ("H200", 1))],
+)
+def test_requests(text, expected):
+    assert parse_gpu(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "0", "A100:0", "A100:", ":2", "A100:x", "any:-1"])
+def test_bad_requests(text):
+    with pytest.raises(InvalidRequestError, match="give a count"):
+        parse_gpu(text)
+
+
+def test_listing():
+    assert parse_nvidia_smi(LISTING) == [Gpu("0", "NVIDIA A100-SXM4-80GB"), Gpu("1", "NVIDIA H200")]
+    assert parse_nvidia_smi("No devices found\n") == []
+
+
+def test_where_the_gpus_come_from():
+    def ask():
+        return parse_nvidia_smi(LISTING)
+
+    assert available_gpus(["1", "7"], {}, ask) == [Gpu("1", "NVIDIA H200"), Gpu("7")]
+    assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": "1, GPU-x"}, ask) == [Gpu("1", "NVIDIA H200"), Gpu("GPU-x")]
+    assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": ""}, ask) == []
+    assert [gpu.device for gpu in available_gpus(None, {}, ask)] == ["0", "1"]
+
+
+@given(n=st.integers(1, 5), count=st.integers(1, 4), spare=st.integers(0, 3))
+def test_shares_are_disjoint_and_complete(n, count, spare):
+    gpus = [Gpu(str(k)) for k in range(n * count + spare)]
+    shares = share_out(f"any:{count}", n, lambda: gpus)
+    devices = [device for share in shares for device in share.split(",")]
+    assert len(shares) == n
+    assert all(len(share.split(",")) == count for share in shares)
+    assert len(set(devices)) == len(devices)
+
+
+@given(n=st.integers(1, 5), count=st.integers(1, 4), missing=st.integers(1, 20))
+def test_too_few_is_an_error(n, count, missing):
+    gpus = [Gpu(str(k)) for k in range(max(0, n * count - missing))]
+    with pytest.raises(InvalidRequestError, match="this machine offers"):
+        share_out(str(count), n, lambda: gpus)
+
+
+def test_an_unknown_model_is_an_error_that_lists_the_known():
+    with pytest.raises(InvalidRequestError, match="NVIDIA H200"):
+        share_out("GB300", 1, lambda: parse_nvidia_smi(LISTING))
+    assert share_out("h200", 1, lambda: parse_nvidia_smi(LISTING)) == ["1"]
+
+
+def test_none_asks_nobody():
+    def ask():
+        raise AssertionError("nobody wanted GPUs")
+
+    assert share_out(None, 3, ask) == [None] * 3

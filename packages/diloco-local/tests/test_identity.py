@@ -1,0 +1,58 @@
+import os
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_local._identity import ProcessId, parse_stat
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+@given(st.text(st.characters(exclude_characters="\x00\n"), max_size=15))
+def test_the_name_of_a_program_does_not_confuse(name):
+    rest = "S 11 22 33 " + " ".join(str(k) for k in range(7, 22)) + " 987654 0 0"
+    assert parse_stat(f"5 ({name}) {rest}") == ("S", 11, 22, 33, "987654")
+
+
+def test_of_itself():
+    identity = ProcessId.of(os.getpid())
+    assert identity.alive()
+    assert ProcessId.from_dict(identity.to_dict()) == identity
+
+
+def test_another_start_time_is_another_process(sleeper):
+    identity = ProcessId.of(sleeper.pid)
+    for other in (
+        replace(identity, start=identity.start + "1"),
+        replace(identity, boot="another boot"),
+        replace(identity, namespace="pid:[1]"),
+    ):
+        assert not other.alive()
+        assert not other.send(signal.SIGKILL)
+    assert sleeper.poll() is None
+    assert identity.send(signal.SIGKILL)
+    assert sleeper.wait() == -signal.SIGKILL
+
+
+def test_a_zombie_is_gone():
+    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    identity = ProcessId.of(process.pid)
+    process.stdin.close()
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and not reaped
+    try:
+        assert not identity.alive()
+        assert ProcessId.of(process.pid) is None
+    finally:
+        process.wait()
+    assert not identity.send(signal.SIGTERM)

@@ -1,0 +1,70 @@
+import os
+import threading
+from pathlib import Path
+
+from diloco_local._rundir import Root, default_root
+
+
+def test_the_default_root(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert default_root() == tmp_path / "diloco"
+    monkeypatch.setenv("XDG_STATE_HOME", "relative/folder")
+    assert default_root() == Path.home() / ".local" / "state" / "diloco"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    assert default_root() == Path.home() / ".local" / "state" / "diloco"
+
+
+def test_one_of_many_launchers_publishes(tmp_path):
+    root = Root(tmp_path)
+    gate = threading.Barrier(8)
+    won = []
+
+    def contend(k):
+        staged = root.stage()
+        (staged.path / "who").write_text(str(k))
+        gate.wait()
+        if root.publish(staged, "run"):
+            won.append(k)
+        else:
+            root.discard(staged)
+
+    threads = [threading.Thread(target=contend, args=(k,)) for k in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1
+    assert (root.run("run").path / "who").read_text() == str(won[0])
+    assert root.run_ids() == ["run"]
+    assert not list((tmp_path / "staging").iterdir())
+    assert not list((tmp_path / "trash").iterdir())
+
+
+def test_nobody_else_may_look(tmp_path):
+    assert Root(tmp_path).stage().path.stat().st_mode & 0o777 == 0o700
+
+
+def test_discarding_twice_is_once(tmp_path):
+    root = Root(tmp_path)
+    staged = root.stage()
+    root.discard(staged)
+    root.discard(staged)
+
+
+def test_no_root_no_runs(tmp_path):
+    assert Root(tmp_path / "none").run_ids() == []
+
+
+def test_ringing_where_nobody_listens(tmp_path):
+    run = Root(tmp_path).stage()
+    run.ring()
+    os.mkfifo(run.wake)
+    run.ring()
+
+
+def test_attempts_are_counted_not_spelled(tmp_path):
+    replica = Root(tmp_path).run("x").replica(3)
+    assert replica.attempts() == []
+    for number in (10, 2, 1):
+        replica.attempt(number).path.mkdir(parents=True)
+    assert [attempt.path.name for attempt in replica.attempts()] == ["attempt-1", "attempt-2", "attempt-10"]
