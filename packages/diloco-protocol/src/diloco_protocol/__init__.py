@@ -1,0 +1,83 @@
+"""How the replicas of a run are launched, watched, cancelled and collected: one contract for every backend."""
+
+from .__about__ import __version__ as __version__
+from ._backoff import Backoff, retry
+from ._base import BaseExecutor, LogQuery, Option
+from ._collect import collect
+from ._discovery import executors, get_executor, load_errors
+from ._entrypoint import entrypoint_name
+from ._errors import (
+    AuthError,
+    BackendError,
+    DilocoError,
+    ForbiddenError,
+    InvalidRequestError,
+    LaunchError,
+    MissingDependencyError,
+    QuotaExceededError,
+    ReplicaNotFoundError,
+    RunConflictError,
+    SpecVersionError,
+    ThrottledError,
+    UnavailableError,
+)
+from ._executor import ServerlessExecutor
+from ._handle import ReplicaHandle
+from ._journal import FolderJournal, RunJournal, state_folder
+from ._outcome import Outcome
+from ._request import Plan, RunRequest, make_request
+from ._spec import (
+    ReplicaSpec,
+    environment,
+    spec_from_arguments,
+    spec_from_environment,
+    spec_to_arguments,
+    spec_to_environment,
+)
+from ._types import Capabilities, Reason, ReplicaResult, ReplicaState, ReplicaStatus
+
+__all__ = [
+    "AuthError",
+    "BackendError",
+    "Backoff",
+    "BaseExecutor",
+    "Capabilities",
+    "DilocoError",
+    "FolderJournal",
+    "ForbiddenError",
+    "InvalidRequestError",
+    "LaunchError",
+    "LogQuery",
+    "MissingDependencyError",
+    "Option",
+    "Outcome",
+    "Plan",
+    "QuotaExceededError",
+    "Reason",
+    "ReplicaHandle",
+    "ReplicaNotFoundError",
+    "ReplicaResult",
+    "ReplicaSpec",
+    "ReplicaState",
+    "ReplicaStatus",
+    "RunConflictError",
+    "RunJournal",
+    "RunRequest",
+    "ServerlessExecutor",
+    "SpecVersionError",
+    "ThrottledError",
+    "UnavailableError",
+    "collect",
+    "entrypoint_name",
+    "environment",
+    "executors",
+    "get_executor",
+    "load_errors",
+    "make_request",
+    "retry",
+    "spec_from_arguments",
+    "spec_from_environment",
+    "spec_to_arguments",
+    "spec_to_environment",
+    "state_folder",
+]

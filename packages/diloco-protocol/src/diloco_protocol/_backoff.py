@@ -1,0 +1,84 @@
+"""Trying again, ever more slowly, with jitter."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from ._errors import BackendError, InvalidRequestError, ThrottledError
+
+T = TypeVar("T")
+
+
+def _uniform() -> float:
+    import random  # slow to import, and only needed once something waits
+
+    return random.random()
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Delays that grow: ``first``, ``first * factor``, … up to ``cap``, each shortened at random by up to ``jitter``.
+
+    Immutable and safe to share between threads; the clock, the sleep and the randomness are injected.
+
+    Attributes:
+        first: First delay in seconds.
+        factor: Growth per delay.
+        cap: Longest delay in seconds.
+        jitter: Share of a delay that is random, in [0, 1]: many callers that failed together do not return together.
+        clock: Monotonic clock in seconds.
+        sleep: Sleeps so many seconds.
+        uniform: Random number in [0, 1).
+    """
+
+    first: float = 0.5
+    factor: float = 2.0
+    cap: float = 30.0
+    jitter: float = 0.25
+    clock: Callable[[], float] = field(default=time.monotonic, repr=False)
+    sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+    uniform: Callable[[], float] = field(default=_uniform, repr=False)
+
+    def __post_init__(self) -> None:
+        if not (0 < self.first <= self.cap and self.factor >= 1 and 0 <= self.jitter <= 1):
+            raise InvalidRequestError(
+                f"a back-off needs 0 < first <= cap, factor >= 1 and 0 <= jitter <= 1, not first={self.first}, "
+                f"cap={self.cap}, factor={self.factor}, jitter={self.jitter}"
+            )
+
+    def delays(self) -> Iterator[float]:
+        """The delays in seconds, without end."""
+        delay = self.first
+        while True:
+            yield delay * (1 - self.jitter * self.uniform())
+            delay = min(delay * self.factor, self.cap)
+
+
+def retry(call: Callable[[], T], backoff: Backoff, *, timeout: float) -> T:
+    """Call until it returns, as long as its errors are retryable.
+
+    Args:
+        call: What to try.
+        backoff: How long to wait in between; a longer ``retry_after`` of the backend wins.
+        timeout: Seconds after which the last error is raised instead of trying again.
+
+    Raises:
+        BackendError: A non-retryable error at once, or the last one when the time is up.
+    """
+    deadline = backoff.clock() + timeout
+    for delay in backoff.delays():
+        try:
+            return call()
+        except BackendError as error:
+            if not error.retryable:
+                raise
+            if isinstance(error, ThrottledError) and error.retry_after is not None:
+                delay = max(delay, error.retry_after)
+            if backoff.clock() + delay > deadline:
+                error.add_note(f"given up after {timeout:g} s of trying again")
+                raise
+        backoff.sleep(delay)
+    raise AssertionError("delays() has no end")

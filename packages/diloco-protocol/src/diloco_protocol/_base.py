@@ -1,0 +1,366 @@
+"""The verbs, written once on the few hooks that a backend supplies."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from ._backoff import Backoff
+from ._collect import Progress, collect
+from ._errors import InvalidRequestError, ReplicaNotFoundError
+from ._request import Plan, RunRequest, make_request
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from ._handle import ReplicaHandle
+    from ._journal import RunJournal
+    from ._types import Capabilities, ReplicaResult, ReplicaState, ReplicaStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a backend's constructor.
+
+    Attributes:
+        name: Its name.
+        type: Its type, in words.
+        default: Its default, in words.
+        help: What it is for.
+    """
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which lines of a log are asked for.
+
+    Attributes:
+        n_lines: Only the last so many; None for all.
+        follow: Go on until the replica has ended and its log is exhausted.
+        since: Only lines from this time on, in Unix seconds.
+        until: Only lines before this time, in Unix seconds.
+        regex: Only lines in which this regular expression is found.
+        streams: ``"stdout"``, ``"stderr"`` or ``"combined"``.
+    """
+
+    n_lines: int | None = None
+    follow: bool = False
+    since: float | None = None
+    until: float | None = None
+    regex: str | None = None
+    streams: str = "combined"
+
+
+class BaseExecutor(ABC):
+    """What every backend shares: checks, the verbs, the wait loop.
+
+    A backend supplies :meth:`_plan`, :meth:`_submit`, :meth:`_observe_run`, :meth:`_result`, :meth:`_stop`, :meth:`_purge`,
+    :meth:`_logs`, :meth:`_list_runs` and :meth:`_attach`. Handles are the whole truth: an executor keeps nothing that
+    matters, so any executor of the same backend in any process answers the same. Safe to share between threads if the
+    backend's hooks are.
+
+    Args:
+        run_id: Prefix of the names of runs that are not named by the caller.
+        journal: Where launches and ends are written down, besides the backend's own records.
+        backoff: Pauses of the wait loop, with its clock and sleep.
+    """
+
+    backend_name: str
+    supports_inter_replica_network: bool
+    capabilities: Capabilities
+
+    def __init__(
+        self, *, run_id: str | None = None, journal: RunJournal | None = None, backoff: Backoff | None = None
+    ) -> None:
+        self._run_prefix = run_id
+        self._journal = journal
+        self._backoff = backoff or Backoff(first=0.2, factor=1.5, cap=5.0)
+
+    # --- launching ---
+
+    def launch_replicas(
+        self,
+        n_replicas: int,
+        entrypoint: str | Callable[..., Any],
+        entrypoint_args: Mapping[str, Any] | None = None,
+        *,
+        gpu: str | None = None,
+        timeout: float | None = 3600,
+        run_id: str | None = None,
+        cpu: str | float | None = None,
+        memory: str | None = None,
+        env: Mapping[str, str] | None = None,
+        secrets: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        spot: bool | None = None,
+        max_restarts: int | None = None,
+        rank_offset: int = 0,
+        world_size: int | None = None,
+    ) -> list[ReplicaHandle]:
+        """Start a cohort: all of it, or nothing.
+
+        Args:
+            n_replicas: How many replicas to start here.
+            entrypoint: ``"package.module:function"``, ``"package.module.function"``, or a function that has such a name.
+            entrypoint_args: Its keyword arguments; JSON values, nested as you like, arrive exactly as given. Two keys mean
+                something to the launch: ``rank_env`` (taken out) names a variable that shall hold the rank;
+                ``rendezvous_uri`` is exported as ``RENDEZVOUS_URI`` too.
+            gpu: GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None for none.
+            timeout: Seconds that an attempt may last, from its start; None for any.
+            run_id: Name of the run and idempotency key: the same name and the same launch give the same handles. A new
+                name is made if it is left out.
+            cpu: CPU of one replica.
+            memory: Memory of one replica.
+            env: Environment variables.
+            secrets: Variable name → reference to a secret of the backend's; never a value.
+            labels: Labels to find the run by.
+            spot: Whether interruptible capacity is wanted.
+            max_restarts: How often a failed attempt is started again.
+            rank_offset: First rank, where one run spans several backends.
+            world_size: Replicas of the whole run then.
+
+        Returns:
+            One handle per replica, in rank order.
+
+        Raises:
+            InvalidRequestError: An argument is not allowed; nothing was started.
+            RunConflictError: The run_id belongs to another launch; nothing was started.
+            LaunchError: The launch failed; everything started was ended again, except ``survivors``.
+        """
+        request = self._request(
+            n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout, run_id=run_id, cpu=cpu, memory=memory,
+            env=env, secrets=secrets, labels=labels, spot=spot, max_restarts=max_restarts, rank_offset=rank_offset,
+            world_size=world_size,
+        )  # fmt: skip
+        handles = self._submit(request)
+        if self._journal is not None:
+            self._journal.record_launch(handles)
+        return handles
+
+    def plan(
+        self,
+        n_replicas: int,
+        entrypoint: str | Callable[..., Any],
+        entrypoint_args: Mapping[str, Any] | None = None,
+        **options: Any,
+    ) -> Plan:
+        """The requests that :meth:`launch_replicas` would send for the same arguments; sends nothing."""
+        request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
+        return Plan(request.run_id, tuple(self._plan(request)))
+
+    # --- watching ---
+
+    def poll(self, handle: ReplicaHandle) -> ReplicaState:
+        """The state of a replica: ``describe(handle).state``."""
+        return self.describe(handle).state
+
+    def describe(self, handle: ReplicaHandle) -> ReplicaStatus:
+        """Everything known about a replica.
+
+        Raises:
+            ReplicaNotFoundError: There is no record of it, here or in the journal.
+            BackendError: The backend could not be asked.
+        """
+        self._check(handle)
+        status = self._observe([handle]).get(handle)
+        if status is None:
+            raise ReplicaNotFoundError(
+                f"{self.backend_name} has no record of rank {handle.rank} of run {handle.run_id!r}: it was removed, or never "
+                "existed where this executor looks"
+            )
+        return status
+
+    def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
+        """The last lines of a replica's log; ``""`` when there are none.
+
+        Raises:
+            ReplicaNotFoundError: There is no record of it.
+        """
+        self._check(handle)
+        if type(n_lines) is not int or n_lines < 1:
+            raise InvalidRequestError(f"n_lines must be a whole number from 1, not {n_lines!r}")
+        return "\n".join(self._logs(handle, LogQuery(n_lines=n_lines)))
+
+    def log_iter(
+        self,
+        handle: ReplicaHandle,
+        *,
+        follow: bool = False,
+        since: float | None = None,
+        until: float | None = None,
+        regex: str | None = None,
+        streams: str = "combined",
+    ) -> Iterator[str]:
+        """The lines of a replica's log, without their line ends. Keeps no state between calls.
+
+        Args:
+            handle: The replica.
+            follow: Go on until the replica has ended and its log is exhausted.
+            since: Only lines from this time on, in Unix seconds.
+            until: Only lines before this time, in Unix seconds.
+            regex: Only lines in which this regular expression is found.
+            streams: ``"stdout"``, ``"stderr"`` or ``"combined"``.
+
+        Raises:
+            ValueError: The backend does not have that stream (an :class:`InvalidRequestError`).
+            ReplicaNotFoundError: There is no record of the replica.
+        """
+        self._check(handle)
+        if streams not in self.capabilities.log_streams:
+            raise InvalidRequestError(
+                f"{self.backend_name} has no log stream {streams!r}; it has {', '.join(self.capabilities.log_streams)}"
+            )
+        return self._logs(handle, LogQuery(follow=follow, since=since, until=until, regex=regex, streams=streams))
+
+    def collect(
+        self,
+        handles: Sequence[ReplicaHandle],
+        *,
+        timeout: float | None = None,
+        progress: Progress | None = None,
+    ) -> list[ReplicaResult]:
+        """Wait until all replicas are terminal or the time is up; ends nothing, and may be repeated.
+
+        Args:
+            handles: In any order, of any runs of this backend.
+            timeout: Seconds for all of them together; None for any.
+            progress: Called now and then with what is known so far.
+
+        Returns:
+            One result per handle, in the given order; a replica without a record is failed with reason ``lost``.
+        """
+        for handle in handles:
+            self._check(handle)
+        if timeout is not None and not timeout >= 0:
+            raise InvalidRequestError(f"timeout must be a number of seconds from 0, or None, not {timeout!r}")
+        return collect(
+            handles, self._observe, self._result_of, timeout=timeout, backoff=self._backoff, progress=progress
+        )
+
+    # --- ending ---
+
+    def cancel(self, handle: ReplicaHandle) -> None:
+        """End a replica, or its whole run (``capabilities.cancel_scope``). Repeatable; returns when it was accepted.
+
+        What is terminal stays as it is; what is gone is passed over; the evidence is kept. The state becomes ``cancelled``
+        only when the resources are gone.
+
+        Raises:
+            BackendError: The backend refused or could not be asked; nothing has changed.
+        """
+        self._check(handle)
+        self._stop(handle)
+
+    def purge(self, handle: ReplicaHandle) -> None:
+        """Remove the records of the run that a replica belongs to: logs, results, evidence. Repeatable.
+
+        Raises:
+            InvalidRequestError: A replica of the run has not ended; cancel it first.
+        """
+        self._check(handle)
+        self._purge(handle)
+
+    # --- finding ---
+
+    def list_runs(self) -> list[str]:
+        """The run_ids that the backend has records of, oldest first."""
+        return self._list_runs()
+
+    def attach(self, run_id: str) -> list[ReplicaHandle]:
+        """The handles of a run, in rank order.
+
+        Raises:
+            ReplicaNotFoundError: There is no such run.
+        """
+        return self._attach(run_id)
+
+    def options(self) -> list[Option]:
+        """What the constructor takes."""
+        return []
+
+    def close(self) -> None:  # noqa: B027 - most backends have nothing to let go of
+        """Let go of local resources; repeatable, never raises, never ends a replica."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # --- hooks ---
+
+    @abstractmethod
+    def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
+        """The requests for a launch, as JSON values with secrets redacted; checks what only this backend can, calls nothing."""
+
+    @abstractmethod
+    def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
+        """Send them: all or nothing, idempotent by run_id."""
+
+    @abstractmethod
+    def _observe_run(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
+        """The statuses of replicas of one run, with a number of calls that does not depend on their number.
+
+        A replica without a record is left out.
+        """
+
+    @abstractmethod
+    def _result(self, handle: ReplicaHandle) -> Any:
+        """The result of a replica that has succeeded."""
+
+    @abstractmethod
+    def _stop(self, handle: ReplicaHandle) -> None:
+        """Ask for the end of a replica (or its run)."""
+
+    @abstractmethod
+    def _purge(self, handle: ReplicaHandle) -> None:
+        """Remove the records of its run."""
+
+    @abstractmethod
+    def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
+        """The lines asked for."""
+
+    @abstractmethod
+    def _list_runs(self) -> list[str]:
+        """The known run_ids, oldest first."""
+
+    @abstractmethod
+    def _attach(self, run_id: str) -> list[ReplicaHandle]:
+        """The handles of a run."""
+
+    # --- shared pieces ---
+
+    def _request(self, *arguments: Any, **options: Any) -> RunRequest:
+        return make_request(*arguments, **options, run_prefix=self._run_prefix)
+
+    def _check(self, handle: ReplicaHandle) -> None:
+        if handle.backend_name != self.backend_name:
+            raise InvalidRequestError(
+                f"this handle belongs to the backend {handle.backend_name!r}, this executor is {self.backend_name!r}"
+            )
+
+    def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
+        """Ask the backend, then the journal for what the backend has forgotten; write down what has ended."""
+        seen = dict(self._observe_run(handles))
+        if self._journal is not None:
+            for handle in handles:
+                recorded = self._journal.end(handle)
+                if recorded is not None:
+                    seen[handle] = recorded[0]
+                elif handle in seen and seen[handle].state.terminal:
+                    succeeded = seen[handle].state == "succeeded"
+                    self._journal.record_end(handle, seen[handle], self._result(handle) if succeeded else None)
+        return seen
+
+    def _result_of(self, handle: ReplicaHandle) -> Any:
+        recorded = None if self._journal is None else self._journal.end(handle)
+        return self._result(handle) if recorded is None else recorded[1]

@@ -1,0 +1,138 @@
+"""Waiting for replicas: one loop for all backends."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ._backoff import Backoff
+from ._errors import BackendError
+from ._types import Reason, ReplicaResult, ReplicaState, ReplicaStatus
+
+if TYPE_CHECKING:
+    from ._handle import ReplicaHandle
+
+Progress = Callable[[Mapping["ReplicaHandle", ReplicaStatus]], None]
+
+
+def collect(
+    handles: Sequence[ReplicaHandle],
+    observe_run: Callable[[Sequence[ReplicaHandle]], Mapping[ReplicaHandle, ReplicaStatus]],
+    result_of: Callable[[ReplicaHandle], Any],
+    *,
+    timeout: float | None,
+    backoff: Backoff,
+    progress: Progress | None = None,
+) -> list[ReplicaResult]:
+    """Wait until all replicas are terminal or the time is up; never ends anything, and may be repeated.
+
+    Every tick asks once per run, however many ranks it has. Retryable errors are absorbed until the deadline.
+
+    Args:
+        handles: In any order, of any runs; duplicates are allowed.
+        observe_run: The statuses of some replicas of one run; a handle without a record is left out.
+        result_of: The result of a replica that has succeeded.
+        timeout: Seconds for all of them together; None for any.
+        backoff: Pauses between ticks, with clock and sleep.
+        progress: Called after every tick with the statuses known so far, and whenever the caller should see a change.
+
+    Returns:
+        One result per handle, in the given order. A replica without a record is failed with reason LOST; one that had not
+        ended by the deadline has its last known state.
+
+    Raises:
+        BackendError: A non-retryable error, or a retryable one that still stood at the deadline with nothing known.
+    """
+    deadline = None if timeout is None else backoff.clock() + timeout
+    runs: dict[str, list[ReplicaHandle]] = {}
+    for handle in dict.fromkeys(handles):
+        runs.setdefault(handle.run_id, []).append(handle)
+    known: dict[ReplicaHandle, ReplicaStatus] = {}
+    results: dict[ReplicaHandle, Any] = {}
+    delays = backoff.delays()
+    while True:
+        error: BackendError | None = None
+        changed = False
+        for run in runs.values():
+            waiting = [handle for handle in run if not _settled(handle, known, results)]
+            if not waiting:
+                continue
+            try:
+                changed |= _look(waiting, observe_run, result_of, known, results)
+            except BackendError as caught:
+                if not caught.retryable:
+                    raise
+                error = caught
+        if progress is not None:
+            progress(dict(known))
+        if all(_settled(handle, known, results) for run in runs.values() for handle in run):
+            break
+        if changed:
+            delays = backoff.delays()
+        delay = next(delays)
+        if deadline is not None:
+            left = deadline - backoff.clock()
+            if left <= 0:
+                if error is not None and any(handle not in known for run in runs.values() for handle in run):
+                    raise error
+                break
+            delay = min(delay, left)
+        backoff.sleep(delay)
+    return [to_result(handle, known[handle], results.get(handle)) for handle in handles]
+
+
+def _look(
+    waiting: Sequence[ReplicaHandle],
+    observe_run: Callable[[Sequence[ReplicaHandle]], Mapping[ReplicaHandle, ReplicaStatus]],
+    result_of: Callable[[ReplicaHandle], Any],
+    known: dict[ReplicaHandle, ReplicaStatus],
+    results: dict[ReplicaHandle, Any],
+) -> bool:
+    """One look at one run; returns whether anything changed."""
+    seen = observe_run(waiting)
+    changed = False
+    for handle in waiting:
+        status = seen.get(handle)
+        if status is None:
+            text = f"there is no record of rank {handle.rank} of run {handle.run_id!r}: its end is unknown"
+            status = ReplicaStatus(ReplicaState.FAILED, reason=Reason.LOST, message=text)
+        changed |= known.get(handle) != status
+        known[handle] = status
+        if status.state is ReplicaState.SUCCEEDED:
+            results[handle] = result_of(handle)
+    return changed
+
+
+def _settled(
+    handle: ReplicaHandle, known: Mapping[ReplicaHandle, ReplicaStatus], results: Mapping[ReplicaHandle, Any]
+) -> bool:
+    status = known.get(handle)
+    if status is None or not status.state.terminal:
+        return False
+    return status.state is not ReplicaState.SUCCEEDED or handle in results
+
+
+def to_result(handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> ReplicaResult:
+    """A status as an entry of what ``collect`` returns."""
+    state = status.state
+    exit_code = status.exit_code
+    if state is ReplicaState.SUCCEEDED:
+        exit_code = 0
+    elif state is ReplicaState.CANCELLED or not state.terminal:
+        exit_code = None
+    elif exit_code is None or exit_code == 0:
+        exit_code = None if exit_code is None else 1
+    error = None if state is ReplicaState.SUCCEEDED or not state.terminal else status.message or f"the replica {state}"
+    entry: dict[str, Any] = {
+        **handle.metadata,
+        "rank": handle.rank,
+        "status": state.value,
+        "exit_code": exit_code,
+        "error": error,
+        "result": result,
+        "reason": None if status.reason is None else status.reason.value,
+        "signal": status.signal,
+        "attempt": status.attempt,
+        "run_id": handle.run_id,
+    }
+    return entry  # type: ignore[return-value] # the backend's own ids come on top of the declared keys

@@ -1,0 +1,108 @@
+"""Every error of the protocol and of the packages built on it hangs on this tree.
+
+DilocoError
+├── MissingDependencyError (ImportError)      a package is not installed; names it and the pip command
+├── SpecVersionError                          a spec, handle or outcome of a version this code does not know
+└── BackendError                              a verb failed; ``retryable`` says whether trying again may help
+    ├── ThrottledError                        too many requests (retryable)
+    ├── UnavailableError                      server error, refused or cut connection (retryable)
+    ├── AuthError                             no credentials, or expired ones
+    ├── ForbiddenError                        the credentials do not allow it
+    ├── QuotaExceededError                    a limit of the account or cluster
+    ├── InvalidRequestError (ValueError)      the request is wrong; nothing was started
+    ├── RunConflictError                      the run_id is taken by a launch with another spec
+    ├── LaunchError                           the launch failed; ``survivors`` could not be stopped again
+    └── ReplicaNotFoundError (LookupError)    there is no record of the replica
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._handle import ReplicaHandle
+
+
+class DilocoError(Exception):
+    """Base of all errors of diloco."""
+
+
+class MissingDependencyError(DilocoError, ImportError):
+    """Raised when an optional package is needed and not installed; the message has the pip command."""
+
+
+class SpecVersionError(DilocoError):
+    """Raised when something was written by a version that this one does not understand."""
+
+
+class BackendError(DilocoError):
+    """Raised when a backend cannot do what it was asked.
+
+    Attributes:
+        retryable: Whether the same call may succeed a little later.
+    """
+
+    retryable: bool = False
+
+    def __init__(self, message: str, *, retryable: bool | None = None) -> None:
+        super().__init__(message)
+        if retryable is not None:
+            self.retryable = retryable
+
+
+class ThrottledError(BackendError):
+    """Raised when the backend asks for fewer requests.
+
+    Attributes:
+        retry_after: Seconds to wait before the next try, if the backend said so.
+    """
+
+    retryable = True
+
+    def __init__(self, message: str, *, retry_after: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class UnavailableError(BackendError):
+    """Raised when the backend cannot be reached or has an internal error."""
+
+    retryable = True
+
+
+class AuthError(BackendError):
+    """Raised when there are no credentials, or they have expired."""
+
+
+class ForbiddenError(BackendError):
+    """Raised when the credentials do not allow the call."""
+
+
+class QuotaExceededError(BackendError):
+    """Raised when a quota or limit is exhausted."""
+
+
+class InvalidRequestError(BackendError, ValueError):
+    """Raised when an argument is not allowed, before anything is started."""
+
+
+class RunConflictError(BackendError):
+    """Raised when a run_id belongs to a launch with another spec."""
+
+
+class LaunchError(BackendError):
+    """Raised when a launch failed after it began.
+
+    Attributes:
+        survivors: Replicas that were started and could not be stopped again. Empty if nothing is left running.
+    """
+
+    def __init__(self, message: str, survivors: Sequence[ReplicaHandle] = ()) -> None:
+        super().__init__(message)
+        self.survivors = tuple(survivors)
+
+
+class ReplicaNotFoundError(BackendError, LookupError):
+    """Raised when there is no record of a replica: it never existed here, or its record has been removed."""

@@ -1,0 +1,122 @@
+"""The name of one replica, valid in any process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ._errors import InvalidRequestError, SpecVersionError
+
+HANDLE_VERSION = 1
+
+
+class Metadata(Mapping[str, str]):
+    """An immutable, hashable mapping of text to text."""
+
+    __slots__ = ("_items",)
+
+    def __init__(self, items: Mapping[str, str] = {}) -> None:
+        for key, value in items.items():
+            if type(key) is not str or type(value) is not str:
+                raise InvalidRequestError(f"metadata maps text to text, not {key!r} to {value!r}")
+        self._items = dict(sorted(items.items()))
+
+    def __getitem__(self, key: str) -> str:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __hash__(self) -> int:
+        return hash(tuple(self._items.items()))
+
+    def __repr__(self) -> str:
+        return repr(self._items)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaHandle:
+    """Names one replica of one run: all that is needed to poll, read logs, cancel and collect, in any process.
+
+    Frozen, hashable, equal by value; safe to share between threads.
+
+    Attributes:
+        rank: 0 … world_size - 1.
+        backend_name: The backend that understands it.
+        metadata: The backend's own ids, and the cluster, account or host they belong to; immutable text to text.
+        run_id: The launch it belongs to.
+        world_size: Number of replicas of the run.
+
+    Raises:
+        InvalidRequestError: A value is impossible.
+    """
+
+    rank: int
+    backend_name: str
+    metadata: Mapping[str, str] = field(default_factory=Metadata)
+    run_id: str = field(default="", kw_only=True)
+    world_size: int = field(default=1, kw_only=True)
+
+    def __post_init__(self) -> None:
+        if type(self.rank) is not int or self.rank < 0:
+            raise InvalidRequestError(f"a handle's rank is a whole number from 0, not {self.rank!r}")
+        if type(self.world_size) is not int or self.world_size < 1:
+            raise InvalidRequestError(f"a handle's world_size is a whole number from 1, not {self.world_size!r}")
+        if not self.backend_name or type(self.backend_name) is not str:
+            raise InvalidRequestError(f"a handle's backend_name is a name, not {self.backend_name!r}")
+        if type(self.run_id) is not str:
+            raise InvalidRequestError(f"a handle's run_id is text, not {self.run_id!r}")
+        if not isinstance(self.metadata, Metadata):
+            object.__setattr__(self, "metadata", Metadata(self.metadata))
+
+    def to_dict(self) -> dict[str, Any]:
+        """The handle as JSON values, with a version."""
+        return {
+            "version": HANDLE_VERSION,
+            "rank": self.rank,
+            "backend_name": self.backend_name,
+            "metadata": dict(self.metadata),
+            "run_id": self.run_id,
+            "world_size": self.world_size,
+        }
+
+    def to_json(self) -> str:
+        """The handle as one line of JSON."""
+        return json.dumps(self.to_dict(), sort_keys=True)
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> ReplicaHandle:
+        """The inverse of :meth:`to_dict`.
+
+        Raises:
+            SpecVersionError: It was written by another version.
+            InvalidRequestError: It is no handle.
+        """
+        if not isinstance(data, Mapping) or "version" not in data:
+            raise InvalidRequestError(f"this is no handle: {data!r}")
+        if data["version"] != HANDLE_VERSION:
+            raise SpecVersionError(f"this handle has version {data['version']!r}, this code reads {HANDLE_VERSION}")
+        try:
+            return cls(
+                data["rank"],
+                data["backend_name"],
+                data["metadata"],
+                run_id=data["run_id"],
+                world_size=data["world_size"],
+            )
+        except KeyError as error:
+            raise InvalidRequestError(f"this handle lacks {error}: {dict(data)!r}") from None
+
+    @classmethod
+    def from_json(cls, text: str) -> ReplicaHandle:
+        """The inverse of :meth:`to_json`; raises as :meth:`from_dict` does."""
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise InvalidRequestError(f"this handle is not JSON: {error}") from None
+        return cls.from_dict(data)

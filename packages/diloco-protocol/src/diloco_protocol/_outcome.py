@@ -1,0 +1,66 @@
+"""The envelope in which a replica's end is reported, whatever the backend's channel."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from ._errors import InvalidRequestError, SpecVersionError
+from ._json import dumps
+from ._types import Reason
+
+OUTCOME_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How one attempt ended.
+
+    Attributes:
+        exit_code: Of the replica's program; 128 + n for signal n.
+        signal: Name of the signal that ended it, such as ``"SIGKILL"``.
+        error: What went wrong, in a sentence; None if nothing did.
+        error_type: Class of the exception, if there was one.
+        traceback: Its traceback.
+        result: What the entrypoint returned, a JSON value.
+        reason: COMPLETED, ERROR, TIMEOUT, START_FAILED, or CANCEL_REQUESTED if the runner was asked to stop.
+        started_at: Unix seconds.
+        finished_at: Unix seconds.
+        version: Of this record.
+    """
+
+    exit_code: int
+    signal: str | None = None
+    error: str | None = None
+    error_type: str | None = None
+    traceback: str | None = None
+    result: Any = None
+    reason: Reason = Reason.ERROR
+    started_at: float | None = None
+    finished_at: float | None = None
+    version: int = OUTCOME_VERSION
+
+    def to_json(self) -> str:
+        """The outcome as compact JSON."""
+        return dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Outcome:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            SpecVersionError: It was written by another version.
+            InvalidRequestError: It is no outcome.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise InvalidRequestError(f"this outcome is not JSON: {error}") from None
+        if not isinstance(data, dict) or data.get("version") != OUTCOME_VERSION:
+            version = data.get("version") if isinstance(data, dict) else None
+            raise SpecVersionError(f"this outcome has version {version!r}, this code reads {OUTCOME_VERSION}")
+        names = {f.name for f in fields(cls)}
+        if data.keys() != names:
+            raise InvalidRequestError(f"this outcome has the fields {sorted(data)} instead of {sorted(names)}")
+        return cls(**{**data, "reason": Reason(data["reason"])})

@@ -1,0 +1,224 @@
+"""What a launch asks for, checked before anything is started, and the plan that comes of it."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from ._entrypoint import entrypoint_name
+from ._errors import InvalidRequestError
+from ._json import check_json, dumps
+from ._spec import RANK_VARIABLE, ReplicaSpec, is_reserved
+
+MAX_REPLICAS = 10_000
+_RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?")
+_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+REDACTED = "<redacted>"
+
+
+@dataclass(frozen=True, slots=True)
+class RunRequest:
+    """The arguments of one launch: validated, normalised, immutable by convention.
+
+    Attributes:
+        run_id: Name of the run: its idempotency key.
+        ranks: The ranks to launch, ascending.
+        world_size: Number of replicas of the whole run, which may span several backends.
+        entrypoint: ``"package.module:function"``.
+        kwargs: Its keyword arguments, a JSON object.
+        rendezvous_uri: Where the replicas meet, if the arguments say so.
+        rank_env: Name of a variable that shall hold the rank.
+        gpu: The GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None for none.
+        timeout: Seconds that an attempt may last.
+        cpu: CPU of one replica, in the backend's words.
+        memory: Memory of one replica, in the backend's words.
+        env: Environment variables.
+        secrets: Variable name → reference to a secret; never a value.
+        labels: To find the run by.
+        spot: Whether interruptible capacity is wanted.
+        max_restarts: How often a failed attempt is started again.
+    """
+
+    run_id: str
+    ranks: tuple[int, ...]
+    world_size: int
+    entrypoint: str
+    kwargs: dict[str, Any]
+    rendezvous_uri: str | None = None
+    rank_env: str = RANK_VARIABLE
+    gpu: str | None = None
+    timeout: float | None = 3600.0
+    cpu: str | None = None
+    memory: str | None = None
+    env: dict[str, str] = field(default_factory=dict)
+    secrets: dict[str, str] = field(default_factory=dict)
+    labels: dict[str, str] = field(default_factory=dict)
+    spot: bool | None = None
+    max_restarts: int = 0
+
+    def specs(self, *, grace: float = 10.0) -> list[ReplicaSpec]:
+        """What each replica is told, in rank order."""
+        return [
+            ReplicaSpec(
+                entrypoint=self.entrypoint,
+                kwargs=self.kwargs,
+                rank=rank,
+                world_size=self.world_size,
+                run_id=self.run_id,
+                rendezvous_uri=self.rendezvous_uri,
+                rank_env=self.rank_env,
+                timeout=self.timeout,
+                grace=grace,
+            )
+            for rank in self.ranks
+        ]
+
+    def fingerprint(self) -> str:
+        """Digest of everything asked for: two launches with the same run_id must agree on it."""
+        import hashlib  # slow to import
+
+        return hashlib.sha256(dumps({**asdict(self), "ranks": list(self.ranks)}).encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What a launch would send, to look at before it is sent.
+
+    Attributes:
+        run_id: Name of the run.
+        requests: The requests in order, as JSON values; secrets are references, values that look like secrets redacted.
+    """
+
+    run_id: str
+    requests: tuple[dict[str, Any], ...]
+
+
+def make_request(
+    n_replicas: int,
+    entrypoint: str | Callable[..., Any],
+    entrypoint_args: Mapping[str, Any] | None,
+    *,
+    gpu: str | None = None,
+    timeout: float | None = 3600,
+    run_id: str | None = None,
+    run_prefix: str | None = None,
+    cpu: str | float | None = None,
+    memory: str | None = None,
+    env: Mapping[str, str] | None = None,
+    secrets: Mapping[str, str] | None = None,
+    labels: Mapping[str, str] | None = None,
+    spot: bool | None = None,
+    max_restarts: int | None = None,
+    rank_offset: int = 0,
+    world_size: int | None = None,
+    token: Callable[[], str] | None = None,
+) -> RunRequest:
+    """Check the arguments of a launch; see :meth:`BaseExecutor.launch_replicas` for what they mean.
+
+    Raises:
+        InvalidRequestError: An argument is not allowed; says what was given and what is allowed.
+    """
+    count = _whole("n_replicas", n_replicas, 1, MAX_REPLICAS)
+    offset = _whole("rank_offset", rank_offset, 0, MAX_REPLICAS)
+    world = count + offset if world_size is None else _whole("world_size", world_size, 1, MAX_REPLICAS)
+    if offset + count > world:
+        raise InvalidRequestError(
+            f"ranks {offset} to {offset + count - 1} do not fit into a world_size of {world}: "
+            "world_size counts the replicas of the whole run, on all backends"
+        )
+    if entrypoint_args is not None and not isinstance(entrypoint_args, Mapping):
+        raise InvalidRequestError(f"entrypoint_args must be a mapping of keyword arguments, not {entrypoint_args!r}")
+    kwargs = dict(entrypoint_args or {})
+    rank_env = kwargs.pop("rank_env", RANK_VARIABLE)
+    check_json(kwargs, "entrypoint_args")
+    for name in kwargs:
+        if not name.isidentifier():
+            raise InvalidRequestError(f"entrypoint_args has the key {name!r}, which is no name of a keyword argument")
+    rendezvous = kwargs.get("rendezvous_uri")
+    if rendezvous is not None and not isinstance(rendezvous, str):
+        raise InvalidRequestError(f"rendezvous_uri must be text, not {rendezvous!r}")
+    return RunRequest(
+        run_id=_run_id(run_id, run_prefix, token or _token),
+        ranks=tuple(range(offset, offset + count)),
+        world_size=world,
+        entrypoint=entrypoint_name(entrypoint),
+        kwargs=kwargs,
+        rendezvous_uri=rendezvous,
+        rank_env=_rank_env(rank_env),
+        gpu=_text("gpu", gpu),
+        timeout=_seconds("timeout", timeout),
+        cpu=None if cpu is None else _text("cpu", str(cpu)),
+        memory=_text("memory", memory),
+        env=_variables("env", env),
+        secrets=_variables("secrets", secrets),
+        labels=_strings("labels", labels),
+        spot=spot,
+        max_restarts=0 if max_restarts is None else _whole("max_restarts", max_restarts, 0, 1000),
+    )
+
+
+def _token() -> str:
+    """Unique for ever, and in order of time."""
+    return f"{time.time_ns() // 10**6:x}-{os.urandom(4).hex()}"
+
+
+def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) -> str:
+    name = run_id if run_id is not None else f"{prefix or 'run'}-{token()}"
+    if not isinstance(name, str) or not _RUN_ID.fullmatch(name):
+        raise InvalidRequestError(
+            f"the run_id {name!r} is not allowed: 1 to 48 lower-case letters, digits and dashes, with a letter or digit at "
+            "both ends (every backend uses it in names)"
+        )
+    return name
+
+
+def _whole(name: str, value: object, least: int, most: int) -> int:
+    if type(value) is not int or not least <= value <= most:
+        raise InvalidRequestError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+    return value
+
+
+def _seconds(name: str, value: float | None) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise InvalidRequestError(f"{name} must be a positive number of seconds or None, not {value!r}")
+    return float(value)
+
+
+def _text(name: str, value: str | None) -> str | None:
+    if value is not None and (not isinstance(value, str) or not value.strip()):
+        raise InvalidRequestError(f"{name} must be non-empty text or None, not {value!r}")
+    return value
+
+
+def _rank_env(name: object) -> str:
+    if not isinstance(name, str) or not _VARIABLE.fullmatch(name) or (name != RANK_VARIABLE and is_reserved(name)):
+        raise InvalidRequestError(f"rank_env must be the name of an environment variable that is free, not {name!r}")
+    return name
+
+
+def _strings(name: str, values: Mapping[str, str] | None) -> dict[str, str]:
+    if values is not None and not isinstance(values, Mapping):
+        raise InvalidRequestError(f"{name} must be a mapping of text to text, not {values!r}")
+    for key, value in (values or {}).items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            raise InvalidRequestError(f"{name} must map text to text; {key!r} maps to a {type(value).__name__}")
+    return dict(sorted((values or {}).items()))
+
+
+def _variables(name: str, values: Mapping[str, str] | None) -> dict[str, str]:
+    found = _strings(name, values)
+    for key, value in found.items():
+        if not _VARIABLE.fullmatch(key):
+            raise InvalidRequestError(f"{name} has the name {key!r}: letters, digits and _ are allowed, no digit first")
+        if is_reserved(key):
+            raise InvalidRequestError(f"{name} may not set {key}: the launch itself sets it for every replica")
+        if "\0" in value:
+            raise InvalidRequestError(f"{name}[{key!r}] holds a NUL character, which no environment can carry")
+    return found

@@ -1,0 +1,174 @@
+"""What one replica is told, and the channels it can be told through."""
+
+from __future__ import annotations
+
+import base64
+import json
+from dataclasses import asdict, dataclass, fields
+from typing import TYPE_CHECKING, Any
+
+from ._errors import InvalidRequestError, SpecVersionError
+from ._json import dumps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SPEC_VERSION = 1
+
+# The kernel takes at most 128 KiB per environment string, name included.
+_ENVIRONMENT_PIECE = 120_000
+_ENVIRONMENT_NAME = "DILOCO_SPEC_"
+# Some clouds take at most 256 characters per argument.
+_ARGUMENT_PIECE = 240
+
+RANK_VARIABLE = "REPLICA_RANK"
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What the runner of one replica needs to know. Made by a launch; validated there.
+
+    Attributes:
+        entrypoint: ``"package.module:function"``.
+        kwargs: Its keyword arguments, a JSON object.
+        rank: This replica.
+        world_size: Number of replicas of the run.
+        attempt: The rank's n-th life, from 1.
+        run_id: The launch it belongs to.
+        rendezvous_uri: Where the replicas meet, if the launch said so.
+        rank_env: Name of a variable that shall hold the rank, besides ``REPLICA_RANK``.
+        timeout: Seconds that an attempt may last, from its start; None for any.
+        grace: Seconds between SIGTERM and SIGKILL when it is ended.
+        version: Of this record.
+    """
+
+    entrypoint: str
+    kwargs: dict[str, Any]
+    rank: int
+    world_size: int
+    attempt: int = 1
+    run_id: str = ""
+    rendezvous_uri: str | None = None
+    rank_env: str = RANK_VARIABLE
+    timeout: float | None = None
+    grace: float = 10.0
+    version: int = SPEC_VERSION
+
+    def __hash__(self) -> int:
+        return hash(self.to_json())
+
+    def to_json(self) -> str:
+        """The spec as compact JSON; equal specs give equal text."""
+        return dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> ReplicaSpec:
+        """The inverse of :meth:`to_json`.
+
+        Raises:
+            SpecVersionError: It was written by another version; names both.
+            InvalidRequestError: It is no spec.
+        """
+        try:
+            data = json.loads(text)
+        except ValueError as error:
+            raise InvalidRequestError(f"this spec is not JSON: {error}") from None
+        if not isinstance(data, dict) or "version" not in data:
+            raise InvalidRequestError("this is no replica spec: it has no version")
+        if data["version"] != SPEC_VERSION:
+            raise SpecVersionError(
+                f"this replica's spec has version {data['version']!r}, but its diloco-protocol reads version {SPEC_VERSION}: "
+                "install the same diloco-protocol in the replica as in the launcher"
+            )
+        names = {f.name for f in fields(cls)}
+        if data.keys() != names:
+            raise InvalidRequestError(f"this spec has the fields {sorted(data)} instead of {sorted(names)}")
+        return cls(**data)
+
+
+def environment(spec: ReplicaSpec) -> dict[str, str]:
+    """The variables that tell a replica who it is; the runner sets them before the entrypoint is imported."""
+    variables = {
+        spec.rank_env: str(spec.rank),
+        RANK_VARIABLE: str(spec.rank),
+        "WORLD_SIZE": str(spec.world_size),
+        "DILOCO_RUN_ID": spec.run_id,
+        "DILOCO_ATTEMPT": str(spec.attempt),
+    }
+    if spec.rendezvous_uri is not None:
+        variables["RENDEZVOUS_URI"] = spec.rendezvous_uri
+    return variables
+
+
+RESERVED_VARIABLES = frozenset({RANK_VARIABLE, "WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT"})
+"""Names that ``env=`` may not set, since the protocol does; the same holds for all that begin with ``DILOCO_SPEC_``."""
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the protocol itself sets an environment variable."""
+    return name in RESERVED_VARIABLES or name.startswith(_ENVIRONMENT_NAME)
+
+
+def spec_to_environment(spec: ReplicaSpec, *, piece_bytes: int = _ENVIRONMENT_PIECE) -> dict[str, str]:
+    """A spec as environment variables ``DILOCO_SPEC_0``, ``DILOCO_SPEC_1`` and so on.
+
+    Base64, so that no shell, YAML or ``$(…)`` expansion on the way changes it, in pieces that an operating system takes.
+    """
+    return {f"{_ENVIRONMENT_NAME}{number}": piece for number, piece in enumerate(_cut(spec, piece_bytes))}
+
+
+def spec_from_environment(environ: Mapping[str, str]) -> ReplicaSpec:
+    """The inverse of :func:`spec_to_environment`.
+
+    Raises:
+        InvalidRequestError: There is none, or a piece is missing or damaged.
+        SpecVersionError: It was written by another version.
+    """
+    pieces = {name: value for name, value in environ.items() if name.startswith(_ENVIRONMENT_NAME)}
+    if not pieces:
+        raise InvalidRequestError(f"there is no replica spec in the environment ({_ENVIRONMENT_NAME}0 is not set)")
+    missing = [f"{_ENVIRONMENT_NAME}{n}" for n in range(len(pieces)) if f"{_ENVIRONMENT_NAME}{n}" not in pieces]
+    if missing:
+        raise InvalidRequestError(f"the replica spec in the environment lacks {', '.join(missing)}")
+    return _join([pieces[f"{_ENVIRONMENT_NAME}{number}"] for number in range(len(pieces))])
+
+
+def spec_to_arguments(spec: ReplicaSpec, *, piece_characters: int = _ARGUMENT_PIECE) -> list[str]:
+    """A spec as command-line arguments of at most 256 characters each: ``--spec=<number>/<count>:<piece>``."""
+    pieces = _cut(spec, piece_characters)
+    return [f"--spec={number}/{len(pieces)}:{piece}" for number, piece in enumerate(pieces)]
+
+
+def spec_from_arguments(arguments: Sequence[str]) -> ReplicaSpec:
+    """The inverse of :func:`spec_to_arguments`; other arguments are passed over, and the order does not matter.
+
+    Raises:
+        InvalidRequestError: There is none, or a piece is missing or damaged.
+        SpecVersionError: It was written by another version.
+    """
+    pieces: dict[int, str] = {}
+    counts = set()
+    for argument in arguments:
+        if argument.startswith("--spec=") and ":" in argument:
+            place, _, piece = argument.removeprefix("--spec=").partition(":")
+            number, _, count = place.partition("/")
+            if not (number.isdecimal() and count.isdecimal()):
+                raise InvalidRequestError(f"this is no piece of a replica spec: {argument[:40]!r}")
+            pieces[int(number)] = piece
+            counts.add(int(count))
+    if len(counts) != 1 or sorted(pieces) != list(range(counts.pop())):
+        raise InvalidRequestError(f"the arguments hold an incomplete replica spec: pieces {sorted(pieces)}")
+    return _join([piece for _, piece in sorted(pieces.items())])
+
+
+def _cut(spec: ReplicaSpec, size: int) -> list[str]:
+    text = base64.b64encode(spec.to_json().encode()).decode()
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def _join(pieces: list[str]) -> ReplicaSpec:
+    try:
+        text = base64.b64decode("".join(pieces), validate=True).decode()
+    except ValueError as error:
+        raise InvalidRequestError(f"the replica spec is damaged: {error}") from None
+    return ReplicaSpec.from_json(text)
