@@ -1,0 +1,11 @@
+"""Replicas as local processes: the diloco backend for a laptop, a test and a rehearsal."""
+
+import os
+
+if os.name != "posix":
+    raise ImportError("diloco-local runs on Linux and macOS; on Windows use it inside WSL")
+
+from diloco_local.__about__ import __version__
+from diloco_local._executor import LocalProcessExecutor
+
+__all__ = ["LocalProcessExecutor", "__version__"]

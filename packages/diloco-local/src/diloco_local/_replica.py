@@ -130,10 +130,10 @@ class Replica:
         self.phase = Phase.STARTING
         self._started_at = time.time()
         self._save()
-        paths = {"{spec}": str(files.spec), "{outcome}": str(files.outcome)}
+        words = {"{spec}": str(files.spec), "{outcome}": str(files.outcome)}
         with files.log("stdout").open("ab") as out, files.log("stderr").open("ab") as err:
             self._popen = subprocess.Popen(
-                [paths.get(word, word) for word in self._order.argv],
+                [words.get(word, word) for word in self._order.argv],
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,
@@ -184,21 +184,13 @@ class Replica:
         """Begin to end the attempt: written down first, then SIGTERM; SIGKILL when the grace is over."""
         if self._stop is not None or self.done or self.ending is not None:
             return
-        found = self._members()
+        self._members()  # so that state.json names those that may slip away while they are being ended
         self._stop = Stop(reason, time.time())
         self._kill_at = time.monotonic() + self._rules.grace + (MARGIN if self.phase is Phase.RUNNING else 0.0)
         self._save()
-        if self.phase is not Phase.RUNNING:
-            return  # the sweep has sent its SIGTERM already
-        self._told.update(entry.identity for entry in found.values())
-        if self._runner is not None and self._runner.send(signal.SIGTERM):
-            # The runner passes the signal on to the group of its child; only what has left that group is ours to
-            # tell, since a second SIGTERM means "at once" to many programs.
-            told = {self._runner.pid}
-            groups = {entry.group for entry in found.values() if entry.parent in told or entry.identity.pid in told}
-            found = {pid: entry for pid, entry in found.items() if entry.group not in groups}
-        for entry in found.values():
-            entry.identity.send(signal.SIGTERM)
+        if self.phase is Phase.RUNNING and self._runner is not None:
+            # Only the runner is told: it tells its tree, and a second SIGTERM means "at once" to many programs.
+            self._runner.send(signal.SIGTERM)
 
     def step(self) -> None:
         """Look once, and do what is due."""

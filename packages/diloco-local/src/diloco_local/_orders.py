@@ -1,0 +1,102 @@
+"""From a launch request to what the supervisor is told: pure, so that the plan is what is started."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from diloco_local._environment import compose
+from diloco_local._replica import Order
+from diloco_local._rundir import RunDir
+from diloco_protocol import InvalidRequestError, RunRequest
+
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """Where and how the replicas of an executor run.
+
+    Attributes:
+        python: The interpreter.
+        cwd: The working directory.
+        folders: The import path, ahead of the interpreter's own.
+        grace: Seconds between SIGTERM and SIGKILL.
+        base: The inherited environment.
+    """
+
+    python: str
+    cwd: str
+    folders: tuple[str, ...]
+    grace: float
+    base: Mapping[str, str]
+
+
+def check_request(request: RunRequest) -> None:
+    """Refuse what a local process cannot be given.
+
+    Raises:
+        InvalidRequestError: Says what was asked for and what to do instead.
+    """
+    refusals = {
+        "spot": (request.spot, "there is no interruptible capacity on this machine; leave spot out"),
+        "secrets": (
+            tuple(request.secrets),
+            "there is no secret store here; replicas inherit the launcher's environment (see inherit_env), so export them",
+        ),
+        "cpu": (request.cpu, "processes are not confined to CPUs here; set thread numbers such as OMP_NUM_THREADS by env="),
+        "memory": (request.memory, "processes are not confined to an amount of memory here; leave memory out"),
+    }
+    for name, (value, advice) in refusals.items():
+        if value:
+            raise InvalidRequestError(f"{name}={value!r} cannot be honoured by local processes: {advice}")
+
+
+def fingerprint(request: RunRequest, setting: Setting) -> str:
+    """Digest of all that two launches of one run_id must agree on; the inherited environment is not part of it."""
+    own = [request.fingerprint(), setting.python, setting.cwd, setting.folders, setting.grace]
+    return hashlib.sha256(json.dumps(own).encode()).hexdigest()
+
+
+def make_orders(request: RunRequest, setting: Setting, devices: Sequence[str | None]) -> list[Order]:
+    """What the supervisor starts, in rank order; ``{spec}`` and ``{outcome}`` stand for an attempt's files."""
+    return [
+        Order(
+            rank=spec.rank,
+            spec=asdict(spec),
+            argv=(setting.python, "-m", "diloco_protocol.runner", "--spec", "{spec}", "--outcome", "{outcome}"),
+            env=compose(setting.base, [request.env], setting.folders, share),
+            cwd=setting.cwd,
+        )
+        for spec, share in zip(request.specs(grace=setting.grace), devices, strict=True)
+    ]
+
+
+def show_orders(run: RunDir, orders: Iterable[Order], base: Mapping[str, str]) -> list[dict[str, Any]]:
+    """Orders as JSON to look at: inherited variables by name only, values that look like secrets redacted."""
+    return [
+        {
+            "rank": order.rank,
+            "argv": files_in(order.argv, run, order.rank, 1),
+            "cwd": order.cwd,
+            "env": {
+                name: "<redacted>" if _SECRET_NAME.search(name) else value
+                for name, value in sorted(order.env.items())
+                if base.get(name) != value
+            },
+            "inherited": sorted(name for name, value in order.env.items() if base.get(name) == value),
+            "spec": order.spec,
+        }
+        for order in orders
+    ]
+
+
+def files_in(argv: Sequence[str], run: RunDir, rank: int, attempt: int) -> list[str]:
+    """A command line with the files of an attempt filled in."""
+    files = run.replica(rank).attempt(attempt)
+    paths = {"{spec}": str(files.spec), "{outcome}": str(files.outcome)}
+    return [paths.get(word, word) for word in argv]

@@ -1,0 +1,270 @@
+"""The runs below a root: launch all or nothing, find again, cancel, purge. Keeps no state of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from diloco_local._files import create_json, is_locked, open_lock, try_lock, write_json
+from diloco_local._identity import host_name
+from diloco_local._launch import SupervisorError, start_supervisor
+from diloco_local._observe import observe_replica
+from diloco_local._processes import members, process_table
+from diloco_local._record import RunRecord, outcome_of, read_record
+from diloco_local._replica import MARGIN, Order
+from diloco_local._rundir import Root, RunDir
+from diloco_protocol import (
+    BackendError,
+    InvalidRequestError,
+    LaunchError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaState,
+    ReplicaStatus,
+    RunConflictError,
+    UnavailableError,
+)
+
+BACKEND = "local_process"
+
+#: Seconds to wait for a launch of the same run by another process.
+PATIENCE = 60.0
+
+
+def handles_of(root: Root, record: RunRecord) -> list[ReplicaHandle]:
+    """The handles of a run, in rank order."""
+    metadata = {"host": record.host, "root": str(root.path), "uid": record.uid}
+    return [
+        ReplicaHandle(rank, BACKEND, metadata, run_id=record.run_id, world_size=record.world_size)
+        for rank in record.ranks
+    ]
+
+
+def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
+    """A run that was started, by its name.
+
+    Raises:
+        ReplicaNotFoundError: There is none.
+    """
+    run = root.run(run_id)
+    # What was published and never started is a launch that died: nobody has a handle of it.
+    record = read_record(run) if run.started.exists() else None
+    if record is None:
+        known = ", ".join(root.run_ids()[:20]) or "none"
+        raise ReplicaNotFoundError(f"there is no run {run_id!r} below {root.path} (runs there: {known})")
+    return run, record
+
+
+def locate(handle: ReplicaHandle) -> tuple[RunDir, RunRecord]:
+    """The run a handle belongs to, from the handle alone.
+
+    Raises:
+        InvalidRequestError: The handle is of another backend or another machine, or its root is not there, so that
+            nothing can be said about the replica.
+        ReplicaNotFoundError: The run was purged.
+    """
+    if handle.backend_name != BACKEND:
+        raise InvalidRequestError(f"a handle of backend {handle.backend_name!r} was given to {BACKEND!r}")
+    try:
+        host, path, uid = (handle.metadata[key] for key in ("host", "root", "uid"))
+    except KeyError as error:
+        raise InvalidRequestError(f"the handle of replica {handle.rank} lacks the metadata {error}") from None
+    if host != host_name():
+        raise InvalidRequestError(
+            f"replica {handle.rank} of run {handle.run_id!r} is on host {host!r}, and this is {host_name()!r}: "
+            "use the handle there"
+        )
+    root = Root(Path(path))
+    if not root.path.is_dir():
+        raise InvalidRequestError(
+            f"the folder {root.path} of run {handle.run_id!r} is missing on this host, "
+            "so nothing is known about the run: is it on a file system that is not mounted?"
+        )
+    run, record = find_run(root, handle.run_id)
+    if record.uid != uid or handle.rank not in record.ranks:
+        raise ReplicaNotFoundError(
+            f"the run {handle.run_id!r} below {root.path} is not the one that this handle of rank {handle.rank} names: "
+            "that one was purged"
+        )
+    return run, record
+
+
+def known_launch(root: Root, run_id: str, fingerprint: str) -> RunRecord | None:
+    """The earlier launch of the same run, if there is one.
+
+    Raises:
+        RunConflictError: The name is taken by a launch that asked for something else.
+        UnavailableError: Another process is launching it right now and does not come to an end.
+    """
+    run = root.run(run_id)
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        record = read_record(run)
+        if record is None:
+            return None
+        locked = is_locked(run.lock)
+        if run.started.exists() or locked:
+            if record.fingerprint != fingerprint:
+                raise RunConflictError(
+                    f"run {run_id!r} exists below {root.path} and was launched with other arguments: "
+                    "use another run_id, or purge it first"
+                )
+            if run.started.exists():
+                return record
+        elif _discard_dead(root, run):
+            return None
+        if time.monotonic() > deadline:
+            raise UnavailableError(f"another process has been launching run {run_id!r} for {PATIENCE:g} s")
+        time.sleep(0.02)
+
+
+def _discard_dead(root: Root, run: RunDir) -> bool:
+    """Remove a launch that died before anything was started; False if it turns out to be alive."""
+    with _locked(run) as held:
+        if not held or run.started.exists():
+            return False
+        root.discard(run)
+        return True
+
+
+@contextlib.contextmanager
+def _locked(run: RunDir, wait: float = 0.0) -> Iterator[bool]:
+    """Hold the lock of the run that is at this place now; yields False if somebody else does, or it is gone."""
+    try:
+        descriptor = open_lock(run.lock)
+    except (FileNotFoundError, NotADirectoryError):
+        yield False
+        return
+    try:
+        held = try_lock(descriptor, wait=wait)
+        # The lock of a run that was moved away meanwhile says nothing about the one that took its place.
+        try:
+            same = os.fstat(descriptor).st_ino == run.lock.stat().st_ino
+        except FileNotFoundError:
+            same = False
+        yield held and same
+    finally:
+        os.close(descriptor)
+
+
+def launch(root: Root, record: RunRecord, orders: Sequence[Order]) -> RunRecord:
+    """Start a run: all replicas or none, once, whoever else launches it at the same time.
+
+    Returns:
+        The record of the run that exists now: this one, or that of the launcher who was first.
+
+    Raises:
+        RunConflictError: The name is taken by a launch that asked for something else.
+        LaunchError: A replica could not be started; nothing is left running unless ``survivors`` says so.
+    """
+    while True:
+        known = known_launch(root, record.run_id, record.fingerprint)
+        if known is not None:
+            return known
+        staged = root.stage()
+        lock = open_lock(staged.lock)
+        try:
+            try_lock(lock)
+            os.mkfifo(staged.wake, 0o600)
+            for rank in record.ranks:
+                staged.replica(rank).path.mkdir(mode=0o700)
+            write_json(staged.record, record.to_dict())
+            if root.publish(staged, record.run_id):
+                run = root.run(record.run_id)
+                try:
+                    start_supervisor(run, lock, orders, patience=PATIENCE)
+                except SupervisorError as error:
+                    os.close(lock)
+                    lock = -1
+                    survivors = roll_back(root, run, record)
+                    raise LaunchError(f"run {record.run_id!r} could not be started: {error}", survivors) from error
+                except BaseException:
+                    os.close(lock)
+                    lock = -1
+                    roll_back(root, run, record)
+                    raise
+                return record
+        finally:
+            if lock >= 0:
+                os.close(lock)
+            root.discard(staged)
+
+
+def roll_back(root: Root, run: RunDir, record: RunRecord) -> list[ReplicaHandle]:
+    """End what a failed or interrupted launch has started.
+
+    Returns:
+        The replicas that could not be ended.
+    """
+    for rank in record.ranks:
+        _mark(run, rank)
+    run.ring()
+    deadline = time.monotonic() + record.grace + 2 * MARGIN
+    while is_locked(run.lock) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    table = process_table()
+    alive = [handle for handle in handles_of(root, record) if members(record.marker(handle.rank), (), table)]
+    if not alive and not run.started.exists():
+        _discard_dead(root, run)
+    return alive
+
+
+def _mark(run: RunDir, rank: int) -> None:
+    create_json(run.replica(rank).cancel, {"at": time.time(), "by": os.getpid()})
+
+
+def cancel(run: RunDir, record: RunRecord, rank: int) -> None:
+    """Ask for the end of one replica; returns once the request is on disk and somebody is there to serve it.
+
+    Raises:
+        BackendError: There is no supervisor and none could be started. The mark stays; cancel again.
+    """
+    if observe_replica(run, record, rank).state.terminal:
+        return
+    try:
+        _mark(run, rank)
+    except FileNotFoundError:
+        return  # purged at this moment, so it had ended
+    run.ring()
+    if is_locked(run.lock) or observe_replica(run, record, rank).state.terminal:
+        return
+    lock = open_lock(run.lock)
+    try:
+        start_supervisor(run, lock, (), recover=True)
+    except SupervisorError as error:
+        raise BackendError(f"no supervisor could be started to cancel replica {rank}: {error}", retryable=True) from error
+    finally:
+        os.close(lock)
+
+
+def purge(root: Root, run: RunDir, record: RunRecord) -> None:
+    """Remove a run that has ended.
+
+    Raises:
+        InvalidRequestError: A replica has not ended.
+        UnavailableError: The supervisor is still about to leave.
+    """
+    busy = [rank for rank in record.ranks if not observe_replica(run, record, rank).state.terminal]
+    if busy:
+        raise InvalidRequestError(
+            f"run {record.run_id!r} cannot be purged while replica(s) {', '.join(map(str, busy))} have not ended: "
+            "cancel them and collect first"
+        )
+    with _locked(run, wait=5.0) as held:
+        if not held:
+            raise UnavailableError(f"the supervisor of run {record.run_id!r} has not left yet: try again")
+        root.discard(run)
+
+
+def result_of(run: RunDir, rank: int, status: ReplicaStatus) -> Any:
+    """What the entrypoint of a succeeded replica returned; None for any other."""
+    if status.state is not ReplicaState.SUCCEEDED:
+        return None
+    outcome = outcome_of(run.replica(rank).attempt(status.attempt))
+    if outcome is None:
+        raise BackendError(f"the outcome of replica {rank} in {run.path} has been removed from outside")
+    return outcome.result

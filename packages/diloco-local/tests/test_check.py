@@ -1,0 +1,66 @@
+import os
+import sys
+
+import pytest
+
+from diloco_local._check import check_entrypoint
+from diloco_protocol import InvalidRequestError
+
+MODULE = """
+import sys
+print("noise on stdout")
+class Trainer:
+    @staticmethod
+    def fit(): ...
+value = 3
+def train(): raise AssertionError("the check must not call it")
+"""
+
+
+@pytest.fixture
+def check(tmp_path):
+    (tmp_path / "good_trainer.py").write_text(MODULE)
+    (tmp_path / "broken_trainer.py").write_text("import a_module_nobody_has\n")
+    (tmp_path / "exiting_trainer.py").write_text("raise SystemExit(3)\n")
+    (tmp_path / "dying_trainer.py").write_text("import os, sys\nsys.stderr.write('last words')\nsys.stderr.flush()\nos._exit(7)\n")
+    (tmp_path / "hanging_trainer.py").write_text("import time\ntime.sleep(60)\n")
+
+    def run(entrypoint, **options):
+        env = {**os.environ, "PYTHONPATH": str(tmp_path)}
+        check_entrypoint(entrypoint, **{"python": sys.executable, "env": env, "cwd": str(tmp_path), **options})
+
+    return run
+
+
+@pytest.mark.parametrize("entrypoint", ["good_trainer:train", "good_trainer:Trainer.fit"])
+def test_good(check, entrypoint):
+    check(entrypoint)
+
+
+@pytest.mark.parametrize(
+    ("entrypoint", "words"),
+    [
+        ("no_such_trainer:train", "module 'no_such_trainer'.*ModuleNotFoundError"),
+        ("broken_trainer:train", "module 'broken_trainer'.*a_module_nobody_has"),
+        ("exiting_trainer:train", "module 'exiting_trainer'.*SystemExit: 3"),
+        ("dying_trainer:train", "'dying_trainer'.*code 7: last words"),
+        ("good_trainer:trian", "'good_trainer' has no attribute 'trian'"),
+        ("good_trainer:Trainer.fti", "no attribute 'Trainer.fti'"),
+        ("good_trainer:value", "'value'.*cannot be called: it is a int"),
+    ],
+)
+def test_bad(check, entrypoint, words):
+    with pytest.raises(InvalidRequestError, match=f"(?s){words}"):
+        check(entrypoint)
+
+
+def test_a_hanging_import_is_ended(check):
+    with pytest.raises(InvalidRequestError, match="took more than 0.5 s"):
+        check("hanging_trainer:train", timeout=0.5)
+
+
+def test_no_such_interpreter_or_folder(check):
+    with pytest.raises(InvalidRequestError, match="/no/python"):
+        check("good_trainer:train", python="/no/python")
+    with pytest.raises(InvalidRequestError, match="/no/folder"):
+        check("good_trainer:train", cwd="/no/folder")

@@ -1,0 +1,68 @@
+import os
+import sys
+import sysconfig
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_local._environment import compose, extra_folders, import_path, inherited
+from diloco_local._processes import MARKER
+
+LAUNCHER = {
+    "PATH": "/bin",
+    "AWS_REGION": "x",
+    "AWS_PROFILE": "y",
+    "REPLICA_RANK": "3",
+    "WORLD_SIZE": "4",
+    "RENDEZVOUS_URI": "s3://outer",
+    "DILOCO_RUN_ID": "outer",
+    "DILOCO_ATTEMPT": "2",
+    MARKER: "outer/3",
+}
+
+
+@pytest.mark.parametrize(
+    ("policy", "expected"),
+    [
+        (True, {"PATH", "AWS_REGION", "AWS_PROFILE"}),
+        (False, set()),
+        (["PATH"], {"PATH"}),
+        (["AWS_*", "WORLD_SIZE"], {"AWS_REGION", "AWS_PROFILE"}),
+    ],
+)
+def test_what_is_inherited(policy, expected):
+    """A launcher that is itself a replica must not hand its own rank and rendezvous on."""
+    assert set(inherited(LAUNCHER, policy)) == expected
+
+
+names = st.sampled_from(["A", "B", "C", "OMP_NUM_THREADS"])
+environments = st.dictionaries(names, st.text(max_size=3))
+
+
+@given(environments, environments, environments)
+def test_the_later_wins_and_nothing_else_is_set(base, constructor, launch):
+    """In particular no number of threads is set behind the caller's back."""
+    assert compose(base, [constructor, launch], [], None) == {**base, **constructor, **launch}
+
+
+def test_devices_and_path():
+    result = compose({"PYTHONPATH": "/base", "CUDA_VISIBLE_DEVICES": "0,1"}, [{"PYTHONPATH": "/own"}], ["/a", "/b"], "1")
+    assert result == {"PYTHONPATH": os.pathsep.join(["/a", "/b", "/own"]), "CUDA_VISIBLE_DEVICES": "1"}
+    assert compose({"CUDA_VISIBLE_DEVICES": "0,1"}, [], [], None) == {"CUDA_VISIBLE_DEVICES": "0,1"}
+
+
+def test_the_folders_a_fresh_interpreter_lacks(tmp_path):
+    own = tmp_path / "own"
+    own.mkdir()
+    path = [str(own), str(own), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(tmp_path / "missing")]
+    assert extra_folders(path) == [str(own)]
+
+
+def test_the_launcher_s_own_path_is_the_default(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert import_path(None, sys.executable)[0] == str(tmp_path)
+    assert str(tmp_path) not in import_path(None, "/another/python")
+    assert str(tmp_path) not in import_path([], sys.executable)
+    monkeypatch.chdir(tmp_path)
+    assert import_path(["sub"], sys.executable)[0] == str(tmp_path / "sub")

@@ -1,0 +1,63 @@
+import os
+import subprocess
+import sys
+import time
+import uuid
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_local._identity import ProcessId
+from diloco_local._processes import MARKER, ProcessEntry, descendants, marker_of, members, process_table
+
+
+def until(condition, seconds=10.0):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.01)
+
+
+@given(st.lists(st.integers(0, 30), max_size=30), st.sets(st.integers(1, 31), max_size=4))
+def test_descendants_are_a_closure(parents, roots):
+    table = {pid: ProcessEntry(ProcessId(pid, ""), parent, 0, 0) for pid, parent in enumerate(parents, start=1)}
+    found = descendants(table, roots)
+    assert found >= roots & set(table)
+    for pid, entry in table.items():
+        assert (pid in found) == (pid in roots or (entry.parent in found and entry.parent in table))
+
+
+def test_this_process_is_in_the_table():
+    entry = process_table()[os.getpid()]
+    assert entry.identity == ProcessId.of(os.getpid())
+    assert (entry.parent, entry.group, entry.session) == (os.getppid(), os.getpgrp(), os.getsid(0))
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A process with a child in a session of its own that has cleared its environment."""
+    marker = f"{uuid.uuid4().hex}/0"
+    program = "import subprocess, time; subprocess.Popen(['env', '-i', 'setsid', 'sleep', '60']); time.sleep(60)"
+    process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, MARKER: marker})
+    yield marker, process
+    for entry in members(marker, [ProcessId.of(process.pid)]).values():
+        entry.identity.send(9)
+    process.wait()
+
+
+def test_a_child_without_the_marker_is_found_below_one_with_it(tree):
+    marker, process = tree
+    until(lambda: marker_of(process.pid) == marker)
+    until(lambda: len(members(marker)) == 2)
+    assert process.pid in members(marker)
+    assert members("another/0") == {}
+
+
+def test_what_was_known_is_found_without_marker(tree):
+    marker, process = tree
+    until(lambda: len(members(marker)) == 2)
+    child = next(entry.identity for pid, entry in members(marker).items() if pid != process.pid)
+    assert set(members("another/0", [child])) == {child.pid}
+    reused = ProcessId(child.pid, "0", child.boot, child.namespace)
+    assert members("another/0", [reused]) == {}

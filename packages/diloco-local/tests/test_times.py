@@ -1,0 +1,17 @@
+import json
+
+from diloco_local._rundir import AttemptDir
+from diloco_local._times import Sampler
+
+
+def test_a_sample_per_growth(tmp_path):
+    files, sampler = AttemptDir(tmp_path), Sampler()
+    sampler.sample(files)
+    assert not files.times.exists()
+    for out, err in (("a\n", ""), ("a\n", ""), ("a\nb\n", ""), ("a\nb\n", "e\n")):
+        files.log("stdout").write_text(out)
+        files.log("stderr").write_text(err)
+        sampler.sample(files)
+    samples = [json.loads(line) for line in files.times.read_text().splitlines()]
+    assert [sample[1:] for sample in samples] == [[2, 0], [4, 0], [4, 2]]
+    assert sorted(sample[0] for sample in samples) == [sample[0] for sample in samples]
