@@ -47,7 +47,9 @@ def test_the_later_wins_and_nothing_else_is_set(base, constructor, launch):
 
 
 def test_devices_and_path():
-    result = compose({"PYTHONPATH": "/base", "CUDA_VISIBLE_DEVICES": "0,1"}, [{"PYTHONPATH": "/own"}], ["/a", "/b"], "1")
+    result = compose(
+        {"PYTHONPATH": "/base", "CUDA_VISIBLE_DEVICES": "0,1"}, [{"PYTHONPATH": "/own"}], ["/a", "/b"], "1"
+    )
     assert result == {"PYTHONPATH": os.pathsep.join(["/a", "/b", "/own"]), "CUDA_VISIBLE_DEVICES": "1"}
     assert compose({"CUDA_VISIBLE_DEVICES": "0,1"}, [], [], None) == {"CUDA_VISIBLE_DEVICES": "0,1"}
 

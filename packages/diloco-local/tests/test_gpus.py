@@ -14,7 +14,13 @@ GPU 1: NVIDIA H200 (UUID: GPU-0b2c9a36-a1ae-4b33-9cbf-5a4b0d6a8c22)
 
 @pytest.mark.parametrize(
     ("text", "expected"),
-    [("2", ("any", 2)), ("any:3", ("any", 3)), ("A100", ("A100", 1)), ("A100:2", ("A100", 2)), (" H200:1 ", ("H200", 1))],
+    [
+        ("2", ("any", 2)),
+        ("any:3", ("any", 3)),
+        ("A100", ("A100", 1)),
+        ("A100:2", ("A100", 2)),
+        (" H200:1 ", ("H200", 1)),
+    ],
 )
 def test_requests(text, expected):
     assert parse_gpu(text) == expected

@@ -1,4 +1,4 @@
-import os
+from pathlib import Path
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -33,7 +33,7 @@ def test_no_counter_no_evidence(tmp_path):
 def test_this_machine():
     value = own_counter()()
     assert value is None or value >= 0
-    assert os.path.exists("/proc") or value is None
+    assert Path("/proc").exists() or value is None
 
 
 @given(st.lists(st.integers(0, 3), max_size=20))

@@ -7,6 +7,8 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -210,24 +212,28 @@ def test_l14_ends_are_told_truly(make, function, kwargs, exit_code, name, words)
         assert "Traceback" in executor.stream_logs(handles[0])
 
 
-def test_l15_a_launch_is_all_or_nothing(make, nothing_survives, tmp_path, until):
+def test_l15_a_launch_is_all_or_nothing(make, folder, tmp_path, nothing_survives, monkeypatch):
     """L15: when the start of replica k failed, the replicas before it went on running."""
     with pytest.raises(InvalidRequestError, match="lambda"):
         make().launch_replicas(2, lambda: None, {})
-    executor = make(python=str(tmp_path / "python"))
-    (tmp_path / "python").write_text(
-        # Serves the import check and the first replica, then takes itself away.
-        f"#!/bin/sh\ncase \"$1\" in -m) rm -f '{tmp_path}/python';; esac\nexec '{sys.executable}' \"$@\"\n"
-    )
-    (tmp_path / "python").chmod(0o755)
-    # The script removes itself when it runs, which may be later than the second start: so it is the last of many.
-    with pytest.raises(LaunchError, match="could not be started") as caught:
-        for _ in range(5):
-            handles = executor.launch_replicas(40, "trainer:wait", {"folder": str(tmp_path)})
-            for handle in handles:
-                executor.cancel(handle)
+    executor = make()
+    orders = LocalProcessExecutor._orders
+
+    def spoil(self, request, setting):
+        first, second, third = orders(self, request, setting)
+        return [first, second, replace(third, argv=("/no/such/interpreter", *third.argv[1:]))]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalProcessExecutor, "_orders", spoil)
+        with pytest.raises(LaunchError, match="/no/such/interpreter") as caught:
+            executor.launch_replicas(3, "trainer:wait", {"folder": str(folder)}, run_id="half")
     assert caught.value.survivors == ()
-    until(lambda: not nothing_survives(), "the end of those that were started")
+    assert nothing_survives() == []  # at once: the launch returns when those that were started are gone
+    assert executor.list_runs() == []
+    # And the name is free again.
+    (folder / "go").touch()
+    handles = executor.launch_replicas(3, "trainer:wait", {"folder": str(folder)}, run_id="half")
+    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [0, 1, 2]
 
 
 def test_l16_environment_and_folder_are_chosen(make, tmp_path, monkeypatch):
@@ -244,7 +250,7 @@ def test_l16_environment_and_folder_are_chosen(make, tmp_path, monkeypatch):
     assert "OMP_NUM_THREADS" not in seen
     (handle,) = executor.launch_replicas(1, "trainer:where", {})
     seen = executor.collect([handle], timeout=10)[0]["result"]
-    assert os.path.samefile(seen["cwd"], tmp_path / "elsewhere")
+    assert Path(seen["cwd"]).samefile(tmp_path / "elsewhere")
 
 
 def test_l16_gpus_are_shared_out(make):
@@ -316,7 +322,7 @@ def test_l17_no_zombies_in_the_launcher(waiting):
 def test_l18_a_reused_pid_is_not_the_replica(waiting, until):
     """L18: the handle's pid alone said nothing, since pids are used again."""
     run = waiting()
-    files, record = locate(run.handle)
+    files, _ = locate(run.handle)
     state = json.loads(files.replica(0).state.read_text())
     for key in ("supervisor", "parent"):
         ProcessId.from_dict(json.loads((files.path / "supervisor.json").read_text())[key]).send(signal.SIGKILL)
@@ -347,5 +353,9 @@ def test_l19_nothing_is_swallowed(make):
 
 def test_every_defect_has_its_test():
     """The list has 19 entries; none may be dropped."""
-    tested = {name.split("_")[1] for name, value in globals().items() if name.startswith("test_l") and inspect.isfunction(value)}
+    tested = {
+        name.split("_")[1]
+        for name, value in globals().items()
+        if name.startswith("test_l") and inspect.isfunction(value)
+    }
     assert tested == {f"l{k}" for k in range(1, 20)}

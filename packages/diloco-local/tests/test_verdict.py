@@ -18,12 +18,16 @@ def outcome(code=0, *, name=None, reason=None, finished_at=50.0, error=None):
     )
 
 
-outcomes = st.none() | st.builds(
-    lambda code, reason, end: outcome(code, reason=reason if code else None, finished_at=end),
-    st.integers(0, 255),
-    st.sampled_from([Reason.ERROR, Reason.TIMEOUT]),
-    st.floats(1, 100),
-) | st.sampled_from([outcome(137, name="SIGKILL"), outcome(143, name="SIGTERM", finished_at=70.0)])
+outcomes = (
+    st.none()
+    | st.builds(
+        lambda code, reason, end: outcome(code, reason=reason if code else None, finished_at=end),
+        st.integers(0, 255),
+        st.sampled_from([Reason.ERROR, Reason.TIMEOUT]),
+        st.floats(1, 100),
+    )
+    | st.sampled_from([outcome(137, name="SIGKILL"), outcome(143, name="SIGTERM", finished_at=70.0)])
+)
 stops = st.none() | st.builds(
     Stop,
     st.sampled_from([Reason.CANCEL_REQUESTED, Reason.STOPPED_EXTERNALLY, Reason.TIMEOUT]),

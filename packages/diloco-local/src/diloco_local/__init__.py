@@ -5,7 +5,7 @@ import os
 if os.name != "posix":
     raise ImportError("diloco-local runs on Linux and macOS; on Windows use it inside WSL")
 
-from diloco_local.__about__ import __version__
-from diloco_local._executor import LocalProcessExecutor
+from .__about__ import __version__
+from ._executor import LocalProcessExecutor
 
 __all__ = ["LocalProcessExecutor", "__version__"]

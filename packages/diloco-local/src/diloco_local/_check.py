@@ -32,9 +32,7 @@ with open(report, "w") as stream:
 """
 
 
-def check_entrypoint(
-    entrypoint: str, *, python: str, env: Mapping[str, str], cwd: str, timeout: float = 300.0
-) -> None:
+def check_entrypoint(entrypoint: str, *, python: str, env: Mapping[str, str], cwd: str, timeout: float = 300.0) -> None:
     """Import ``"package.module:function"`` in a fresh interpreter, as a replica would.
 
     Args:

@@ -23,10 +23,19 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import diloco_protocol
-from diloco_local._processes import MARKER
+
+from ._processes import MARKER
 
 #: Variables by which a replica is told who it is; inherited from a launcher that is a replica they would be lies.
-OWN_VARIABLES = ("REPLICA_RANK", "WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT", "DILOCO_SPEC*", MARKER)
+OWN_VARIABLES = (
+    "REPLICA_RANK",
+    "WORLD_SIZE",
+    "RENDEZVOUS_URI",
+    "DILOCO_RUN_ID",
+    "DILOCO_ATTEMPT",
+    "DILOCO_SPEC*",
+    MARKER,
+)
 
 
 def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> dict[str, str]:
@@ -36,10 +45,8 @@ def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> 
         environ: The launcher's environment.
         inherit_env: True for all, False for nothing, or names and patterns such as ``"AWS_*"``.
     """
-    if isinstance(inherit_env, bool):
-        patterns = ["*"] if inherit_env else []
-    else:
-        patterns = list(inherit_env)
+    everything_or_nothing = ["*"] if inherit_env is True else []
+    patterns = everything_or_nothing if isinstance(inherit_env, bool) else list(inherit_env)
     return {
         name: value
         for name, value in environ.items()

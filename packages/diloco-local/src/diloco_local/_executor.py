@@ -12,16 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from diloco_local import _logs, _runs
-from diloco_local._check import check_entrypoint
-from diloco_local._environment import import_path, inherited
-from diloco_local._gpus import available_gpus, share_out
-from diloco_local._identity import host_name, pid_namespace
-from diloco_local._observe import observe_replica
-from diloco_local._orders import Setting, check_request, fingerprint, make_orders, show_orders
-from diloco_local._record import RunRecord, read_record
-from diloco_local._replica import Order
-from diloco_local._rundir import Root, default_root
 from diloco_protocol import (
     Backoff,
     BaseExecutor,
@@ -36,6 +26,17 @@ from diloco_protocol import (
     RunRequest,
     environment,
 )
+
+from . import _logs, _runs
+from ._check import check_entrypoint
+from ._environment import import_path, inherited
+from ._gpus import available_gpus, share_out
+from ._identity import host_name, pid_namespace
+from ._observe import observe_replica
+from ._orders import Setting, check_request, fingerprint, make_orders, show_orders
+from ._record import RunRecord, read_record
+from ._replica import Order
+from ._rundir import Root, default_root
 
 
 class LocalProcessExecutor(BaseExecutor):
@@ -161,15 +162,15 @@ class LocalProcessExecutor(BaseExecutor):
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         setting = self._setting()
-        digest = fingerprint(request, setting)
+        cwd = None if self._cwd is None else setting.cwd
+        folders = None if self._pythonpath is None else setting.folders
+        digest = fingerprint(request, setting.python, cwd, folders, setting.grace)
         known = _runs.known_launch(self._root, request.run_id, digest)
         if known is not None:
             return _runs.handles_of(self._root, known)
         orders = self._orders(request, setting)
         own = environment(request.specs()[0])
-        check_entrypoint(
-            request.entrypoint, python=setting.python, env={**orders[0].env, **own}, cwd=setting.cwd
-        )
+        check_entrypoint(request.entrypoint, python=setting.python, env={**orders[0].env, **own}, cwd=setting.cwd)
         record = RunRecord(
             uid=uuid.uuid4().hex,
             run_id=request.run_id,

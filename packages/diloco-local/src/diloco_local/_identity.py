@@ -31,7 +31,7 @@ def boot_id() -> str:
 def pid_namespace() -> str:
     """The PID namespace this process counts pids in, "" where there are no namespaces."""
     try:
-        return os.readlink("/proc/self/ns/pid")
+        return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
 

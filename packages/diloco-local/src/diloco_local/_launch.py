@@ -13,8 +13,9 @@ from dataclasses import asdict
 from pathlib import Path
 
 import diloco_protocol
-from diloco_local._replica import Order
-from diloco_local._rundir import RunDir
+
+from ._replica import Order
+from ._rundir import RunDir
 
 # -I keeps the supervisor apart from the user's modules; it finds its own two packages by their folders, at the end
 # of the path. It imports nothing else that is not in the standard library.

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from diloco_local._rundir import AttemptDir, ReplicaDir
-from diloco_local._times import SAMPLE_SECONDS
+from ._rundir import AttemptDir, ReplicaDir
+from ._times import SAMPLE_SECONDS
 
 STREAMS: dict[str, tuple[str, ...]] = {
     "stdout": ("stdout",),
@@ -255,11 +255,7 @@ class _Attempt:
         # Up to the size of now: a replica that writes faster than we read would otherwise hold us for ever.
         sizes = {name: reader.size for name, reader in self._readers.items()}
         while True:
-            found = [
-                (name, line)
-                for name in self._names
-                for line in self._readers[name].read(last=last)
-            ]
+            found = [(name, line) for name in self._names for line in self._readers[name].read(last=last)]
             self._clock.refresh()
             otherwise = _newest(self._attempt, self._names)
             timed = [

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from diloco_local._files import is_locked, read_json
-from diloco_local._identity import ProcessId, pid_namespace
-from diloco_local._processes import members
-from diloco_local._record import RunRecord, outcome_of, status_from_dict
-from diloco_local._replica import Phase
-from diloco_local._rundir import ReplicaDir, RunDir
-from diloco_local._verdict import Stop, verdict
 from diloco_protocol import BackendError, Reason, ReplicaState, ReplicaStatus
+
+from ._files import is_locked, read_json
+from ._identity import ProcessId, pid_namespace
+from ._processes import members
+from ._record import RunRecord, outcome_of, status_from_dict
+from ._replica import Phase
+from ._rundir import ReplicaDir, RunDir
+from ._verdict import Stop, verdict
 
 
 def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:

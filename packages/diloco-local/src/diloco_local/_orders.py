@@ -9,10 +9,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from diloco_local._environment import compose
-from diloco_local._replica import Order
-from diloco_local._rundir import RunDir
 from diloco_protocol import InvalidRequestError, RunRequest
+
+from ._environment import compose
+from ._replica import Order
+from ._rundir import RunDir
 
 _SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
 
@@ -48,7 +49,10 @@ def check_request(request: RunRequest) -> None:
             tuple(request.secrets),
             "there is no secret store here; replicas inherit the launcher's environment (see inherit_env), so export them",
         ),
-        "cpu": (request.cpu, "processes are not confined to CPUs here; set thread numbers such as OMP_NUM_THREADS by env="),
+        "cpu": (
+            request.cpu,
+            "processes are not confined to CPUs here; set thread numbers such as OMP_NUM_THREADS by env=",
+        ),
         "memory": (request.memory, "processes are not confined to an amount of memory here; leave memory out"),
     }
     for name, (value, advice) in refusals.items():
@@ -56,10 +60,15 @@ def check_request(request: RunRequest) -> None:
             raise InvalidRequestError(f"{name}={value!r} cannot be honoured by local processes: {advice}")
 
 
-def fingerprint(request: RunRequest, setting: Setting) -> str:
-    """Digest of all that two launches of one run_id must agree on; the inherited environment is not part of it."""
-    own = [request.fingerprint(), setting.python, setting.cwd, setting.folders, setting.grace]
-    return hashlib.sha256(json.dumps(own).encode()).hexdigest()
+def fingerprint(request: RunRequest, *chosen: object) -> str:
+    """Digest of all that two launches of one run_id must agree on.
+
+    Args:
+        request: The launch.
+        *chosen: What else the caller chose, as JSON values. What is merely taken from the launching process (its
+            environment, folder and import path) is no part of it: a retry may come from another process.
+    """
+    return hashlib.sha256(json.dumps([request.fingerprint(), *chosen]).encode()).hexdigest()
 
 
 def make_orders(request: RunRequest, setting: Setting, devices: Sequence[str | None]) -> list[Order]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from diloco_local._identity import ProcessId, boot_id, has_proc, parse_stat, pid_namespace
+from ._identity import ProcessId, boot_id, has_proc, parse_stat, pid_namespace
 
 #: Every process of a replica inherits this variable; its value is ``<run uid>/<rank>``.
 MARKER = "DILOCO_LOCAL_REPLICA"

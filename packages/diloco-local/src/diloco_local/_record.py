@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from diloco_local._files import read_json
-from diloco_local._rundir import AttemptDir, RunDir
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus, SpecVersionError
+
+from ._files import read_json
+from ._rundir import AttemptDir, RunDir
 
 RECORD_VERSION = 1
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import os
 import signal
 import subprocess
@@ -12,15 +11,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from diloco_local._files import create_json, read_json, write_json
-from diloco_local._identity import ProcessId
-from diloco_local._oom import OomWatch
-from diloco_local._processes import MARKER, ProcessEntry, members
-from diloco_local._record import outcome_of, status_to_dict
-from diloco_local._rundir import ReplicaDir
-from diloco_local._times import Sampler
-from diloco_local._verdict import Stop, verdict
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
+
+from ._files import create_json, read_json, write_json
+from ._identity import ProcessId
+from ._oom import OomWatch
+from ._processes import MARKER, ProcessEntry, members
+from ._record import outcome_of, status_to_dict
+from ._rundir import ReplicaDir
+from ._times import Sampler
+from ._verdict import Stop, verdict
 
 #: Seconds that the runner gets beyond the grace to end its tree and to report, before everything is killed.
 MARGIN = 2.0
@@ -153,7 +153,9 @@ class Replica:
         """It was to be started and was not: that is its end."""
         if self._popen is None and self.phase is Phase.STARTING:
             self.ending = ReplicaStatus(
-                state=ReplicaState.FAILED, reason=Reason.START_FAILED, message="a replica of the run could not be started"
+                state=ReplicaState.FAILED,
+                reason=Reason.START_FAILED,
+                message="a replica of the run could not be started",
             )
 
     def adopt(self) -> None:
@@ -280,7 +282,9 @@ class Replica:
         if again and (ordered or self.cancel_requested()):
             # It failed by itself, but what ends the replica is that it may not be started again.
             reason = ordered or Reason.CANCEL_REQUESTED
-            status = replace(status, state=ReplicaState.CANCELLED, reason=reason, message="stopped between two attempts")
+            status = replace(
+                status, state=ReplicaState.CANCELLED, reason=reason, message="stopped between two attempts"
+            )
         elif again:
             try:
                 self.start()

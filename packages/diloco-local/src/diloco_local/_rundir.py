@@ -1,19 +1,19 @@
 """The layout of a run on disk. Everything that is known about a run is here; no object keeps anything.
 
-    <root>/
-      runs/<run_id>/            appears whole, by one rename
-        run.json                what was launched, where and when; never changes
-        lock                    held by the supervisor (and its guardian) as long as one of them lives
-        wake                    a FIFO: a byte in it makes the supervisor look at once
-        supervisor.log          what the supervisor had to say
-        started                 the supervisor has started every replica: from here on the run exists
-        replica-<rank>/
-          cancel.json           somebody asked for a cancel (create-once)
-          state.json            what the supervisor is doing with the replica (replaced)
-          final.json            how it ended (create-once: terminal states are absorbing)
-          attempt-<k>/          spec.json, stdout.log, stderr.log, times.jsonl, outcome.json
-      staging/                  runs being written
-      trash/                    runs being purged
+<root>/
+  runs/<run_id>/            appears whole, by one rename
+    run.json                what was launched, where and when; never changes
+    lock                    held by the supervisor (and its guardian) as long as one of them lives
+    wake                    a FIFO: a byte in it makes the supervisor look at once
+    supervisor.log          what the supervisor had to say
+    started                 the supervisor has started every replica: from here on the run exists
+    replica-<rank>/
+      cancel.json           somebody asked for a cancel (create-once)
+      state.json            what the supervisor is doing with the replica (replaced)
+      final.json            how it ended (create-once: terminal states are absorbing)
+      attempt-<k>/          spec.json, stdout.log, stderr.log, times.jsonl, outcome.json
+  staging/                  runs being written
+  trash/                    runs being purged
 """
 
 from __future__ import annotations

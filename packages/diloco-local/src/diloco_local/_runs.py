@@ -9,14 +9,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from diloco_local._files import create_json, is_locked, open_lock, try_lock, write_json
-from diloco_local._identity import host_name
-from diloco_local._launch import SupervisorError, start_supervisor
-from diloco_local._observe import observe_replica
-from diloco_local._processes import members, process_table
-from diloco_local._record import RunRecord, outcome_of, read_record
-from diloco_local._replica import MARGIN, Order
-from diloco_local._rundir import Root, RunDir
 from diloco_protocol import (
     BackendError,
     InvalidRequestError,
@@ -28,6 +20,15 @@ from diloco_protocol import (
     RunConflictError,
     UnavailableError,
 )
+
+from ._files import create_json, is_locked, open_lock, try_lock, write_json
+from ._identity import host_name
+from ._launch import SupervisorError, start_supervisor
+from ._observe import observe_replica
+from ._processes import members, process_table
+from ._record import RunRecord, outcome_of, read_record
+from ._replica import MARGIN, Order
+from ._rundir import Root, RunDir
 
 BACKEND = "local_process"
 
@@ -236,7 +237,9 @@ def cancel(run: RunDir, record: RunRecord, rank: int) -> None:
     try:
         start_supervisor(run, lock, (), recover=True)
     except SupervisorError as error:
-        raise BackendError(f"no supervisor could be started to cancel replica {rank}: {error}", retryable=True) from error
+        raise BackendError(
+            f"no supervisor could be started to cancel replica {rank}: {error}", retryable=True
+        ) from error
     finally:
         os.close(lock)
 

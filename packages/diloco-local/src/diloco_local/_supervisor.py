@@ -26,15 +26,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from diloco_local._files import try_lock, write_json
-from diloco_local._identity import ProcessId
-from diloco_local._oom import OomWatch
-from diloco_local._processes import become_subreaper, descendants, process_table
-from diloco_local._record import RunRecord, read_record
-from diloco_local._replica import Order, Replica, Rules
-from diloco_local._rundir import RunDir
-from diloco_local._times import SAMPLE_SECONDS
 from diloco_protocol import Reason
+
+from ._files import try_lock, write_json
+from ._identity import ProcessId
+from ._oom import OomWatch
+from ._processes import become_subreaper, descendants, process_table
+from ._record import RunRecord, read_record
+from ._replica import Order, Replica, Rules
+from ._rundir import RunDir
+from ._times import SAMPLE_SECONDS
 
 #: Seconds between two looks while processes are being ended.
 HURRY_SECONDS = 0.03
@@ -266,7 +267,7 @@ def main(lock: int, ready_descriptor: int) -> None:
     if os.fork():
         os._exit(0)  # so that the launcher has no child to wait for later
     for descriptor in (lock, ready_descriptor):
-        os.set_inheritable(descriptor, False)  # noqa: FBT003
+        os.set_inheritable(descriptor, False)
     run = RunDir(Path(job["run"]))
     ready = _Ready(ready_descriptor)
     code = 70

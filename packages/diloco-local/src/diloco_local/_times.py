@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 
-from diloco_local._rundir import AttemptDir
+from ._rundir import AttemptDir
 
 #: Seconds between two samples of the sizes of a growing log: the resolution of ``since`` and ``until``.
 SAMPLE_SECONDS = 0.5

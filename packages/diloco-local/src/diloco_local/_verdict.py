@@ -106,10 +106,8 @@ def verdict(
     if outcome is not None and outcome.exit_code == 0 and outcome.signal is None:
         # Also under a stop: a success that won the race is a success.
         return status(ReplicaState.SUCCEEDED, Reason.COMPLETED, message)
-    by_itself = (
-        stop is None or outcome is not None and outcome.finished_at is not None and outcome.finished_at < stop.at
-    )
-    if not by_itself and stop is not None:
+    ended_before = None if outcome is None else outcome.finished_at
+    if stop is not None and (ended_before is None or ended_before >= stop.at):
         if stop.reason is Reason.TIMEOUT:
             return status(ReplicaState.FAILED, Reason.TIMEOUT, message or "the timeout passed")
         return status(ReplicaState.CANCELLED, stop.reason, _STOPPED[stop.reason])

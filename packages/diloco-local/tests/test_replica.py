@@ -1,0 +1,94 @@
+"""One replica's state machine with real, tiny programs in place of the runner."""
+
+import json
+import os
+import sys
+
+import pytest
+
+from diloco_local._oom import OomWatch
+from diloco_local._record import status_from_dict
+from diloco_local._replica import Order, Phase, Replica, Rules
+from diloco_local._rundir import ReplicaDir
+from diloco_protocol import Reason, ReplicaState
+
+
+@pytest.fixture
+def machine(tmp_path, nothing_survives, until):
+    """Runs a shell command as a replica to its end; returns its terminal status."""
+
+    def run(command, *, cancel=False, restarts=0, kills=lambda: None, during=None):
+        directory = ReplicaDir(tmp_path / "replica-0")
+        directory.path.mkdir()
+        if cancel:
+            directory.cancel.write_text("{}")
+        order = Order(0, {}, ("/bin/sh", "-c", command), dict(os.environ), str(tmp_path))
+
+        def reap(pid):
+            found, status = os.waitpid(pid, os.WNOHANG)
+            return status if found else None
+
+        replica = Replica(directory, "test/0", Rules(0.3, None, restarts), order, reap, OomWatch(kills))
+        replica.start()
+        if during is not None:
+            during()
+
+        def look():
+            replica.step()
+            return replica.ending
+
+        until(look)
+        assert not replica.done
+        replica.seal()
+        assert replica.done
+        assert json.loads(directory.state.read_text())["attempt"] == replica.ending.attempt
+        return status_from_dict(json.loads(directory.final.read_text()))
+
+    return run
+
+
+def test_a_kill_with_evidence_is_oom(machine):
+    counter = [4]
+    status = machine("kill -9 $$", kills=lambda: counter[0], during=lambda: counter.__setitem__(0, 5))
+    assert (status.state, status.reason, status.signal) == (ReplicaState.FAILED, Reason.OOM, "SIGKILL")
+
+
+def test_a_kill_without_evidence_is_not(machine):
+    status = machine("kill -9 $$", kills=lambda: 4)
+    assert (status.state, status.reason, status.signal) == (ReplicaState.FAILED, Reason.ERROR, "SIGKILL")
+
+
+def test_another_end_is_not_oom_even_with_evidence(machine):
+    counter = [4]
+    status = machine("exit 3", kills=lambda: counter[0], during=lambda: counter.__setitem__(0, 5))
+    assert (status.reason, status.exit_code, status.signal) == (Reason.ERROR, 3, None)
+
+
+def test_a_failure_while_a_cancel_waits_is_not_tried_again(machine):
+    status = machine("exit 3", cancel=True, restarts=5)
+    assert (status.state, status.reason, status.attempt) == (ReplicaState.CANCELLED, Reason.CANCEL_REQUESTED, 1)
+
+
+def test_every_attempt_counts(machine):
+    assert machine("exit 3", restarts=2).attempt == 3
+
+
+def test_what_the_runner_left_behind_is_ended_first(machine, tmp_path, until):
+    """The runner dies; a stubborn child of it lives until SIGKILL, and only then the replica has ended."""
+    child = tmp_path / "child"
+    stubborn = (
+        f"import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
+        f"open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+    )
+    status = machine(f'{sys.executable} -S -c "{stubborn}" & while [ ! -s {child} ]; do sleep 0.01; done; exit 3')
+    assert (status.state, status.exit_code) == (ReplicaState.FAILED, 3)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(child.read_text()), 0)
+
+
+def test_what_was_never_started_says_so(tmp_path):
+    replica = Replica(ReplicaDir(tmp_path), "test/0", Rules(1, None, 0), None, lambda pid: None, OomWatch(lambda: None))
+    replica.give_up()
+    assert replica.ending.reason is Reason.START_FAILED
+    replica.seal()
+    assert replica.phase is Phase.DONE

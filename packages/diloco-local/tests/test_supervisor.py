@@ -1,0 +1,254 @@
+"""The watchdog with real processes: it, its guardian, the runner and the entrypoint are killed in every order."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from diloco_local._identity import ProcessId
+from diloco_local._processes import members
+from diloco_local._runs import locate
+from diloco_protocol import Reason, ReplicaHandle, ReplicaState
+
+
+class Watch:
+    """The processes around a replica, found from its files."""
+
+    def __init__(self, handle, until):
+        self._run, self._record = locate(handle)
+        self._rank = handle.rank
+        self._until = until
+
+    def _read(self, key):
+        return ProcessId.from_dict(json.loads((self._run.path / "supervisor.json").read_text())[key])
+
+    @property
+    def supervisor(self):
+        return self._read("supervisor")
+
+    @property
+    def guardian(self):
+        return self._read("parent")
+
+    @property
+    def runner(self):
+        return ProcessId.from_dict(json.loads(self._run.replica(self._rank).state.read_text())["runner"])
+
+    @property
+    def alive(self):
+        return list(members(self._record.marker(self._rank)))
+
+    @property
+    def log(self):
+        return self._run.log.read_text()
+
+    def kill(self, *victims):
+        for victim in victims:
+            assert victim.send(signal.SIGKILL)
+        self._until(lambda: not any(victim.alive() for victim in victims))
+
+
+@pytest.fixture
+def watch(until):
+    return lambda handle: Watch(handle, until)
+
+
+def end_of(run, timeout=15):
+    results = run.executor.collect(run.handles, timeout=timeout)
+    return [result["status"] for result in results], run.executor.describe(run.handle)
+
+
+def test_a_killed_supervisor_costs_the_replicas_nothing(waiting, watch, until):
+    run = waiting(2)
+    around = watch(run.handle)
+    around.kill(around.supervisor)
+    until(lambda: "its guardian goes on" in around.log)
+    assert run.executor.poll(run.handle) is ReplicaState.RUNNING
+    run.go()
+    states, status = end_of(run)
+    assert states == ["succeeded", "succeeded"]
+    assert status.exit_code == 0
+
+
+def test_the_guardian_enforces_the_timeout(waiting, watch):
+    run = waiting(timeout=2.0)
+    around = watch(run.handle)
+    around.kill(around.supervisor)
+    around.runner.send(signal.SIGSTOP)  # so that it is not the runner who does it
+    states, status = end_of(run)
+    assert (states, status.reason) == (["failed"], Reason.TIMEOUT)
+    assert around.alive == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs the kernel's subreaper")
+def test_the_guardian_reads_the_exit_of_a_runner(waiting, watch):
+    run = waiting()
+    around = watch(run.handle)
+    around.kill(around.supervisor)
+    around.runner.send(signal.SIGKILL)
+    states, status = end_of(run)
+    assert (states, status.signal, status.exit_code) == (["failed"], "SIGKILL", 137)
+    assert around.alive == []
+
+
+def test_the_guardian_starts_a_failed_attempt_again(waiting, watch, folder, until):
+    run = waiting(max_restarts=1)
+    around = watch(run.handle)
+    around.kill(around.supervisor)
+    os.kill(run.pid(), signal.SIGKILL)
+    until((folder / "up-0-2").exists)
+    run.go()
+    states, status = end_of(run)
+    assert (states, status.attempt) == (["succeeded"], 2)
+
+
+def test_without_both_the_replicas_go_on_and_report(waiting, watch):
+    run = waiting(2)
+    around = watch(run.handle)
+    around.kill(around.guardian, around.supervisor)
+    status = run.executor.describe(run.handle)
+    assert (status.state, status.native) == (ReplicaState.RUNNING, "unsupervised")
+    run.go()
+    assert [r["result"] for r in run.executor.collect(run.handles, timeout=10)] == [0, 1]
+
+
+def test_without_both_the_runner_enforces_the_timeout(waiting, watch):
+    run = waiting(timeout=2.0)
+    around = watch(run.handle)
+    around.kill(around.guardian, around.supervisor)
+    states, status = end_of(run)
+    assert (states, status.reason) == (["failed"], Reason.TIMEOUT)
+    assert around.alive == []
+
+
+def test_without_both_a_cancel_brings_a_new_supervisor(waiting, watch, until):
+    run = waiting(2)
+    around, other = watch(run.handle), watch(run.handles[1])
+    around.kill(around.guardian, around.supervisor)
+    run.executor.cancel(run.handle)
+    until(lambda: run.executor.poll(run.handle).terminal)
+    assert run.executor.describe(run.handle).reason is Reason.CANCEL_REQUESTED
+    assert around.alive == []
+    # The sibling is watched again, and unharmed.
+    assert run.executor.describe(run.handles[1]).native == "running"
+    other.runner.send(signal.SIGKILL)
+    until(lambda: run.executor.poll(run.handles[1]).terminal)
+    assert run.executor.poll(run.handles[1]) is ReplicaState.FAILED
+    assert other.alive == []
+
+
+def test_what_is_left_of_all_three_is_running_until_it_is_gone(waiting, watch, until):
+    """Supervisor, guardian and runner killed at once: the entrypoint still works, so "failed" would be a lie."""
+    run = waiting()
+    around = watch(run.handle)
+    around.kill(around.guardian, around.supervisor, around.runner)
+    entrypoint = ProcessId.of(run.pid())
+    assert entrypoint.alive()
+    assert run.executor.poll(run.handle) is ReplicaState.RUNNING
+    run.executor.cancel(run.handle)
+    states, status = end_of(run)
+    assert (states, status.reason) == (["cancelled"], Reason.CANCEL_REQUESTED)
+    assert not entrypoint.alive()
+
+
+def test_everything_killed_is_a_failure_that_says_what_is_not_known(waiting, watch):
+    run = waiting()
+    around = watch(run.handle)
+    entrypoint = ProcessId.of(run.pid())
+    around.kill(around.guardian, around.supervisor, around.runner, entrypoint)
+    status = run.executor.describe(run.handle)
+    assert (status.state, status.reason, status.exit_code) == (ReplicaState.FAILED, Reason.PLATFORM, None)
+    assert "not known" in status.message
+    run.executor.cancel(run.handle)
+    assert run.executor.describe(run.handle) == status
+
+
+def test_a_kill_from_outside_is_no_cancel(waiting, watch):
+    run = waiting()
+    watch(run.handle).runner.send(signal.SIGKILL)
+    states, status = end_of(run)
+    assert (states, status.signal, status.reason) == (["failed"], "SIGKILL", Reason.ERROR)
+    assert ProcessId.of(run.pid()) is None
+
+
+def test_a_runner_told_to_end_was_stopped_from_outside(waiting, watch):
+    run = waiting()
+    watch(run.handle).runner.send(signal.SIGTERM)
+    states, status = end_of(run)
+    assert (states, status.reason, status.signal) == (["cancelled"], Reason.STOPPED_EXTERNALLY, "SIGTERM")
+
+
+@pytest.mark.parametrize("who", ["guardian", "supervisor"])
+def test_a_supervisor_told_to_end_ends_the_run(waiting, watch, who):
+    run = waiting(2)
+    around = watch(run.handle)
+    getattr(around, who).send(signal.SIGTERM)
+    states, status = end_of(run)
+    assert (states, status.reason) == (["cancelled", "cancelled"], Reason.STOPPED_EXTERNALLY)
+    assert around.alive == []
+
+
+def test_a_cancel_is_finished_when_the_launcher_is_killed(make, tmp_path, folder, until):
+    """The launcher dies of SIGKILL right after the cancel, with a replica that ignores SIGTERM."""
+    make()
+    program = """if True:
+        import os, sys, time
+        from diloco_local import LocalProcessExecutor
+        executor = LocalProcessExecutor(root=sys.argv[1], pythonpath=[sys.argv[2]], grace=0.5)
+        (handle,) = executor.launch_replicas(1, "trainer:stubborn", {"folder": sys.argv[3]})
+        while not os.path.exists(sys.argv[3] + "/up-0-1"):
+            time.sleep(0.01)
+        executor.cancel(handle)
+        print(handle.to_json(), flush=True)
+        os.kill(os.getpid(), 9)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program, str(tmp_path / "state"), str(tmp_path), str(folder)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    handle = ReplicaHandle.from_json(done.stdout)
+    executor = make()
+    until(lambda: executor.poll(handle).terminal)
+    status = executor.describe(handle)
+    assert (status.state, status.signal) == (ReplicaState.CANCELLED, "SIGKILL")
+
+
+def test_stopping_is_said_until_all_is_gone(waiting):
+    run = waiting(function="stubborn")
+    run.executor.cancel(run.handle)
+    seen = set()
+    deadline = time.monotonic() + 15
+    while time.monotonic() < deadline:
+        alive = ProcessId.of(run.pid()) is not None
+        status = run.executor.describe(run.handle)
+        if status.state.terminal:
+            break
+        # Looked at in this order: what was alive before the look must not have been called ended.
+        assert alive or not status.state.terminal
+        seen.add((status.state, status.stopping))
+        time.sleep(0.02)
+    assert seen == {(ReplicaState.RUNNING, True)}
+    assert status.state is ReplicaState.CANCELLED
+    assert ProcessId.of(run.pid()) is None
+
+
+def test_the_supervisor_is_small(waiting, watch):
+    run = waiting()
+    if sys.platform != "linux":
+        pytest.skip("reads /proc")
+    around = watch(run.handle)
+    for process in (around.supervisor, around.guardian):
+        lines = Path(f"/proc/{process.pid}/smaps_rollup").read_text().splitlines()
+        kilobytes = next(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
+        assert kilobytes < 40_000
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        assert "torch" not in maps
