@@ -80,9 +80,10 @@ class TestMeeting:
             exchange.join(Schema({}, {}))
 
         results = run_replicas(replica, store_exchanges(tmp_path, 4, ranks=[0, 2], join_timeout=5.0))
-        assert kinds(results) == [RendezvousTimeoutError] * 2
-        assert results[0].missing == (1, 3)
-        assert "missing: rank 1, 3" in str(results[0])
+        first = next(result for result in results if isinstance(result, RendezvousTimeoutError))
+        assert first.missing == (1, 3)
+        # Whoever gives up first tells the other, which then need not wait any longer.
+        assert all("missing: rank 1, 3" in str(result) for result in results)
 
     def test_a_thread_that_never_comes_is_named(self):
         exchanges = in_process(3, timing=Timing(join_timeout=0.05))

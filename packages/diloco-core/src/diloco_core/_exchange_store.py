@@ -19,10 +19,10 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from ._errors import ConfigurationError, SyncError
+from ._errors import ConfigurationError, ObjectNotFoundError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._liveness import Liveness
-from ._rendezvous import check_identity, meet
+from ._rendezvous import check_identity, claim, claim_key, meet
 from ._sharded import Scratch
 from ._store_sync import Participant, StoreSync
 from ._timing import Timing
@@ -72,6 +72,7 @@ class ObjectStoreExchange:
         self._self = Participant(
             store, rank, world_size, self._timing, self._liveness, chunk_bytes, Scratch(chunk_bytes)
         )
+        self._claimed = False
         self._schema: Schema | None = None
         self._syncs = 0
         self._obsolete: list[str] = []
@@ -87,11 +88,13 @@ class ObjectStoreExchange:
                     "One exchange carries one outer loop: connect to another prefix for a second one."
                 )
             return
+        own = claim(self.store, self.rank, self.world_size, self.run_id, schema)
+        self._claimed = True
         self._liveness.start()
         try:
-            meet(self.store, self.rank, self.world_size, self.run_id, schema, self._timing)
-        except BaseException:
-            self._liveness.stop()
+            meet(self.store, own, self._timing, self._liveness.check_failures)
+        except BaseException as error:
+            self.abort(error)
             raise
         self._schema = schema
         if self.rank == 0:
@@ -135,7 +138,7 @@ class ObjectStoreExchange:
         if not self._ended:
             self._ended = "left"
             self._liveness.stop()
-            if self._schema is not None:
+            if self._claimed:
                 self._liveness.note("left", self._syncs)
 
     def abort(self, error: BaseException) -> None:
@@ -144,11 +147,21 @@ class ObjectStoreExchange:
             return
         self._ended = f"failed ({type(error).__name__}: {error})"
         self._liveness.stop()
-        if self._schema is not None:
-            try:
+        try:
+            if self._is_ours():
                 self._liveness.note("failed", self._syncs, f"{type(error).__name__}: {error}")
-            except Exception as second:  # noqa: BLE001 - the first error is the one to tell
-                error.add_note(f"the other replicas could not be told: {second}")
+        except Exception as second:  # noqa: BLE001 - the first error is the one to tell
+            error.add_note(f"the other replicas could not be told: {second}")
+
+    def _is_ours(self) -> bool:
+        """Whether the rank's place in the run is this replica's, or free: a note must not end somebody else's run."""
+        if self._claimed:
+            return True
+        try:
+            self.store.get(claim_key(self.rank))
+        except ObjectNotFoundError:
+            return True
+        return False
 
     def _check_open(self) -> None:
         if self._ended:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ._errors import ObjectNotFoundError, ReplicaLostError, StoreError, UnequalSyncsError
 
@@ -58,15 +58,7 @@ class Liveness:
             UnequalSyncsError: One of them left before this sync.
         """
         missing = sorted(missing)
-        notes = self._store.list("notes/")
-        for key in notes:
-            rank = int(key.removeprefix("notes/").removesuffix(".json"))
-            note = json.loads(self._store.get(key))
-            if note["event"] == "failed" and rank != self._rank:
-                raise ReplicaLostError(
-                    f"rank {rank} failed after {note['syncs']} syncs, so sync {sync} cannot be completed: {note['message']}",
-                    rank,
-                )
+        for rank, note in self.check_failures().items():
             if note["event"] == "left" and rank in missing:
                 raise UnequalSyncsError(
                     f"rank {rank} has finished after {note['syncs']} syncs, but this replica (rank {self._rank}) is in sync "
@@ -88,6 +80,21 @@ class Liveness:
                     "Its process or machine is gone, or it cannot reach the store: look at its logs.",
                     rank,
                 )
+
+    def check_failures(self) -> dict[int, dict[str, Any]]:
+        """Read the notes of the other ranks.
+
+        Raises:
+            ReplicaLostError: One of them failed.
+        """
+        notes: dict[int, dict[str, Any]] = {}
+        for key in self._store.list("notes/"):
+            rank = int(key.removeprefix("notes/").removesuffix(".json"))
+            if rank != self._rank:
+                note = notes[rank] = json.loads(self._store.get(key))
+                if note["event"] == "failed":
+                    raise ReplicaLostError(f"rank {rank} failed after {note['syncs']} syncs: {note['message']}", rank)
+        return notes
 
     def _beat(self, count: int) -> None:
         self._store.put(f"beats/{self._rank:05}", [str(count).encode()])

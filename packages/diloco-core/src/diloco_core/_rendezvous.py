@@ -9,11 +9,20 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ._errors import ConfigurationError, MismatchError, ObjectNotFoundError, RendezvousTimeoutError, RunExistsError
+from ._errors import (
+    ConfigurationError,
+    MismatchError,
+    ObjectNotFoundError,
+    RendezvousTimeoutError,
+    ReplicaLostError,
+    RunExistsError,
+)
 from ._exchange import Schema
 from ._timing import Wait
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ._store import Store
     from ._timing import Timing
 
@@ -74,8 +83,8 @@ class Claim:
             ) from error
 
 
-def meet(store: Store, rank: int, world_size: int, run_id: str, schema: Schema, timing: Timing) -> None:
-    """Claim a rank, wait for all the others, and compare.
+def claim(store: Store, rank: int, world_size: int, run_id: str, schema: Schema) -> Claim:
+    """Take a rank's place in the run, once and for all.
 
     Args:
         store: The run's prefix.
@@ -83,53 +92,77 @@ def meet(store: Store, rank: int, world_size: int, run_id: str, schema: Schema, 
         world_size: How many there are.
         run_id: The launch they belong to, or "".
         schema: What they must have in common.
-        timing: Limits and clock.
 
     Raises:
         RunExistsError: The rank has been claimed before.
+    """
+    own = Claim(rank, world_size, run_id, schema, secrets.token_hex(8), socket.gethostname(), os.getpid())
+    if not store.create(claim_key(rank), own.to_json()):
+        _refuse(store, own)
+    return own
+
+
+def meet(store: Store, own: Claim, timing: Timing, check_failures: Callable[[], object]) -> None:
+    """Wait for all other ranks, and compare.
+
+    Args:
+        store: The run's prefix.
+        own: What :func:`claim` returned.
+        timing: Limits and clock.
+        check_failures: Raises if another rank has failed already.
+
+    Raises:
+        RunExistsError: The rank is claimed by somebody else, or the prefix is used by another run too.
         RendezvousTimeoutError: Some ranks did not come; it names them.
         MismatchError: The replicas disagree; it says on what.
     """
-    own = Claim(rank, world_size, run_id, schema, secrets.token_hex(8), socket.gethostname(), os.getpid())
-    if not store.create(_key(rank), own.to_json()):
-        _refuse(store, own)
-    claims: dict[int, Claim] = {rank: own}
+    claims: dict[int, Claim] = {own.rank: own}
 
     def missing() -> list[int]:
-        return [r for r in range(world_size) if r not in claims]
+        return [r for r in range(own.world_size) if r not in claims]
+
+    def read_claims() -> None:
+        for key in store.list("claims/"):
+            number = key.removeprefix("claims/").removesuffix(".json")
+            if not number.isdecimal() or int(number) not in claims:
+                other = Claim.from_json(store.get(key), f"{store.uri}/{key}")
+                _compare(own, other, store.uri)
+                claims[other.rank] = other
+
+    def look_around() -> None:
+        try:
+            check_failures()
+        except ReplicaLostError:
+            read_claims()  # if it failed because we disagree, that is what should be said
+            raise
 
     def expired() -> Exception:
         ranks = ", ".join(str(r) for r in missing())
         return RendezvousTimeoutError(
-            f"{len(claims)} of {world_size} replicas met at {store.uri} within {timing.join_timeout:g} s; missing: rank {ranks}. "
-            "Look at the logs of the missing ranks, and whether they were given the same URI and world size.",
+            f"{len(claims)} of {own.world_size} replicas met at {store.uri} within {timing.join_timeout:g} s; "
+            f"missing: rank {ranks}. Look at the logs of the missing ranks, and whether they were given the same URI "
+            "and world size.",
             missing(),
         )
 
-    wait = Wait(timing, store.near, timing.join_timeout, lambda: None, expired)
-    while True:
-        for key in store.list("claims/"):
-            number = key.removeprefix("claims/").removesuffix(".json")
-            if not number.isdecimal() or int(number) not in claims:
-                claim = Claim.from_json(store.get(key), f"{store.uri}/{key}")
-                _compare(own, claim, store.uri)
-                claims[claim.rank] = claim
-                wait.progressed()
-        if not missing():
-            break
+    wait = Wait(timing, store.near, timing.join_timeout, look_around, expired)
+    read_claims()
+    while missing():
         wait.pause()
+        read_claims()
     # A store without exclusive creation may have let somebody else overwrite the claim.
-    if Claim.from_json(store.get(_key(rank)), _key(rank)).nonce != own.nonce:
+    if Claim.from_json(store.get(claim_key(own.rank)), claim_key(own.rank)).nonce != own.nonce:
         _refuse(store, own)
 
 
-def _key(rank: int) -> str:
+def claim_key(rank: int) -> str:
+    """Key of the claim of a rank."""
     return f"claims/{rank:05}.json"
 
 
 def _refuse(store: Store, own: Claim) -> None:
     try:
-        other = Claim.from_json(store.get(_key(own.rank)), f"{store.uri}/{_key(own.rank)}")
+        other = Claim.from_json(store.get(claim_key(own.rank)), f"{store.uri}/{claim_key(own.rank)}")
     except ObjectNotFoundError:
         raise RunExistsError(f"the claim of rank {own.rank} in {store.uri} was refused and then vanished") from None
     whose = f"run {other.run_id!r}" if other.run_id else "an earlier run"

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,8 @@ from ._errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    from ._exchange_store import ObjectStoreExchange
 
 
 def run(
@@ -46,10 +49,23 @@ def run(
         ConfigurationError: The trainer cannot be found, or the replica cannot be identified.
         StoreUnavailableError: The URI cannot be written and read.
     """
+    exchange, trainer = _prepare(trainer_module, trainer_fn, rendezvous_uri, rank, world_size)
+    return _call(exchange, trainer, trainer_kwargs or {})
+
+
+def _prepare(
+    trainer_module: str, trainer_fn: str, rendezvous_uri: str | None, rank: int | None, world_size: int | None
+) -> tuple[ObjectStoreExchange, Callable[..., Any]]:
     trainer = load_trainer(trainer_module, trainer_fn)
-    exchange = connect(rendezvous_uri, rank=rank, world_size=world_size)
+    # What came as arguments goes into the environment too, for the trainer's own connect() and its worker processes.
+    given = {"RENDEZVOUS_URI": rendezvous_uri, "REPLICA_RANK": rank, "WORLD_SIZE": world_size}
+    os.environ.update({name: str(value) for name, value in given.items() if value is not None})
+    return connect(), trainer
+
+
+def _call(exchange: ObjectStoreExchange, trainer: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
     try:
-        result = trainer(**dict(trainer_kwargs or {}))
+        result = trainer(**kwargs)
     except BaseException as error:
         exchange.abort(error)
         raise
@@ -97,16 +113,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not isinstance(kwargs, dict):
         parser.error(f"--trainer-kwargs-json must be a JSON object, not {type(kwargs).__name__}")
     try:
-        result = run(
-            trainer_module=arguments.trainer_module,
-            trainer_fn=arguments.trainer_fn,
-            trainer_kwargs=kwargs,
-            rendezvous_uri=arguments.rendezvous,
-            rank=arguments.rank,
-            world_size=arguments.world_size,
+        exchange, trainer = _prepare(
+            arguments.trainer_module,
+            arguments.trainer_fn,
+            arguments.rendezvous,
+            arguments.rank,
+            arguments.world_size,
         )
     except ConfigurationError as error:
         parser.error(str(error))
+    result = _call(exchange, trainer, kwargs)
     if result is not None:
         sys.stdout.write(f"{json.dumps(result)}\n")
     return 0

@@ -1,0 +1,191 @@
+"""The replica's entrypoint, as a function and by hand."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from diloco_core import ConfigurationError, ReplicaLostError, SyncError, connect
+from diloco_core.replica_entrypoint import load_trainer, run
+
+TRAINER = """
+import torch
+from diloco_core import DiLoCo, ObjectStoreAllReduce, connect, make_diloco_outer_loop
+
+class Namespace:
+    @staticmethod
+    def inner():
+        return "inner"
+
+not_a_function = 7
+
+def mean(start):
+    exchange = connect()
+    tensor = torch.tensor([start + exchange.rank])
+    with ObjectStoreAllReduce() as reduce:
+        reduce.mean([tensor])
+    return tensor.tolist()
+
+def two_means():
+    with ObjectStoreAllReduce() as reduce:
+        reduce.mean([torch.ones(1)])
+        reduce.mean([torch.ones(1)])
+
+def nothing(**kwargs):
+    return kwargs
+
+def fails():
+    connect()
+    raise ValueError("no data")
+"""
+
+
+@pytest.fixture(autouse=True)
+def own_environment(monkeypatch):
+    """What ``run`` puts into the environment is taken out again."""
+    for name in ("RENDEZVOUS_URI", "REPLICA_RANK", "WORLD_SIZE"):
+        monkeypatch.setenv(name, "")
+        monkeypatch.delenv(name)
+
+
+@pytest.fixture
+def trainer(tmp_path, monkeypatch):
+    """A module of the user's on the path, with a name of its own per test."""
+    name = f"trainer_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(TRAINER)
+    monkeypatch.syspath_prepend(tmp_path)
+    return name
+
+
+def test_it_calls_the_trainer_and_returns_its_result(trainer, tmp_path):
+    kwargs = {"a": [1, {"b": None}], "c": "é"}
+    result = run(
+        trainer_module=trainer,
+        trainer_fn="nothing",
+        trainer_kwargs=kwargs,
+        rendezvous_uri=str(tmp_path / "run"),
+        rank=0,
+        world_size=1,
+    )
+    assert result == kwargs
+
+
+def test_the_trainer_connects_with_no_arguments(trainer, tmp_path, monkeypatch):
+    monkeypatch.setenv("RENDEZVOUS_URI", str(tmp_path / "run"))
+    monkeypatch.setenv("REPLICA_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert run(trainer_module=trainer, trainer_fn="mean", trainer_kwargs={"start": 2.5}) == [2.5]
+
+
+def test_a_failure_ends_the_exchange(trainer, tmp_path, monkeypatch):
+    uri = str(tmp_path / "run")
+    monkeypatch.setenv("RENDEZVOUS_URI", uri)
+    monkeypatch.setenv("REPLICA_RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    exchange = connect()
+    with pytest.raises(ValueError, match="no data"):
+        run(trainer_module=trainer, trainer_fn="fails")
+    assert exchange.ended
+
+
+def test_a_dotted_function(trainer):
+    assert load_trainer(trainer, "Namespace.inner")() == "inner"
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "told"),
+    [
+        ("no_such_trainer_module", "train", "no module 'no_such_trainer_module'"),
+        ("json.no_such", "train", "json.no_such"),
+        (None, "missing", "has no function 'missing'"),
+        (None, "not_a_function", "has no function 'not_a_function'"),
+        (None, "Namespace.missing", "has no function"),
+    ],
+)
+def test_a_trainer_that_is_not_there_is_named(trainer, module, function, told):
+    with pytest.raises(ConfigurationError, match=told):
+        load_trainer(module or trainer, function)
+
+
+def test_a_trainer_that_lacks_a_package_says_which(tmp_path, monkeypatch):
+    (tmp_path / "needs_more.py").write_text("import some_package_that_is_not_installed")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="some_package_that_is_not_installed"):
+        load_trainer("needs_more", "train")
+
+
+@pytest.fixture
+def by_hand(tmp_path):
+    """Starts replicas from the command line, and ends those that a failed test leaves behind."""
+    started = []
+
+    def start(*arguments, **variables):
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), **variables}
+        command = [sys.executable, "-m", "diloco_core.replica_entrypoint", *arguments]
+        started.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        )
+        return started[-1]
+
+    yield start
+    for replica in started:
+        replica.kill()
+        replica.communicate()
+
+
+def test_two_replicas_by_hand(by_hand, trainer, tmp_path):
+    common = ["--rendezvous", str(tmp_path / "run"), "--world-size", "2", "--trainer-module", trainer]
+    common += ["--trainer-fn", "mean", "--trainer-kwargs-json", '{"start": 1.0}']
+    # The trainer itself connects with no arguments: what the command line says reaches it too.
+    replicas = [by_hand(*common, "--rank", "0"), by_hand(*common, REPLICA_RANK="1")]
+    for replica in replicas:
+        out, err = replica.communicate(timeout=120)
+        assert replica.returncode == 0, err
+        assert json.loads(out) == [1.5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ([], "--trainer-module"),
+        (["--trainer-module", "json", "--trainer-kwargs-json", "{"], "is not JSON"),
+        (["--trainer-module", "json", "--trainer-kwargs-json", "[1]"], "must be a JSON object, not list"),
+        (["--trainer-module", "no_such_trainer_module"], "no module 'no_such_trainer_module'"),
+        (["--trainer-module", "json", "--trainer-fn", "dumps"], "RENDEZVOUS_URI"),
+    ],
+)
+def test_wrong_arguments_by_hand(by_hand, arguments, told):
+    replica = by_hand(*arguments)
+    _, err = replica.communicate(timeout=120)
+    assert replica.returncode == 2
+    assert told in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("when", ["before it joins", "after it joined"])
+def test_the_others_learn_of_a_failure(by_hand, trainer, tmp_path, when):
+    (tmp_path / "fails.py").write_text(
+        "from diloco_core import ObjectStoreAllReduce\nimport torch\n"
+        "def train(join):\n"
+        "    if join:\n"
+        "        ObjectStoreAllReduce().mean([torch.ones(1)])\n"
+        "    raise RuntimeError('the disk is full')\n"
+    )
+    common = ["--rendezvous", str(tmp_path / "run"), "--world-size", "2"]
+    good = by_hand(*common, "--rank", "0", "--trainer-module", trainer, "--trainer-fn", "two_means")
+    kwargs = json.dumps({"join": when == "after it joined"})
+    bad = by_hand(*common, "--rank", "1", "--trainer-module", "fails", "--trainer-kwargs-json", kwargs)
+    _, good_err = good.communicate(timeout=60)
+    _, bad_err = bad.communicate(timeout=60)
+    assert good.returncode == 1
+    assert ReplicaLostError.__name__ in good_err
+    assert f"rank 1 failed after {'1' if when == 'after it joined' else '0'} syncs" in good_err
+    assert "the disk is full" in good_err
+    assert bad.returncode == 1
+    assert "the disk is full" in bad_err
+
+
+def test_errors_have_one_root():
+    assert issubclass(ReplicaLostError, SyncError)

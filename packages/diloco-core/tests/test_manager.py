@@ -1,0 +1,59 @@
+"""The eight members that torchft's DiLoCo needs of its manager, over our exchanges."""
+
+import pytest
+import torch
+
+from diloco_core import ConfigurationError, MockManager, in_process
+from diloco_core.testing import run_replicas
+
+MEMBERS = [
+    "_use_async_quorum",
+    "allow_state_dict_read",
+    "allreduce",
+    "current_step",
+    "disallow_state_dict_read",
+    "register_state_dict_fn",
+    "should_commit",
+    "start_quorum",
+]
+
+
+def test_it_has_the_eight_members():
+    manager = MockManager(in_process(1)[0])
+    assert all(hasattr(manager, name) for name in MEMBERS)
+    assert manager._use_async_quorum is False
+
+
+def test_averages_in_place_and_counts_commits():
+    def replica(exchange):
+        manager = MockManager(exchange)
+        seen = []
+        for step in range(3):
+            assert manager.current_step() == step
+            manager.start_quorum()
+            tensors = [torch.full((2, 2), float(exchange.rank + step)), torch.tensor([1.0 + exchange.rank])]
+            works = [manager.allreduce(tensor) for tensor in tensors]
+            for work, tensor in zip(works, tensors, strict=True):
+                assert work.wait()
+                assert work.get_future().wait()[0] is tensor
+            assert manager.should_commit()
+            seen.append([tensor.clone() for tensor in tensors])
+        return seen
+
+    for seen in run_replicas(replica, in_process(3)):
+        for step, (first, second) in enumerate(seen):
+            assert torch.equal(first, torch.full((2, 2), 1.0 + step))
+            assert second.tolist() == [2.0]
+
+
+def test_a_codec_that_is_not_there_is_refused():
+    with pytest.raises(ConfigurationError, match="should_quantize"):
+        MockManager(in_process(1)[0]).allreduce(torch.ones(1), should_quantize=True)
+
+
+def test_state_dict_functions_are_kept():
+    manager = MockManager(in_process(1)[0])
+    manager.register_state_dict_fn("model", lambda state: None, lambda: {"a": 1})
+    assert manager.state_dict_fns["model"][1]() == {"a": 1}
+    manager.disallow_state_dict_read()
+    manager.allow_state_dict_read()
