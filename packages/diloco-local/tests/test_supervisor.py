@@ -76,7 +76,7 @@ def test_a_killed_supervisor_costs_the_replicas_nothing(waiting, watch, until):
 
 
 def test_the_guardian_enforces_the_timeout(waiting, watch):
-    run = waiting(timeout=2.0)
+    run = waiting(timeout=1.0)
     around = watch(run.handle)
     around.kill(around.supervisor)
     around.runner.send(signal.SIGSTOP)  # so that it is not the runner who does it

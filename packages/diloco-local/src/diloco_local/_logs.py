@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from diloco_protocol import InvalidRequestError
+
 from ._rundir import AttemptDir, ReplicaDir
 from ._times import SAMPLE_SECONDS
 
@@ -193,9 +195,15 @@ def iterate(
         interval: Seconds between two looks.
         sleep: For tests.
         clock: Unix seconds, for tests.
+
+    Raises:
+        ValueError: There is no such stream, or the pattern is none.
     """
     names = check_streams(streams)
-    pattern = None if regex is None else re.compile(regex)
+    try:
+        pattern = None if regex is None else re.compile(regex)
+    except re.error as error:
+        raise InvalidRequestError(f"regex={regex!r} is not a regular expression: {error}") from error
     return _iterate(replica, terminal, names, pattern, follow, since, until, interval, sleep, clock)
 
 

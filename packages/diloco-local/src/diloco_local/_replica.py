@@ -236,7 +236,8 @@ class Replica:
             self._kill()
 
     def _sweep(self) -> None:
-        found = self._members()
+        # Asked twice, since a process that forks while the table is read can be missed.
+        found = self._members() or self._members()
         if not found:
             self._finish()
             return

@@ -166,41 +166,54 @@ def launch(root: Root, record: RunRecord, orders: Sequence[Order]) -> RunRecord:
         known = known_launch(root, record.run_id, record.fingerprint)
         if known is not None:
             return known
+        published = False
+        try:
+            with _staged(root, record) as (staged, lock):
+                published = root.publish(staged, record.run_id)
+                if published:
+                    start_supervisor(root.run(record.run_id), lock, orders, patience=PATIENCE)
+                    return record
+        # Here the supervisor alone holds the lock, so its end can be waited for.
+        except SupervisorError as error:
+            survivors = roll_back(root, record)
+            raise LaunchError(f"run {record.run_id!r} could not be started: {error}", survivors) from error
+        except BaseException:
+            if published:
+                roll_back(root, record)
+            raise
+
+
+@contextlib.contextmanager
+def _staged(root: Root, record: RunRecord) -> Iterator[tuple[RunDir, int]]:
+    """The whole directory of a run, not yet visible, and the descriptor that holds its lock.
+
+    The lock is held from before the run is visible: whoever sees a run that was not started and that nobody holds sees
+    a launch that has died.
+    """
+    try:
         staged = root.stage()
         lock = open_lock(staged.lock)
-        try:
-            try_lock(lock)
-            os.mkfifo(staged.wake, 0o600)
-            for rank in record.ranks:
-                staged.replica(rank).path.mkdir(mode=0o700)
-            write_json(staged.record, record.to_dict())
-            if root.publish(staged, record.run_id):
-                run = root.run(record.run_id)
-                try:
-                    start_supervisor(run, lock, orders, patience=PATIENCE)
-                except SupervisorError as error:
-                    os.close(lock)
-                    lock = -1
-                    survivors = roll_back(root, run, record)
-                    raise LaunchError(f"run {record.run_id!r} could not be started: {error}", survivors) from error
-                except BaseException:
-                    os.close(lock)
-                    lock = -1
-                    roll_back(root, run, record)
-                    raise
-                return record
-        finally:
-            if lock >= 0:
-                os.close(lock)
-            root.discard(staged)
+    except OSError as error:
+        raise InvalidRequestError(f"runs cannot be written below root={str(root.path)!r}: {error}") from error
+    try:
+        try_lock(lock)
+        os.mkfifo(staged.wake, 0o600)
+        for rank in record.ranks:
+            staged.replica(rank).path.mkdir(mode=0o700)
+        write_json(staged.record, record.to_dict())
+        yield staged, lock
+    finally:
+        os.close(lock)
+        root.discard(staged)
 
 
-def roll_back(root: Root, run: RunDir, record: RunRecord) -> list[ReplicaHandle]:
+def roll_back(root: Root, record: RunRecord) -> list[ReplicaHandle]:
     """End what a failed or interrupted launch has started.
 
     Returns:
         The replicas that could not be ended.
     """
+    run = root.run(record.run_id)
     for rank in record.ranks:
         _mark(run, rank)
     run.ring()

@@ -1,0 +1,31 @@
+"""The example in the README is run as it stands."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+
+
+def test_the_example(tmp_path, nothing_survives):
+    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    assert [name for name, _ in blocks] == ["train_here.py", "launch.py"]
+    for name, text in blocks:
+        (tmp_path / name).write_text(text)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "launch.py"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={
+            **os.environ,
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+            "PYTHONPATH": os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry),  # noqa: PTH100
+        },
+    )
+    steps = "step 0\nstep 1\nstep 2\n"
+    assert done.stdout == steps + "0 succeeded {'steps': 3}\n1 succeeded {'steps': 3}\n"
+    assert done.stderr == ""
