@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from diloco_local._record import RunRecord, outcome_of, read_record, status_from_dict, status_to_dict
 from diloco_local._rundir import AttemptDir, RunDir
-from diloco_protocol import Reason, ReplicaState, ReplicaStatus, SpecVersionError
+from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus, SpecVersionError
 
 RECORD = RunRecord("u", "run", "f", (3, 4), 8, 1.5, None, 2, 1.0, "host", "pid:[1]", {"a": "b"})
 
@@ -48,5 +48,13 @@ def test_a_record_of_another_version_is_refused(tmp_path):
         read_record(run)
 
 
-def test_no_outcome_yet(tmp_path):
-    assert outcome_of(AttemptDir(tmp_path)) is None
+def test_outcomes(tmp_path):
+    attempt = AttemptDir(tmp_path)
+    assert outcome_of(attempt) == (None, "")
+    attempt.outcome.write_text(Outcome(3, error="bad").to_json())
+    assert outcome_of(attempt) == (Outcome(3, error="bad"), "")
+    for damage in (b"{", b'{"version": 99}', b"\xff"):
+        attempt.outcome.write_bytes(damage)
+        found, problem = outcome_of(attempt)
+        assert found is None
+        assert "cannot be read" in problem

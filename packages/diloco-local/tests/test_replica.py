@@ -70,6 +70,13 @@ def test_a_failure_while_a_cancel_waits_is_not_tried_again(machine):
     assert (status.state, status.reason, status.attempt) == (ReplicaState.CANCELLED, Reason.CANCEL_REQUESTED, 1)
 
 
+def test_an_outcome_that_cannot_be_read_is_a_failure_that_says_so(machine, tmp_path):
+    status = machine(f"echo '{{\"version\": 99}}' > {tmp_path}/replica-0/attempt-1/outcome.json")
+    assert (status.state, status.reason) == (ReplicaState.FAILED, Reason.PLATFORM)
+    assert "cannot be read" in status.message
+    assert "99" in status.message
+
+
 def test_every_attempt_counts(machine):
     assert machine("exit 3", restarts=2).attempt == 3
 

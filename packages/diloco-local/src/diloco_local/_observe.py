@@ -77,7 +77,7 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
             message="its supervisor was killed; it goes on by itself",
             native="unsupervised",
         )
-    outcome = outcome_of(files.attempt(attempt))
+    outcome, problem = outcome_of(files.attempt(attempt))
     stop = Stop.from_dict(state.get("stop"))
     if stop is None and mark and (outcome is None or outcome.signal):
         stop = Stop(Reason.CANCEL_REQUESTED, float(mark["at"]))
@@ -86,5 +86,6 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
         outcome=outcome,
         wait_status=None,
         stop=stop,
+        problem=problem,
         started_at=state.get("started_at"),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus, SpecVersionError
+from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus, SpecVersionError
 
 from ._files import read_json
 from ._rundir import AttemptDir, RunDir
@@ -72,13 +72,19 @@ def read_record(run: RunDir) -> RunRecord | None:
     return RunRecord(**{**data, "ranks": tuple(data["ranks"])})
 
 
-def outcome_of(attempt: AttemptDir) -> Outcome | None:
-    """What the runner of an attempt reported, or None if it did not get that far."""
+def outcome_of(attempt: AttemptDir) -> tuple[Outcome | None, str]:
+    """What the runner of an attempt reported.
+
+    Returns:
+        The outcome, None if there is none or it cannot be read; and in the latter case what is wrong with it. A runner
+        of another version must not keep the supervisor from its work.
+    """
     try:
-        text = attempt.outcome.read_text(encoding="utf-8")
+        return Outcome.from_json(attempt.outcome.read_text(encoding="utf-8")), ""
     except FileNotFoundError:
-        return None
-    return Outcome.from_json(text)
+        return None, ""
+    except (DilocoError, UnicodeDecodeError) as error:
+        return None, f"the outcome that the runner reported cannot be read: {error}"
 
 
 def status_to_dict(status: ReplicaStatus) -> dict[str, Any]:

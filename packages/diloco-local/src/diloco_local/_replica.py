@@ -260,7 +260,7 @@ class Replica:
 
     def _finish(self) -> None:
         files = self._dir.attempt(self._attempt)
-        outcome = outcome_of(files) if self._attempt else None
+        outcome, problem = outcome_of(files) if self._attempt else (None, "")
         killed = outcome.signal == "SIGKILL" if outcome is not None else self._wait_status == signal.SIGKILL
         if self._stop is None and self.cancel_requested() and not self._attempt:
             self._stop = Stop(Reason.CANCEL_REQUESTED, time.time())
@@ -270,6 +270,7 @@ class Replica:
             outcome=outcome,
             wait_status=self._wait_status,
             stop=self._stop,
+            problem=problem,
             oom=killed and self._stop is None and self._oom.take(),
             started_at=self._started_at,
             finished_at=self._gone_at,

@@ -280,7 +280,7 @@ def result_of(run: RunDir, rank: int, status: ReplicaStatus) -> Any:
     """What the entrypoint of a succeeded replica returned; None for any other."""
     if status.state is not ReplicaState.SUCCEEDED:
         return None
-    outcome = outcome_of(run.replica(rank).attempt(status.attempt))
+    outcome, problem = outcome_of(run.replica(rank).attempt(status.attempt))
     if outcome is None:
-        raise BackendError(f"the outcome of replica {rank} in {run.path} has been removed from outside")
+        raise BackendError(problem or f"the outcome of replica {rank} in {run.path} has been removed from outside")
     return outcome.result

@@ -58,6 +58,7 @@ def verdict(
     outcome: Outcome | None,
     wait_status: int | None,
     stop: Stop | None,
+    problem: str = "",
     oom: bool = False,
     started_at: float | None = None,
     finished_at: float | None = None,
@@ -69,6 +70,7 @@ def verdict(
         outcome: What the runner reported, None if it could not.
         wait_status: What ``waitpid`` said about the runner, None if nobody was there to ask.
         stop: The supervisor's order to end it, None if there was none.
+        problem: What is wrong with an outcome that cannot be read.
         oom: There is evidence that the kernel killed it for want of memory.
         started_at: Unix seconds.
         finished_at: Unix seconds.
@@ -83,9 +85,9 @@ def verdict(
     elif wait_status is not None:
         exit_code, name = split_wait_status(wait_status)
         how = f"was killed by {name}" if name else f"exited with code {exit_code}"
-        message = f"the replica's runner {how} before it could report an outcome"
+        message = problem or f"the replica's runner {how} before it could report an outcome"
     else:
-        message = (
+        message = problem or (
             "the replica ended without reporting an outcome while nobody supervised it "
             "(its supervisor had been killed), so its exit code is not known"
         )
@@ -120,7 +122,8 @@ def verdict(
         return status(ReplicaState.FAILED, Reason.OOM, f"{message} (the kernel counted an out-of-memory kill)")
     if outcome is not None:
         return status(ReplicaState.FAILED, outcome.reason, message)
-    return status(ReplicaState.FAILED, Reason.ERROR if wait_status is not None else Reason.PLATFORM, message)
+    unexplained = problem or wait_status is None
+    return status(ReplicaState.FAILED, Reason.PLATFORM if unexplained else Reason.ERROR, message)
 
 
 def _native(outcome: Outcome | None, wait_status: int | None) -> str:
