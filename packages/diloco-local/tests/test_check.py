@@ -46,7 +46,7 @@ def test_good(check, entrypoint):
         ("broken_trainer:train", "module 'broken_trainer'.*a_module_nobody_has"),
         ("exiting_trainer:train", "module 'exiting_trainer'.*SystemExit: 3"),
         ("dying_trainer:train", "'dying_trainer'.*code 7: last words"),
-        ("good_trainer:trian", "'good_trainer' has no attribute 'trian'"),
+        ("good_trainer:no_train", "'good_trainer' has no attribute 'no_train'"),
         ("good_trainer:Trainer.fti", "no attribute 'Trainer.fti'"),
         ("good_trainer:value", "'value'.*cannot be called: it is a int"),
     ],
