@@ -115,8 +115,8 @@ def _row(rank: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
 def _table(rows: list[dict[str, Any]]) -> str:
     lines = ["", "replica   syncs     start   compute   exchange      wait       sent   received"]
     lines += [
-        f"{row['rank']:>7} {row['syncs']:>7} {row['start_seconds']:>7.1f} s {row['compute_seconds']:>7.1f} s {row['exchange_seconds']:>8.2f} s "
-        f"{row['wait_seconds']:>7.2f} s {row['sent_mb']:>7.1f} MB {row['received_mb']:>7.1f} MB"
+        f"{row['rank']:>7} {row['syncs']:>7} {row['start_seconds']:>7.1f} s {row['compute_seconds']:>7.1f} s "
+        f"{row['exchange_seconds']:>8.2f} s {row['wait_seconds']:>7.2f} s {row['sent_mb']:>7.1f} MB {row['received_mb']:>7.1f} MB"
         for row in rows
     ]
     return "\n".join(lines)
