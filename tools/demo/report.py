@@ -91,6 +91,8 @@ def write(
     _picture(folder / "demo.png", diloco, lone, rows, losses[0], lone_loss)
     print(_table(rows))
     print(_verdict(losses, lone_loss, gain))
+    if settings.steps < 500:
+        print("  (so few steps decide nothing: outer momentum has only begun to build up)")
     print(f"\nmodel    {folder}/diloco.safetensors\nmetrics  {folder}/metrics.jsonl\npicture  {folder}/demo.png")
 
 
