@@ -1,0 +1,79 @@
+"""The journal in a folder: what was written stays, also for other processes."""
+
+import pytest
+
+from diloco_protocol import FolderJournal, Reason, ReplicaHandle, ReplicaState, ReplicaStatus, RunJournal, state_folder
+from diloco_protocol._errors import SpecVersionError, UnavailableError
+
+DONE = ReplicaStatus(ReplicaState.SUCCEEDED, attempt=2, reason=Reason.COMPLETED, exit_code=0, finished_at=3.5)
+
+
+def handles(run_id="a", count=3):
+    return [ReplicaHandle(rank, "b", {"id": str(rank)}, run_id=run_id, world_size=count) for rank in range(count)]
+
+
+def test_it_is_a_journal(tmp_path):
+    assert isinstance(FolderJournal(tmp_path), RunJournal)
+
+
+def test_launches(tmp_path):
+    journal = FolderJournal(tmp_path / "new")
+    assert journal.runs() == []
+    assert journal.handles("a") == []
+    journal.record_launch(handles("a"))
+    journal.record_launch(handles("b", 11))
+    journal.record_launch(handles("a"))
+    again = FolderJournal(tmp_path / "new")
+    assert again.runs() == ["a", "b"]
+    assert again.handles("b") == handles("b", 11)
+
+
+def test_ends_with_results(tmp_path):
+    first, second, _ = handles()
+    journal = FolderJournal(tmp_path)
+    assert journal.end(first) is None
+    journal.record_end(first, DONE, {"loss": [1.5, None]})
+    assert FolderJournal(tmp_path).end(first) == (DONE, {"loss": [1.5, None]})
+    assert journal.end(second) is None
+
+
+def test_the_first_end_stays(tmp_path):
+    (handle, *_) = handles()
+    journal = FolderJournal(tmp_path)
+    journal.record_end(handle, DONE, 1)
+    journal.record_end(handle, ReplicaStatus(ReplicaState.FAILED), None)
+    assert journal.end(handle) == (DONE, 1)
+
+
+def test_a_namesake_is_not_answered_for(tmp_path):
+    journal = FolderJournal(tmp_path)
+    journal.record_end(ReplicaHandle(0, "b", {"host": "one"}, run_id="a"), DONE, 1)
+    assert journal.end(ReplicaHandle(0, "b", {"host": "two"}, run_id="a")) is None
+
+
+def test_only_ends_are_recorded(tmp_path):
+    with pytest.raises(ValueError, match="only an end"):
+        FolderJournal(tmp_path).record_end(handles()[0], ReplicaStatus(ReplicaState.RUNNING), None)
+
+
+def test_another_version_is_refused(tmp_path):
+    journal = FolderJournal(tmp_path)
+    journal.record_end(handles()[0], DONE, 1)
+    (file,) = tmp_path.rglob("*.ended.json")
+    file.write_text('{"version": 5}')
+    with pytest.raises(SpecVersionError, match="version 5"):
+        journal.end(handles()[0])
+
+
+def test_an_unwritable_folder_is_named(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UnavailableError, match="cannot be written"):
+        FolderJournal(tmp_path / "file" / "journal").record_launch(handles())
+
+
+def test_the_state_folder(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert state_folder() == tmp_path / "diloco"
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert state_folder().is_relative_to(tmp_path)

@@ -1,0 +1,181 @@
+"""What a launch may ask for: everything is checked before anything is started."""
+
+import functools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_protocol import InvalidRequestError, entrypoint_name, make_request
+
+
+def a_function():
+    """One that can be named."""
+
+
+class Holder:
+    @staticmethod
+    def static():
+        """A function in a class can be named too."""
+
+    @classmethod
+    def of_class(cls):
+        """As can a class method."""
+
+    def bound(self):
+        """But not a bound method."""
+
+
+class TestEntrypoint:
+    @pytest.mark.parametrize(
+        ("given", "name"),
+        [
+            ("module:function", "module:function"),
+            ("package.module:function", "package.module:function"),
+            ("package.module:Class.function", "package.module:Class.function"),
+            ("package.module.function", "package.module:function"),
+            (json_dumps := __import__("json").dumps, f"{json_dumps.__module__}:dumps"),
+        ],
+    )
+    def test_names(self, given, name):
+        assert entrypoint_name(given) == name
+
+    def test_functions_of_a_module(self, monkeypatch):
+        for function in (a_function, Holder.static, Holder.of_class):
+            monkeypatch.setattr(getattr(function, "__func__", function), "__module__", "trainer")
+        assert entrypoint_name(a_function) == "trainer:a_function"
+        assert entrypoint_name(Holder.static) == "trainer:Holder.static"
+        assert entrypoint_name(Holder.of_class) == "trainer:Holder.of_class"
+
+    @pytest.mark.parametrize(
+        ("given", "told"),
+        [
+            ("", "not of the form"),
+            ("function", "not of the form"),
+            ("a:b:c", "not of the form"),
+            ("a b:c", "not of the form"),
+            ("/path/to/file.py:main", "not of the form"),
+            ("1a:b", "not of the form"),
+            ("__main__:train", "__main__"),
+            (lambda: None, "lambda"),
+            (functools.partial(a_function), "partial"),
+            (Holder().bound, "bound to an object"),
+            (7, "must be text or a function"),
+        ],
+    )
+    def test_what_cannot_be_named_is_refused(self, given, told):
+        with pytest.raises(InvalidRequestError, match=told):
+            entrypoint_name(given)
+
+    def test_a_nested_function_is_refused(self):
+        def nested():
+            """Not to be found by an import."""
+
+        with pytest.raises(InvalidRequestError, match="inside a function"):
+            entrypoint_name(nested)
+
+    def test_a_function_of_main_is_refused(self):
+        def main():
+            """Pretends to be of __main__."""
+
+        main.__module__, main.__qualname__ = "__main__", "main"
+        with pytest.raises(InvalidRequestError, match="__main__"):
+            entrypoint_name(main)
+
+
+def request(n=2, entrypoint="m:f", args=None, **options):
+    return make_request(n, entrypoint, args or {}, **options)
+
+
+class TestRequest:
+    def test_defaults(self):
+        made = request(3, args={"a": [1, {"b": None}]})
+        assert made.ranks == (0, 1, 2)
+        assert made.world_size == 3
+        assert made.kwargs == {"a": [1, {"b": None}]}
+        assert made.timeout == 3600.0
+        assert made.max_restarts == 0
+
+    def test_specs(self):
+        made = request(2, args={"x": 1, "rendezvous_uri": "/tmp/r", "rank_env": "MY_RANK"}, run_id="a", timeout=5)
+        first, second = made.specs(grace=3.0)
+        assert (first.rank, second.rank) == (0, 1)
+        assert first.kwargs == {"x": 1, "rendezvous_uri": "/tmp/r"}
+        assert first.rendezvous_uri == "/tmp/r"
+        assert first.rank_env == "MY_RANK"
+        assert (first.timeout, first.grace, first.run_id, first.world_size) == (5.0, 3.0, "a", 2)
+
+    def test_a_run_may_span_backends(self):
+        made = request(2, rank_offset=3, world_size=8)
+        assert made.ranks == (3, 4)
+        assert [spec.world_size for spec in made.specs()] == [8, 8]
+        assert request(2, rank_offset=3).world_size == 5
+
+    @given(st.integers(1, 20), st.integers(0, 20), st.integers(1, 30))
+    def test_ranks_fit_into_the_world(self, count, offset, world):
+        try:
+            made = request(count, rank_offset=offset, world_size=world)
+        except InvalidRequestError:
+            assert offset + count > world
+        else:
+            assert made.ranks == tuple(range(offset, offset + count))
+            assert made.ranks[-1] < world
+
+    def test_every_launch_has_a_name_of_its_own(self):
+        names = {request().run_id for _ in range(200)}
+        assert len(names) == 200
+        assert all(name.startswith("run-") for name in names)
+        assert request(run_prefix="nightly").run_id.startswith("nightly-")
+        assert request(run_prefix="nightly", run_id="mine").run_id == "mine"
+
+    def test_equal_launches_have_equal_fingerprints(self):
+        assert request(run_id="a").fingerprint() == request(run_id="a").fingerprint()
+        for change in ({"timeout": 9}, {"env": {"A": "1"}}, {"n": 3}, {"args": {"a": 1}}, {"entrypoint": "m:g"}):
+            assert request(**{"run_id": "a", **change}).fingerprint() != request(run_id="a").fingerprint()
+
+    @pytest.mark.parametrize(
+        ("change", "told"),
+        [
+            ({"n": 0}, "n_replicas must be a whole number from 1"),
+            ({"n": -1}, "n_replicas"),
+            ({"n": 2.0}, "n_replicas"),
+            ({"n": True}, "n_replicas"),
+            ({"n": 10**6}, "to 10000"),
+            ({"rank_offset": -1}, "rank_offset"),
+            ({"world_size": 1}, "do not fit into a world_size of 1"),
+            ({"args": [1]}, "entrypoint_args must be a mapping"),
+            ({"args": {"a": float("nan")}}, r"entrypoint_args\.a is nan"),
+            ({"args": {"a b": 1}}, "'a b', which is no name"),
+            ({"args": {"rendezvous_uri": 3}}, "rendezvous_uri must be text"),
+            ({"args": {"rank_env": "WORLD_SIZE"}}, "rank_env"),
+            ({"args": {"rank_env": "1X"}}, "rank_env"),
+            ({"timeout": 0}, "timeout must be a positive number of seconds"),
+            ({"timeout": -1}, "timeout"),
+            ({"timeout": float("inf")}, "timeout"),
+            ({"timeout": "60"}, "timeout"),
+            ({"timeout": True}, "timeout"),
+            ({"run_id": "My_Run"}, "run_id 'My_Run'"),
+            ({"run_id": ""}, "run_id"),
+            ({"run_id": "-a"}, "run_id"),
+            ({"run_id": "a" * 49}, "run_id"),
+            ({"run_prefix": "a" * 60}, "run_id"),
+            ({"gpu": ""}, "gpu"),
+            ({"gpu": 1}, "gpu"),
+            ({"memory": " "}, "memory"),
+            ({"env": {"A B": "1"}}, "name 'A B'"),
+            ({"env": {"A": 1}}, "'A' maps to a int"),
+            ({"env": {"WORLD_SIZE": "7"}}, "may not set WORLD_SIZE"),
+            ({"env": {"REPLICA_RANK": "7"}}, "may not set REPLICA_RANK"),
+            ({"env": {"DILOCO_SPEC_0": "7"}}, "may not set DILOCO_SPEC_0"),
+            ({"env": {"A": "x\0y"}}, "NUL"),
+            ({"env": ["A=1"]}, "env must be a mapping"),
+            ({"secrets": {"1A": "ref"}}, "secrets has the name '1A'"),
+            ({"labels": {"a": 1}}, "labels must map text to text"),
+            ({"max_restarts": -1}, "max_restarts"),
+        ],
+    )
+    def test_what_is_not_allowed_is_named(self, change, told):
+        arguments = {"n": 2, "entrypoint": "m:f", "args": {}, **change}
+        n, entrypoint, args = (arguments.pop(name) for name in ("n", "entrypoint", "args"))
+        with pytest.raises(InvalidRequestError, match=told):
+            make_request(n, entrypoint, args, **arguments)
