@@ -143,23 +143,23 @@ def _picture(
     lone_loss: float,
 ) -> None:
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=[3, 2], layout="constrained")
+    lone_curve, diloco_curve = _curve(lone, "valid"), _curve([line for line in diloco if line["rank"] == 0], "valid")
     for row in rows:
         own = [line for line in diloco if line["rank"] == row["rank"]]
         label = "replicas of DiLoCo, training" if row["rank"] == 0 else None
         left.plot(*_curve(own, "loss"), color=INK, alpha=0.35, linewidth=1, label=label)
-    left.plot(
-        *_curve([line for line in diloco if line["rank"] == 0], "valid"),
-        color=INK,
-        linewidth=2.2,
-        label=f"DiLoCo, validation: {loss:.3f} at the end",
-    )
+    left.plot(*diloco_curve, color=INK, linewidth=2.2, label="DiLoCo, 64 held-out windows")
     left.plot(*_curve(lone, "loss"), color=LONE, alpha=0.4, linewidth=1, label="lone replica, training")
-    left.plot(
-        *_curve(lone, "valid"), color=LONE, linewidth=2.2, label=f"lone replica, validation: {lone_loss:.3f} at the end"
-    )
+    left.plot(*lone_curve, color=LONE, linewidth=2.2, label="lone replica, 64 held-out windows")
+    for value, color in ((loss, INK), (lone_loss, LONE)):
+        left.plot(lone_curve[0][-1:], [value], "o", color=color, clip_on=False)
+        left.annotate(
+            f" {value:.3f} on 2048 windows", (lone_curve[0][-1], value), (6, -3), textcoords="offset points", color=color
+        )
     left.set(
         xlabel="inner steps", ylabel="loss (nats per byte)", title="Same steps per replica, with and without syncs"
     )
+    left.set_ylim(top=min(left.get_ylim()[1], 2 * lone_loss))
     left.legend(frameon=False)
     ranks = [f"replica {row['rank']}" for row in rows]
     start = [0.0] * len(rows)

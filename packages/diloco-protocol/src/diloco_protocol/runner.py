@@ -56,13 +56,13 @@ class _Signals:
             os.read(self._reader, 4096)
 
 
-def run(spec: ReplicaSpec, signals: _Signals) -> Outcome:
-    """Run one attempt to its end; nothing of it is left afterwards."""
+def run(spec: ReplicaSpec, signals: _Signals, folder: Path | None = None) -> Outcome:
+    """Run one attempt to its end; nothing of it is left afterwards. Its working files are below ``folder``."""
     adopt_orphans()
     started_at = time.time()
-    with tempfile.TemporaryDirectory(prefix="diloco-runner-") as folder:
-        report = Path(folder) / "report.json"
-        spec_file = Path(folder) / "spec.json"
+    with tempfile.TemporaryDirectory(prefix=".diloco-runner-", dir=folder) as working:
+        report = Path(working) / "report.json"
+        spec_file = Path(working) / "spec.json"
         spec_file.write_text(spec.to_json(), encoding="utf-8")
         child = subprocess.Popen(
             [sys.executable, "-m", "diloco_protocol._child", str(spec_file), str(report)],
@@ -206,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             START_FAILED_CODE, error=str(error), error_type=type(error).__name__, reason=Reason.START_FAILED
         )
     else:
-        outcome = run(spec, signals)
+        outcome = run(spec, signals, None if arguments.outcome is None else arguments.outcome.parent)
     if arguments.outcome is not None:
         write_outcome(outcome, arguments.outcome)
     if outcome.error is not None:

@@ -1,0 +1,187 @@
+"""What every backend gets from the base class, shown on one that lives in a dictionary."""
+
+import pytest
+
+from diloco_protocol import (
+    Backoff,
+    BaseExecutor,
+    Capabilities,
+    FolderJournal,
+    InvalidRequestError,
+    Reason,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaState,
+    ReplicaStatus,
+    ServerlessExecutor,
+)
+
+
+class Memory(BaseExecutor):
+    """A backend whose replicas are entries of a dictionary that the test changes."""
+
+    backend_name = "memory"
+    supports_inter_replica_network = False
+    capabilities = Capabilities(cancel_scope="replica", log_streams=("stdout",))
+
+    def __init__(self, world, **options):
+        super().__init__(backoff=Backoff(sleep=lambda seconds: None), **options)
+        self.world = world
+        self.hooks = []
+
+    def _plan(self, request):
+        return [{"rank": spec.rank, "spec": spec.to_json()} for spec in request.specs()]
+
+    def _submit(self, request):
+        self.hooks.append("submit")
+        handles = [
+            ReplicaHandle(rank, "memory", run_id=request.run_id, world_size=request.world_size)
+            for rank in request.ranks
+        ]
+        self.world.update({handle: ReplicaStatus(ReplicaState.RUNNING) for handle in handles})
+        return handles
+
+    def _observe_run(self, handles):
+        return {handle: self.world[handle] for handle in handles if handle in self.world}
+
+    def _result(self, handle):
+        return {"rank": handle.rank}
+
+    def _stop(self, handle):
+        self.hooks.append("stop")
+        if handle in self.world and not self.world[handle].state.terminal:
+            self.world[handle] = ReplicaStatus(ReplicaState.CANCELLED, reason=Reason.CANCEL_REQUESTED)
+
+    def _purge(self, handle):
+        self.world.pop(handle, None)
+
+    def _logs(self, handle, query):
+        lines = [f"line {number}" for number in range(5)]
+        return iter(lines[-query.n_lines :] if query.n_lines else lines)
+
+    def _list_runs(self):
+        return sorted({handle.run_id for handle in self.world})
+
+    def _attach(self, run_id):
+        return [handle for handle in self.world if handle.run_id == run_id]
+
+
+@pytest.fixture
+def executor():
+    return Memory({})
+
+
+DONE = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED)
+
+
+def test_it_is_an_executor(executor):
+    assert isinstance(executor, ServerlessExecutor)
+
+
+def test_launch_watch_collect(executor):
+    handles = executor.launch_replicas(3, "m:f", {"a": 1})
+    assert [handle.rank for handle in handles] == [0, 1, 2]
+    assert {executor.poll(handle) for handle in handles} == {ReplicaState.RUNNING}
+    executor.world.update(dict.fromkeys(handles, DONE))
+    assert [result["result"] for result in executor.collect(handles)] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+    assert executor.list_runs() == [handles[0].run_id]
+    assert executor.attach(handles[0].run_id) == handles
+
+
+def test_the_call_of_the_original_protocol(executor):
+    handles = executor.launch_replicas(2, "m.f", {}, gpu="A100", timeout=60)
+    assert executor.poll(handles[0]) == "running"
+    assert executor.stream_logs(handles[0], n_lines=2) == "line 3\nline 4"
+    executor.cancel(handles[0])
+    executor.cancel(handles[0])
+    assert executor.poll(handles[0]) == "cancelled"
+    (result,) = executor.collect([handles[0]], timeout=1)
+    assert {"rank", "status", "exit_code", "error", "result"} <= result.keys()
+
+
+@pytest.mark.parametrize("change", [{"n_replicas": 0}, {"entrypoint": "nonsense"}, {"timeout": -1}, {"run_id": "No"}])
+def test_nothing_is_submitted_that_is_not_allowed(executor, change):
+    arguments = {"n_replicas": 1, "entrypoint": "m:f", "entrypoint_args": {}, **change}
+    with pytest.raises(InvalidRequestError):
+        executor.launch_replicas(**arguments)
+    assert executor.hooks == []
+
+
+def test_a_plan_submits_nothing(executor):
+    plan = executor.plan(2, "m:f", {"a": [1]}, run_id="mine")
+    assert plan.run_id == "mine"
+    assert [request["rank"] for request in plan.requests] == [0, 1]
+    assert executor.hooks == []
+
+
+def test_an_unknown_replica_is_an_exception(executor):
+    with pytest.raises(ReplicaNotFoundError, match="no record of rank 7 of run 'gone'"):
+        executor.poll(ReplicaHandle(7, "memory", run_id="gone", world_size=9))
+
+
+def test_a_handle_of_another_backend_is_refused_by_every_verb(executor):
+    foreign = ReplicaHandle(0, "eks", run_id="a")
+    for verb in (executor.poll, executor.describe, executor.cancel, executor.purge, executor.stream_logs):
+        with pytest.raises(InvalidRequestError, match="belongs to the backend 'eks'"):
+            verb(foreign)
+    with pytest.raises(InvalidRequestError, match="belongs to the backend 'eks'"):
+        executor.log_iter(foreign)
+    with pytest.raises(InvalidRequestError, match="belongs to the backend 'eks'"):
+        executor.collect([foreign])
+    assert executor.hooks == []
+
+
+def test_an_unknown_log_stream_is_a_value_error(executor):
+    (handle,) = executor.launch_replicas(1, "m:f")
+    with pytest.raises(ValueError, match="no log stream 'stderr'; it has stdout"):
+        executor.log_iter(handle, streams="stderr")
+    assert list(executor.log_iter(handle, streams="stdout"))[:1] == ["line 0"]
+    for n_lines in (0, -1, 1.5):
+        with pytest.raises(InvalidRequestError, match="n_lines"):
+            executor.stream_logs(handle, n_lines=n_lines)
+
+
+def test_a_negative_time_limit_is_refused(executor):
+    with pytest.raises(InvalidRequestError, match="timeout"):
+        executor.collect([], timeout=-1)
+
+
+class TestJournal:
+    def test_it_answers_for_what_the_backend_has_forgotten(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(2, "m:f", run_id="mine")
+        assert executor._journal.handles("mine") == handles
+        executor.world.update(dict.fromkeys(handles, DONE))
+        first = executor.collect(handles)
+        executor.world.clear()
+        assert executor.collect(handles) == first
+        assert executor.poll(handles[1]) is ReplicaState.SUCCEEDED
+
+    def test_also_in_another_process(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        (handle,) = executor.launch_replicas(1, "m:f")
+        executor.world[handle] = DONE
+        executor.describe(handle)
+        again = ReplicaHandle.from_json(handle.to_json())
+        (result,) = Memory({}, journal=FolderJournal(tmp_path)).collect([again])
+        assert result["result"] == {"rank": 0}
+
+    def test_without_one_the_end_is_unknown(self):
+        executor = Memory({})
+        (handle,) = executor.launch_replicas(1, "m:f")
+        executor.world.clear()
+        (result,) = executor.collect([handle])
+        assert result["reason"] == "lost"
+
+
+def test_closing_twice(executor):
+    with executor as same:
+        assert same is executor
+    executor.close()
+
+
+def test_a_prefix_is_not_an_idempotency_key():
+    executor = Memory({}, run_id="nightly")
+    first, second = executor.launch_replicas(1, "m:f"), executor.launch_replicas(1, "m:f")
+    assert first != second
+    assert first[0].run_id.startswith("nightly-")

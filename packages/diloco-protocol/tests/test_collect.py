@@ -1,0 +1,195 @@
+"""The wait loop: one question per run and tick, a shared deadline, nothing ended, the same answer every time."""
+
+import pytest
+
+from diloco_protocol import (
+    AuthError,
+    Backoff,
+    Reason,
+    ReplicaHandle,
+    ReplicaState,
+    ReplicaStatus,
+    UnavailableError,
+    collect,
+)
+
+PENDING, RUNNING = ReplicaStatus(ReplicaState.PENDING), ReplicaStatus(ReplicaState.RUNNING)
+
+
+def succeeded(code=0):
+    return ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED, exit_code=code)
+
+
+def failed(code=3, message="it broke"):
+    return ReplicaStatus(ReplicaState.FAILED, reason=Reason.ERROR, exit_code=code, signal="SIGKILL", message=message)
+
+
+CANCELLED = ReplicaStatus(ReplicaState.CANCELLED, reason=Reason.CANCEL_REQUESTED, exit_code=143)
+
+
+class World:
+    """Runs whose replicas change at set times, and a clock that only sleeping moves."""
+
+    def __init__(self, plan):
+        self.plan = plan  # handle -> [(time, status)], in order
+        self.now = 0.0
+        self.calls = []
+        self.faults = []
+        self.results = {}
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+    def observe(self, handles):
+        assert len({handle.run_id for handle in handles}) == 1
+        self.calls.append((self.now, handles[0].run_id))
+        if self.faults:
+            fault = self.faults.pop(0)
+            if fault is not None:
+                raise fault
+        seen = {}
+        for handle in handles:
+            past = [status for time, status in self.plan.get(handle, []) if time <= self.now]
+            if past:
+                seen[handle] = past[-1]
+        return seen
+
+    def collect(self, handles, timeout=100.0, **options):
+        backoff = Backoff(first=1.0, factor=1.0, cap=1.0, jitter=0.0, clock=lambda: self.now, sleep=self.sleep)
+        return collect(handles, self.observe, self.results.get, timeout=timeout, backoff=backoff, **options)
+
+
+def handle(rank, run="a"):
+    return ReplicaHandle(rank, "b", {"job": f"{run}-{rank}"}, run_id=run, world_size=9)
+
+
+def test_results_follow_the_handles_given():
+    a0, a1, b0 = handle(0), handle(1), handle(0, "b")
+    world = World(
+        {a0: [(0, PENDING), (3, succeeded())], a1: [(0, RUNNING), (1, failed())], b0: [(0, RUNNING), (2, succeeded())]}
+    )
+    world.results = {a0: {"loss": 1}, b0: [2]}
+    results = world.collect([b0, a1, a0, a1])
+    assert [(r["run_id"], r["rank"], r["status"], r["result"]) for r in results] == [
+        ("b", 0, "succeeded", [2]),
+        ("a", 1, "failed", None),
+        ("a", 0, "succeeded", {"loss": 1}),
+        ("a", 1, "failed", None),
+    ]
+    assert results[0]["job"] == "b-0"
+
+
+def test_one_question_per_run_and_tick_whatever_the_number_of_ranks():
+    plan = {handle(rank, run): [(0, RUNNING), (4, succeeded())] for rank in range(50) for run in "ab"}
+    world = World(plan)
+    world.collect(list(plan))
+    ticks = {time for time, _ in world.calls}
+    assert len(world.calls) == 2 * len(ticks)
+
+
+def test_runs_that_have_ended_are_not_asked_again():
+    world = World({handle(0): [(0, succeeded())], handle(0, "b"): [(0, RUNNING), (5, succeeded())]})
+    world.collect([handle(0), handle(0, "b")])
+    assert [run for _, run in world.calls].count("a") == 1
+
+
+def test_exit_code_is_zero_exactly_for_success():
+    world = World(
+        {
+            handle(0): [(0, succeeded(None))],
+            handle(1): [(0, failed(7))],
+            handle(2): [(0, failed(0))],
+            handle(3): [(0, CANCELLED)],
+        }
+    )
+    results = world.collect([handle(rank) for rank in range(4)])
+    assert [result["exit_code"] for result in results] == [0, 7, 1, None]
+    assert [result["error"] is None for result in results] == [True, False, False, False]
+    assert results[1]["signal"] == "SIGKILL"
+    assert results[1]["error"] == "it broke"
+    assert results[3]["reason"] == "cancel_requested"
+
+
+def test_the_deadline_is_shared_and_ends_nothing():
+    world = World({handle(rank): [(0, RUNNING)] for rank in range(3)})
+    results = world.collect([handle(rank) for rank in range(3)], timeout=10.0)
+    assert world.now == 10.0
+    assert [(r["status"], r["exit_code"], r["error"]) for r in results] == [("running", None, None)] * 3
+
+
+def test_a_deadline_of_zero_looks_once():
+    world = World({handle(0): [(0, RUNNING)]})
+    assert world.collect([handle(0)], timeout=0.0)[0]["status"] == "running"
+    assert len(world.calls) == 1
+
+
+def test_no_deadline():
+    world = World({handle(0): [(0, RUNNING), (10_000, succeeded())]})
+    assert world.collect([handle(0)], timeout=None)[0]["status"] == "succeeded"
+
+
+def test_a_missing_record_is_lost_and_never_a_success():
+    (result,) = World({}).collect([handle(0)])
+    assert (result["status"], result["reason"], result["exit_code"]) == ("failed", "lost", None)
+    assert "no record" in result["error"]
+
+
+def test_it_gives_the_same_answer_again():
+    world = World({handle(0): [(0, succeeded())], handle(1): [(0, failed())]})
+    world.results = {handle(0): 5}
+    handles = [handle(0), handle(1)]
+    assert world.collect(handles) == world.collect(handles)
+
+
+def test_retryable_errors_are_absorbed():
+    world = World({handle(0): [(0, succeeded())]})
+    world.faults = [UnavailableError("down"), UnavailableError("still down"), None]
+    assert world.collect([handle(0)])[0]["status"] == "succeeded"
+    assert len(world.calls) == 3
+
+
+def test_an_error_that_lasts_past_the_deadline_is_raised_where_nothing_is_known():
+    world = World({handle(0): [(0, RUNNING)]})
+    world.faults = [UnavailableError("down")] * 99
+    with pytest.raises(UnavailableError):
+        world.collect([handle(0)], timeout=5.0)
+    world.faults = [None, *[UnavailableError("down")] * 99]
+    assert world.collect([handle(0)], timeout=5.0)[0]["status"] == "running", "the last known state"
+
+
+def test_other_errors_are_raised_at_once():
+    world = World({handle(0): [(0, RUNNING)]})
+    world.faults = [AuthError("expired")]
+    with pytest.raises(AuthError):
+        world.collect([handle(0)])
+    assert len(world.calls) == 1
+
+
+def test_a_result_that_cannot_be_read_yet_is_waited_for():
+    world = World({handle(0): [(0, succeeded())]})
+    tries = []
+
+    def result_of(_):
+        tries.append(1)
+        if len(tries) < 3:
+            raise UnavailableError("not yet")
+        return "here"
+
+    backoff = Backoff(first=1.0, cap=1.0, jitter=0.0, clock=lambda: world.now, sleep=world.sleep)
+    (result,) = collect([handle(0)], world.observe, result_of, timeout=60, backoff=backoff)
+    assert result["result"] == "here"
+
+
+def test_progress_is_reported():
+    seen = []
+    world = World({handle(0): [(0, PENDING), (2, RUNNING), (4, succeeded())]})
+    world.collect([handle(0)], progress=lambda known: seen.append(known[handle(0)].state))
+    assert seen[0] is ReplicaState.PENDING
+    assert seen[-1] is ReplicaState.SUCCEEDED
+    assert ReplicaState.RUNNING in seen
+
+
+def test_no_handles_no_waiting():
+    world = World({})
+    assert world.collect([]) == []
+    assert world.now == 0.0

@@ -1,0 +1,42 @@
+"""Installed backends are found by their entry points; those that cannot be loaded are shown, not hidden."""
+
+import sys
+
+import pytest
+
+from diloco_protocol import InvalidRequestError, executors, get_executor, load_errors
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """Two more backends, as an installer would leave them: one works, one needs a package that is not there."""
+    folder = tmp_path / "diloco_extra-1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: diloco-extra\nVersion: 1.0\n")
+    (folder / "entry_points.txt").write_text(
+        "[diloco.executors]\ngood = extra_good_backend:Executor\nbroken = extra_broken_backend:Executor\n"
+    )
+    (tmp_path / "extra_good_backend.py").write_text("class Executor:\n    backend_name = 'good'\n")
+    (tmp_path / "extra_broken_backend.py").write_text("import some_cloud_sdk_that_is_not_installed\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    for name in ("extra_good_backend", "extra_broken_backend"):
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.usefixtures("installed")
+class TestDiscovery:
+    def test_what_works(self):
+        assert executors()["good"].backend_name == "good"
+        assert "broken" not in executors()
+        assert get_executor("good") is executors()["good"]
+
+    def test_what_does_not(self):
+        assert "good" not in load_errors()
+        assert "some_cloud_sdk_that_is_not_installed" in str(load_errors()["broken"])
+        with pytest.raises(InvalidRequestError, match="'broken' is installed but cannot be loaded"):
+            get_executor("broken")
+
+    def test_what_is_not_there(self):
+        with pytest.raises(InvalidRequestError, match=r"no backend 'nowhere' is installed; installed are: .*good"):
+            get_executor("nowhere")

@@ -1,0 +1,35 @@
+"""What the package shows, and what importing it costs."""
+
+import importlib
+import subprocess
+import sys
+
+import pytest
+
+import diloco_protocol
+
+
+def test_all_is_sorted_and_complete():
+    names = {name for name, value in vars(diloco_protocol).items() if not name.startswith("_")}
+    modules = {name for name in names if type(getattr(diloco_protocol, name)) is type(sys)}
+    assert set(diloco_protocol.__all__) == names - modules
+    assert diloco_protocol.__all__ == sorted(diloco_protocol.__all__)
+
+
+@pytest.mark.parametrize("name", diloco_protocol.__all__)
+def test_public_names_are_documented(name):
+    assert (getattr(diloco_protocol, name).__doc__ or "").strip()
+
+
+def test_the_import_is_light():
+    code = "import sys, diloco_protocol; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    heavy = {"subprocess", "asyncio", "importlib.metadata", "random", "hashlib", "ctypes", "logging", "torch", "numpy"}
+    before = subprocess.run(
+        [sys.executable, "-c", "import sys; print(*sys.modules)"], check=True, capture_output=True, text=True
+    )
+    assert not heavy & (set(loaded) - set(before.stdout.split()))
+
+
+def test_there_is_a_version():
+    assert diloco_protocol.__version__ == importlib.import_module("diloco_protocol.__about__").__version__
