@@ -154,7 +154,11 @@ def _picture(
     for value, color in ((loss, INK), (lone_loss, LONE)):
         left.plot(lone_curve[0][-1:], [value], "o", color=color, clip_on=False)
         left.annotate(
-            f" {value:.3f} on 2048 windows", (lone_curve[0][-1], value), (6, -3), textcoords="offset points", color=color
+            f" {value:.3f} on 2048 windows",
+            (lone_curve[0][-1], value),
+            (6, -3),
+            textcoords="offset points",
+            color=color,
         )
     left.set(
         xlabel="inner steps", ylabel="loss (nats per byte)", title="Same steps per replica, with and without syncs"
