@@ -172,13 +172,13 @@ def _fresh_folder(output: Path) -> Path:
 def _arguments() -> tuple[Settings, Path]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, default=4, help="how many replicas (default: 4)")
-    parser.add_argument("--steps", type=int, help="inner steps of each replica (default: 1500)")
+    parser.add_argument("--steps", type=int, help="inner steps of each replica (default: 2000)")
     parser.add_argument("--sync-every", type=int, help="inner steps between two syncs (default: 25)")
     parser.add_argument("--seed", type=int, default=0, help="of the model, the order of the text and the samples")
     parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the results")
     parser.add_argument("--quick", action="store_true", help="only a few steps: shows that everything works")
     given = parser.parse_args()
-    steps = given.steps if given.steps is not None else (60 if given.quick else 1500)
+    steps = given.steps if given.steps is not None else (60 if given.quick else 2000)
     sync_every = given.sync_every if given.sync_every is not None else (20 if given.quick else 25)
     if not 1 <= given.replicas <= 64:
         parser.error(f"--replicas must be from 1 to 64, not {given.replicas}")
