@@ -157,12 +157,12 @@ class DiLoCo:
         All replicas must call it at the same point; leaving the ``with`` block does. Returns the reports.
         """
         reports = []
-        for _ in self._fragments:
-            if self._since_sync[self._committed % len(self._fragments)]:
-                report = self._sync()
-                reports.append(report)
-                if not report.committed:
-                    break
+        # In turn, also a fragment that has nothing open because its last sync was refused: the others come after it.
+        while any(self._since_sync):
+            report = self._sync()
+            reports.append(report)
+            if not report.committed:
+                break
         return reports
 
     def state_dict(self) -> dict[str, Any]:

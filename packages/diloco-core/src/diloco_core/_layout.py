@@ -90,7 +90,10 @@ class Layout:
 
     def chunk_elements(self, group: int, chunk_bytes: int) -> int:
         """Elements of ``group`` in a chunk of at most ``chunk_bytes`` (at least one)."""
-        return max(1, chunk_bytes // self.groups[group].dtype.itemsize)
+        elements = max(1, chunk_bytes // self.groups[group].dtype.itemsize)
+        # Vectorised kernels round the end of a tensor that fills no vector differently: whole vectors make the numbers
+        # independent of the chunk size, down to 16 elements.
+        return elements if elements < _ALIGNMENT else elements // _ALIGNMENT * _ALIGNMENT
 
     def piece_bytes(self, piece: Piece) -> int:
         """Size of a piece in bytes."""
