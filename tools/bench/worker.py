@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 CHUNK = 2**20
+WARM_UP = 3  # from then on, files of earlier rounds are written over
 
 
 def make_model(parameters: int) -> torch.nn.ParameterList:
@@ -77,12 +78,20 @@ class Contenders:
         self.flat.div_(self.world)
 
     def exchange_floor(self) -> None:
-        """The bytes of a mean."""
-        self._floor(1)
+        """The bytes of a mean, in fresh files."""
+        self._floor(1, reuse=False)
+
+    def exchange_floor_reused(self) -> None:
+        """The bytes of a mean, in files that are written over."""
+        self._floor(1, reuse=True)
 
     def outer_floor(self) -> None:
-        """The bytes of an outer step: the published shard holds the momentum too."""
-        self._floor(2)
+        """The bytes of an outer step (the published shard holds the momentum too), in fresh files."""
+        self._floor(2, reuse=False)
+
+    def outer_floor_reused(self) -> None:
+        """The bytes of an outer step, in files that are written over."""
+        self._floor(2, reuse=True)
 
     def outer_step(self) -> None:
         """Our outer step."""
@@ -127,36 +136,38 @@ class Contenders:
         dist.barrier()
         own.unlink()
 
-    def _floor(self, published: int) -> None:
+    def _floor(self, published: int, *, reuse: bool) -> None:
         """Contribution to the others' shards out, theirs to the own shard in; own shard out, the others' in."""
         buffer = memoryview(bytearray(CHUNK))
         size, shard = 4 * self.size, 4 * self.size // self.world
-        delta = self.folder / "floor-delta-{}"
-        state = self.folder / "floor-state-{}"
-        self._write(str(delta).format(self.rank), size - shard, buffer)
+        kind = f"{published}-reused" if reuse else "fresh"
+        delta = [self.folder / f"floor-{kind}-delta-{rank}" for rank in range(self.world)]
+        state = [self.folder / f"floor-{kind}-state-{rank}" for rank in range(self.world)]
+        self._write(delta[self.rank], size - shard, buffer)
         dist.barrier()
         for other in self._others():
-            self._read(str(delta).format(other), shard * (self.rank - (self.rank > other)), shard, buffer)
-        self._write(str(state).format(self.rank), published * shard, buffer)
+            self._read(delta[other], shard * (self.rank - (self.rank > other)), shard, buffer)
+        self._write(state[self.rank], published * shard, buffer)
         dist.barrier()
         for other in self._others():
-            self._read(str(state).format(other), 0, shard, buffer)
+            self._read(state[other], 0, shard, buffer)
         dist.barrier()
-        Path(str(delta).format(self.rank)).unlink()
-        Path(str(state).format(self.rank)).unlink()
+        if not reuse:
+            delta[self.rank].unlink()
+            state[self.rank].unlink()
 
     def _others(self) -> list[int]:
         return [rank for rank in range(self.world) if rank != self.rank]
 
     @staticmethod
-    def _write(path: str, size: int, buffer: memoryview) -> None:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    def _write(path: Path, size: int, buffer: memoryview) -> None:
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT)
         while size > 0:
             size -= os.write(descriptor, buffer[:size])
         os.close(descriptor)
 
     @staticmethod
-    def _read(path: str, offset: int, size: int, buffer: memoryview) -> None:
+    def _read(path: Path, offset: int, size: int, buffer: memoryview) -> None:
         descriptor = os.open(path, os.O_RDONLY)
         end = offset + size
         while offset < end:
@@ -179,20 +190,22 @@ def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> 
         "exchange": contenders.exchange,
         "gloo": contenders.gloo,
         "exchange floor": contenders.exchange_floor,
+        "exchange floor, files reused": contenders.exchange_floor_reused,
         "outer step": contenders.outer_step,
         "gloo step": contenders.gloo_step,
         "outer floor": contenders.outer_floor,
+        "outer floor, files reused": contenders.outer_floor_reused,
         "torch.save step": contenders.torch_save_step,
     }
     seconds: dict[str, list[float]] = {name: [] for name in table}
-    for number in range(rounds + 1):
+    for number in range(rounds + WARM_UP):
         for name, contender in table.items():
             contenders.disturb()
             dist.barrier()
             start = time.perf_counter()
             contender()
             dist.barrier()
-            if number:
+            if number >= WARM_UP:
                 seconds[name].append(time.perf_counter() - start)
     contenders.outer.__exit__(None, None, None)
     contenders.mean.close()

@@ -183,6 +183,39 @@ def test_temporary_files_are_no_objects(tmp_path):
     assert len(files) == 1
 
 
+def test_files_of_unread_objects_are_written_over(tmp_path):
+    store = open_store(str(tmp_path))
+    store.put("deltas/1/a", [b"x" * 1000])
+    inode = (tmp_path / "deltas/1/a").stat().st_ino
+    store.delete(["deltas/1/a"], unread=True)
+    assert store.list("") == {}
+    assert store.put("deltas/2/a", [b"short"]) == 5
+    assert (tmp_path / "deltas/2/a").stat().st_ino == inode
+    assert store.get("deltas/2/a") == b"short", "the longer old content is cut off"
+    store.delete(["deltas/2/a"], unread=True)
+    store.put("state/1", [b"another kind"])
+    assert (tmp_path / "state/1").stat().st_ino != inode
+    store.close()
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [], "nothing is left aside"
+    store.put("deltas/3/a", [b"goes on"])
+    assert store.get("deltas/3/a") == b"goes on"
+
+
+def test_a_failed_write_over_an_old_file_shows_nothing(tmp_path):
+    def parts():
+        yield b"begun"
+        raise RuntimeError("lost the thread")
+
+    store = open_store(str(tmp_path))
+    store.put("k/1", [b"x" * 1000])
+    store.delete(["k/1"], unread=True)
+    with pytest.raises(RuntimeError, match="lost the thread"):
+        store.put("k/2", parts())
+    assert store.list("") == {}
+    store.close()
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
 class TestBadUris:
     @pytest.mark.parametrize("uri", ["", "  ", None, 7])
     def test_no_uri(self, uri):

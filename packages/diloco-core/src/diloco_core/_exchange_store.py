@@ -138,6 +138,7 @@ class ObjectStoreExchange:
         if not self._ended:
             self._ended = "left"
             self._liveness.stop()
+            self.store.close()
             if self._claimed:
                 self._liveness.note("left", self._syncs)
 
@@ -148,6 +149,7 @@ class ObjectStoreExchange:
         self._ended = f"failed ({type(error).__name__}: {error})"
         self._liveness.stop()
         try:
+            self.store.close()
             if self._is_ours():
                 self._liveness.note("failed", self._syncs, f"{type(error).__name__}: {error}")
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell

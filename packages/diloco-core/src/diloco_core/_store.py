@@ -84,8 +84,15 @@ class Store(Protocol):
         """Keys below the folder ``prefix`` (which ends in ``/``) and their sizes in bytes; complete and fresh."""
         ...
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects; those that do not exist are passed over."""
+    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
+        """Remove objects; those that do not exist are passed over.
+
+        ``unread`` promises that nobody reads them any more, so that a driver may write over their space.
+        """
+        ...
+
+    def close(self) -> None:
+        """Let go of what the driver holds; repeatable, and the store may still be used."""
         ...
 
 

@@ -6,27 +6,32 @@ import contextlib
 import itertools
 import os
 import secrets
+import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Self, TypeVar
 from urllib.parse import unquote, urlparse
 
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
     from ._store import Buffer
 
 _TEMPORARY = ".tmp-"
+_MOST_SPARES = 8
+
+T = TypeVar("T")
 
 
 class FolderStore:
     """A folder as an object store; see :class:`._store.Store`. Thread-safe, and safe between processes.
 
-    An object is written to a temporary file beside it, then renamed (``put``) or hard-linked (``create``, which POSIX
-    makes exclusive). Nothing is synced to the disk device: a power cut may lose or tear recent objects, which their
-    checksums then show.
+    An object is written to a temporary file, then renamed (``put``) or hard-linked (``create``, which POSIX makes
+    exclusive). Files of deleted objects that nobody reads any more are written over by later ones, since getting fresh
+    pages from the kernel costs more than filling them. Nothing is synced to the disk device: a power cut may lose or tear
+    recent objects, which their checksums then show.
     """
 
     near = True
@@ -35,6 +40,8 @@ class FolderStore:
         self.root = _folder(uri)
         self.uri = self.root.as_uri()
         self._names = itertools.count()
+        self._spares: dict[str, list[Path]] = {}
+        self._lock = threading.Lock()
         self._life = secrets.token_hex(4)
         try:
             self.root.mkdir(parents=True, exist_ok=True)
@@ -49,22 +56,21 @@ class FolderStore:
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step; see :meth:`._store.Store.put`."""
+        temporary, size = self._write(key, parts)
         path = self._path(key)
-        temporary = self._write(path, parts)
         try:
-            size = temporary.stat().st_size
-            temporary.replace(path)
-        except BaseException:
+            _in_its_folder(path, lambda: temporary.replace(path))
+        except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise
+            raise StoreUnavailableError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
         return size
 
     def create(self, key: str, data: bytes) -> bool:
         """Write an object unless the key exists; see :meth:`._store.Store.create`."""
-        path = self._path(key)
-        temporary = self._write(path, [data])
+        temporary, _ = self._write(key, [data])
         try:
-            os.link(temporary, path)
+            path = self._path(key)
+            _in_its_folder(path, lambda: os.link(temporary, path))
         except FileExistsError:
             return False
         finally:
@@ -105,14 +111,45 @@ class FolderStore:
                             found[Path(entry.path).relative_to(self.root).as_posix()] = entry.stat().st_size
         return dict(sorted(found.items()))
 
-    def delete(self, keys: Iterable[str]) -> None:
+    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Remove objects; see :meth:`._store.Store.delete`."""
         for key in keys:
             path = self._path(key)
-            path.unlink(missing_ok=True)
+            if not (unread and self._keep(key)):
+                path.unlink(missing_ok=True)
             if path.parent != self.root:
                 with contextlib.suppress(OSError):  # not empty, or already gone
                     path.parent.rmdir()
+
+    def close(self) -> None:
+        """Remove the files kept for reuse; see :meth:`._store.Store.close`."""
+        with self._lock:
+            spares, self._spares = self._spares, {}
+        for path in itertools.chain.from_iterable(spares.values()):
+            path.unlink(missing_ok=True)
+
+    def _keep(self, key: str) -> bool:
+        """Set an object's file aside, to be written over by the next object of the same top folder."""
+        with self._lock:
+            spares = self._spares.setdefault(key.partition("/")[0], [])
+            if len(spares) >= _MOST_SPARES:
+                return False
+            spare = self._temporary(self.root / "spare")
+            with contextlib.suppress(FileNotFoundError):
+                self._path(key).replace(spare)
+                spares.append(spare)
+        return True
+
+    def _begin(self, key: str) -> tuple[Path, int]:
+        """A file to write an object into, which no reader sees yet, and its descriptor."""
+        with self._lock:
+            spares = self._spares.get(key.partition("/")[0])
+            spare = spares.pop() if spares else None
+        if spare is not None:
+            with contextlib.suppress(FileNotFoundError):  # somebody has cleaned up the folder
+                return spare, os.open(spare, os.O_WRONLY | os.O_CLOEXEC)
+        path = self._temporary(self._path(key))
+        return path, _create(path)
 
     def _path(self, key: str) -> Path:
         return self.root / key
@@ -120,23 +157,26 @@ class FolderStore:
     def _temporary(self, path: Path) -> Path:
         return path.parent / f"{_TEMPORARY}{os.getpid()}-{self._life}-{next(self._names)}"
 
-    def _write(self, path: Path, parts: Iterable[Buffer]) -> Path:
-        temporary = self._temporary(path)
+    def _write(self, key: str, parts: Iterable[Buffer]) -> tuple[Path, int]:
+        """Write an object into a file that no reader sees; returns it and its size in bytes."""
+        temporary: Path | None = None
         try:
-            descriptor = _create(temporary)
+            temporary, descriptor = self._begin(key)
             try:
-                for part in parts:
-                    _write_all(descriptor, part)
+                size = sum(_write_all(descriptor, part) for part in parts)
+                os.ftruncate(descriptor, size)  # a file that is written over may have been longer
             finally:
                 os.close(descriptor)
         except BaseException as error:
-            temporary.unlink(missing_ok=True)
+            if temporary is not None:
+                temporary.unlink(missing_ok=True)
             if isinstance(error, OSError):
                 raise StoreUnavailableError(
-                    f"{str(path)!r} cannot be written: {error.strerror or error}. Nothing of it is visible to readers."
+                    f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. "
+                    "Nothing of it is visible to readers."
                 ) from error
             raise
-        return temporary
+        return temporary, size
 
     def _missing(self, key: str) -> ObjectNotFoundError:
         return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
@@ -193,16 +233,22 @@ def _folder(uri: str) -> Path:
 
 def _create(path: Path) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    return _in_its_folder(path, lambda: os.open(path, flags, 0o644))
+
+
+def _in_its_folder(path: Path, act: Callable[[], T]) -> T:
+    """Do something that needs the folder of ``path``: another replica removes it when its last object goes."""
     for _ in range(100):
         try:
-            return os.open(path, flags, 0o644)
+            return act()
         except FileNotFoundError:
-            # Not made yet, or removed again by another replica that deleted its last object.
             path.parent.mkdir(parents=True, exist_ok=True)
-    return os.open(path, flags, 0o644)
+    return act()
 
 
-def _write_all(descriptor: int, part: Buffer) -> None:
+def _write_all(descriptor: int, part: Buffer) -> int:
     view = memoryview(part).cast("B")
+    size = len(view)
     while view:
         view = view[os.write(descriptor, view) :]
+    return size

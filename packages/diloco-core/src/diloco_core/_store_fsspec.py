@@ -107,7 +107,7 @@ class FsspecStore:
         start = len(self._root) + 1
         return {path[start:]: int(info["size"]) for path, info in sorted(found.items())}
 
-    def delete(self, keys: Iterable[str]) -> None:
+    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002 - nothing to reuse
         """Remove objects; see :meth:`._store.Store.delete`."""
         for key in keys:
             try:
@@ -116,6 +116,9 @@ class FsspecStore:
                 continue
             except OSError as error:
                 raise self._failed("delete", key, error) from error
+
+    def close(self) -> None:
+        """Nothing is held."""
 
     def _probe(self) -> None:
         key, token = f"probes/{secrets.token_hex(8)}", secrets.token_bytes(8)

@@ -65,7 +65,7 @@ class StoreSync:
         self._contribute()
         self._wait_for_commit()
         # Everybody has contributed to this sync, so everybody is through with the one before.
-        self._p.store.delete(obsolete)
+        self._p.store.delete(obsolete, unread=True)
         self._reduce()
         for shard in self._owned:
             self._publish(shard)
