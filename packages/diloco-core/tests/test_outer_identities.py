@@ -1,79 +1,63 @@
-"""Identities that hold exactly, whatever the model: FedAvg, the plain optimizer, one replica, synchronous training."""
+"""Identities that hold whatever the model: FedAvg, the plain optimizer, one replica, synchronous training, any exchange."""
 
 import itertools
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from torch import nn
 
 from diloco_core import DiLoCo, ManagerExchange, MockManager, ObjectStoreExchange, in_process
 from diloco_core._store import open_store
-from diloco_core.testing import run_replicas
 
 _prefixes = itertools.count()
+AVERAGING = {"outer_lr": 1.0, "outer_momentum": 0.0}
 
 
-class Net(torch.nn.Module):
-    """Two layers in float64 whose random start does not depend on other threads."""
-
-    def __init__(self, seed=0, width=5):
-        super().__init__()
-        generator = torch.Generator().manual_seed(seed)
-        self.first = torch.nn.Linear(3, width, dtype=torch.float64)
-        self.second = torch.nn.Linear(width, 2, dtype=torch.float64)
-        with torch.no_grad():
-            for parameter in self.parameters():
-                parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
-
-    def forward(self, x):
-        return self.second(self.first(x).tanh())
+def net():
+    """Two layers in float64, equal everywhere."""
+    generator = torch.Generator().manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return model
 
 
-def batches(rank, count, size=4):
+def batches(rank, count):
     generator = torch.Generator().manual_seed(100 + rank)
-    return [torch.randn(size, 3, generator=generator, dtype=torch.float64) for _ in range(count)]
+    return list(torch.randn(count, 4, 3, generator=generator, dtype=torch.float64))
 
 
-def loss_of(net, batch):
-    return net(batch).square().mean()
+def inner_step(model, inner, *losses):
+    """One step on the mean of the losses."""
+    (sum(losses) / len(losses)).backward()
+    inner.step()
+    inner.zero_grad()
 
 
-def flat(net):
-    return torch.nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+def loss(model, batch):
+    return model(batch).square().mean()
 
 
-def train(exchange, steps, make_inner, *, data=None, net=None, **options):
-    """One replica; returns its parameters after every inner step, and at the end."""
-    net = net or Net()
-    inner = make_inner(net.parameters())
-    seen = []
-    with DiLoCo(net, inner, exchange, **options):
-        for batch in data if data is not None else batches(exchange.rank, steps):
-            loss_of(net, batch).backward()
-            inner.step()
-            inner.zero_grad()
-            seen.append(flat(net))
-    return [*seen, flat(net)]
+def flat(model):
+    return nn.utils.parameters_to_vector(model.parameters()).detach().clone()
 
 
-def plain(steps, make_inner, data):
-    net = Net()
-    inner = make_inner(net.parameters())
-    seen = []
-    for batch in data[:steps]:
-        loss_of(net, batch).backward()
-        inner.step()
-        inner.zero_grad()
-        seen.append(flat(net))
-    return seen
+def replica(make_inner, data=None, steps=12, **options):
+    """A replica's training; its parameters after every inner step, and at the end."""
 
+    def train(exchange, rank=None):
+        model = net()
+        inner = make_inner(model.parameters())
+        own = batches(exchange.rank if rank is None else rank, steps) if data is None else data
+        seen = []
+        with DiLoCo(model, inner, exchange, **options):
+            for batch in own[:steps]:
+                inner_step(model, inner, loss(model, batch))
+                seen.append(flat(model))
+        return [*seen, flat(model)]
 
-def results(runs):
-    for run in runs:
-        if isinstance(run, BaseException):
-            raise run
-    return runs
+    return train
 
 
 def sgd(parameters):
@@ -84,190 +68,150 @@ def adamw(parameters):
     return torch.optim.AdamW(parameters, lr=0.05)
 
 
-def same(a, b):
-    return torch.allclose(a, b, rtol=1e-12, atol=1e-12)
+INNER = pytest.mark.parametrize("make_inner", [sgd, adamw])
 
 
-AVERAGING = {"outer_lr": 1.0, "outer_momentum": 0.0}
-
-
-@pytest.mark.parametrize("make_inner", [sgd, adamw])
-def test_outer_sgd_with_lr_1_is_federated_averaging(make_inner):
-    def averaged():
-        """Local training from a common start, then the mean of the parameters."""
-        nets = [Net() for _ in range(3)]
-        inners = [make_inner(net.parameters()) for net in nets]
-        data = [batches(rank, 8) for rank in range(3)]
-        for step in range(8):
-            for net, inner, own in zip(nets, inners, data, strict=True):
-                loss_of(net, own[step]).backward()
-                inner.step()
-                inner.zero_grad()
-            if step % 4 == 3:
-                mean = torch.stack([flat(net) for net in nets]).mean(0)
-                for net in nets:
-                    torch.nn.utils.vector_to_parameters(mean.clone(), net.parameters())
-        return mean
-
-    runs = results(run_replicas(lambda e: train(e, 8, make_inner, sync_every=4, **AVERAGING), in_process(3)))
-    for run in runs:
-        assert same(run[-1], averaged())
-
-
-@pytest.mark.parametrize("make_inner", [sgd, adamw])
-def test_one_replica_with_a_sync_per_step_is_the_plain_optimizer(make_inner):
-    data = batches(0, 10)
-    (run,) = results(
-        run_replicas(lambda e: train(e, 10, make_inner, data=data, sync_every=1, **AVERAGING), in_process(1))
+def same(ours, theirs):
+    return len(ours) == len(theirs) and all(
+        torch.allclose(a, b, rtol=1e-12, atol=1e-12) for a, b in zip(ours, theirs, strict=True)
     )
-    for ours, theirs in zip(run, plain(10, make_inner, data), strict=False):
-        assert same(ours, theirs)
 
 
-def test_identical_replicas_are_one():
-    data = batches(0, 12)
-    options = {"sync_every": 4, "fragments": 2}
-    many = results(run_replicas(lambda e: train(e, 12, adamw, data=data, **options), in_process(4)))
-    (one,) = results(run_replicas(lambda e: train(e, 12, adamw, data=data, **options), in_process(1)))
-    for run in many:
-        assert all(map(same, run, one))
+@INNER
+def test_outer_sgd_with_lr_1_is_federated_averaging(lab, make_inner):
+    models = [net() for _ in range(3)]
+    inners = [make_inner(model.parameters()) for model in models]
+    data = [batches(rank, 12) for rank in range(3)]
+    wanted = [[] for _ in models]
+    for step in range(12):
+        for rank, (model, inner) in enumerate(zip(models, inners, strict=True)):
+            inner_step(model, inner, loss(model, data[rank][step]))
+        if step % 4 == 3:
+            mean = torch.stack([flat(model) for model in models]).mean(0)
+            for model in models:
+                nn.utils.vector_to_parameters(mean.clone(), model.parameters())
+        for rank, model in enumerate(models):
+            wanted[rank].append(flat(model))
+    runs = lab.run(replica(make_inner, sync_every=4, **AVERAGING), in_process(3))
+    for rank, seen in enumerate(runs):
+        assert same(seen[:-1], wanted[rank]), "after every inner step, not only at the end"
 
 
-def test_a_sync_per_step_of_sgd_is_synchronous_data_parallel_training():
-    net = Net()
-    inner = sgd(net.parameters())
-    data = [batches(rank, 10) for rank in range(3)]
-    for step in range(10):
-        sum(loss_of(net, own[step]) / 3 for own in data).backward()
-        inner.step()
-        inner.zero_grad()
-    for run in results(run_replicas(lambda e: train(e, 10, sgd, sync_every=1, **AVERAGING), in_process(3))):
-        assert same(run[-1], flat(net))
+@INNER
+def test_one_replica_with_a_sync_per_step_is_the_plain_optimizer(lab, make_inner):
+    model, wanted = net(), []
+    inner = make_inner(model.parameters())
+    for batch in batches(0, 12):
+        inner_step(model, inner, loss(model, batch))
+        wanted.append(flat(model))
+    (seen,) = lab.run(replica(make_inner, sync_every=1, **AVERAGING), in_process(1))
+    assert same(seen[:-1], wanted)
 
 
-OUTER = {
-    "sgd": lambda p: torch.optim.SGD(p, lr=0.7),
-    "nesterov": lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True, fused=True),
-    "heavy ball": lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9),
-    "weight decay": lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, weight_decay=0.01),
-    "adam": lambda p: torch.optim.Adam(p, lr=0.1),
-    "adamw": lambda p: torch.optim.AdamW(p, lr=0.1, betas=(0.8, 0.95)),
-    "nadam": lambda p: torch.optim.NAdam(p, lr=0.1),
-    "rmsprop": lambda p: torch.optim.RMSprop(p, lr=0.1, momentum=0.5),
-}
+@pytest.mark.parametrize("fragments", [1, 2, 4])
+def test_identical_replicas_are_one(lab, fragments):
+    train = replica(adamw, data=batches(0, 14), steps=14, sync_every=4, fragments=fragments)
+    (one,) = lab.run(train, in_process(1))
+    for seen in lab.run(train, in_process(4)):
+        assert same(seen, one)
 
 
-@settings(deadline=None, max_examples=40)
-@given(
-    name=st.sampled_from(sorted(OUTER)),
-    replicas=st.integers(1, 4),
-    width=st.integers(1, 30),
-    chunk_bytes=st.sampled_from([8, 24, 100, 2**20]),
-    rounds=st.integers(1, 4),
-)
-def test_the_outer_step_is_torchs_own_on_the_mean_pseudo_gradient(name, replicas, width, chunk_bytes, rounds):
-    generator = torch.Generator().manual_seed(width)
-    moves = torch.randn(rounds, replicas, width, generator=generator, dtype=torch.float64)
-    start = torch.randn(width, generator=generator, dtype=torch.float64)
-
-    parameter = torch.nn.Parameter(start.clone())
-    reference = OUTER[name]([parameter])
-    for move in moves:
-        parameter.grad = move.mean(0)
-        reference.step()
-
-    def replica(exchange):
-        model = torch.nn.Module()
-        model.weight = torch.nn.Parameter(start.clone())
-        inner = torch.optim.SGD([model.weight], lr=1.0)
-        with DiLoCo(model, inner, exchange, sync_every=1, outer_optimizer=OUTER[name]):
-            for move in moves:
-                model.weight.grad = move[exchange.rank].clone()
-                inner.step()
-        return model.weight.detach()
-
-    for weight in results(run_replicas(replica, in_process(replicas, chunk_bytes=chunk_bytes))):
-        assert torch.allclose(weight, parameter.detach(), rtol=1e-9, atol=1e-11)
+def test_a_sync_per_step_of_sgd_is_synchronous_data_parallel_training(lab):
+    model, wanted = net(), []
+    inner = sgd(model.parameters())
+    for together in zip(*(batches(rank, 12) for rank in range(3)), strict=True):
+        inner_step(model, inner, *(loss(model, batch) for batch in together))
+        wanted.append(flat(model))
+    for seen in lab.run(replica(sgd, sync_every=1, **AVERAGING), in_process(3)):
+        assert same(seen[:-1], wanted)
 
 
-def test_the_exchange_makes_no_difference(tmp_path):
-    def stores(uri):
-        return [ObjectStoreExchange(open_store(uri), rank, 3, chunk_bytes=24) for rank in range(3)]
+def test_the_inner_optimizer_keeps_its_own_state(lab):
+    """What AdamW has learned about a replica's gradients is neither averaged nor reset."""
 
-    options = {"sync_every": 4, "fragments": 2}
-    reference = None
-    for exchanges in (in_process(3), stores(str(tmp_path)), stores(f"memory://same/{next(_prefixes)}")):
-        runs = results(run_replicas(lambda e: train(e, 10, adamw, **options), exchanges))
-        reference = reference or runs
-        for run, wanted in zip(runs, reference, strict=True):
-            assert all(map(torch.equal, run, wanted))
+    def train(exchange):
+        model = net()
+        inner = adamw(model.parameters())
+        with DiLoCo(model, inner, exchange, sync_every=3):
+            for batch in batches(exchange.rank, 3):
+                inner_step(model, inner, loss(model, batch))
+        return [inner.state[p]["exp_avg"].clone() for p in model.parameters()], inner.state[model[0].bias]["step"]
+
+    def alone(rank):
+        model = net()
+        inner = adamw(model.parameters())
+        for batch in batches(rank, 3):
+            inner_step(model, inner, loss(model, batch))
+        return [inner.state[p]["exp_avg"] for p in model.parameters()]
+
+    for rank, (moments, step) in enumerate(lab.run(train, in_process(2))):
+        assert same(moments, alone(rank))
+        assert step == 3
 
 
-def test_our_loop_over_a_manager_over_our_exchange_is_our_loop():
-    options = {"sync_every": 4, "fragments": 2}
-    direct = results(run_replicas(lambda e: train(e, 10, adamw, **options), in_process(3)))
+class Mixed(nn.Module):
+    """Several dtypes, a tensor that is not contiguous, and buffers."""
+
+    def __init__(self):
+        super().__init__()
+        self.convolution = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+        self.norm = nn.BatchNorm1d(7)
+        self.double = nn.Linear(9, 11, dtype=torch.float64)
+        self.half = nn.Linear(17, 5, dtype=torch.bfloat16)
+
+
+def stores(uri, chunk_bytes=128):
+    return [ObjectStoreExchange(open_store(uri), rank, 3, chunk_bytes=chunk_bytes) for rank in range(3)]
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_the_exchange_makes_no_difference(lab, tmp_path, fragments):
+    options = {"steps": 8, "sync_every": 3, "fragments": fragments}
+
+    def make(rank):
+        return lab.fill(Mixed())
+
+    wanted = lab.train(make, in_process(3), **options)
+    for exchanges in (
+        in_process(3, chunk_bytes=128),
+        stores(str(tmp_path)),
+        stores(f"memory://identities/{next(_prefixes)}", chunk_bytes=1000),
+    ):
+        assert lab.identical([*lab.train(make, exchanges, **options), *wanted])
+
+
+def test_the_sum_is_taken_in_rank_order(lab, tmp_path):
+    """((1e16 + 1) - 1e16) + 1 is 1 in floating point; in another order it would be 0 or 2. Every shard has its owner."""
+    moves = [1e16, 1.0, -1e16, 1.0]
+
+    def train(exchange):
+        model = nn.ParameterList([torch.zeros(100, dtype=torch.float64)])
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=1, **AVERAGING):
+            model[0].grad = torch.full_like(model[0], moves[exchange.rank])
+            inner.step()
+        return model[0].detach()
+
+    folder = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 4) for rank in range(4)]
+    for exchanges in (in_process(4), folder):
+        for weight in lab.run(train, exchanges):
+            assert torch.equal(weight, torch.full((100,), -0.25, dtype=torch.float64))
+
+
+def test_repeated_runs_are_byte_identical(lab):
+    runs = [lab.run(replica(adamw, sync_every=4, fragments=2), in_process(4, chunk_bytes=64)) for _ in range(4)]
+    for again in runs[1:]:
+        for rank, seen in enumerate(again):
+            assert all(map(torch.equal, seen, runs[0][rank]))
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_our_loop_over_a_manager_over_our_exchange_is_our_loop(lab, fragments):
+    train = replica(adamw, steps=11, sync_every=4, fragments=fragments)
 
     def through_a_manager(exchange):
-        return train(ManagerExchange(MockManager(exchange)), 10, adamw, data=batches(exchange.rank, 10), **options)
+        return train(ManagerExchange(MockManager(exchange)), rank=exchange.rank)
 
-    for run, wanted in zip(results(run_replicas(through_a_manager, in_process(3))), direct, strict=True):
-        assert all(map(same, run, wanted))
-
-
-class Refusing(MockManager):
-    """A manager whose replicas refuse some commits, all alike."""
-
-    def __init__(self, exchange, refused):
-        super().__init__(exchange)
-        self.attempts = 0
-        self.refused = refused
-        self.readable = []
-
-    def should_commit(self):
-        self.attempts += 1
-        return self.attempts - 1 not in self.refused and super().should_commit()
-
-    def disallow_state_dict_read(self):
-        super().disallow_state_dict_read()
-        self.readable.append(False)
-
-    def allow_state_dict_read(self):
-        super().allow_state_dict_read()
-        self.readable.append(True)
-
-
-def test_a_refused_commit_changes_nothing_but_the_model_which_goes_back():
-    def replica(exchange):
-        manager = Refusing(exchange, refused={2})
-        net = Net()
-        inner = sgd(net.parameters())
-        reports, states = [], []
-        outer = DiLoCo(net, inner, ManagerExchange(manager), sync_every=4, fragments=2, on_sync=reports.append)
-        with outer:
-            for batch in batches(exchange.rank, 12):
-                loss_of(net, batch).backward()
-                inner.step()
-                inner.zero_grad()
-                state = outer.state_dict()
-                copies = [copy.clone() for fragment in state["fragments"] for copy in fragment["copy"]]
-                momenta = [
-                    entry["tensors"]["momentum_buffer"].clone()
-                    for fragment in state["fragments"]
-                    for entry in fragment["outer"]["ranges"]
-                ]
-                states.append((copies, momenta, flat(net)))
-        assert manager.readable == [False, True] * manager.attempts
-        return reports, states, outer.committed
-
-    for reports, states, committed in results(run_replicas(replica, in_process(2))):
-        # Every second step is an attempt; the third one, of the first fragment, is refused and comes again.
-        assert [(report.fragment, report.committed) for report in reports] == [
-            ("0", True), ("1", True), ("0", False), ("0", True), ("1", True), ("0", True), ("1", True),
-        ]  # fmt: skip
-        assert committed == 6
-        before, after = states[4], states[5]
-        assert all(map(torch.equal, before[0], after[0]))
-        assert all(map(torch.equal, before[1], after[1]))
-        size = len(after[0][0])
-        assert torch.equal(after[2][:size], after[0][0]), "the fragment is back at the global copy"
-        assert not torch.equal(before[2][:size], after[2][:size])
+    direct = lab.run(train, in_process(3))
+    for seen, wanted in zip(lab.run(through_a_manager, in_process(3)), direct, strict=True):
+        assert same(seen, wanted)

@@ -1,0 +1,177 @@
+"""Global copy, sums and outer state are kept in at least fp32, so that no outer step is lost."""
+
+import pytest
+import torch
+from torch import nn
+
+from diloco_core import DiLoCo, ObjectStoreExchange, in_process
+from diloco_core._store import open_store
+
+
+def one_weight(dtype, value=1.0, size=4):
+    return nn.ParameterList([torch.full((size,), value, dtype=dtype)])
+
+
+def move(model, inner, distance):
+    """An inner step by ``distance``."""
+    model[0].grad = torch.full_like(model[0], -distance)
+    inner.step()
+
+
+def global_copy(outer):
+    return outer.state_dict()["fragments"][0]["copy"][0].clone()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("store", [False, True])
+def test_outer_steps_too_small_for_the_model_add_up(lab, tmp_path, dtype, store):
+    """A hundred outer steps, each a tenth of what the model's dtype can show."""
+    ulp = torch.finfo(dtype).eps
+
+    def replica(exchange):
+        model = one_weight(dtype)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=1, outer_lr=0.1, outer_momentum=0.0) as outer:
+            for _ in range(100):
+                move(model, inner, ulp)
+            return global_copy(outer), model[0].detach().clone()
+
+    folder = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 2) for rank in range(2)]
+    for copy, weight in lab.run(replica, folder if store else in_process(2)):
+        assert copy.dtype is torch.float32
+        assert torch.allclose(copy, torch.full((4,), 1 + 10 * ulp), rtol=0, atol=ulp / 10)
+        assert torch.equal(weight, copy.to(dtype))
+
+
+def test_movements_that_cancel_in_the_models_dtype_do_not_cancel_in_the_mean(lab):
+    """Three of four replicas stay, one moves by an ulp: the mean is a quarter of it, which bf16 cannot hold beside 1."""
+    ulp = torch.finfo(torch.bfloat16).eps
+
+    def replica(exchange):
+        model = one_weight(torch.bfloat16)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=1, outer_lr=1.0, outer_momentum=0.0) as outer:
+            move(model, inner, ulp if exchange.rank == 2 else 0.0)
+            return global_copy(outer)
+
+    for copy in lab.run(replica, in_process(4)):
+        assert torch.equal(copy, torch.full((4,), 1 + ulp / 4))
+
+
+def test_rounding_is_no_progress(lab):
+    """Replicas that do not move leave the global copy alone, although the model cannot hold it exactly."""
+
+    def replica(exchange):
+        model = one_weight(torch.bfloat16)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=1, outer_lr=0.3, outer_momentum=0.0) as outer:
+            move(model, inner, -0.0078125)
+            moved = global_copy(outer)
+            for _ in range(5):
+                move(model, inner, 0.0)
+            return moved, global_copy(outer)
+
+    for moved, later in lab.run(replica, in_process(2)):
+        assert not torch.equal(moved, moved.bfloat16().float())
+        assert torch.equal(moved, later)
+
+
+def test_double_stays_double(lab):
+    """Outer steps that fp32 could not show beside 1 are there in full."""
+    tiny = 1e-12
+
+    def replica(exchange):
+        model = one_weight(torch.float64)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=1, outer_lr=1.0, outer_momentum=0.0) as outer:
+            for _ in range(10):
+                move(model, inner, tiny * (1 + exchange.rank))
+            return global_copy(outer), model[0].detach().clone()
+
+    for copy, weight in lab.run(replica, in_process(2)):
+        assert copy.dtype is torch.float64
+        assert torch.equal(copy, weight)
+        assert torch.allclose(copy - 1, torch.full((4,), 15 * tiny, dtype=torch.float64), rtol=1e-3, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "kept"),
+    [
+        (torch.bfloat16, torch.float32),
+        (torch.float16, torch.float32),
+        (torch.float32, torch.float32),
+        (torch.float64, torch.float64),
+    ],
+)
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_outer_state_is_kept_in_the_global_copys_dtype(lab, dtype, kept, optimizer):
+    def replica(exchange):
+        model = lab.fill(nn.Linear(20, 3).to(dtype))
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        outer_optimizer = None if optimizer == "sgd" else lambda p: torch.optim.Adam(p, lr=0.1)
+        with DiLoCo(model, inner, exchange, sync_every=1, outer_optimizer=outer_optimizer) as outer:
+            lab.push(model, inner, exchange.rank, 0)
+        return outer.state_dict()["fragments"][0]
+
+    names = {"sgd": {"momentum_buffer"}, "adam": {"exp_avg", "exp_avg_sq"}}[optimizer]
+    for fragment in lab.run(replica, in_process(2)):
+        assert [copy.dtype for copy in fragment["copy"]] == [kept]
+        assert all(entry["tensors"].keys() == names for entry in fragment["outer"]["ranges"])
+        assert {t.dtype for entry in fragment["outer"]["ranges"] for t in entry["tensors"].values()} == {kept}
+
+
+def test_mixed_dtypes_each_in_its_own_precision(lab):
+    """One model with three dtypes makes the same numbers as three models with one each."""
+
+    def make(rank):
+        parts = [nn.Linear(3, 9, dtype=torch.float64), nn.Linear(3, 9), nn.Linear(3, 9).bfloat16()]
+        return nn.ModuleList([lab.fill(part, seed) for seed, part in enumerate(parts)])
+
+    def only(number):
+        """The same model with all but one part frozen."""
+
+        def frozen(rank):
+            model = make(rank)
+            for other, part in enumerate(model):
+                part.requires_grad_(other == number)
+            return model
+
+        return frozen
+
+    def replica(exchange):
+        model = make(exchange.rank)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=1) as outer:
+            copies = outer.state_dict()["fragments"][0]["copy"]
+        return [(copy.dtype, copy.numel()) for copy in copies]
+
+    assert lab.run(replica, in_process(2)) == [[(torch.float64, 36), (torch.float32, 72)]] * 2
+
+    def push(model, inner, rank, step):
+        for number, part in enumerate(model):
+            generator = torch.Generator().manual_seed(100 * rank + 10 * step + number)
+            for parameter in part.parameters():
+                parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype) / 8
+                if not parameter.requires_grad:
+                    parameter.grad = None
+        inner.step()
+
+    def train(make_model):
+        def replica(exchange):
+            model = make_model(exchange.rank)
+            inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+            with DiLoCo(model, inner, exchange, sync_every=2):
+                for step in range(5):
+                    push(model, inner, exchange.rank, step)
+            return lab.values(model)
+
+        return lab.run(replica, in_process(3))
+
+    together = train(make)
+    assert lab.identical(together)
+    for number in range(3):
+        alone = train(only(number))
+        for name, value in together[0].items():
+            if name.startswith(f"{number}."):
+                tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}[value.dtype]
+                assert torch.allclose(alone[0][name], value, rtol=tolerance, atol=tolerance)
