@@ -69,7 +69,7 @@ class ObjectStoreExchange:
         self.store = store
         self._timing = timing or Timing()
         self._liveness = Liveness(store, rank, self._timing)
-        self._self = Participant(
+        self._participant = Participant(
             store, rank, world_size, self._timing, self._liveness, chunk_bytes, Scratch(chunk_bytes)
         )
         self._claimed = False
@@ -114,7 +114,7 @@ class ObjectStoreExchange:
         self._check_open()
         if self._schema is None:
             raise SyncError("join() comes before the first sync")
-        sync = StoreSync(self._self, self._syncs, job)
+        sync = StoreSync(self._participant, self._syncs, job)
         try:
             report = sync.run(self._obsolete)
         except BaseException as error:
@@ -126,7 +126,7 @@ class ObjectStoreExchange:
 
     def owned_shards(self, layout: Layout) -> Iterator[int]:
         """The shards that this replica updates."""
-        return iter(self._self.owned(layout))
+        return iter(self._participant.owned(layout))
 
     @property
     def ended(self) -> bool:
