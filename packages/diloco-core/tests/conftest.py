@@ -1,11 +1,13 @@
-"""What the tests of the outer loop share: how replicas are run, filled, pushed and compared."""
+"""What the tests share: how replicas are run, filled, pushed, compared and brought into trouble."""
 
+import threading
 from types import SimpleNamespace
 
 import pytest
 import torch
 
-from diloco_core import DiLoCo
+from diloco_core import DiLoCo, ObjectStoreExchange, Timing
+from diloco_core._store import open_store
 from diloco_core.testing import run_replicas
 
 
@@ -63,7 +65,58 @@ def train(make_model, exchanges, steps=4, **options):
     return run(replica, exchanges)
 
 
+class Clock:
+    """Time that passes only by sleeping; every thread that sleeps moves it on."""
+
+    def __init__(self):
+        self.now = 0.0
+        self.lock = threading.Lock()
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        with self.lock:
+            self.now += seconds
+
+
+def store_exchanges(tmp_path, world_size, ranks=None, run_id="", **limits):
+    """Exchanges over one folder; with ``limits``, each set of them has a clock of its own."""
+    clock = Clock()
+    timing = Timing(**limits, clock=clock, sleep=clock.sleep) if limits else Timing()
+    return [
+        ObjectStoreExchange(open_store(str(tmp_path / "run")), rank, world_size, run_id=run_id, timing=timing)
+        for rank in (range(world_size) if ranks is None else ranks)
+    ]
+
+
+def small_model(seed=0, width=4):
+    """Two layers."""
+    torch.manual_seed(seed)
+    return torch.nn.Sequential(torch.nn.Linear(3, width), torch.nn.Linear(width, 2))
+
+
+def outer_loop(net, exchange, **options):
+    """An outer loop that syncs after every step, and its inner optimizer."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return DiLoCo(net, optimizer, exchange, **{"sync_every": 1, **options}), optimizer
+
+
+def small_step(net, optimizer):
+    """One inner step."""
+    net(torch.ones(5, 3)).pow(2).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def kinds(results):
+    """Types of what replicas returned or raised."""
+    return [type(result) for result in results]
+
+
 @pytest.fixture(scope="session")
 def lab():
     """The functions above."""
-    return SimpleNamespace(run=run, fill=fill, push=push, values=values, identical=identical, train=train)
+    functions = (run, fill, push, values, identical, train)
+    functions += (Clock, store_exchanges, small_model, outer_loop, small_step, kinds)
+    return SimpleNamespace(**{function.__name__: function for function in functions})
