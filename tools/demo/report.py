@@ -178,7 +178,7 @@ def _picture(
         start = [a + b for a, b in zip(start, values, strict=True)]
     right.invert_yaxis()
     right.set(xlabel="seconds", title="Where the time went")
-    right.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4)
+    right.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
