@@ -181,21 +181,34 @@ def test_the_exchange_makes_no_difference(lab, tmp_path, fragments):
 
 
 def test_the_sum_is_taken_in_rank_order(lab, tmp_path):
-    """((1e16 + 1) - 1e16) + 1 is 1 in floating point; in another order it would be 0 or 2. Every shard has its owner."""
-    moves = [1e16, 1.0, -1e16, 1.0]
+    """On every shard, whoever owns it: values of many magnitudes, whose sum tells the order it was taken in."""
+    generator = torch.Generator().manual_seed(0)
+    moves = torch.randn(4, 400, generator=generator, dtype=torch.float64)
+    moves *= 10.0 ** torch.randint(0, 12, moves.shape, generator=generator)
+
+    def mean(order):
+        total = moves[order[0]].clone()
+        for rank in order[1:]:
+            total += moves[rank]
+        return total / 4
 
     def train(exchange):
-        model = nn.ParameterList([torch.zeros(100, dtype=torch.float64)])
+        model = nn.ParameterList([torch.zeros(400, dtype=torch.float64)])
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         with DiLoCo(model, inner, exchange, sync_every=1, **AVERAGING):
-            model[0].grad = torch.full_like(model[0], moves[exchange.rank])
+            model[0].grad = -moves[exchange.rank]
             inner.step()
         return model[0].detach()
 
+    wanted = mean(range(4))
+    for order in itertools.permutations(range(4)):
+        if order[2:] != (2, 3):  # 0 + 1 and 1 + 0 are the same
+            shards = zip(mean(order).split(96), wanted.split(96), strict=True)
+            assert not any(torch.equal(a, b) for a, b in shards), "the values can tell the orders apart"
     folder = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 4) for rank in range(4)]
     for exchanges in (in_process(4), folder):
         for weight in lab.run(train, exchanges):
-            assert torch.equal(weight, torch.full((100,), -0.25, dtype=torch.float64))
+            assert torch.equal(weight, wanted)
 
 
 def test_repeated_runs_are_byte_identical(lab):

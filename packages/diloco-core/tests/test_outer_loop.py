@@ -1,10 +1,13 @@
 """How the loop counts, syncs, ends: the hook on the inner optimizer, gradients, flush, leaving by an error."""
 
+import threading
+
 import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import diloco_core._exchange_threads as threads
 from diloco_core import (
     DiLoCo,
     NonFiniteDeltaError,
@@ -194,6 +197,29 @@ class TestCounting:
         once = lab.run(lambda exchange: train(exchange, 1, [*loader, *loader]), in_process(2))
         assert lab.identical([held for held, _ in twice + once])
         assert [at for _, at in twice] == [[4, 8, 10]] * 2
+
+
+def test_nobody_trains_on_while_another_still_reads_its_values(lab, monkeypatch):
+    """Between threads, what a replica publishes is its own memory, which its next steps change."""
+    here, went_on = threading.local(), threading.Event()
+    adopt = threads.adopt_shard
+
+    def slow(*arguments):
+        if getattr(here, "reads_slowly", False):
+            assert not went_on.wait(0.2), "the other replica has left the sync before this one has read its shard"
+        adopt(*arguments)
+
+    monkeypatch.setattr(threads, "adopt_shard", slow)
+
+    def replica(exchange):
+        model, inner, outer, _ = loop(lab, exchange, sync_every=1)
+        with outer:
+            here.reads_slowly = exchange.rank == 1
+            lab.push(model, inner, exchange.rank, 0)
+            if exchange.rank == 0:
+                went_on.set()
+
+    lab.run(replica, in_process(2))
 
 
 class TestEntering:

@@ -117,8 +117,9 @@ def test_a_resumed_run_is_the_continued_run(lab, outer, stop):
     assert all(map(equal, again, wanted))
 
 
-@pytest.mark.parametrize("stop", range(STEPS))
+@pytest.mark.parametrize("stop", range(STEPS + 1))
 def test_it_may_be_stopped_after_any_step(lab, stop):
+    """Also before the first one, and before the flush at the end."""
     experiment = Experiment(lab)
     wanted = lab.run(experiment.whole, in_process(REPLICAS))
     saved = lab.run(experiment.until(stop), in_process(REPLICAS))
@@ -134,9 +135,10 @@ def test_the_global_copy_is_saved_in_full(lab, dtype):
     assert all(map(equal, lab.run(experiment.since(saved, 6), in_process(REPLICAS)), wanted))
 
 
-def test_twice_and_at_once(lab):
+@pytest.mark.parametrize("outer", sorted(OUTER))
+def test_twice_and_at_once(lab, outer):
     """A state that was loaded can be saved again, also before a step has been taken with it."""
-    experiment = Experiment(lab)
+    experiment = Experiment(lab, **OUTER[outer])
     wanted = lab.run(experiment.whole, in_process(REPLICAS))
     first = lab.run(experiment.until(5), in_process(REPLICAS))
     second = lab.run(experiment.until(5, resumed_from=first, start=5), in_process(REPLICAS))

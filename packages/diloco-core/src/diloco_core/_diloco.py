@@ -158,7 +158,9 @@ class DiLoCo:
         """
         reports = []
         # In turn, also a fragment that has nothing open because its last sync was refused: the others come after it.
-        while any(self._since_sync):
+        for _ in self._fragments:
+            if not any(self._since_sync):
+                break
             report = self._sync()
             reports.append(report)
             if not report.committed:
