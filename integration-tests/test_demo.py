@@ -16,21 +16,36 @@ from safetensors.torch import load_file
 LAUNCH = Path(__file__).parents[1] / "tools" / "demo" / "launch.py"
 
 
-def start(*arguments):
+def start(folder, *arguments):
+    """The demo with a mark in its environment, which every process that comes from it inherits."""
     return subprocess.Popen(
-        [sys.executable, str(LAUNCH), *arguments], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, str(LAUNCH), "--output", str(folder), *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "DEMO_UNDER_TEST": str(folder)},
+        start_new_session=True,
     )
 
 
 def processes_of(folder):
-    """Processes that have a folder in their command line or environment."""
-    found = []
+    """Environments of the processes that carry the mark."""
+    mark = f"DEMO_UNDER_TEST={folder}".encode()
+    found = {}
     for process in Path("/proc").iterdir():
-        if process.name.isdecimal() and int(process.name) != os.getpid():
+        if process.name.isdecimal():
             with contextlib.suppress(OSError):
-                if str(folder).encode() in (process / "cmdline").read_bytes() + (process / "environ").read_bytes():
-                    found.append(int(process.name))
+                environment = (process / "environ").read_bytes().split(b"\0")
+                if mark in environment:
+                    found[int(process.name)] = environment
     return found
+
+
+def read_until(demo, beginning):
+    for line in demo.stdout:
+        if line.startswith(beginning):
+            return
+    raise AssertionError(f"the demo ended before it printed {beginning!r}")
 
 
 def assert_nothing_runs(folder):
@@ -38,15 +53,16 @@ def assert_nothing_runs(folder):
         deadline = time.monotonic() + 10  # the supervisor goes a moment after the last replica
         while (left := processes_of(folder)) and time.monotonic() < deadline:
             time.sleep(0.05)
-        assert left == []
+        assert not left
 
 
 def test_the_quick_demo(tmp_path):
-    demo = start("--quick", "--replicas", "2", "--output", str(tmp_path))
+    demo = start(tmp_path, "--quick", "--replicas", "2")
     out, _ = demo.communicate(timeout=240)
     assert demo.returncode == 0, out
     assert "sync   3  step 60/60" in out
     assert "validation loss" in out
+    assert max(map(len, out.partition("\nmodel ")[0].splitlines()[3:])) <= 100
     folder = tmp_path / "run-1"
     summary = json.loads((folder / "summary.json").read_text())
     assert all(math.isfinite(loss) and loss > 0 for loss in summary["validation_loss"].values())
@@ -63,13 +79,13 @@ def test_the_quick_demo(tmp_path):
     assert_nothing_runs(tmp_path)
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupted_demo_leaves_no_process(tmp_path, number):
-    demo = start("--steps", "100000", "--sync-every", "10", "--output", str(tmp_path))
-    for line in demo.stdout:
-        if line.startswith("sync   1"):
-            break
-    demo.send_signal(number)
+@pytest.mark.parametrize(
+    ("number", "moment"), [(signal.SIGINT, "a sync every"), (signal.SIGINT, "sync   1"), (signal.SIGTERM, "sync   1")]
+)
+def test_an_interrupted_demo_leaves_no_process(tmp_path, number, moment):
+    demo = start(tmp_path, "--replicas", "2", "--sync-every", "10")
+    read_until(demo, moment)
+    os.killpg(demo.pid, number)  # a terminal sends Ctrl-C to the whole group
     out, _ = demo.communicate(timeout=60)
     assert demo.returncode == 130
     assert "all replicas have been ended" in out
@@ -79,18 +95,13 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path, number):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="finds the replica's process in /proc")
 def test_a_failed_replica_is_named_and_the_others_are_ended(tmp_path):
-    demo = start("--steps", "100000", "--sync-every", "10", "--output", str(tmp_path))
-    for line in demo.stdout:
-        if line.startswith("sync   1"):
-            break
-    replica = tmp_path / "run-1"
-    (victim,) = [
-        pid for pid in processes_of(replica) if b"REPLICA_RANK=2\0" in Path(f"/proc/{pid}/environ").read_bytes()
-    ]
+    demo = start(tmp_path, "--replicas", "2", "--sync-every", "10")
+    read_until(demo, "sync   1")
+    (victim,) = [pid for pid, environment in processes_of(tmp_path).items() if b"REPLICA_RANK=1" in environment]
     os.kill(victim, signal.SIGKILL)
     out, _ = demo.communicate(timeout=60)
     assert demo.returncode == 1
-    assert "rank 2 of run 'diloco' failed" in out
+    assert "rank 1 of run 'diloco' failed" in out
     assert "SIGKILL" in out
     assert_nothing_runs(tmp_path)
 
@@ -102,12 +113,14 @@ def test_a_failed_replica_is_named_and_the_others_are_ended(tmp_path):
         (["--steps", "3"], "--steps must be at least 20, not 3"),
         (["--steps", "50", "--sync-every", "51"], "--sync-every must be from 1 to the number of steps"),
         (["--output", "/proc/nothing/here"], "cannot be written"),
+        (["--seed", "-1"], "--seed must be from 0 to 4294967295, not -1"),
         (["--seed", "x"], "invalid int value"),
     ],
 )
-def test_wrong_arguments(arguments, told):
-    demo = start(*arguments)
+def test_wrong_arguments(tmp_path, arguments, told):
+    demo = start(tmp_path, *arguments)
     out, _ = demo.communicate(timeout=60)
     assert demo.returncode != 0
     assert told in out
     assert "Traceback" not in out
+    assert list(tmp_path.iterdir()) == []

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import queue
 import signal
+import statistics
 import sys
 import threading
 import time
@@ -18,7 +20,7 @@ import report
 import text
 
 from diloco_local import LocalProcessExecutor
-from diloco_protocol import ReplicaHandle, ReplicaState
+from diloco_protocol import DilocoError, ReplicaHandle, ReplicaState
 
 # One thread per process: the replicas share the cores as it is.
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
@@ -65,108 +67,127 @@ class Cohort:
     ) -> None:
         self._executor = executor
         self._name = name
+        self._queue: queue.Queue[dict[str, Any] | None] = queue.Queue()
+        self._started = time.monotonic()
         self.lines: list[dict[str, Any]] = []
-        self._queue: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.started = time.monotonic()
         self.handles = executor.launch_replicas(
             replicas,
             "diloco_core.replica_entrypoint:run",
             {
                 "trainer_module": "trainer",
+                "trainer_fn": "train",
                 "trainer_kwargs": settings.trainer_kwargs(folder, name),
                 "rendezvous_uri": str(folder / f"{name}-store"),
             },
             env=THREADS,
-            timeout=3600,
             run_id=name,
         )
         for handle in self.handles:
             threading.Thread(target=self._follow, args=(handle,), daemon=True).start()
 
-    def wait(self, show: Callable[[dict[str, Any]], None]) -> list[float]:
-        """Show progress until all have ended; returns what each returned.
+    def wait(self, show: Callable[[dict[str, Any]], None]) -> float:
+        """Show progress until all have ended; returns the mean of what they returned.
 
         Raises:
-            ReplicaFailedError: One of them failed; the others have been ended.
+            ReplicaFailedError: One of them failed.
         """
-        while True:
-            try:
-                line = self._queue.get(timeout=0.5)
-            except queue.Empty:
-                states = [self._executor.poll(handle) for handle in self.handles]
-                if any(state in {ReplicaState.FAILED, ReplicaState.CANCELLED} for state in states):
-                    raise ReplicaFailedError(self._blame()) from None
-                if all(state is ReplicaState.SUCCEEDED for state in states) and self._queue.empty():
-                    return [result["result"] for result in self._executor.collect(self.handles)]
+        running = len(self.handles)
+        while running:
+            line = self._queue.get()
+            if line is not None:
+                self.lines.append(line)
+                show(line)
                 continue
-            self.lines.append(line)
-            show(line)
-
-    def end(self) -> None:
-        """Cancel whatever still runs, and wait until no process is left."""
-        for handle in self.handles:
-            self._executor.cancel(handle)
-        self._executor.collect(self.handles, timeout=60)
+            running -= 1
+            states = {self._executor.poll(handle) for handle in self.handles}
+            if states & {ReplicaState.FAILED, ReplicaState.CANCELLED}:
+                raise ReplicaFailedError(self._blame())
+        return statistics.fmean(result["result"] for result in self._executor.collect(self.handles))
 
     def _follow(self, handle: ReplicaHandle) -> None:
-        for text_line in self._executor.log_iter(handle, follow=True, streams="stdout"):
-            if text_line.startswith("{"):
-                at = time.monotonic() - self.started
-                self._queue.put({"run": self._name, "rank": handle.rank, "at": at, **json.loads(text_line)})
+        try:
+            for text_line in self._executor.log_iter(handle, follow=True, streams="stdout"):
+                if text_line.startswith("{"):
+                    at = time.monotonic() - self._started
+                    self._queue.put({"run": self._name, "rank": handle.rank, "at": at, **json.loads(text_line)})
+        finally:
+            self._queue.put(None)  # this replica has ended, and all its lines are in the queue
 
     def _blame(self) -> str:
-        """Who failed first: the others only say that they lost it."""
-        time.sleep(1.0)  # lets the others notice
-        self.end()
-        results = self._executor.collect(self.handles)
-        failed = [result for result in results if result["status"] == "failed"]
-        own = [result for result in failed if "ReplicaLostError" not in (result["error"] or "")] or failed
-        if not own:
-            return "the replicas were cancelled from outside"
-        handle = next(handle for handle in self.handles if handle.rank == own[0]["rank"])
-        log = self._executor.stream_logs(handle, n_lines=15)
-        return f"rank {handle.rank} of run {self._name!r} failed: {own[0]['error']}\nThe end of its log:\n{log}"
+        """Who failed first (the others only say that they lost it), with the end of its log."""
+        statuses = {handle: self._executor.describe(handle) for handle in self.handles}
+        failed = [handle for handle in self.handles if statuses[handle].state is ReplicaState.FAILED]
+        if not failed:
+            return f"the replicas of run {self._name!r} were cancelled from outside"
+        first = min(failed, key=lambda handle: statuses[handle].finished_at or math.inf)
+        (result,) = self._executor.collect([first])
+        log = self._executor.stream_logs(first, n_lines=100).splitlines()
+        tail = [line for line in log if not line.startswith("{")][-20:] or ["(empty)"]
+        return f"rank {first.rank} of run {self._name!r} failed: {result['error']}\nThe end of its log:\n" + "\n".join(
+            tail
+        )
 
 
 def main() -> int:
     """Run the demo; returns the exit status."""
     settings, output = _arguments()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+            signal.signal(number, signal.default_int_handler)
+    try:
+        _demo(settings, output)
+    except KeyboardInterrupt:
+        print("\nInterrupted: all replicas have been ended.", flush=True)
+        return 130
+    except (ReplicaFailedError, DilocoError) as error:
+        print(f"\n{error}\nAll other replicas have been ended.", file=sys.stderr, flush=True)
+        return 1
+    return 0
+
+
+def _demo(settings: Settings, output: Path) -> None:
     folder = _fresh_folder(output)
     sizes = text.prepare(folder / "data", settings.replicas, settings.seed)
     print(report.introduction(settings, sizes, folder), flush=True)
-    cohorts: list[Cohort] = []
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with LocalProcessExecutor(root=folder / "processes", grace=5.0) as executor:
         try:
+            started = time.monotonic()
             diloco = Cohort(executor, settings, folder, "diloco", settings.replicas)
-            cohorts.append(diloco)
-            losses = diloco.wait(report.Progress(settings, settings.replicas))
-            seconds = time.monotonic() - diloco.started
-            print(report.between(seconds), flush=True)
+            loss = diloco.wait(report.Progress(settings, settings.replicas))
+            seconds = time.monotonic() - started
+            print(report.between(settings, seconds), flush=True)
             lone = Cohort(executor, settings, folder, "lone", 1)
-            cohorts.append(lone)
-            (lone_loss,) = lone.wait(report.Progress(settings, 1))
-        except KeyboardInterrupt:
-            for cohort in cohorts:
-                cohort.end()
-            print("\nInterrupted: all replicas have been ended.", flush=True)
-            return 130
-        except ReplicaFailedError as error:
-            print(f"\n{error}", file=sys.stderr, flush=True)
-            return 1
-    report.write(folder, settings, diloco.lines, lone.lines, losses, lone_loss, seconds)
-    return 0
+            lone_loss = lone.wait(report.Progress(settings, 1))
+        except BaseException:
+            _end_all(executor)
+            raise
+    report.write(folder, settings, report.Outcome(diloco.lines, lone.lines, loss, lone_loss, seconds))
+
+
+def _end_all(executor: LocalProcessExecutor) -> None:
+    """Cancel whatever still runs, and wait until no process is left; a second Ctrl-C does not cut that short."""
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
+    handles = [handle for run_id in executor.list_runs() for handle in executor.attach(run_id)]
+    for handle in handles:
+        executor.cancel(handle)
+    executor.collect(handles, timeout=60)
 
 
 def _fresh_folder(output: Path) -> Path:
     number = 1
-    while (folder := output / f"run-{number}").exists():
-        number += 1
     try:
-        folder.mkdir(parents=True)
+        output.mkdir(parents=True, exist_ok=True)
+        while True:
+            folder = output / f"run-{number}"
+            try:
+                folder.mkdir()
+            except FileExistsError:
+                number += 1
+            else:
+                return folder.resolve()
     except OSError as error:
         raise SystemExit(f"--output {str(output)!r} cannot be written: {error.strerror}") from None
-    return folder.resolve()
 
 
 def _arguments() -> tuple[Settings, Path]:
@@ -186,6 +207,8 @@ def _arguments() -> tuple[Settings, Path]:
         parser.error(f"--steps must be at least 20, not {steps}")
     if not 1 <= sync_every <= steps:
         parser.error(f"--sync-every must be from 1 to the number of steps ({steps}), not {sync_every}")
+    if not 0 <= given.seed < 2**32:
+        parser.error(f"--seed must be from 0 to {2**32 - 1}, not {given.seed}")
     return Settings(given.replicas, steps, sync_every, given.seed), given.output
 
 

@@ -3,23 +3,39 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections import defaultdict
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import matplotlib as mpl
-import torch
-from safetensors.torch import save_file
-
+# torch and matplotlib take seconds to import, and are needed at the end only.
 if TYPE_CHECKING:
     from launch import Settings
+    from matplotlib.axes import Axes
 
-mpl.use("Agg")
-
-import matplotlib.pyplot as plt
+Line = dict[str, Any]
 
 MB = 1e6
-INK, LONE, GREEN, ORANGE, GREY = "#1f4e79", "#b03a2e", "#5b9a68", "#d9a441", "#c8c8c8"
+BLUE, RED, GREEN, ORANGE, GREY = "#1f4e79", "#b03a2e", "#5b9a68", "#d9a441", "#c8c8c8"
+# With fewer steps the outer momentum has hardly built up.
+ENOUGH_STEPS = 500
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of the two runs: their lines, and the validation losses."""
+
+    diloco: list[Line]
+    lone: list[Line]
+    loss: float
+    lone_loss: float
+    seconds: float
+
+    @property
+    def gain(self) -> float:
+        """How much better DiLoCo is, in nats per byte."""
+        return self.lone_loss - self.loss
 
 
 def introduction(settings: Settings, sizes: dict[str, int], folder: Path) -> str:
@@ -32,81 +48,78 @@ def introduction(settings: Settings, sizes: dict[str, int], folder: Path) -> str
     )
 
 
-def between(seconds: float) -> str:
+def between(settings: Settings, seconds: float) -> str:
     """The first run is over."""
-    return f"\ndone in {seconds:.0f} s; now one lone replica: the same steps on the same first part, and no sync\n"
+    return f"\ndone in {seconds:.0f} s; now one lone replica: {settings.steps} steps on the part of replica 0, and no sync\n"
 
 
 class Progress:
-    """Prints a line when all replicas have reported a sync."""
+    """Prints a line when all replicas have reported a sync; of a lone replica, which has none, every fourth report."""
 
     def __init__(self, settings: Settings, replicas: int) -> None:
         self._replicas = replicas
-        self._steps = settings.steps
-        self._seen: dict[int, dict[int, dict[str, Any]]] = defaultdict(dict)
+        self._settings = settings
+        self._seen: dict[int, dict[int, Line]] = defaultdict(dict)
         self._sent = 0
 
-    def __call__(self, line: dict[str, Any]) -> None:
+    def __call__(self, line: Line) -> None:
         """Take one line of one replica."""
         step = line["total_inner_steps"]
         here = self._seen[step]
         here[line["rank"]] = line
         if len(here) < self._replicas:
             return
-        losses = "  ".join(f"{here[rank]['loss']:.3f}" for rank in sorted(here))
-        text = f"step {step:>{len(str(self._steps))}}/{self._steps}   loss {losses}"
+        steps, period = self._settings.steps, self._settings.sync_every
+        losses = [here[rank]["loss"] for rank in sorted(here)]
+        shown = "  ".join(f"{loss:.3f}" for loss in losses)
+        if len(losses) > 4:
+            shown = f"{min(losses):.3f} to {max(losses):.3f}"
+        text = f"step {step:>{len(str(steps))}}/{steps}   loss {shown}"
         if "sync" in line:
             self._sent += sum(each["bytes_sent"] for each in here.values())
             wait = max(each["wait_seconds"] for each in here.values())
             text = f"sync {line['sync']:>3}  {text}   sent {self._sent / MB:6.1f} MB   longest wait {wait:5.2f} s"
+        elif step % (4 * period) and step + period <= steps:
+            return
         print(text, flush=True)
 
 
-def write(
-    folder: Path,
-    settings: Settings,
-    diloco: list[dict[str, Any]],
-    lone: list[dict[str, Any]],
-    losses: list[float],
-    lone_loss: float,
-    seconds: float,
-) -> None:
-    """Write model, metrics, summary and picture, and print the table."""
+def write(folder: Path, settings: Settings, outcome: Outcome) -> None:
+    """Write models, metrics, summary and picture, and print the table."""
+    import torch
+    from safetensors.torch import save_file
+
     for name in ("diloco", "lone"):
         pickled = folder / f"{name}.pt"
         save_file(torch.load(pickled, weights_only=True), folder / f"{name}.safetensors")
         pickled.unlink()
     with (folder / "metrics.jsonl").open("w") as file:
-        file.writelines(json.dumps(line) + "\n" for line in [*diloco, *lone])
-    rows = [_row(rank, diloco) for rank in range(settings.replicas)]
-    gain = lone_loss - losses[0]
+        file.writelines(json.dumps(line) + "\n" for line in [*outcome.diloco, *outcome.lone])
+    rows = [_row([line for line in outcome.diloco if line["rank"] == rank]) for rank in range(settings.replicas)]
     summary = {
         "settings": vars(settings),
-        "seconds": seconds,
-        "validation_loss": {"diloco": losses[0], "lone": lone_loss},
-        "gain": {"nats_per_byte": gain, "percent": 100 * gain / lone_loss},
+        "seconds": outcome.seconds,
+        "validation_loss": {"diloco": outcome.loss, "lone": outcome.lone_loss},
+        "gain": {"nats_per_byte": outcome.gain, "percent": 100 * outcome.gain / outcome.lone_loss},
         "replicas": rows,
     }
-    (folder / "summary.json").write_text(json.dumps(summary, indent=1))
-    _picture(folder / "demo.png", diloco, lone, rows, losses[0], lone_loss)
+    (folder / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    picture(folder / "demo.png", settings, outcome, rows)
     print(_table(rows))
-    print(_verdict(losses, lone_loss, gain))
-    if settings.steps < 500:
-        print("  (so few steps decide nothing: outer momentum has only begun to build up)")
+    print(_verdict(settings, outcome))
     print(f"\nmodel    {folder}/diloco.safetensors\nmetrics  {folder}/metrics.jsonl\npicture  {folder}/demo.png")
 
 
-def _row(rank: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
-    own = [line for line in lines if line["rank"] == rank]
+def _row(own: list[Line]) -> dict[str, Any]:
     exchange, wait = (sum(line[key] for line in own) for key in ("exchange_seconds", "wait_seconds"))
     first, last = own[0]["at"], own[-1]["at"]
     # The first report came one period after training began; before that, processes started and imported torch.
-    start = first - (last - first) / (len(own) - 1) if len(own) > 1 else 0.0
+    start = max(0.0, first - (last - first) / (len(own) - 1)) if len(own) > 1 else 0.0
     return {
-        "rank": rank,
+        "rank": own[0]["rank"],
         "syncs": len(own),
-        "start_seconds": max(0.0, start),
-        "compute_seconds": last - max(0.0, start) - exchange - wait,
+        "start_seconds": start,
+        "compute_seconds": last - start - exchange - wait,
         "exchange_seconds": exchange,
         "wait_seconds": wait,
         "sent_mb": sum(line["bytes_sent"] for line in own) / MB,
@@ -115,76 +128,94 @@ def _row(rank: int, lines: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = ["", "replica   syncs     start   compute   exchange      wait       sent   received"]
-    lines += [
-        f"{row['rank']:>7} {row['syncs']:>7} {row['start_seconds']:>7.1f} s {row['compute_seconds']:>7.1f} s "
-        f"{row['exchange_seconds']:>8.2f} s {row['wait_seconds']:>7.2f} s {row['sent_mb']:>7.1f} MB {row['received_mb']:>7.1f} MB"
-        for row in rows
-    ]
+    lines = ["", "replica   syncs    start-up    compute   exchange       wait        sent    received"]
+    for row in rows:
+        seconds = (f"{row[f'{key}_seconds']:>9.2f} s" for key in ("compute", "exchange", "wait"))
+        lines.append(
+            f"{row['rank']:>7} {row['syncs']:>7} {row['start_seconds']:>9.2f} s{''.join(seconds)}"
+            f" {row['sent_mb']:>8.1f} MB {row['received_mb']:>8.1f} MB"
+        )
     return "\n".join(lines)
 
 
-def _verdict(losses: list[float], lone_loss: float, gain: float) -> str:
-    word = "better" if gain > 0 else "WORSE"
-    return (
-        f"\nvalidation loss on files that nobody trained on, nats per byte (lower is better)\n"
-        f"  {len(losses)} replicas with DiLoCo   {losses[0]:.4f}\n"
-        f"  one lone replica        {lone_loss:.4f}\n"
-        f"  DiLoCo is {word} by      {abs(gain):.4f} ({abs(100 * gain / lone_loss):.1f} %)"
+def _verdict(settings: Settings, outcome: Outcome) -> str:
+    word = "better" if outcome.gain > 0 else "WORSE"
+    names = (
+        f"{settings.replicas} replica{'s' * (settings.replicas > 1)} with DiLoCo",
+        "one lone replica",
+        f"DiLoCo is {word} by",
     )
+    width = max(map(len, names))
+    text = (
+        "\nvalidation loss on files that nobody trained on, nats per byte (lower is better)\n"
+        f"  {names[0]:<{width}}   {outcome.loss:.4f}\n"
+        f"  {names[1]:<{width}}   {outcome.lone_loss:.4f}\n"
+        f"  {names[2]:<{width}}   {abs(outcome.gain):.4f} ({abs(100 * outcome.gain / outcome.lone_loss):.1f} %)"
+    )
+    if settings.steps < ENOUGH_STEPS:
+        text += "\n  (so few steps decide nothing: the outer momentum has only begun to build up)"
+    return text
 
 
-def _picture(
-    path: Path,
-    diloco: list[dict[str, Any]],
-    lone: list[dict[str, Any]],
-    rows: list[dict[str, Any]],
-    loss: float,
-    lone_loss: float,
-) -> None:
+def picture(path: Path, settings: Settings, outcome: Outcome, rows: list[dict[str, Any]]) -> None:
+    """Loss curves on the left, the time of every replica on the right."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    import matplotlib.pyplot as plt
+
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=[3, 2], layout="constrained")
-    lone_curve, diloco_curve = _curve(lone, "valid"), _curve([line for line in diloco if line["rank"] == 0], "valid")
-    for row in rows:
-        own = [line for line in diloco if line["rank"] == row["rank"]]
-        label = "replicas of DiLoCo, training" if row["rank"] == 0 else None
-        left.plot(*_curve(own, "loss"), color=INK, alpha=0.35, linewidth=1, label=label)
-    left.plot(*diloco_curve, color=INK, linewidth=2.2, label="DiLoCo, 64 held-out windows")
-    left.plot(*_curve(lone, "loss"), color=LONE, alpha=0.4, linewidth=1, label="lone replica, training")
-    left.plot(*lone_curve, color=LONE, linewidth=2.2, label="lone replica, 64 held-out windows")
-    for value, color in ((loss, INK), (lone_loss, LONE)):
-        left.plot(lone_curve[0][-1:], [value], "o", color=color, clip_on=False)
-        left.annotate(
-            f" {value:.3f} on 2048 windows",
-            (lone_curve[0][-1], value),
-            (6, -3),
-            textcoords="offset points",
-            color=color,
-        )
-    left.set(
-        xlabel="inner steps", ylabel="loss (nats per byte)", title="Same steps per replica, with and without syncs"
-    )
-    left.set_ylim(top=min(left.get_ylim()[1], 2 * lone_loss))
-    left.legend(frameon=False)
-    ranks = [f"replica {row['rank']}" for row in rows]
-    start = [0.0] * len(rows)
-    for key, name, color in (
-        ("start", "start-up", GREY),
-        ("compute", "compute", GREEN),
-        ("exchange", "exchange", INK),
-        ("wait", "wait for others", ORANGE),
-    ):
-        values = [row[f"{key}_seconds"] for row in rows]
-        right.barh(ranks, values, left=start, color=color, label=name)
-        start = [a + b for a, b in zip(start, values, strict=True)]
-    right.invert_yaxis()
-    right.set(xlabel="seconds", title="Where the time went")
-    right.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=2)
+    _draw_losses(left, settings, outcome)
+    _draw_times(right, rows)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
 
 
-def _curve(lines: list[dict[str, Any]], key: str) -> tuple[list[int], list[float]]:
-    points = sorted((line["total_inner_steps"], line[key]) for line in lines)
-    return [step for step, _ in points], [value for _, value in points]
+def _draw_losses(axes: Axes, settings: Settings, outcome: Outcome) -> None:
+    runs = (
+        ("one replica alone", RED, outcome.lone, outcome.lone_loss),
+        (f"{settings.replicas} with DiLoCo", BLUE, outcome.diloco, outcome.loss),
+    )
+    for name, color, lines, final in runs:
+        for number, rank in enumerate(sorted({line["rank"] for line in lines})):
+            curve = _curve([line for line in lines if line["rank"] == rank], "loss")
+            label = None if number else f"{name}: training"
+            axes.plot(*curve, color=color, alpha=0.3, linewidth=1, label=label)
+        steps, values = _curve(lines, "valid")
+        axes.plot(steps, values, color=color, linewidth=2.2, label=f"{name}: held-out text")
+        axes.plot(steps[-1:], [final], "o", color=color, clip_on=False)
+        axes.annotate(
+            f"{final:.3f}", (steps[-1], final), (8, -4), textcoords="offset points", color=color, weight="bold"
+        )
+    axes.set(xlabel="inner steps of each replica", ylabel="loss (nats per byte)")
+    axes.set_title("Same steps per replica, with and without syncs", loc="left")
+    axes.set_ylim(top=min(axes.get_ylim()[1], 2 * outcome.lone_loss))
+    axes.legend(frameon=False)
+
+
+def _draw_times(axes: Axes, rows: list[dict[str, Any]]) -> None:
+    names = [f"replica {row['rank']}" for row in rows]
+    left = [0.0] * len(rows)
+    for key, name, color in (
+        ("start", "start-up", GREY),
+        ("compute", "compute", GREEN),
+        ("exchange", "exchange", BLUE),
+        ("wait", "wait for others", ORANGE),
+    ):
+        values = [row[f"{key}_seconds"] for row in rows]
+        axes.barh(names, values, left=left, color=color, label=name)
+        left = [a + b for a, b in zip(left, values, strict=True)]
+    axes.invert_yaxis()
+    axes.set(xlabel="seconds")
+    axes.set_title("Where the time went", loc="left")
+    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, fontsize="small")
+
+
+def _curve(lines: list[Line], key: str) -> tuple[list[int], list[float]]:
+    """A value over the steps: the mean of the replicas that reported it."""
+    at = defaultdict(list)
+    for line in lines:
+        at[line["total_inner_steps"]].append(line[key])
+    return sorted(at), [statistics.fmean(at[step]) for step in sorted(at)]

@@ -35,16 +35,15 @@ def load(path: str) -> torch.Tensor:
         return torch.frombuffer(bytearray(file.read()), dtype=torch.uint8)
 
 
-def sample(text: torch.Tensor, count: int, generator: torch.Generator) -> torch.Tensor:
-    """Some windows of 65 bytes, at random places."""
-    starts = torch.randint(len(text) - CONTEXT, (count, 1), generator=generator)
-    return text[starts + torch.arange(CONTEXT + 1)].long()
+def windows(text: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
+    """The 65 bytes from each of some places on."""
+    return text[starts[:, None] + torch.arange(CONTEXT + 1)].long()
 
 
 def train(
     data: str, steps: int, sync_every: int, batch: int, lr: float, outer_lr: float, seed: int, save: str, alone: bool
 ) -> float:
-    """Train on this replica's part of the text; returns the validation loss in nats per byte."""
+    """Train on this replica's part of the text; returns the loss on its share of the held-out windows."""
     exchange = connect()
     torch.manual_seed(seed)
     model = Transformer()
@@ -52,20 +51,22 @@ def train(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.05)
     text = load(f"{data}/train-{exchange.rank}.bytes")
     held_out = load(f"{data}/valid.bytes")
-    generator = torch.Generator().manual_seed(seed + exchange.rank)
+    generator = torch.Generator().manual_seed(seed + exchange.rank)  # every replica draws its own samples
     losses: list[float] = []
 
-    def validate(windows: int) -> float:
+    def validate(count: int) -> float:
+        """After a sync all replicas hold the same model, so each looks at its share of the windows only."""
+        share = torch.arange(exchange.rank, count, exchange.world_size)
         with torch.no_grad():
-            return model(sample(held_out, windows, torch.Generator().manual_seed(0))).item()
+            return model(windows(held_out, share * (len(held_out) // count))).item()
 
     def report(sync: SyncReport) -> None:
-        print(sync.to_json(loss=sum(losses) / len(losses), valid=validate(64)), flush=True)
+        print(sync.to_json(loss=sum(losses) / len(losses), valid=validate(256)), flush=True)
         losses.clear()
 
     def inner_steps() -> None:
         for step in range(1, steps + 1):
-            loss = model(sample(text, batch, generator))
+            loss = model(windows(text, torch.randint(len(text) - CONTEXT, (batch,), generator=generator)))
             loss.backward()
             losses.append(loss.item())
             optimizer.step()  # DiLoCo counts these calls, and syncs after every sync_every of them
@@ -73,7 +74,7 @@ def train(
             schedule.step()
             if alone and step % sync_every == 0:
                 mean = sum(losses[-sync_every:]) / sync_every
-                print(f'{{"total_inner_steps": {step}, "loss": {mean}, "valid": {validate(64)}}}', flush=True)
+                print(f'{{"total_inner_steps": {step}, "loss": {mean}, "valid": {validate(256)}}}', flush=True)
 
     if alone:
         inner_steps()
