@@ -8,12 +8,14 @@ from diloco_protocol import (
     Capabilities,
     FolderJournal,
     InvalidRequestError,
+    LaunchError,
     Reason,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
     ServerlessExecutor,
+    UnavailableError,
 )
 
 
@@ -63,7 +65,10 @@ class Memory(BaseExecutor):
         return sorted({handle.run_id for handle in self.world})
 
     def _attach(self, run_id):
-        return [handle for handle in self.world if handle.run_id == run_id]
+        found = [handle for handle in self.world if handle.run_id == run_id]
+        if not found:
+            raise ReplicaNotFoundError(f"no run {run_id}")
+        return found
 
 
 @pytest.fixture
@@ -72,6 +77,10 @@ def executor():
 
 
 DONE = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED)
+
+
+def unavailable():
+    raise UnavailableError("no result today")
 
 
 def test_it_is_an_executor(executor):
@@ -141,9 +150,35 @@ def test_an_unknown_log_stream_is_a_value_error(executor):
             executor.stream_logs(handle, n_lines=n_lines)
 
 
-def test_a_negative_time_limit_is_refused(executor):
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "60"])
+def test_a_wrong_time_limit_is_refused(executor, timeout):
     with pytest.raises(InvalidRequestError, match="timeout"):
-        executor.collect([], timeout=-1)
+        executor.collect([], timeout=timeout)
+
+
+@pytest.mark.parametrize("query", [{"regex": "("}, {"since": "today"}, {"until": True}])
+def test_a_wrong_question_to_the_log_is_refused(executor, query):
+    (handle,) = executor.launch_replicas(1, "m:f")
+    with pytest.raises(InvalidRequestError, match=next(iter(query))):
+        executor.log_iter(handle, streams="stdout", **query)
+
+
+def test_a_timeout_that_the_backend_cannot_give_is_refused(executor):
+    executor.capabilities = Capabilities(cancel_scope="replica", max_timeout=100)
+    for timeout in (101, None):
+        with pytest.raises(InvalidRequestError, match="at most 100 s"):
+            executor.launch_replicas(1, "m:f", timeout=timeout)
+    assert executor.launch_replicas(1, "m:f", timeout=100)
+
+
+def test_the_plan_of_a_named_run_is_what_is_sent(executor):
+    sent = []
+    executor._submit = lambda request: sent.append(executor._plan(request)) or []
+    arguments = (2, "m:f", {"a": [1]})
+    options = {"run_id": "mine", "env": {"A": "1"}, "timeout": 60}
+    plan = executor.plan(*arguments, **options)
+    executor.launch_replicas(*arguments, **options)
+    assert [list(plan.requests)] == sent
 
 
 class TestJournal:
@@ -165,6 +200,46 @@ class TestJournal:
         again = ReplicaHandle.from_json(handle.to_json())
         (result,) = Memory({}, journal=FolderJournal(tmp_path)).collect([again])
         assert result["result"] == {"rank": 0}
+
+    def test_what_it_knows_is_not_asked_again(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        first, second = executor.launch_replicas(2, "m:f")
+        executor.world[first] = DONE
+        executor.poll(first)
+        executor.world[first] = ReplicaStatus(ReplicaState.FAILED)
+        executor.world[second] = DONE
+        asked = []
+        executor._observe_run = lambda handles: asked.extend(handles) or {h: executor.world[h] for h in handles}
+        assert [result["status"] for result in executor.collect([first, second])] == ["succeeded", "succeeded"]
+        assert asked == [second]
+
+    def test_a_launch_that_it_does_not_take_names_the_living(self, tmp_path):
+        (tmp_path / "file").touch()
+        executor = Memory({}, journal=FolderJournal(tmp_path / "file" / "journal"))
+        with pytest.raises(LaunchError, match="run 'mine' was started") as caught:
+            executor.launch_replicas(2, "m:f", run_id="mine")
+        assert caught.value.survivors == tuple(executor.world)
+
+    def test_an_end_that_it_does_not_take_is_still_told(self, tmp_path, caplog):
+        executor = Memory({}, journal=FolderJournal(tmp_path / "journal"))
+        (handle,) = executor.launch_replicas(1, "m:f")
+        executor.world[handle] = DONE
+        executor._result = lambda handle: unavailable()
+        assert executor.poll(handle) is ReplicaState.SUCCEEDED
+        assert "is not in the journal yet: no result today" in caplog.text
+        assert executor._journal.end(handle) is None
+        del executor._result
+        assert executor.poll(handle) is ReplicaState.SUCCEEDED
+        assert executor._journal.end(handle) == (DONE, {"rank": 0})
+
+    def test_it_finds_runs_that_the_backend_has_forgotten(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(2, "m:f", run_id="mine")
+        FolderJournal(tmp_path).record_launch([ReplicaHandle(0, "eks", run_id="mine", world_size=2)])
+        executor.world.clear()
+        assert executor.attach("mine") == handles
+        with pytest.raises(ReplicaNotFoundError):
+            executor.attach("other")
 
     def test_without_one_the_end_is_unknown(self):
         executor = Memory({})

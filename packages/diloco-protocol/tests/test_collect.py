@@ -7,8 +7,10 @@ from diloco_protocol import (
     Backoff,
     Reason,
     ReplicaHandle,
+    ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
+    ThrottledError,
     UnavailableError,
     collect,
 )
@@ -178,6 +180,78 @@ def test_a_result_that_cannot_be_read_yet_is_waited_for():
     backoff = Backoff(first=1.0, cap=1.0, jitter=0.0, clock=lambda: world.now, sleep=world.sleep)
     (result,) = collect([handle(0)], world.observe, result_of, timeout=60, backoff=backoff)
     assert result["result"] == "here"
+
+
+def test_a_success_whose_result_cannot_be_read_is_no_success_of_none():
+    world = World({handle(0): [(0, succeeded())], handle(1): [(0, RUNNING)]})
+    asked = []
+
+    def result_of(_):
+        asked.append(world.now)
+        raise UnavailableError("the store is down")
+
+    backoff = Backoff(first=1.0, factor=1.0, cap=1.0, jitter=0.0, clock=lambda: world.now, sleep=world.sleep)
+    with pytest.raises(UnavailableError, match="the store is down"):
+        collect([handle(0)], world.observe, result_of, timeout=5, backoff=backoff)
+    assert len(asked) == 6
+
+
+def test_one_unreadable_result_does_not_hide_the_siblings():
+    world = World({handle(rank): [(0, succeeded())] for rank in range(3)})
+    seen = []
+
+    def result_of(replica):
+        if replica.rank == 0 and world.now < 3:
+            raise UnavailableError("not yet")
+        return replica.rank
+
+    backoff = Backoff(first=1.0, factor=1.0, cap=1.0, jitter=0.0, clock=lambda: world.now, sleep=world.sleep)
+    results = collect(
+        [handle(rank) for rank in range(3)],
+        world.observe,
+        result_of,
+        timeout=60,
+        backoff=backoff,
+        progress=lambda known: seen.append(len(known)),
+    )
+    assert [result["result"] for result in results] == [0, 1, 2]
+    assert seen[0] == 3
+
+
+def test_a_run_without_any_record_may_be_an_exception():
+    world = World({handle(0, "b"): [(0, succeeded())]})
+
+    def observe(handles):
+        if handles[0].run_id == "a":
+            raise ReplicaNotFoundError("no run a")
+        return world.observe(handles)
+
+    backoff = Backoff(clock=lambda: world.now, sleep=world.sleep)
+    results = collect([handle(0), handle(1), handle(0, "b")], observe, world.results.get, timeout=9, backoff=backoff)
+    assert [result["reason"] for result in results] == ["lost", "lost", "completed"]
+
+
+def test_runs_of_the_same_name_on_two_backends_are_two_runs():
+    one, two = ReplicaHandle(0, "b", run_id="a"), ReplicaHandle(0, "c", run_id="a")
+    asked = []
+
+    def observe(handles):
+        asked.append(handles)
+        return {handle: succeeded() for handle in handles}
+
+    collect([one, two], observe, lambda handle: None, timeout=9, backoff=Backoff())
+    assert asked == [[one], [two]]
+
+
+def test_a_backend_that_says_when_to_come_back_is_obeyed_up_to_the_deadline():
+    world = World({handle(0): [(0, succeeded())]})
+    world.faults = [ThrottledError("slow down", retry_after=40.0), None]
+    assert world.collect([handle(0)])[0]["status"] == "succeeded"
+    assert [time for time, _ in world.calls] == [0.0, 40.0]
+    world = World({handle(0): [(0, RUNNING)]})
+    world.faults = [ThrottledError("slow down", retry_after=40.0), None]
+    world.collect([handle(0)], timeout=5.0)
+    assert [time for time, _ in world.calls] == [0.0, 5.0]
 
 
 def test_progress_is_reported():

@@ -37,6 +37,16 @@ class TestDiscovery:
         with pytest.raises(InvalidRequestError, match="'broken' is installed but cannot be loaded"):
             get_executor("broken")
 
+    def test_two_packages_that_offer_the_same_name(self, tmp_path):
+        (tmp_path / "diloco_rival-1.0.dist-info").mkdir()
+        (tmp_path / "diloco_rival-1.0.dist-info" / "METADATA").write_text("Name: diloco-rival\nVersion: 1.0\n")
+        (tmp_path / "diloco_rival-1.0.dist-info" / "entry_points.txt").write_text(
+            "[diloco.executors]\ngood = rival:E\n"
+        )
+        assert "good" not in executors(), "neither is chosen in silence"
+        with pytest.raises(InvalidRequestError, match="two installed packages offer it"):
+            get_executor("good")
+
     def test_what_is_not_there(self):
         with pytest.raises(InvalidRequestError, match=r"no backend 'nowhere' is installed; installed are: .*good"):
             get_executor("nowhere")

@@ -1,9 +1,12 @@
 """The journal in a folder: what was written stays, also for other processes."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from diloco_protocol import FolderJournal, Reason, ReplicaHandle, ReplicaState, ReplicaStatus, RunJournal, state_folder
-from diloco_protocol._errors import SpecVersionError, UnavailableError
+from diloco_protocol._errors import InvalidRequestError, SpecVersionError, UnavailableError
 
 DONE = ReplicaStatus(ReplicaState.SUCCEEDED, attempt=2, reason=Reason.COMPLETED, exit_code=0, finished_at=3.5)
 
@@ -48,7 +51,42 @@ def test_the_first_end_stays(tmp_path):
 def test_a_namesake_is_not_answered_for(tmp_path):
     journal = FolderJournal(tmp_path)
     journal.record_end(ReplicaHandle(0, "b", {"host": "one"}, run_id="a"), DONE, 1)
-    assert journal.end(ReplicaHandle(0, "b", {"host": "two"}, run_id="a")) is None
+    other = ReplicaHandle(0, "b", {"host": "two"}, run_id="a")
+    assert journal.end(other) is None
+    journal.record_end(other, DONE, 2)
+    assert journal.end(other) == (DONE, 2)
+
+
+@pytest.mark.parametrize("run_id", ["", ".", "../up", "a/b", "%", "É 雪", "A", "a" * 40])
+def test_no_name_leaves_the_folder_or_meets_another(tmp_path, run_id):
+    journal = FolderJournal(tmp_path / "journal")
+    journal.record_launch(handles("a"))
+    (handle,) = [ReplicaHandle(0, "b/../..", run_id=run_id)]
+    journal.record_launch([handle])
+    journal.record_end(handle, DONE, 1)
+    assert journal.runs() == sorted(["a", run_id])
+    assert journal.handles(run_id) == [handle]
+    assert journal.end(handle) == (DONE, 1)
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]
+    assert not any(path.name.startswith(".") for path in tmp_path.rglob("*")), "nothing half written is left"
+
+
+def test_of_many_writers_the_first_wins(tmp_path):
+    (handle, *_) = handles()
+    gate = threading.Barrier(8)
+
+    def write(number):
+        gate.wait()
+        FolderJournal(tmp_path).record_end(handle, DONE, number)
+        return FolderJournal(tmp_path).end(handle)
+
+    with ThreadPoolExecutor(8) as pool:
+        assert len({end[1] for end in pool.map(write, range(8))}) == 1
+
+
+def test_a_result_that_is_not_json_is_refused(tmp_path):
+    with pytest.raises(InvalidRequestError, match=r"result is a builtins\.tuple"):
+        FolderJournal(tmp_path).record_end(handles()[0], DONE, (1, 2))
 
 
 def test_only_ends_are_recorded(tmp_path):

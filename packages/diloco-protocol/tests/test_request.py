@@ -1,86 +1,12 @@
 """What a launch may ask for: everything is checked before anything is started."""
 
-import functools
+import re
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_protocol import InvalidRequestError, entrypoint_name, make_request
-
-
-def a_function():
-    """One that can be named."""
-
-
-class Holder:
-    @staticmethod
-    def static():
-        """A function in a class can be named too."""
-
-    @classmethod
-    def of_class(cls):
-        """As can a class method."""
-
-    def bound(self):
-        """But not a bound method."""
-
-
-class TestEntrypoint:
-    @pytest.mark.parametrize(
-        ("given", "name"),
-        [
-            ("module:function", "module:function"),
-            ("package.module:function", "package.module:function"),
-            ("package.module:Class.function", "package.module:Class.function"),
-            ("package.module.function", "package.module:function"),
-            (json_dumps := __import__("json").dumps, f"{json_dumps.__module__}:dumps"),
-        ],
-    )
-    def test_names(self, given, name):
-        assert entrypoint_name(given) == name
-
-    def test_functions_of_a_module(self, monkeypatch):
-        for function in (a_function, Holder.static, Holder.of_class):
-            monkeypatch.setattr(getattr(function, "__func__", function), "__module__", "trainer")
-        assert entrypoint_name(a_function) == "trainer:a_function"
-        assert entrypoint_name(Holder.static) == "trainer:Holder.static"
-        assert entrypoint_name(Holder.of_class) == "trainer:Holder.of_class"
-
-    @pytest.mark.parametrize(
-        ("given", "told"),
-        [
-            ("", "not of the form"),
-            ("function", "not of the form"),
-            ("a:b:c", "not of the form"),
-            ("a b:c", "not of the form"),
-            ("/path/to/file.py:main", "not of the form"),
-            ("1a:b", "not of the form"),
-            ("__main__:train", "__main__"),
-            (lambda: None, "lambda"),
-            (functools.partial(a_function), "partial"),
-            (Holder().bound, "bound to an object"),
-            (7, "must be text or a function"),
-        ],
-    )
-    def test_what_cannot_be_named_is_refused(self, given, told):
-        with pytest.raises(InvalidRequestError, match=told):
-            entrypoint_name(given)
-
-    def test_a_nested_function_is_refused(self):
-        def nested():
-            """Not to be found by an import."""
-
-        with pytest.raises(InvalidRequestError, match="inside a function"):
-            entrypoint_name(nested)
-
-    def test_a_function_of_main_is_refused(self):
-        def main():
-            """Pretends to be of __main__."""
-
-        main.__module__, main.__qualname__ = "__main__", "main"
-        with pytest.raises(InvalidRequestError, match="__main__"):
-            entrypoint_name(main)
+from diloco_protocol import InvalidRequestError, make_request
 
 
 def request(n=2, entrypoint="m:f", args=None, **options):
@@ -128,6 +54,16 @@ class TestRequest:
         assert request(run_prefix="nightly").run_id.startswith("nightly-")
         assert request(run_prefix="nightly", run_id="mine").run_id == "mine"
 
+    def test_the_longest_prefix_makes_a_name_for_dns(self):
+        name = request(run_prefix="a" * 24).run_id
+        assert len(name) <= 63 - len("-00000")
+        assert re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)
+        assert request(run_prefix="a" * 24, run_id=name).run_id == name
+
+    @pytest.mark.parametrize(("given", "cpu"), [(4, "4"), (0.5, "0.5"), ("500m", "500m"), (None, None)])
+    def test_cpu(self, given, cpu):
+        assert request(cpu=given).cpu == cpu
+
     def test_equal_launches_have_equal_fingerprints(self):
         assert request(run_id="a").fingerprint() == request(run_id="a").fingerprint()
         for change in ({"timeout": 9}, {"env": {"A": "1"}}, {"n": 3}, {"args": {"a": 1}}, {"entrypoint": "m:g"}):
@@ -158,10 +94,22 @@ class TestRequest:
             ({"run_id": ""}, "run_id"),
             ({"run_id": "-a"}, "run_id"),
             ({"run_id": "a" * 49}, "run_id"),
-            ({"run_prefix": "a" * 60}, "run_id"),
+            ({"run_prefix": "a" * 25}, "the executor's run_id 'a+' cannot begin"),
+            ({"run_prefix": "My_Runs"}, "the executor's run_id 'My_Runs' cannot begin"),
+            ({"run_prefix": "-"}, "cannot begin"),
             ({"gpu": ""}, "gpu"),
             ({"gpu": 1}, "gpu"),
             ({"memory": " "}, "memory"),
+            ({"cpu": 0}, "cpu must be a positive number"),
+            ({"cpu": True}, "cpu"),
+            ({"cpu": ""}, "cpu"),
+            ({"spot": "yes"}, "spot must be True, False or None"),
+            ({"args": {"rendezvous_uri": ""}}, "rendezvous_uri"),
+            ({"args": {"rendezvous_uri": "/a\0b"}}, "rendezvous_uri"),
+            ({"args": {"rank_env": None}}, "rank_env"),
+            ({"args": {"rank_env": "R"}, "env": {"R": "7"}}, "R may not be set: rank_env"),
+            ({"args": {"rank_env": "R"}, "secrets": {"R": "ref"}}, "R may not be set: rank_env"),
+            ({"env": {"TOKEN": "x"}, "secrets": {"TOKEN": "ref"}}, "TOKEN would be set by env and by secrets"),
             ({"env": {"A B": "1"}}, "name 'A B'"),
             ({"env": {"A": 1}}, "'A' maps to a int"),
             ({"env": {"WORLD_SIZE": "7"}}, "may not set WORLD_SIZE"),

@@ -2,7 +2,7 @@
 
 from .__about__ import __version__ as __version__
 from ._backoff import Backoff, retry
-from ._base import BaseExecutor, LogQuery, Option
+from ._base import BaseExecutor
 from ._collect import collect
 from ._discovery import executors, get_executor, load_errors
 from ._entrypoint import entrypoint_name
@@ -23,6 +23,7 @@ from ._errors import (
 )
 from ._executor import ServerlessExecutor
 from ._handle import ReplicaHandle
+from ._hooks import LogQuery, Option
 from ._journal import FolderJournal, RunJournal, state_folder
 from ._outcome import Outcome
 from ._request import Plan, RunRequest, make_request

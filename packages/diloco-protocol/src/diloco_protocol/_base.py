@@ -2,63 +2,26 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
 from ._collect import Progress, collect
-from ._errors import InvalidRequestError, ReplicaNotFoundError
-from ._request import Plan, RunRequest, make_request
+from ._errors import BackendError, InvalidRequestError, LaunchError, ReplicaNotFoundError
+from ._hooks import Hooks, LogQuery, Option
+from ._request import LaunchOptions, Plan, RunRequest, make_request
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from ._handle import ReplicaHandle
     from ._journal import RunJournal
-    from ._types import Capabilities, ReplicaResult, ReplicaState, ReplicaStatus
+    from ._types import ReplicaResult, ReplicaState, ReplicaStatus
 
 
-@dataclass(frozen=True, slots=True)
-class Option:
-    """An option of a backend's constructor.
-
-    Attributes:
-        name: Its name.
-        type: Its type, in words.
-        default: Its default, in words.
-        help: What it is for.
-    """
-
-    name: str
-    type: str
-    default: str
-    help: str
-
-
-@dataclass(frozen=True, slots=True)
-class LogQuery:
-    """Which lines of a log are asked for.
-
-    Attributes:
-        n_lines: Only the last so many; None for all.
-        follow: Go on until the replica has ended and its log is exhausted.
-        since: Only lines from this time on, in Unix seconds.
-        until: Only lines before this time, in Unix seconds.
-        regex: Only lines in which this regular expression is found.
-        streams: ``"stdout"``, ``"stderr"`` or ``"combined"``.
-    """
-
-    n_lines: int | None = None
-    follow: bool = False
-    since: float | None = None
-    until: float | None = None
-    regex: str | None = None
-    streams: str = "combined"
-
-
-class BaseExecutor(ABC):
+class BaseExecutor(Hooks):
     """What every backend shares: checks, the verbs, the wait loop.
 
     A backend supplies :meth:`_plan`, :meth:`_submit`, :meth:`_observe_run`, :meth:`_result`, :meth:`_stop`, :meth:`_purge`,
@@ -71,10 +34,6 @@ class BaseExecutor(ABC):
         journal: Where launches and ends are written down, besides the backend's own records.
         backoff: Pauses of the wait loop, with its clock and sleep.
     """
-
-    backend_name: str
-    supports_inter_replica_network: bool
-    capabilities: Capabilities
 
     def __init__(
         self, *, run_id: str | None = None, journal: RunJournal | None = None, backoff: Backoff | None = None
@@ -132,7 +91,8 @@ class BaseExecutor(ABC):
         Raises:
             InvalidRequestError: An argument is not allowed; nothing was started.
             RunConflictError: The run_id belongs to another launch; nothing was started.
-            LaunchError: The launch failed; everything started was ended again, except ``survivors``.
+            LaunchError: The launch failed; everything started was ended again, except ``survivors``. Also if a run that
+                was started could not be written into the journal: then all of it survives.
         """
         request = self._request(
             n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout, run_id=run_id, cpu=cpu, memory=memory,
@@ -141,7 +101,14 @@ class BaseExecutor(ABC):
         )  # fmt: skip
         handles = self._submit(request)
         if self._journal is not None:
-            self._journal.record_launch(handles)
+            try:
+                self._journal.record_launch(handles)
+            except BackendError as error:
+                raise LaunchError(
+                    f"run {request.run_id!r} was started, but the journal did not take it: {error}. Its replicas are alive: "
+                    "see survivors, or attach(run_id)",
+                    handles,
+                ) from error
         return handles
 
     def plan(
@@ -149,7 +116,7 @@ class BaseExecutor(ABC):
         n_replicas: int,
         entrypoint: str | Callable[..., Any],
         entrypoint_args: Mapping[str, Any] | None = None,
-        **options: Any,
+        **options: Unpack[LaunchOptions],
     ) -> Plan:
         """The requests that :meth:`launch_replicas` would send for the same arguments; sends nothing."""
         request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
@@ -209,7 +176,7 @@ class BaseExecutor(ABC):
             streams: ``"stdout"``, ``"stderr"`` or ``"combined"``.
 
         Raises:
-            ValueError: The backend does not have that stream (an :class:`InvalidRequestError`).
+            InvalidRequestError: The backend does not have that stream, or an argument is wrong (a ``ValueError``).
             ReplicaNotFoundError: There is no record of the replica.
         """
         self._check(handle)
@@ -217,6 +184,14 @@ class BaseExecutor(ABC):
             raise InvalidRequestError(
                 f"{self.backend_name} has no log stream {streams!r}; it has {', '.join(self.capabilities.log_streams)}"
             )
+        for name, value in (("since", since), ("until", until)):
+            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
+                raise InvalidRequestError(f"{name} must be a Unix time in seconds or None, not {value!r}")
+        if regex is not None:
+            try:
+                re.compile(regex)
+            except (re.error, TypeError) as error:
+                raise InvalidRequestError(f"regex={regex!r} is not a regular expression: {error}") from None
         return self._logs(handle, LogQuery(follow=follow, since=since, until=until, regex=regex, streams=streams))
 
     def collect(
@@ -238,7 +213,7 @@ class BaseExecutor(ABC):
         """
         for handle in handles:
             self._check(handle)
-        if timeout is not None and not timeout >= 0:
+        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
             raise InvalidRequestError(f"timeout must be a number of seconds from 0, or None, not {timeout!r}")
         return collect(
             handles, self._observe, self._result_of, timeout=timeout, backoff=self._backoff, progress=progress
@@ -277,15 +252,22 @@ class BaseExecutor(ABC):
         """The handles of a run, in rank order.
 
         Raises:
-            ReplicaNotFoundError: There is no such run.
+            ReplicaNotFoundError: There is no such run, here or in the journal.
         """
-        return self._attach(run_id)
+        try:
+            return self._attach(run_id)
+        except ReplicaNotFoundError:
+            known = [] if self._journal is None else self._journal.handles(run_id)
+            own = [handle for handle in known if handle.backend_name == self.backend_name]
+            if not own:
+                raise
+            return own
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
         return []
 
-    def close(self) -> None:  # noqa: B027 - most backends have nothing to let go of
+    def close(self) -> None:
         """Let go of local resources; repeatable, never raises, never ends a replica."""
 
     def __enter__(self) -> Self:
@@ -296,51 +278,17 @@ class BaseExecutor(ABC):
     ) -> None:
         self.close()
 
-    # --- hooks ---
-
-    @abstractmethod
-    def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
-        """The requests for a launch, as JSON values with secrets redacted; checks what only this backend can, calls nothing."""
-
-    @abstractmethod
-    def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
-        """Send them: all or nothing, idempotent by run_id."""
-
-    @abstractmethod
-    def _observe_run(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        """The statuses of replicas of one run, with a number of calls that does not depend on their number.
-
-        A replica without a record is left out.
-        """
-
-    @abstractmethod
-    def _result(self, handle: ReplicaHandle) -> Any:
-        """The result of a replica that has succeeded."""
-
-    @abstractmethod
-    def _stop(self, handle: ReplicaHandle) -> None:
-        """Ask for the end of a replica (or its run)."""
-
-    @abstractmethod
-    def _purge(self, handle: ReplicaHandle) -> None:
-        """Remove the records of its run."""
-
-    @abstractmethod
-    def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        """The lines asked for."""
-
-    @abstractmethod
-    def _list_runs(self) -> list[str]:
-        """The known run_ids, oldest first."""
-
-    @abstractmethod
-    def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        """The handles of a run."""
-
     # --- shared pieces ---
 
     def _request(self, *arguments: Any, **options: Any) -> RunRequest:
-        return make_request(*arguments, **options, run_prefix=self._run_prefix)
+        request = make_request(*arguments, **options, run_prefix=self._run_prefix)
+        longest = self.capabilities.max_timeout
+        if longest is not None and (request.timeout is None or request.timeout > longest):
+            raise InvalidRequestError(
+                f"{self.backend_name} ends replicas after at most {longest:g} s, so timeout={request.timeout!r} cannot be "
+                "honoured: give a shorter one"
+            )
+        return request
 
     def _check(self, handle: ReplicaHandle) -> None:
         if handle.backend_name != self.backend_name:
@@ -349,17 +297,31 @@ class BaseExecutor(ABC):
             )
 
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        """Ask the backend, then the journal for what the backend has forgotten; write down what has ended."""
-        seen = dict(self._observe_run(handles))
-        if self._journal is not None:
-            for handle in handles:
-                recorded = self._journal.end(handle)
-                if recorded is not None:
-                    seen[handle] = recorded[0]
-                elif handle in seen and seen[handle].state.terminal:
-                    succeeded = seen[handle].state == "succeeded"
-                    self._journal.record_end(handle, seen[handle], self._result(handle) if succeeded else None)
+        """What the journal knows to have ended, and what the backend says of the rest; writes down what has ended."""
+        if self._journal is None:
+            return self._observe_run(handles)
+        ends = {handle: self._journal.end(handle) for handle in handles}
+        seen = {handle: end[0] for handle, end in ends.items() if end is not None}
+        asked = [handle for handle in handles if handle not in seen]
+        if asked:
+            with contextlib.suppress(ReplicaNotFoundError):
+                seen.update(self._observe_run(asked))
+        for handle in asked:
+            if handle in seen and seen[handle].state.terminal:
+                self._record_end(self._journal, handle, seen[handle])
         return seen
+
+    def _record_end(self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus) -> None:
+        try:
+            result = self._result(handle) if status.state == "succeeded" else None
+            journal.record_end(handle, status, result)
+        except BackendError as error:
+            # The state is known and true; who looks next tries again to write it down.
+            import logging  # slow to import
+
+            logging.getLogger("diloco_protocol").warning(
+                "the end of rank %s of run %r is not in the journal yet: %s", handle.rank, handle.run_id, error
+            )
 
     def _result_of(self, handle: ReplicaHandle) -> Any:
         recorded = None if self._journal is None else self._journal.end(handle)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._backoff import Backoff
-from ._errors import BackendError
+from ._errors import BackendError, ReplicaNotFoundError, ThrottledError
 from ._types import Reason, ReplicaResult, ReplicaState, ReplicaStatus
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ def collect(
 
     Args:
         handles: In any order, of any runs; duplicates are allowed.
-        observe_run: The statuses of some replicas of one run; a handle without a record is left out.
+        observe_run: The statuses of some replicas of one run; a handle without a record is left out. May raise
+            ReplicaNotFoundError if there is no record of the whole run.
         result_of: The result of a replica that has succeeded.
         timeout: Seconds for all of them together; None for any.
         backoff: Pauses between ticks, with clock and sleep.
@@ -41,12 +42,13 @@ def collect(
         ended by the deadline has its last known state.
 
     Raises:
-        BackendError: A non-retryable error, or a retryable one that still stood at the deadline with nothing known.
+        BackendError: A non-retryable error, or a retryable one that still stood at the deadline while a state or the
+            result of a success was not known.
     """
     deadline = None if timeout is None else backoff.clock() + timeout
-    runs: dict[str, list[ReplicaHandle]] = {}
+    runs: dict[tuple[str, str], list[ReplicaHandle]] = {}
     for handle in dict.fromkeys(handles):
-        runs.setdefault(handle.run_id, []).append(handle)
+        runs.setdefault((handle.backend_name, handle.run_id), []).append(handle)
     known: dict[ReplicaHandle, ReplicaStatus] = {}
     results: dict[ReplicaHandle, Any] = {}
     delays = backoff.delays()
@@ -58,11 +60,16 @@ def collect(
             if not waiting:
                 continue
             try:
-                changed |= _look(waiting, observe_run, result_of, known, results)
+                changed |= _look(waiting, observe_run, known)
             except BackendError as caught:
-                if not caught.retryable:
-                    raise
-                error = caught
+                error = _absorb(caught)
+                continue
+            for handle in waiting:
+                if known[handle].state is ReplicaState.SUCCEEDED:
+                    try:
+                        results[handle] = result_of(handle)
+                    except BackendError as caught:
+                        error = _absorb(caught)
         if progress is not None:
             progress(dict(known))
         if all(_settled(handle, known, results) for run in runs.values() for handle in run):
@@ -70,10 +77,12 @@ def collect(
         if changed:
             delays = backoff.delays()
         delay = next(delays)
+        if isinstance(error, ThrottledError) and error.retry_after is not None:
+            delay = max(delay, error.retry_after)
         if deadline is not None:
             left = deadline - backoff.clock()
             if left <= 0:
-                if error is not None and any(handle not in known for run in runs.values() for handle in run):
+                if error is not None and not all(_answered(handle, known, results) for handle in handles):
                     raise error
                 break
             delay = min(delay, left)
@@ -84,12 +93,13 @@ def collect(
 def _look(
     waiting: Sequence[ReplicaHandle],
     observe_run: Callable[[Sequence[ReplicaHandle]], Mapping[ReplicaHandle, ReplicaStatus]],
-    result_of: Callable[[ReplicaHandle], Any],
     known: dict[ReplicaHandle, ReplicaStatus],
-    results: dict[ReplicaHandle, Any],
 ) -> bool:
     """One look at one run; returns whether anything changed."""
-    seen = observe_run(waiting)
+    try:
+        seen = observe_run(waiting)
+    except ReplicaNotFoundError:
+        seen = {}
     changed = False
     for handle in waiting:
         status = seen.get(handle)
@@ -98,18 +108,27 @@ def _look(
             status = ReplicaStatus(ReplicaState.FAILED, reason=Reason.LOST, message=text)
         changed |= known.get(handle) != status
         known[handle] = status
-        if status.state is ReplicaState.SUCCEEDED:
-            results[handle] = result_of(handle)
     return changed
+
+
+def _absorb(error: BackendError) -> BackendError:
+    """Keep an error that may pass; raise one that will not."""
+    if not error.retryable:
+        raise error
+    return error
 
 
 def _settled(
     handle: ReplicaHandle, known: Mapping[ReplicaHandle, ReplicaStatus], results: Mapping[ReplicaHandle, Any]
 ) -> bool:
-    status = known.get(handle)
-    if status is None or not status.state.terminal:
-        return False
-    return status.state is not ReplicaState.SUCCEEDED or handle in results
+    return handle in known and known[handle].state.terminal and _answered(handle, known, results)
+
+
+def _answered(
+    handle: ReplicaHandle, known: Mapping[ReplicaHandle, ReplicaStatus], results: Mapping[ReplicaHandle, Any]
+) -> bool:
+    """Whether there is something true to say: a success whose result could not be read is not to look like one of None."""
+    return handle in known and (known[handle].state is not ReplicaState.SUCCEEDED or handle in results)
 
 
 def to_result(handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> ReplicaResult:

@@ -39,7 +39,14 @@ def _load() -> dict[str, type[Any] | Exception]:
     from importlib.metadata import entry_points  # slow to import, and seldom needed
 
     found: dict[str, type[Any] | Exception] = {}
+    chosen: dict[str, str] = {}
     for point in entry_points(group=GROUP):
+        if point.name in chosen and chosen[point.name] != point.value:
+            found[point.name] = InvalidRequestError(
+                f"two installed packages offer it: {chosen[point.name]} and {point.value}; uninstall one"
+            )
+            continue
+        chosen[point.name] = point.value
         try:
             found[point.name] = point.load()
         except Exception as error:  # noqa: BLE001 - whatever a backend's import raises is kept and shown

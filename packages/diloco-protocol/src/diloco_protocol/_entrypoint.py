@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import re
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -58,4 +59,15 @@ def _name_of(function: Callable[..., Any]) -> str:
         raise InvalidRequestError(f"a lambda ({module}) cannot be imported by another process. {_ADVICE}")
     if "<locals>" in name:
         raise InvalidRequestError(f"{name!r} ({module}) is defined inside a function and cannot be imported. {_ADVICE}")
+    if module in sys.modules and _look_up(module, name) != function:
+        raise InvalidRequestError(
+            f"{module}:{name} is something else than {function!r}, so an import would not find it"
+        )
     return entrypoint_name(f"{module}:{name}")
+
+
+def _look_up(module: str, name: str) -> Any:
+    try:
+        return functools.reduce(getattr, name.split("."), sys.modules[module])
+    except AttributeError:
+        return None

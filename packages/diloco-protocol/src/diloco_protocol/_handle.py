@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from ._errors import InvalidRequestError, SpecVersionError
+from ._json import canonical, loads
 
 HANDLE_VERSION = 1
 
@@ -18,6 +18,8 @@ class Metadata(Mapping[str, str]):
     __slots__ = ("_items",)
 
     def __init__(self, items: Mapping[str, str] = {}) -> None:
+        if not isinstance(items, Mapping):
+            raise InvalidRequestError(f"metadata is a mapping of text to text, not {items!r}")
         for key, value in items.items():
             if type(key) is not str or type(value) is not str:
                 raise InvalidRequestError(f"metadata maps text to text, not {key!r} to {value!r}")
@@ -87,7 +89,7 @@ class ReplicaHandle:
 
     def to_json(self) -> str:
         """The handle as one line of JSON."""
-        return json.dumps(self.to_dict(), sort_keys=True)
+        return canonical(self.to_dict())
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ReplicaHandle:
@@ -115,8 +117,4 @@ class ReplicaHandle:
     @classmethod
     def from_json(cls, text: str) -> ReplicaHandle:
         """The inverse of :meth:`to_json`; raises as :meth:`from_dict` does."""
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise InvalidRequestError(f"this handle is not JSON: {error}") from None
-        return cls.from_dict(data)
+        return cls.from_dict(loads(text, "this handle"))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-from dataclasses import asdict
-from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+import zlib
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
-from ._errors import SpecVersionError, UnavailableError
+from ._errors import InvalidRequestError, SpecVersionError, UnavailableError
 from ._handle import ReplicaHandle
+from ._json import check_json, dumps, loads
 from ._types import Reason, ReplicaState, ReplicaStatus
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _VERSION = 1
 
@@ -44,6 +47,8 @@ class RunJournal(Protocol):
 class FolderJournal:
     """A journal in a folder: one folder per run, one file per launch record and per end, each written in one step.
 
+    Names of runs and backends are spelled so that each is one file name, and no two are the same.
+
     Safe between threads and processes.
 
     Args:
@@ -51,6 +56,8 @@ class FolderJournal:
     """
 
     def __init__(self, folder: str | Path | None = None) -> None:
+        from pathlib import Path  # slow to import, and replicas need none of it
+
         self.folder = Path(folder) if folder is not None else state_folder() / "journal"
 
     def record_launch(self, handles: list[ReplicaHandle]) -> None:
@@ -61,24 +68,31 @@ class FolderJournal:
     def record_end(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> None:
         """Remember a terminal status; see :class:`RunJournal`."""
         if not status.state.terminal:
-            raise ValueError(f"only an end can be recorded, not {status.state}")
-        record = {"handle": handle.to_dict(), "status": asdict(status), "result": result}
-        self._write(self._file(handle, "ended"), record, replace=False)
+            raise InvalidRequestError(f"only an end can be recorded, not {status.state}")
+        check_json(result, "result")
+        record = {
+            "handle": handle.to_dict(),
+            "status": {f.name: getattr(status, f.name) for f in fields(status)},
+            "result": result,
+        }
+        self._write(self._end_file(handle), record, replace=False)
 
     def runs(self) -> list[str]:
         """The known run_ids; see :class:`RunJournal`."""
-        return sorted(path.name for path in self.folder.iterdir() if path.is_dir()) if self.folder.exists() else []
+        if not self.folder.exists():
+            return []
+        return sorted(_unspell(path.name) for path in self.folder.iterdir() if path.is_dir())
 
     def handles(self, run_id: str) -> list[ReplicaHandle]:
         """The handles of a run; see :class:`RunJournal`."""
-        files = sorted((self.folder / run_id).glob("*.launched.json"))
+        files = sorted((self.folder / _spell(run_id)).glob("*.launched.json"))
         return sorted(
             (ReplicaHandle.from_dict(_read(file)["handle"]) for file in files), key=lambda handle: handle.rank
         )
 
     def end(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
         """The recorded end of a replica; see :class:`RunJournal`."""
-        file = self._file(handle, "ended")
+        file = self._end_file(handle)
         if not file.exists():
             return None
         record = _read(file)
@@ -90,22 +104,53 @@ class FolderJournal:
         return ReplicaStatus(**status), record["result"]
 
     def _file(self, handle: ReplicaHandle, what: str) -> Path:
-        return self.folder / (handle.run_id or "unnamed") / f"{handle.backend_name}-{handle.rank:05}.{what}.json"
+        return self.folder / _spell(handle.run_id) / f"{_spell(handle.backend_name)}-{handle.rank:05}.{what}.json"
+
+    def _end_file(self, handle: ReplicaHandle) -> Path:
+        # Namesakes (the same run_id elsewhere) have ends of their own.
+        return self._file(handle, f"{zlib.crc32(handle.to_json().encode()):08x}.ended")
 
     def _write(self, path: Path, record: dict[str, Any], *, replace: bool) -> None:
-        if not replace and path.exists():
-            return
         partial = path.with_name(f".{path.name}.{os.getpid()}.{os.urandom(4).hex()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"version": _VERSION, **record}), encoding="utf-8")
-            partial.replace(path)
+            partial.write_text(dumps({"version": _VERSION, **record}), encoding="utf-8")
+            if replace:
+                partial.replace(path)
+            else:
+                _create(partial, path)
         except OSError as error:
             raise UnavailableError(f"the journal in {self.folder} cannot be written: {error}") from error
 
 
+def _create(partial: Path, path: Path) -> None:
+    """Let ``path`` be what ``partial`` is, unless it exists already: the first of several writers wins."""
+    try:
+        os.link(partial, path)
+    except FileExistsError:
+        pass
+    except OSError:  # a file system without hard links
+        if not path.exists():
+            partial.replace(path)
+            return
+    partial.unlink()
+
+
+def _spell(name: str) -> str:
+    """A name as one file name: what is no lower-case letter, digit or dash becomes ``%`` and its number."""
+    plain = "abcdefghijklmnopqrstuvwxyz0123456789-_"
+    return "".join(c if c in plain else f"%{ord(c):x}%" for c in name) or "%"
+
+
+def _unspell(name: str) -> str:
+    parts = name.split("%")
+    return "" if name == "%" else "".join(chr(int(p, 16)) if number % 2 else p for number, p in enumerate(parts))
+
+
 def state_folder() -> Path:
     """The folder for what this user's programs remember: ``$XDG_STATE_HOME/diloco`` or its usual place."""
+    from pathlib import Path  # slow to import
+
     base = os.environ.get("XDG_STATE_HOME")
     if base:
         return Path(base) / "diloco"
@@ -115,7 +160,7 @@ def state_folder() -> Path:
 
 
 def _read(path: Path) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    record: dict[str, Any] = loads(path.read_text(encoding="utf-8"), str(path))
     if record.get("version") != _VERSION:
         raise SpecVersionError(f"{path} has version {record.get('version')!r}, this code reads {_VERSION}")
     return record

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ._errors import InvalidRequestError, SpecVersionError
-from ._json import dumps
+from ._json import check_json, dumps, loads
 from ._types import Reason
 
 OUTCOME_VERSION = 1
@@ -42,8 +41,13 @@ class Outcome:
     version: int = OUTCOME_VERSION
 
     def to_json(self) -> str:
-        """The outcome as compact JSON."""
-        return dumps(asdict(self))
+        """The outcome as compact JSON.
+
+        Raises:
+            InvalidRequestError: JSON cannot carry the result exactly; names the path to the value.
+        """
+        check_json(self.result, "result")
+        return dumps({f.name: getattr(self, f.name) for f in fields(self)})
 
     @classmethod
     def from_json(cls, text: str) -> Outcome:
@@ -53,14 +57,15 @@ class Outcome:
             SpecVersionError: It was written by another version.
             InvalidRequestError: It is no outcome.
         """
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise InvalidRequestError(f"this outcome is not JSON: {error}") from None
+        data = loads(text, "this outcome")
         if not isinstance(data, dict) or data.get("version") != OUTCOME_VERSION:
             version = data.get("version") if isinstance(data, dict) else None
             raise SpecVersionError(f"this outcome has version {version!r}, this code reads {OUTCOME_VERSION}")
         names = {f.name for f in fields(cls)}
         if data.keys() != names:
             raise InvalidRequestError(f"this outcome has the fields {sorted(data)} instead of {sorted(names)}")
-        return cls(**{**data, "reason": Reason(data["reason"])})
+        try:
+            reason = Reason(data["reason"])
+        except ValueError:
+            raise InvalidRequestError(f"this outcome has the unknown reason {data['reason']!r}") from None
+        return cls(**{**data, "reason": reason})

@@ -1,4 +1,4 @@
-"""Process trees: adopting orphans, finding descendants, ending them all."""
+"""Process trees: adopting orphans, finding what belongs to a replica, signalling it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,17 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
+
+
+class Process(NamedTuple):
+    """A living process: its id, its parent's, its group's."""
+
+    pid: int
+    parent: int
+    group: int
 
 
 def adopt_orphans() -> None:
@@ -20,18 +29,23 @@ def adopt_orphans() -> None:
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
-def descendants(root: int) -> list[int]:
-    """Living processes below ``root``, in no order. Zombies do not count."""
-    children: dict[int, list[int]] = {}
-    for pid, parent in _processes():
-        children.setdefault(parent, []).append(pid)
-    found: list[int] = []
-    open_ends = [root]
+def members(root: int, group: int) -> list[Process]:
+    """Living processes below ``root``, and those of ``group`` wherever they hang, in no order. Zombies do not count.
+
+    Where orphans are not adopted (macOS), one that has left the group as well cannot be found.
+    """
+    table = processes()
+    children: dict[int, list[Process]] = {}
+    for process in table:
+        children.setdefault(process.parent, []).append(process)
+    found = {process.pid: process for process in table if process.group == group and process.pid != root}
+    open_ends = [root, *found]
     while open_ends:
-        for pid in children.get(open_ends.pop(), []):
-            found.append(pid)
-            open_ends.append(pid)
-    return found
+        for process in children.get(open_ends.pop(), []):
+            if process.pid not in found:
+                found[process.pid] = process
+                open_ends.append(process.pid)
+    return list(found.values())
 
 
 def send(pids: list[int], number: signal.Signals) -> None:
@@ -41,21 +55,36 @@ def send(pids: list[int], number: signal.Signals) -> None:
             os.kill(pid, number)
 
 
-def _processes() -> list[tuple[int, int]]:
-    """(pid, parent) of every living process."""
-    if Path("/proc/self/stat").exists():
-        return list(
-            filter(None, (_linux_process(entry) for entry in Path("/proc").iterdir() if entry.name.isdecimal()))
-        )
-    listing = subprocess.run(["ps", "-axo", "pid=,ppid=,stat="], check=True, capture_output=True, text=True).stdout
-    rows = (line.split(None, 2) for line in listing.splitlines())
-    return [(int(pid), int(parent)) for pid, parent, state in rows if not state.startswith("Z")]
+def processes() -> list[Process]:
+    """Every living process that this one can see."""
+    return from_proc() if Path("/proc/self/stat").exists() else from_ps()
 
 
-def _linux_process(entry: Path) -> tuple[int, int] | None:
+def from_proc() -> list[Process]:
+    """The table of processes of Linux."""
+    found = (_from_stat(entry) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+    return [process for process in found if process is not None]
+
+
+def from_ps() -> list[Process]:
+    """The table of processes of any Unix."""
+    with subprocess.Popen(["ps", "-axo", "pid=,ppid=,pgid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
+        listing = ps.communicate()[0]
+    if ps.returncode:
+        raise OSError(f"the processes of this machine cannot be listed: ps exited with code {ps.returncode}")
+    rows = (line.split(None, 3) for line in listing.splitlines())
+    # ps lists itself, which is gone by now.
+    return [
+        Process(int(pid), int(parent), int(group))
+        for pid, parent, group, state in rows
+        if not state.startswith("Z") and int(pid) != ps.pid
+    ]
+
+
+def _from_stat(entry: Path) -> Process | None:
     try:
         # The command's name stands in parentheses and may hold anything, parentheses included.
-        state, parent = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:2]
+        state, parent, group = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
     except (OSError, ValueError):
         return None  # gone while we looked
-    return None if state in "ZX" else (int(entry.name), int(parent))
+    return None if state in "ZX" else Process(int(entry.name), int(parent), int(group))

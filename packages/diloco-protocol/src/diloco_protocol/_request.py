@@ -7,18 +7,35 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, fields
+from typing import Any, TypedDict
 
 from ._entrypoint import entrypoint_name
 from ._errors import InvalidRequestError
-from ._json import check_json, dumps
+from ._json import canonical, check_json
 from ._spec import RANK_VARIABLE, ReplicaSpec, is_reserved
 
 MAX_REPLICAS = 10_000
 _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?")
+_PREFIX_LENGTH = 24  # leaves room for what makes a generated name unique
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-REDACTED = "<redacted>"
+
+
+class LaunchOptions(TypedDict, total=False):
+    """The keyword arguments of a launch; :meth:`BaseExecutor.launch_replicas` says what they mean."""
+
+    gpu: str | None
+    timeout: float | None
+    run_id: str | None
+    cpu: str | float | None
+    memory: str | None
+    env: Mapping[str, str] | None
+    secrets: Mapping[str, str] | None
+    labels: Mapping[str, str] | None
+    spot: bool | None
+    max_restarts: int | None
+    rank_offset: int
+    world_size: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +99,8 @@ class RunRequest:
         """Digest of everything asked for: two launches with the same run_id must agree on it."""
         import hashlib  # slow to import
 
-        return hashlib.sha256(dumps({**asdict(self), "ranks": list(self.ranks)}).encode()).hexdigest()
+        everything = {f.name: getattr(self, f.name) for f in fields(self)}
+        return hashlib.sha256(canonical(everything).encode()).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +109,7 @@ class Plan:
 
     Attributes:
         run_id: Name of the run.
-        requests: The requests in order, as JSON values; secrets are references, values that look like secrets redacted.
+        requests: The requests in order, as JSON values. Secrets are references in it; a backend redacts what looks like one.
     """
 
     run_id: str
@@ -140,8 +158,16 @@ def make_request(
         if not name.isidentifier():
             raise InvalidRequestError(f"entrypoint_args has the key {name!r}, which is no name of a keyword argument")
     rendezvous = kwargs.get("rendezvous_uri")
-    if rendezvous is not None and not isinstance(rendezvous, str):
-        raise InvalidRequestError(f"rendezvous_uri must be text, not {rendezvous!r}")
+    if rendezvous is not None and (not isinstance(rendezvous, str) or not rendezvous or "\0" in rendezvous):
+        raise InvalidRequestError(f"rendezvous_uri must be text that is a path or URI, not {rendezvous!r}")
+    variables, references = _variables("env", env), _variables("secrets", secrets)
+    if twice := variables.keys() & references.keys():
+        raise InvalidRequestError(f"{', '.join(sorted(twice))} would be set by env and by secrets: choose one")
+    rank_env = _rank_env(rank_env)
+    if rank_env in variables or rank_env in references:
+        raise InvalidRequestError(f"{rank_env} may not be set: rank_env says that it holds the rank")
+    if spot is not None and not isinstance(spot, bool):
+        raise InvalidRequestError(f"spot must be True, False or None, not {spot!r}")
     return RunRequest(
         run_id=_run_id(run_id, run_prefix, token or _token),
         ranks=tuple(range(offset, offset + count)),
@@ -149,13 +175,13 @@ def make_request(
         entrypoint=entrypoint_name(entrypoint),
         kwargs=kwargs,
         rendezvous_uri=rendezvous,
-        rank_env=_rank_env(rank_env),
+        rank_env=rank_env,
         gpu=_text("gpu", gpu),
         timeout=_seconds("timeout", timeout),
-        cpu=None if cpu is None else _text("cpu", str(cpu)),
+        cpu=_cpu(cpu),
         memory=_text("memory", memory),
-        env=_variables("env", env),
-        secrets=_variables("secrets", secrets),
+        env=variables,
+        secrets=references,
         labels=_strings("labels", labels),
         spot=spot,
         max_restarts=0 if max_restarts is None else _whole("max_restarts", max_restarts, 0, 1000),
@@ -168,6 +194,11 @@ def _token() -> str:
 
 
 def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) -> str:
+    if run_id is None and prefix and (len(str(prefix)) > _PREFIX_LENGTH or not _RUN_ID.fullmatch(str(prefix))):
+        raise InvalidRequestError(
+            f"the executor's run_id {prefix!r} cannot begin the names of runs: 1 to {_PREFIX_LENGTH} lower-case letters, "
+            "digits and dashes are allowed, with a letter or digit at both ends"
+        )
     name = run_id if run_id is not None else f"{prefix or 'run'}-{token()}"
     if not isinstance(name, str) or not _RUN_ID.fullmatch(name):
         raise InvalidRequestError(
@@ -195,6 +226,14 @@ def _text(name: str, value: str | None) -> str | None:
     if value is not None and (not isinstance(value, str) or not value.strip()):
         raise InvalidRequestError(f"{name} must be non-empty text or None, not {value!r}")
     return value
+
+
+def _cpu(value: str | float | None) -> str | None:
+    if value is None or isinstance(value, str):
+        return _text("cpu", value)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise InvalidRequestError(f"cpu must be a positive number, text or None, not {value!r}")
+    return f"{value:g}"
 
 
 def _rank_env(name: object) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-import json
-from dataclasses import asdict, dataclass, fields
+import math
+from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from ._errors import InvalidRequestError, SpecVersionError
-from ._json import dumps
+from ._json import canonical, check_json, dumps, loads
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -19,14 +19,15 @@ SPEC_VERSION = 1
 _ENVIRONMENT_PIECE = 120_000
 _ENVIRONMENT_NAME = "DILOCO_SPEC_"
 # Some clouds take at most 256 characters per argument.
-_ARGUMENT_PIECE = 240
+_ARGUMENT_PIECE = 220
+_ARGUMENT_NAME = "--spec-piece="
 
 RANK_VARIABLE = "REPLICA_RANK"
 
 
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
-    """What the runner of one replica needs to know. Made by a launch; validated there.
+    """What the runner of one replica needs to know.
 
     Attributes:
         entrypoint: ``"package.module:function"``.
@@ -40,6 +41,9 @@ class ReplicaSpec:
         timeout: Seconds that an attempt may last, from its start; None for any.
         grace: Seconds between SIGTERM and SIGKILL when it is ended.
         version: Of this record.
+
+    Raises:
+        InvalidRequestError: A value is impossible.
     """
 
     entrypoint: str
@@ -54,12 +58,41 @@ class ReplicaSpec:
     grace: float = 10.0
     version: int = SPEC_VERSION
 
+    def __post_init__(self) -> None:
+        # A channel that hands on 0 or "" for what it has lost must not start a replica.
+        for name, value, least in (
+            ("rank", self.rank, 0),
+            ("world_size", self.world_size, 1),
+            ("attempt", self.attempt, 1),
+        ):
+            if type(value) is not int or value < least:
+                raise InvalidRequestError(f"a spec's {name} is a whole number from {least}, not {value!r}")
+        if self.rank >= self.world_size:
+            raise InvalidRequestError(f"a spec's rank is below its world_size of {self.world_size}, not {self.rank}")
+        texts = {"entrypoint": self.entrypoint, "run_id": self.run_id, "rank_env": self.rank_env}
+        for name, text in texts.items():
+            if type(text) is not str:
+                raise InvalidRequestError(f"a spec's {name} is text, not {text!r}")
+        if type(self.kwargs) is not dict:
+            raise InvalidRequestError(f"a spec's kwargs are a dict, not {self.kwargs!r}")
+        for name, seconds in (("timeout", 0.0 if self.timeout is None else self.timeout), ("grace", self.grace)):
+            if type(seconds) not in {int, float} or not math.isfinite(seconds) or seconds < 0:
+                raise InvalidRequestError(f"a spec's {name} is a number of seconds from 0, not {seconds!r}")
+
     def __hash__(self) -> int:
-        return hash(self.to_json())
+        return hash(canonical(self._fields()))
 
     def to_json(self) -> str:
-        """The spec as compact JSON; equal specs give equal text."""
-        return dumps(asdict(self))
+        """The spec as compact JSON.
+
+        Raises:
+            InvalidRequestError: JSON cannot carry the kwargs exactly; names the path to the value.
+        """
+        check_json(self.kwargs, "kwargs")
+        return dumps(self._fields())
+
+    def _fields(self) -> dict[str, Any]:
+        return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaSpec:
@@ -69,10 +102,7 @@ class ReplicaSpec:
             SpecVersionError: It was written by another version; names both.
             InvalidRequestError: It is no spec.
         """
-        try:
-            data = json.loads(text)
-        except ValueError as error:
-            raise InvalidRequestError(f"this spec is not JSON: {error}") from None
+        data = loads(text, "this spec")
         if not isinstance(data, dict) or "version" not in data:
             raise InvalidRequestError("this is no replica spec: it has no version")
         if data["version"] != SPEC_VERSION:
@@ -134,9 +164,12 @@ def spec_from_environment(environ: Mapping[str, str]) -> ReplicaSpec:
 
 
 def spec_to_arguments(spec: ReplicaSpec, *, piece_characters: int = _ARGUMENT_PIECE) -> list[str]:
-    """A spec as command-line arguments of at most 256 characters each: ``--spec=<number>/<count>:<piece>``."""
+    """A spec as command-line arguments of at most 256 characters each: ``--spec-piece=<number>/<count>:<piece>``.
+
+    The runner takes them as they are, in any order.
+    """
     pieces = _cut(spec, piece_characters)
-    return [f"--spec={number}/{len(pieces)}:{piece}" for number, piece in enumerate(pieces)]
+    return [f"{_ARGUMENT_NAME}{number}/{len(pieces)}:{piece}" for number, piece in enumerate(pieces)]
 
 
 def spec_from_arguments(arguments: Sequence[str]) -> ReplicaSpec:
@@ -149,8 +182,8 @@ def spec_from_arguments(arguments: Sequence[str]) -> ReplicaSpec:
     pieces: dict[int, str] = {}
     counts = set()
     for argument in arguments:
-        if argument.startswith("--spec=") and ":" in argument:
-            place, _, piece = argument.removeprefix("--spec=").partition(":")
+        if argument.startswith(_ARGUMENT_NAME):
+            place, _, piece = argument.removeprefix(_ARGUMENT_NAME).partition(":")
             number, _, count = place.partition("/")
             if not (number.isdecimal() and count.isdecimal()):
                 raise InvalidRequestError(f"this is no piece of a replica spec: {argument[:40]!r}")

@@ -4,8 +4,9 @@ The runner starts the entrypoint in a child with a process group of its own, enf
 reaps orphans (as PID 1 must), ends the whole tree within the grace and reports an :class:`Outcome`. Python as PID 1
 ignores SIGTERM unless it is handled, so the handlers are installed before anything else.
 
-Without ``--spec`` the spec is taken from the environment (:func:`diloco_protocol.spec_to_environment`). The runner exits
-with the replica's own exit code, 128 + n if signal n ended it, and 2 if it could not start.
+Without ``--spec`` the spec is taken from the arguments (:func:`diloco_protocol.spec_to_arguments`) or else from the
+environment (:func:`diloco_protocol.spec_to_environment`). The runner exits with the replica's own exit code, 128 + n if
+signal n ended it, 124 if it exited with 0 but only after its timeout, and 2 if it could not start.
 """
 
 from __future__ import annotations
@@ -25,15 +26,19 @@ from typing import TYPE_CHECKING, Any
 
 from ._errors import DilocoError
 from ._outcome import Outcome
-from ._processes import adopt_orphans, descendants, send
-from ._spec import ReplicaSpec, environment, spec_from_environment
+from ._processes import Process, adopt_orphans, members, send
+from ._spec import ReplicaSpec, environment, is_reserved, spec_from_arguments, spec_from_environment
 from ._types import Reason
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+# By name, since Windows, which is to be refused with a sentence, lacks most of them.
+_ENDING = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+_PASSED_ON = ("SIGUSR1", "SIGUSR2")
 START_FAILED_CODE = 2
+TIMEOUT_CODE = 124
+_LONGEST_SLEEP = 3600.0  # seconds; select takes no arbitrary number
 
 
 class _Signals:
@@ -45,28 +50,38 @@ class _Signals:
         for end in (self._reader, writer):
             os.set_blocking(end, False)
         signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        for number in _PASSED_ON:
+        for name in (*_ENDING, *_PASSED_ON):
+            number = signal.Signals[name]
+            if name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # nohup: the replica inherits that it is ignored
             signal.signal(number, lambda received, _: self.received.append(signal.Signals(received)))
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def wait(self, seconds: float | None) -> None:
         """Sleep until a signal arrives or the time is up."""
-        ready, _, _ = select.select([self._reader], [], [], seconds)
+        limit = _LONGEST_SLEEP if seconds is None else min(seconds, _LONGEST_SLEEP)
+        ready, _, _ = select.select([self._reader], [], [], limit)
         if ready:
             os.read(self._reader, 4096)
 
 
 def run(spec: ReplicaSpec, signals: _Signals, folder: Path | None = None) -> Outcome:
-    """Run one attempt to its end; nothing of it is left afterwards. Its working files are below ``folder``."""
+    """Run one attempt to its end; nothing of it is left afterwards. Its working files are below ``folder``.
+
+    Raises:
+        OSError: It could not be started.
+    """
     adopt_orphans()
     started_at = time.time()
     with tempfile.TemporaryDirectory(prefix=".diloco-runner-", dir=folder) as working:
-        report = Path(working) / "report.json"
-        spec_file = Path(working) / "spec.json"
+        report = Path(working).absolute() / "report.json"
+        spec_file = report.with_name("spec.json")
         spec_file.write_text(spec.to_json(), encoding="utf-8")
+        # What the protocol sets, nobody else sets: no rendezvous or spec of a run around this one shines through.
+        kept = {name: value for name, value in os.environ.items() if not is_reserved(name)}
         child = subprocess.Popen(
             [sys.executable, "-m", "diloco_protocol._child", str(spec_file), str(report)],
-            env={**os.environ, **environment(spec)},
+            env={**kept, **environment(spec)},
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
@@ -76,7 +91,10 @@ def run(spec: ReplicaSpec, signals: _Signals, folder: Path | None = None) -> Out
 
 
 def _watch(child: subprocess.Popen[bytes], spec: ReplicaSpec, signals: _Signals) -> tuple[int, Reason | None]:
-    """Wait for the child, end it if need be, then end whatever it left behind. Returns its wait status, and why it was ended."""
+    """Wait for the child, end it if need be, then end whatever it left behind.
+
+    Returns its wait status, and why it was ended; an end of its own, before any signal was sent, has no reason.
+    """
     deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
     kill_at: float | None = None
     status: int | None = None
@@ -84,34 +102,31 @@ def _watch(child: subprocess.Popen[bytes], spec: ReplicaSpec, signals: _Signals)
     while True:
         status = _reap(child, status)
         now = time.monotonic()
-        left = descendants(os.getpid())
+        left = members(os.getpid(), child.pid)
         if status is not None and not left:
             return status, reason
         if signals.received:
             number = signals.received.pop(0)
-            reason = reason or Reason.CANCEL_REQUESTED
-            _signal_tree(child, status, left, number)
+            if number.name in _PASSED_ON:  # a word to the program, whose helpers would die of it
+                send([child.pid] if status is None else [], number)
+                continue
+            if status is None:
+                reason = reason or Reason.CANCEL_REQUESTED
+            _signal_tree(child.pid, left, number)
             kill_at = now + spec.grace if kill_at is None else kill_at
             continue
-        if kill_at is None and (status is not None or (deadline is not None and now >= deadline)):
-            if status is None:
-                reason = Reason.TIMEOUT
-            _signal_tree(child, status, left, signal.SIGTERM)
+        overdue = status is None and deadline is not None and now >= deadline
+        if kill_at is None and (status is not None or overdue):
+            reason = Reason.TIMEOUT if overdue else reason
+            _signal_tree(child.pid, left, signal.SIGTERM)
             kill_at = now + spec.grace
         if kill_at is not None and now >= kill_at:
-            _signal_tree(child, status, left, signal.SIGKILL)
+            _signal_tree(child.pid, left, signal.SIGKILL)
             signals.wait(0.05)  # a process that forks while it is being killed is found in the next round
+        elif kill_at is not None:
+            signals.wait(min(0.05, kill_at - now))  # the end of a grandchild does not wake us everywhere
         else:
-            signals.wait(_until(now, kill_at, deadline, polling=status is not None))
-
-
-def _until(now: float, kill_at: float | None, deadline: float | None, *, polling: bool) -> float | None:
-    """Seconds to sleep: the end of a child wakes us, that of a grandchild without a subreaper does not."""
-    limit = kill_at if kill_at is not None else deadline
-    seconds = None if limit is None else max(0.0, limit - now)
-    if polling or kill_at is not None:
-        return min(0.05, 0.05 if seconds is None else seconds)
-    return seconds
+            signals.wait(None if deadline is None else deadline - now)
 
 
 def _reap(child: subprocess.Popen[bytes], status: int | None) -> int | None:
@@ -123,25 +138,17 @@ def _reap(child: subprocess.Popen[bytes], status: int | None) -> int | None:
             return status
         if pid == 0:
             return status
-        if pid == child.pid:
+        if pid == child.pid and status is None:
             status = found
             child.returncode = os.waitstatus_to_exitcode(found)  # or Popen would wait for somebody else's process
 
 
-def _signal_tree(child: subprocess.Popen[bytes], status: int | None, left: list[int], number: signal.Signals) -> None:
-    if status is None:
+def _signal_tree(group: int, left: list[Process], number: signal.Signals) -> None:
+    if any(process.group == group for process in left):
+        # At once, so that none can fork its way out. While the group has members its number is not given to another.
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, number)
-    # What has left the group, or outlived its leader, is told one by one.
-    outside = [pid for pid in left if status is not None or not _in_group(pid, child.pid)]
-    send(outside, number)
-
-
-def _in_group(pid: int, group: int) -> bool:
-    try:
-        return os.getpgid(pid) == group
-    except ProcessLookupError:
-        return True
+            os.killpg(group, number)
+    send([process.pid for process in left if process.group != group], number)
 
 
 def _outcome(
@@ -150,14 +157,16 @@ def _outcome(
     number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
     code = 128 + number if number is not None else os.WEXITSTATUS(status)
     name = None if number is None else _signal_name(number)
+    finished_at = time.time()
     error = found.get("error")
-    if code == 0:
-        # It finished its work in spite of the signal or the deadline: a success that won the race stays one.
-        return Outcome(
-            0, result=found.get("result"), reason=Reason.COMPLETED, started_at=started_at, finished_at=time.time()
-        )
     if reason is Reason.TIMEOUT:
+        # Also if it then ended in good order: what was cut short is no success, and no caller may take it for one.
+        code = code or TIMEOUT_CODE
         error = f"rank {spec.rank} ran longer than its timeout of {spec.timeout:g} s"
+    elif code == 0:
+        # It finished its work in spite of a signal: a success that won the race stays one.
+        result = found.get("result")
+        return Outcome(0, result=result, reason=Reason.COMPLETED, started_at=started_at, finished_at=finished_at)
     elif error is None:
         error = f"rank {spec.rank} was ended by {name}" if name else f"rank {spec.rank} exited with code {code}"
     default = Reason.START_FAILED if found.get("start_failed") else Reason.ERROR
@@ -169,7 +178,7 @@ def _outcome(
         traceback=found.get("traceback"),
         reason=reason or default,
         started_at=started_at,
-        finished_at=time.time(),
+        finished_at=finished_at,
     )
 
 
@@ -181,10 +190,25 @@ def _signal_name(number: int) -> str:
 
 
 def write_outcome(outcome: Outcome, path: Path) -> None:
-    """Write an outcome in one step: a reader sees all of it or nothing."""
+    """Write an outcome in one step: a reader sees all of it or nothing.
+
+    Raises:
+        OSError: It cannot be written.
+    """
     partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(outcome.to_json(), encoding="utf-8")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(outcome.to_json())
+        file.flush()
+        os.fsync(file.fileno())
     partial.replace(path)
+
+
+def _read_spec(file: Path | None, pieces: list[str]) -> ReplicaSpec:
+    if file is not None:
+        return ReplicaSpec.from_json(file.read_text(encoding="utf-8"))
+    if pieces:
+        return spec_from_arguments([f"--spec-piece={piece}" for piece in pieces])
+    return spec_from_environment(os.environ)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -192,26 +216,35 @@ def main(argv: Sequence[str] | None = None) -> int:
     if os.name != "posix":
         raise SystemExit("diloco runs on Linux and macOS; on Windows use WSL")
     signals = _Signals()
-    parser = argparse.ArgumentParser(prog="python -m diloco_protocol.runner", description="Run one replica.")
-    parser.add_argument("--spec", type=Path, help="file with the replica's spec; default: from the environment")
+    parser = argparse.ArgumentParser(
+        prog="python -m diloco_protocol.runner", description="Run one replica.", allow_abbrev=False
+    )
+    parser.add_argument("--spec", type=Path, help="file with the replica's spec")
+    parser.add_argument(
+        "--spec-piece", action="append", default=[], help="the spec itself in pieces; default: from the environment"
+    )
     parser.add_argument("--outcome", type=Path, help="file to write the outcome to")
     arguments = parser.parse_args(argv)
+    path: Path | None = None if arguments.outcome is None else arguments.outcome.absolute()
     try:
-        if arguments.spec is None:
-            spec = spec_from_environment(os.environ)
-        else:
-            spec = ReplicaSpec.from_json(arguments.spec.read_text(encoding="utf-8"))
-    except (DilocoError, OSError) as error:
-        outcome = Outcome(
-            START_FAILED_CODE, error=str(error), error_type=type(error).__name__, reason=Reason.START_FAILED
-        )
-    else:
-        outcome = run(spec, signals, None if arguments.outcome is None else arguments.outcome.parent)
-    if arguments.outcome is not None:
-        write_outcome(outcome, arguments.outcome)
+        spec = _read_spec(arguments.spec, arguments.spec_piece)
+        outcome = run(spec, signals, None if path is None else path.parent)
+    except (DilocoError, OSError, UnicodeError) as error:
+        name = type(error).__name__
+        outcome = Outcome(START_FAILED_CODE, error=str(error), error_type=name, reason=Reason.START_FAILED)
     if outcome.error is not None:
-        print(f"diloco: {outcome.error}", file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
+        _tell(outcome.error)
+    if path is not None:
+        try:
+            write_outcome(outcome, path)
+        except OSError as error:
+            _tell(f"the outcome cannot be written: {error}")
+            return outcome.exit_code or 1
     return outcome.exit_code
+
+
+def _tell(text: str) -> None:
+    print(f"diloco: {text}", file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
 
 
 if __name__ == "__main__":

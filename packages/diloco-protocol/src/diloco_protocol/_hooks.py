@@ -1,0 +1,99 @@
+"""What a backend supplies: a few private methods, on which all the verbs are written."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from ._handle import ReplicaHandle
+    from ._request import RunRequest
+    from ._types import Capabilities, ReplicaStatus
+
+
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option of a backend's constructor.
+
+    Attributes:
+        name: Its name.
+        type: Its type, in words.
+        default: Its default, in words.
+        help: What it is for.
+    """
+
+    name: str
+    type: str
+    default: str
+    help: str
+
+
+@dataclass(frozen=True, slots=True)
+class LogQuery:
+    """Which lines of a log are asked for.
+
+    Attributes:
+        n_lines: Only the last so many; None for all.
+        follow: Go on until the replica has ended and its log is exhausted.
+        since: Only lines from this time on, in Unix seconds.
+        until: Only lines before this time, in Unix seconds.
+        regex: Only lines in which this regular expression is found.
+        streams: ``"stdout"``, ``"stderr"`` or ``"combined"``.
+    """
+
+    n_lines: int | None = None
+    follow: bool = False
+    since: float | None = None
+    until: float | None = None
+    regex: str | None = None
+    streams: str = "combined"
+
+
+class Hooks(ABC):
+    """The side of :class:`BaseExecutor` that a backend fills in. The verbs have checked everything that is theirs to check."""
+
+    backend_name: str
+    supports_inter_replica_network: bool
+    capabilities: Capabilities
+
+    @abstractmethod
+    def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
+        """The requests for a launch, as JSON values with secrets redacted; checks what only this backend can, calls nothing."""
+
+    @abstractmethod
+    def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
+        """Send them: all or nothing, idempotent by run_id."""
+
+    @abstractmethod
+    def _observe_run(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
+        """The statuses of replicas of one run, with a number of calls that does not depend on their number.
+
+        A replica without a record is left out; if there is none of the whole run, ReplicaNotFoundError does as well.
+        """
+
+    @abstractmethod
+    def _result(self, handle: ReplicaHandle) -> Any:
+        """The result of a replica that has succeeded."""
+
+    @abstractmethod
+    def _stop(self, handle: ReplicaHandle) -> None:
+        """Ask for the end of a replica (or its run)."""
+
+    @abstractmethod
+    def _purge(self, handle: ReplicaHandle) -> None:
+        """Remove the records of its run."""
+
+    @abstractmethod
+    def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
+        """The lines asked for."""
+
+    @abstractmethod
+    def _list_runs(self) -> list[str]:
+        """The known run_ids, oldest first."""
+
+    @abstractmethod
+    def _attach(self, run_id: str) -> list[ReplicaHandle]:
+        """The handles of a run."""

@@ -1,0 +1,80 @@
+"""What JSON carries is passed; what it cannot is named by its path."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_protocol import InvalidRequestError, ReplicaState
+from diloco_protocol._json import canonical, check_json, dumps, loads
+
+text = st.text(st.characters(exclude_categories=["Cs"]))
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
+    max_leaves=12,
+)
+
+
+class TestJson:
+    @given(json_values)
+    def test_json_is_accepted(self, value):
+        check_json(value, "kwargs")
+
+    @pytest.mark.parametrize(
+        ("value", "told"),
+        [
+            ({"a": [1, {"b": float("nan")}]}, r"kwargs\.a\[1\]\.b is nan"),
+            ({"a": float("inf")}, r"kwargs\.a is inf"),
+            ({"a": (1, 2)}, r"kwargs\.a is a builtins\.tuple.*pass a list"),
+            ({"a": {1: 2}}, r"kwargs\.a has the key 1 of type int"),
+            ({"a": b"x"}, r"kwargs\.a is a builtins\.bytes"),
+            ({"a": {1, 2}}, "pass a list"),
+            ([object()], r"kwargs\[0\] is a builtins\.object"),
+            ({"a": "\ud800"}, "lone surrogate"),
+            ({"a": ReplicaState.FAILED}, r"kwargs\.a is a diloco_protocol\._types\.ReplicaState"),
+        ],
+    )
+    def test_what_json_cannot_carry_is_named_by_its_path(self, value, told):
+        with pytest.raises(InvalidRequestError, match=told):
+            check_json(value, "kwargs")
+
+    def test_what_contains_itself(self):
+        loop = {"a": []}
+        loop["a"].append(loop)
+        with pytest.raises(InvalidRequestError, match="contains itself"):
+            check_json(loop, "kwargs")
+
+    def test_the_same_object_twice_is_fine(self):
+        shared = [1]
+        check_json({"a": shared, "b": [shared, shared]}, "kwargs")
+
+    def test_what_is_too_deep(self):
+        deep = []
+        for _ in range(300):
+            deep = [deep]
+        with pytest.raises(InvalidRequestError, match="nested more than 200 levels"):
+            check_json(deep, "kwargs")
+
+    @given(st.integers(1, 200))
+    def test_what_is_deep_comes_back(self, levels):
+        deep = []
+        for _ in range(levels - 1):
+            deep = {"a": [deep]} if levels <= 100 else [deep]
+        check_json(deep, "kwargs")
+        assert loads(dumps(deep), "it") == deep
+
+    def test_integers_that_no_parser_takes(self):
+        check_json(10**4000, "kwargs")
+        assert loads(dumps(10**4000), "it") == 10**4000
+        with pytest.raises(InvalidRequestError, match=r"kwargs\.n is an integer of 16610 bits: pass it as text"):
+            check_json({"n": 10**5000}, "kwargs")
+
+    @given(st.dictionaries(text, json_values, max_size=4))
+    def test_the_order_of_keys(self, value):
+        assert list(loads(dumps(value), "it")) == list(value), "kept"
+        assert canonical(dict(reversed(value.items()))) == canonical(value), "left out"
+
+    @pytest.mark.parametrize("text", ["", "{", "[NaN]", '{"a": Infinity}', "-Infinity", "[1] 2", "[" * 100_000])
+    def test_what_is_not_json_is_not_read(self, text):
+        with pytest.raises(InvalidRequestError, match="the answer is not JSON"):
+            loads(text, "the answer")
