@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from diloco_protocol import Outcome, Reason, ReplicaSpec, spec_to_environment
+from diloco_protocol import Outcome, Reason, ReplicaSpec, spec_to_arguments, spec_to_environment
+from diloco_protocol._processes import members
 
 MODULE = """
 import os, signal, subprocess, sys, time
@@ -60,6 +61,46 @@ def has_children(mark, own_session, wait):
         time.sleep(600)
     return "done"
 
+def leaves_politely(mark):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    open(mark, "w").write(str(os.getpid()))
+    time.sleep(600)
+
+def fails_and_leaves_a_child(mark):
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    open(mark, "w").write(str(child.pid))
+    raise ValueError("by itself")
+
+def waits_for_a_word(mark):
+    heard = []
+    signal.signal(signal.SIGUSR1, lambda *_: heard.append("SIGUSR1"))
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(mark, "w").write(str(os.getpid()))
+    while not heard:
+        time.sleep(0.01)
+    alive = helper.poll() is None
+    helper.kill()
+    helper.wait()
+    return [*heard, alive]
+
+def moves(folder):
+    os.chdir(folder)
+    return os.getcwd()
+
+def sees():
+    return {name: value for name, value in os.environ.items() if name.startswith(("DILOCO_", "RENDEZVOUS"))}
+
+def imported():
+    return sorted(sys.modules)
+
+def in_a_pool():
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(abs, -3).result()
+
 class Space:
     @staticmethod
     def inner():
@@ -73,15 +114,18 @@ def replica(tmp_path):
     (tmp_path / "entry.py").write_text(MODULE)
     started = []
 
-    def start(function, /, *, timeout=None, grace=0.3, rank=0, through="file", entry=None, **kwargs):
+    def start(function, /, *, timeout=None, grace=0.3, rank=0, through="file", entry=None, around=(), **kwargs):
         spec = ReplicaSpec(
             entry or f"entry:{function}", kwargs, rank, 4, 2, "a-run", "/tmp/somewhere", "MY_RANK", timeout, grace
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+        environment.update(around)
         command = [sys.executable, "-m", "diloco_protocol.runner", "--outcome", str(tmp_path / "outcome.json")]
         if through == "file":
             (tmp_path / "spec.json").write_text(spec.to_json())
             command += ["--spec", str(tmp_path / "spec.json")]
+        elif through == "arguments":
+            command += spec_to_arguments(spec)
         else:
             environment.update(spec_to_environment(spec))
         started.append(
@@ -117,6 +161,20 @@ def read_pid(mark):
     return wait_for(lambda: mark.exists() and mark.read_text(), f"{mark} to be written") and int(mark.read_text())
 
 
+def overrun(replica, tmp_path, function, **arguments):
+    """The outcome of a replica that was ready for signals (it leaves its mark) before its timeout passed."""
+    for timeout in (0.7, 3.0, 20.0):
+        outcome = end(replica(function, timeout=timeout, mark=str(tmp_path / "pid"), **arguments), tmp_path)
+        if (tmp_path / "pid").exists():
+            return outcome
+    raise AssertionError("this machine takes longer than 20 s to start a program")
+
+
+def children(parent, besides):
+    """Living processes below another, but for one of them."""
+    return [process.pid for process in members(parent, -1) if process.pid != besides]
+
+
 def alive(pid):
     try:
         os.kill(pid, 0)
@@ -126,7 +184,7 @@ def alive(pid):
 
 
 class TestOutcomes:
-    @pytest.mark.parametrize("through", ["file", "environment"])
+    @pytest.mark.parametrize("through", ["file", "environment", "arguments"])
     def test_kwargs_and_result_arrive_exactly(self, replica, tmp_path, through):
         kwargs = {"a": [1, 1.0, True, None, {"b": "$(X) é\n'\""}], "none": None}
         outcome = end(replica("returns", through=through, **kwargs), tmp_path)
@@ -143,6 +201,34 @@ class TestOutcomes:
             "DILOCO_ATTEMPT": "2",
             "MY_RANK": "3",
         }
+
+    @pytest.mark.parametrize("through", ["file", "environment"])
+    def test_nothing_of_a_run_around_it_shines_through(self, replica, tmp_path, through):
+        around = (
+            {"RENDEZVOUS_URI": "/other", "DILOCO_RUN_ID": "other", "DILOCO_SPEC_7": "x"} if through == "file" else {}
+        )
+        seen = end(replica("sees", through=through, around=around), tmp_path).result
+        assert seen == {"RENDEZVOUS_URI": "/tmp/somewhere", "DILOCO_RUN_ID": "a-run", "DILOCO_ATTEMPT": "2"}
+
+    def test_a_replica_is_as_light_as_its_entrypoint(self, replica, tmp_path):
+        heavy = {"torch", "numpy", "asyncio", "multiprocessing", "importlib.metadata", "logging", "ctypes", "argparse"}
+        assert not heavy & set(end(replica("imported"), tmp_path).result)
+
+    def test_it_may_change_its_folder(self, tmp_path):
+        (tmp_path / "entry.py").write_text(MODULE)
+        (tmp_path / "spec.json").write_text(ReplicaSpec("entry:moves", {"folder": "/"}, 0, 1).to_json())
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+        command = [sys.executable, "-m", "diloco_protocol.runner", "--spec", "spec.json", "--outcome", "outcome.json"]
+        subprocess.run(command, cwd=tmp_path, env=environment, timeout=60, check=True)
+        assert Outcome.from_json((tmp_path / "outcome.json").read_text()).result == "/"
+        assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
+            "entry.py",
+            "outcome.json",
+            "spec.json",
+        ]
+
+    def test_it_may_start_processes_of_its_own(self, replica, tmp_path):
+        assert end(replica("in_a_pool"), tmp_path).result == 3
 
     def test_a_large_result(self, replica, tmp_path):
         assert len(end(replica("large", megabytes=20), tmp_path).result) == 20 * 10**6
@@ -214,10 +300,35 @@ class TestEnds:
         assert "longer than its timeout of 0.5 s" in outcome.error
 
     def test_a_stubborn_replica_is_killed_after_the_grace(self, replica, tmp_path):
-        outcome = end(replica("sleeps", timeout=1.0, mark=str(tmp_path / "pid"), stubborn=True), tmp_path)
+        outcome = overrun(replica, tmp_path, "sleeps", stubborn=True)
         assert (outcome.reason, outcome.signal) == (Reason.TIMEOUT, "SIGKILL")
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    def test_an_orderly_end_after_the_timeout_is_no_success(self, replica, tmp_path):
+        outcome = overrun(replica, tmp_path, "leaves_politely", grace=20.0)
+        assert (outcome.exit_code, outcome.signal, outcome.reason) == (124, None, Reason.TIMEOUT)
+        assert "longer than its timeout" in outcome.error
+
+    def test_the_longest_timeout(self, replica, tmp_path):
+        assert end(replica("returns", timeout=1e300), tmp_path).exit_code == 0
+
+    def test_a_failure_of_its_own_stays_one_while_its_children_are_ended(self, replica, tmp_path):
+        runner = replica("fails_and_leaves_a_child", grace=1.0, mark=str(tmp_path / "pid"))
+        pid = read_pid(tmp_path / "pid")
+        # Its child ignores SIGTERM, so from here the runner waits for the grace to pass.
+        wait_for(lambda: "ValueError: by itself" in runner.stderr.readline(), "its traceback")
+        wait_for(lambda: not children(runner.pid, besides=pid), "the replica itself to end")
+        runner.terminate()
+        outcome = end(runner, tmp_path)
+        assert (outcome.reason, outcome.error) == (Reason.ERROR, "ValueError: by itself")
+        assert not alive(pid)
+
+    def test_a_word_to_the_program_is_passed_on_and_ends_nothing(self, replica, tmp_path):
+        runner = replica("waits_for_a_word", mark=str(tmp_path / "pid"))
+        read_pid(tmp_path / "pid")
+        runner.send_signal(signal.SIGUSR1)
+        assert end(runner, tmp_path).result == ["SIGUSR1", True]
+
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
     def test_a_signal_to_the_runner_reaches_the_replica(self, replica, tmp_path, number):
         runner = replica("sleeps", mark=str(tmp_path / "pid"))
         pid = read_pid(tmp_path / "pid")
@@ -280,6 +391,24 @@ class TestWrongSpecs:
         assert done.returncode == 2
         assert "no replica spec in the environment" in done.stderr
         assert "Traceback" not in done.stderr
+
+    @pytest.mark.parametrize("where", ["none/outcome.json", "file/outcome.json"])
+    def test_nothing_is_started_whose_outcome_could_not_be_written(self, tmp_path, where):
+        (tmp_path / "file").touch()
+        (tmp_path / "entry.py").write_text(f"def f(): open({str(tmp_path / 'started')!r}, 'w').close()\n")
+        (tmp_path / "spec.json").write_text(ReplicaSpec("entry:f", {}, 0, 1).to_json())
+        path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
+        done = self.run("--spec", str(tmp_path / "spec.json"), "--outcome", str(tmp_path / where), PYTHONPATH=path)
+        assert done.returncode == 2
+        assert "the outcome cannot be written" in done.stderr
+        assert "Traceback" not in done.stderr
+        assert not (tmp_path / "started").exists()
+
+    def test_an_incomplete_spec_in_the_arguments(self):
+        pieces = spec_to_arguments(ReplicaSpec("m:f", {"a": "x" * 1000}, 0, 1))
+        done = self.run(*pieces[1:])
+        assert done.returncode == 2
+        assert "incomplete replica spec" in done.stderr
 
     def test_no_such_file(self, tmp_path):
         done = self.run("--spec", str(tmp_path / "none.json"))

@@ -42,7 +42,7 @@ def members(root: int, group: int) -> list[Process]:
     open_ends = [root, *found]
     while open_ends:
         for process in children.get(open_ends.pop(), []):
-            if process.pid not in found:
+            if process.pid not in found and process.pid != root:
                 found[process.pid] = process
                 open_ends.append(process.pid)
     return list(found.values())
