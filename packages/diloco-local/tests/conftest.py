@@ -71,7 +71,9 @@ def die(number):
 def wait(folder, name="go", seconds=60):
     """Says that it is there, waits for a file, and returns."""
     rank = os.environ["REPLICA_RANK"]
-    Path(folder, f"up-{rank}-{os.environ['DILOCO_ATTEMPT']}").write_text(str(os.getpid()))
+    partial = Path(folder, f"partial-{rank}")
+    partial.write_text(str(os.getpid()))
+    partial.rename(Path(folder, f"up-{rank}-{os.environ['DILOCO_ATTEMPT']}"))  # never seen empty
     print("waiting", flush=True)
     deadline = time.monotonic() + seconds
     while not Path(folder, name).exists():

@@ -2,15 +2,17 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
 from diloco_protocol import Outcome, Reason, ReplicaSpec, spec_to_arguments, spec_to_environment
-from diloco_protocol._processes import members
+from diloco_protocol._processes import members, processes
 
 MODULE = """
 import os, signal, subprocess, sys, time
@@ -73,6 +75,12 @@ def fails_and_leaves_a_child(mark):
     open(mark, "w").write(str(child.pid))
     raise ValueError("by itself")
 
+def orphans_a_process(mark):
+    subprocess.run(["sh", "-c", "true & exec true"], check=True)
+    open(mark + ".new", "w").write(f"the parent is {os.getppid()}")
+    os.rename(mark + ".new", mark)
+    time.sleep(600)
+
 def waits_for_a_word(mark):
     heard = []
     signal.signal(signal.SIGUSR1, lambda *_: heard.append("SIGUSR1"))
@@ -114,13 +122,16 @@ def replica(tmp_path):
     (tmp_path / "entry.py").write_text(MODULE)
     started = []
 
-    def start(function, /, *, timeout=None, grace=0.3, rank=0, through="file", entry=None, around=(), **kwargs):
+    def start(
+        function, /, *, timeout=None, grace=0.3, rank=0, through="file", entry=None, around=(), wrapper=(), **kwargs
+    ):
         spec = ReplicaSpec(
             entry or f"entry:{function}", kwargs, rank, 4, 2, "a-run", "/tmp/somewhere", "MY_RANK", timeout, grace
         )
         environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
         environment.update(around)
-        command = [sys.executable, "-m", "diloco_protocol.runner", "--outcome", str(tmp_path / "outcome.json")]
+        command = [*wrapper, sys.executable, "-m", "diloco_protocol.runner"]
+        command += ["--outcome", str(tmp_path / "outcome.json")]
         if through == "file":
             (tmp_path / "spec.json").write_text(spec.to_json())
             command += ["--spec", str(tmp_path / "spec.json")]
@@ -369,6 +380,35 @@ class TestEnds:
         outcome = end(runner, tmp_path)
         assert (outcome.result == "done") == (not wait)
         assert not alive(pid)
+
+
+# With a /proc of its own, as a container has; nothing inside outlives unshare itself.
+NAMESPACE = ("--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+def namespaces():
+    """Whether a test may make a PID namespace, as a container is."""
+    if not (unshare := shutil.which("unshare")):
+        return False
+    return subprocess.run([unshare, *NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not namespaces(), reason="no PID namespaces may be made here")
+class TestAsPid1:
+    def test_it_heeds_sigterm_and_reaps_orphans(self, replica, tmp_path):
+        mark = tmp_path / "pid"
+        unshare = replica("orphans_a_process", mark=str(mark), wrapper=["unshare", *NAMESPACE])
+        wait_for(mark.exists, "the replica")
+        assert mark.read_text() == "the parent is 1"
+        (runner,) = [process for process in processes() if process.parent == unshare.pid]
+        (child,) = wait_for(
+            lambda: (found := [process for process in processes() if process.parent == runner.pid]) and found, "it"
+        )
+        zombies = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
+        wait_for(lambda: zombies.read_text().split() == [str(child.pid)], "the orphan to be reaped")
+        os.kill(runner.pid, signal.SIGTERM)
+        outcome = end(unshare, tmp_path)
+        assert (outcome.exit_code, outcome.signal, outcome.reason) == (143, "SIGTERM", Reason.CANCEL_REQUESTED)
 
 
 class TestWrongSpecs:
