@@ -120,6 +120,8 @@ class Capabilities:
 
     Attributes:
         cancel_scope: ``"replica"``: cancel ends one replica. ``"gang"``: it ends all of the run.
+        failure_scope: ``"replica"``: the failure of one replica changes no other. ``"gang"``: it ends all of the run, the
+            others with reason GANG_FAILED.
         distinguishes_pending: Whether pending and running can be told apart.
         result_channel: How results travel, in words.
         max_result_bytes: Largest result in bytes of JSON; None for any.
@@ -131,6 +133,7 @@ class Capabilities:
     """
 
     cancel_scope: Literal["replica", "gang"]
+    failure_scope: Literal["replica", "gang"] = "replica"
     distinguishes_pending: bool = True
     result_channel: str = ""
     max_result_bytes: int | None = None

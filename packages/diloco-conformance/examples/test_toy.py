@@ -1,0 +1,89 @@
+"""The toy backend, certified."""
+
+from toy_cloud import ToyCloud
+from toy_executor import ToyExecutor
+
+from diloco_conformance import ExecutorConformance, Harness, Step, Told, Truth
+from diloco_protocol import ReplicaState
+
+FAULTS = {
+    "throttle": "Throttled", "server error": "ServerError", "refused": "Refused", "cut": "ConnectionCut",
+    "forbidden": "Forbidden", "conflict": "Conflict", "ambiguous": "Ambiguous",
+}  # fmt: skip
+STATES = {"QUEUED": "pending", "TIMED_OUT": "failed", "STOPPED": "cancelled"}
+
+
+class ToyHarness(Harness):
+    entrypoint = "any_module:any_function"  # nothing runs in this cloud
+
+    def __init__(self, *, gang=False):
+        super().__init__()
+        self.cloud = ToyCloud(self.clock, gang=gang)
+
+    def make_executor(self):
+        return ToyExecutor(self.cloud, backoff=self.backoff())
+
+    def job(self, handle):
+        return self.cloud.jobs.get(handle.metadata["name"])
+
+    def drive(self, handle, step, value=None):
+        job, name = self.job(handle), handle.metadata["name"]
+        if step is Step.START:
+            job.status, job.started_at, job.reason = "RUNNING", self.clock(), ""
+        elif step is Step.PREEMPT:
+            job.status, job.started_at, job.reason, job.attempt = "QUEUED", None, "Preempted", job.attempt + 1
+        elif step is Step.SUCCEED:
+            self.cloud.end(name, "SUCCEEDED", 0, value)
+        elif step is Step.FAIL:
+            self.cloud.end(name, "FAILED", value)
+        elif step is Step.OOM:
+            self.cloud.end(name, "FAILED", 137, reason="OutOfMemory")
+        elif step is Step.PRINT:
+            job.log += value
+
+    def settle(self):
+        self.cloud.settle()
+
+    def advance(self, seconds):
+        self.time.sleep(seconds)
+        self.cloud.pass_time()
+
+    def truth(self, handle):
+        job = self.job(handle)
+        if job is None:
+            return Truth(None, alive=False)
+        state = ReplicaState(STATES.get(job.status, job.status.lower()))
+        return Truth(state, job.live, job.attempt, job.stopping)
+
+    def living(self):
+        return sum(job.live for job in self.cloud.jobs.values())
+
+    def expire(self, handles):
+        for handle in handles:
+            del self.cloud.jobs[handle.metadata["name"]]
+
+    def inject(self, operation, fault, *, after=0):
+        self.cloud.fault = (operation, FAULTS[fault], after)
+
+    def clear(self):
+        self.cloud.fault = None
+
+    def calls(self):
+        return self.cloud.calls
+
+    def sent(self):
+        return list(self.cloud.made)
+
+    def told(self, handle):
+        body = self.job(handle).body
+        return Told(body["spec"]["rank"], body["spec"]["world_size"], body["spec"]["kwargs"], body["env"])
+
+
+class TestToy(ExecutorConformance):
+    def make_harness(self):
+        return ToyHarness()
+
+
+class TestToyGang(ExecutorConformance):
+    def make_harness(self):
+        return ToyHarness(gang=True)

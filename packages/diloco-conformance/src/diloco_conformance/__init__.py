@@ -1,0 +1,22 @@
+"""The suite that every executor must pass: one contract, checked against a model of the truth."""
+
+from .__about__ import __version__ as __version__
+from ._harness import Ability, Fault, Harness, Operation, Step, Told, Truth
+from ._promises import PROMISES, HarnessFault, PromiseBroken
+from ._suite import ExecutorConformance
+from ._time import VirtualTime
+
+__all__ = [
+    "PROMISES",
+    "Ability",
+    "ExecutorConformance",
+    "Fault",
+    "Harness",
+    "HarnessFault",
+    "Operation",
+    "PromiseBroken",
+    "Step",
+    "Told",
+    "Truth",
+    "VirtualTime",
+]

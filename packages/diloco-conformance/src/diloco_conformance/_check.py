@@ -1,0 +1,238 @@
+"""What the executor says, held against what is true."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING, NoReturn, TypeVar
+
+from _pytest.outcomes import OutcomeException
+
+from diloco_protocol import BackendError, Reason, ReplicaHandle, ReplicaNotFoundError, ReplicaState, ReplicaStatus
+
+from ._promises import HarnessFault, PromiseBroken
+from ._time import Overslept
+
+if TYPE_CHECKING:
+    from diloco_protocol import BaseExecutor, Capabilities
+
+    from ._harness import Harness, Truth
+    from ._model import Replica, Run
+
+T = TypeVar("T")
+
+
+class Checks:
+    """The part of the lab that judges; :class:`Lab` has the part that acts."""
+
+    harness: Harness
+    executor: BaseExecutor
+    capabilities: Capabilities
+    runs: list[Run]
+    history: list[str]
+    last: str
+
+    def broken(self, promise: str, said: str, true: str) -> NoReturn:
+        """Raise that a promise is broken."""
+        raise PromiseBroken(promise, said, true, self.history)
+
+    def within(self, promise: str, call: Callable[[], T]) -> T:
+        """What a call of the executor returns or raises; a call that hangs, or raises what is no BackendError, breaks it."""
+        done: list[T] = []
+        raised: list[BaseException] = []
+
+        def run() -> None:
+            try:
+                done.append(call())
+            except BaseException as error:  # noqa: BLE001 - raised again below, in the thread of the test
+                raised.append(error)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        thread.join(self.harness.patience)
+        if thread.is_alive():
+            self.broken(
+                "R2" if promise == "R6" else promise,
+                f"nothing, for {self.harness.patience:g} s",
+                "every call comes back",
+            )
+        if not raised:
+            return done[0]
+        error = raised[0]
+        if isinstance(error, Overslept):
+            self.broken("R2", "nothing yet", str(error))
+        if not isinstance(error, (BackendError, AssertionError, HarnessFault, OutcomeException)):
+            self.broken(promise, f"{type(error).__name__}: {error}", "every error of a verb is a BackendError")
+        raise error
+
+    # --- one replica ---
+
+    def observe(self, replica: Replica) -> ReplicaStatus | None:
+        """Ask for a replica and judge the answer; None if it is gone."""
+        for _ in range(1000):
+            before = self.harness.truth(replica.handle)
+            said, error = self._describe(replica.handle)
+            truth = self.harness.truth(replica.handle)
+            if truth == before:
+                break
+        else:
+            raise HarnessFault(f"the truth of {replica} never stands still: {before}, {truth}")
+        self.adopt(replica, truth)
+        if truth.state is None:
+            self._gone(replica, said)
+        elif said is None:
+            self.broken("S4", f"describe({replica}) raised {error!r}", f"there is a record of it: {truth}")
+        else:
+            self._judge(replica, said, truth)
+            replica.said = said
+        return said
+
+    def _describe(self, handle: ReplicaHandle) -> tuple[ReplicaStatus | None, Exception | None]:
+        try:
+            return self.executor.describe(handle), None
+        except ReplicaNotFoundError as error:
+            return None, error
+
+    def adopt(self, replica: Replica, truth: Truth) -> None:
+        """Hold the world against the model, and take from it what the model leaves open."""
+        if replica.gone or truth.state is None:
+            if truth.state is not None:
+                raise HarnessFault(f"the records of {replica} were removed, but the world tells {truth}")
+            if not replica.gone:
+                self.broken("C6", f"{self.last} was done", f"there is no record of {replica}")
+            return
+        possible = replica.possible(self.harness.clock(), starts_by_itself=self.harness.starts_by_itself)
+        if truth.state not in possible:
+            expected = " or ".join(possible)
+            self.broken(
+                self._culprit(replica, truth),
+                f"{self.last} was done",
+                f"{replica} is {truth.state} now and should be {expected}: nobody asked for that",
+            )
+        if truth.state.terminal and replica.live:
+            replica.end(truth.state, possible[truth.state])
+        elif replica.live:
+            replica.state = truth.state
+
+    def _culprit(self, replica: Replica, truth: Truth) -> str:
+        if not replica.live:
+            return "C2" if self.last == "cancel" else "S2"
+        if truth.state is ReplicaState.CANCELLED:
+            return "C3"
+        if truth.state is ReplicaState.FAILED and any(one.state is truth.state for one in replica.run.replicas):
+            return "S9"
+        promise = {"cancel": "C3", "collect": "R2", "launch": "L3", "purge": "C6", "expire": "C6"}.get(self.last)
+        if promise is None:
+            raise HarnessFault(f"after {self.history[-1]!r} the world tells {truth} of {replica}")
+        return promise
+
+    def _gone(self, replica: Replica, said: ReplicaStatus | None) -> None:
+        # Who has seen a terminal state may go on answering it.
+        seen = replica.said
+        if said is not None and not (seen is not None and seen.state.terminal and seen.state == said.state):
+            self.broken("S6", self._words(replica, said), "there is no record of it")
+
+    def _words(self, replica: Replica, said: ReplicaStatus) -> str:
+        parts = [f"describe({replica}) is {said.state}", f"attempt {said.attempt}"]
+        parts += [f"reason {said.reason}"] if said.reason else []
+        parts += [f"exit code {said.exit_code}"] if said.exit_code is not None else []
+        parts += ["stopping"] if said.stopping else []
+        return ", ".join(parts)
+
+    def _judge(self, replica: Replica, said: ReplicaStatus, truth: Truth) -> None:
+        words = self._words(replica, said)
+        alive = "something of it is still alive" if truth.alive else "nothing of it is alive any more"
+        true = f"{replica} is {truth.state}, attempt {truth.attempt}, and {alive}"
+        if type(said.state) is not ReplicaState:
+            self.broken("S1", f"{words} (a {type(said.state).__name__})", true)
+        self._forward(replica, said, words, true)
+        if said.state is ReplicaState.CANCELLED and truth.alive:
+            self.broken("S5", words, true)
+        late = truth.state is ReplicaState.FAILED and replica.reason is Reason.TIMEOUT
+        if late and (said.state is not ReplicaState.FAILED or said.reason is not Reason.TIMEOUT):
+            self.broken("S7", words, f"{replica} was past its timeout and ended for it")
+        same = said.state == truth.state or (
+            not self.capabilities.distinguishes_pending and not said.state.terminal and replica.live
+        )
+        if not same:
+            self.broken("S4", words, true)
+        self._details(replica, said, truth, words)
+
+    def _forward(self, replica: Replica, said: ReplicaStatus, words: str, true: str) -> None:
+        last = replica.said
+        if last is None:
+            return
+        if last.state.terminal and said.state != last.state:
+            self.broken("S2", f"first that it is {last.state}, now {words}", true)
+        back = last.state is ReplicaState.RUNNING and said.state is ReplicaState.PENDING
+        if said.attempt < last.attempt or (back and said.attempt == last.attempt and self.capabilities.counts_attempts):
+            self.broken("S3", f"first {self._words(replica, last)}, now {words}", true)
+
+    def _details(self, replica: Replica, said: ReplicaStatus, truth: Truth, words: str) -> None:
+        if self.capabilities.counts_attempts and said.attempt != truth.attempt:
+            self.broken("S8", words, f"it is attempt {truth.attempt}")
+        if said.stopping and said.state.terminal:
+            self.broken("S8", words, "what has ended is not stopping")
+        if truth.stopping and not said.stopping:
+            self.broken("S8", f"{words}, not stopping", f"{replica} is being ended")
+        if not said.state.terminal:
+            return
+        if (said.exit_code == 0) != (said.state is ReplicaState.SUCCEEDED):
+            self.broken("R4", words, f"{replica} {said.state}")
+        if replica.reason is not None and said.reason != replica.reason:
+            self.broken("S8", words, f"the reason is {replica.reason}")
+        if replica.reason is Reason.ERROR and said.exit_code != replica.exit_code:
+            self.broken("S8", words, f"its program exited with {replica.exit_code}")
+
+    # --- all of them ---
+
+    def observe_all(self) -> None:
+        """Ask for every replica and judge the answers."""
+        for run in self.runs:
+            for replica in run.replicas:
+                self.observe(replica)
+
+    def agree(self) -> None:
+        """Poll says what describe says."""
+        for run in self.runs:
+            for replica in run.replicas:
+                said = self.observe(replica)
+                if said is None:
+                    continue
+                before, state = self.harness.truth(replica.handle), self.executor.poll(replica.handle)
+                still = self.harness.truth(replica.handle) == before and before.state == replica.state
+                if state != said.state and still:
+                    self.broken("S8", f"poll({replica}) is {state}, describe says {said.state}", str(before))
+                if type(state) is not ReplicaState:
+                    self.broken("S1", f"poll({replica}) is {state!r}", "it is a ReplicaState")
+
+    def check_settled(self) -> None:
+        """After the world has settled, what is to end has ended."""
+        for run in self.runs:
+            for replica in run.replicas:
+                if not replica.live:
+                    continue
+                truth = self.harness.truth(replica.handle)
+                over = truth.state is None or (truth.state.terminal and not truth.alive)
+                if replica.stopping and not over:
+                    self.broken("C5", f"the cancel of {replica} was accepted", f"it goes on: {truth}")
+                if replica.overdue(self.harness.clock()) and not over:
+                    self.broken(
+                        "S7", f"launched with timeout={run.timeout:g}", f"{replica} is past it and goes on: {truth}"
+                    )
+                if replica.doomed and not over:
+                    self.broken("S9", "the declared failure scope is the gang", f"{replica} goes on: {truth}")
+                self.adopt(replica, truth)
+
+    def check_launched(self, n: int, run: Run, handles: list[ReplicaHandle]) -> None:
+        """What a launch gave is what was asked for."""
+        said = f"launch_replicas gave {[(handle.rank, handle.run_id) for handle in handles]}"
+        if [handle.rank for handle in handles] != list(range(n)):
+            self.broken("L1", said, f"{n} replicas were asked for, ranks 0 to {n - 1} in order")
+        if len({handle.run_id for handle in handles}) != 1 or (run.run_id and handles[0].run_id != run.run_id):
+            self.broken("L1", said, f"all handles of {run.name} carry its run_id {run.run_id!r}")
+        if any(handle.world_size != n or handle.backend_name != self.executor.backend_name for handle in handles):
+            self.broken("L1", repr(handles), f"world_size is {n}, the backend {self.executor.backend_name!r}")
+        others = {handle for other in self.runs for handle in other.handles}
+        if len(set(handles)) != n or others & set(handles):
+            self.broken("L1", said, "another replica has the same handle")

@@ -1,0 +1,106 @@
+"""What collect says, held against what is true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from diloco_protocol import ReplicaState
+
+from ._lab import Lab
+
+if TYPE_CHECKING:
+    from diloco_protocol import ReplicaHandle, ReplicaResult, ReplicaStatus
+
+    from ._model import Replica
+
+Progress = Callable[[Mapping["ReplicaHandle", "ReplicaStatus"]], None]
+
+
+def collect(
+    lab: Lab, replicas: Sequence[Replica], *, timeout: float = 0.0, progress: Progress | None = None
+) -> list[ReplicaResult]:
+    """Collect, and judge time, order and every entry.
+
+    Raises:
+        BackendError: collect raised it.
+        PromiseBroken: What it returned, or did, is wrong.
+    """
+    lab.note(f"collect({', '.join(map(str, replicas))}; timeout={timeout:g})", "collect")
+    handles = [replica.handle for replica in replicas]
+    before = [lab.harness.truth(handle).state for handle in handles]
+    begin = lab.harness.clock()
+    lab.harness.time.limit = begin + timeout + lab.harness.slack
+    try:
+        results = lab.verb("R6", lambda: lab.executor.collect(handles, timeout=timeout, progress=progress))
+    finally:
+        lab.harness.time.limit = None
+    took = lab.harness.clock() - begin
+    if took > timeout + lab.harness.slack:
+        lab.broken("R2", f"collect came back after {took:g} s", f"its timeout was {timeout:g} s")
+    got = [(entry["run_id"], entry["rank"]) for entry in results]
+    wanted = [(handle.run_id, handle.rank) for handle in handles]
+    if got != wanted:
+        lab.broken("R1", f"results of {got}", f"the handles were {wanted}")
+    for replica, state, result in zip(replicas, before, results, strict=True):
+        lab.adopt(replica, lab.harness.truth(replica.handle))
+        _judge(lab, replica, state, result)
+    if took < timeout - lab.harness.slack and not all(ReplicaState(entry["status"]).terminal for entry in results):
+        lab.broken("R2", f"collect came back after {took:g} s", f"not all had ended, and its timeout was {timeout:g} s")
+    return results
+
+
+def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: ReplicaResult) -> None:
+    said = f"collect says of {replica}: {_short(result)}"
+    status, answer = result["status"], replica.answer
+    if status not in set(ReplicaState):
+        lab.broken("S1", said, f"the states are {', '.join(ReplicaState)}")
+    true = f"{replica} is {replica.state}"
+    lost = replica.gone and result["reason"] == "lost"
+    if answer is not None and answer != result and not lost:
+        lab.broken("R3", said, f"before, it said {_short(answer)}")
+    if replica.gone:
+        known = replica.said is not None and replica.said.state.terminal
+        if not (status == "failed" and result["reason"] == "lost") and not (known and status == replica.state):
+            lab.broken("R7", said, "there is no record of it")
+        return
+    if (result["exit_code"] == 0) != (status == "succeeded"):
+        lab.broken("R4", said, true)
+    if status != replica.state and not _alike(lab, before, status):
+        lab.broken("R3" if answer else "S4", said, true)
+    if not ReplicaState(status).terminal:
+        return
+    if status == "succeeded" and not _same(result["result"], replica.result):
+        lab.broken("R5", said, f"it returned {str(replica.result)[:200]}")
+    if status == "succeeded" and result["error"] is not None:
+        lab.broken("R4", said, "a success has no error")
+    if status != "succeeded" and not result["error"]:
+        lab.broken("S8", said, "what has not succeeded has an error that says why")
+    if status == "cancelled" and result["exit_code"] is not None:
+        lab.broken("R4", said, "in a result, a cancelled replica has no exit code")
+    if replica.reason is not None and result["reason"] != replica.reason:
+        lab.broken("S7" if replica.reason == "timeout" else "S8", said, f"the reason is {replica.reason}")
+    replica.answer = result
+
+
+def _alike(lab: Lab, before: ReplicaState | None, status: str) -> bool:
+    """Whether it may be said although it is not true now: it was when collect looked, or cannot be told apart."""
+    if before is None or before.terminal or ReplicaState(status).terminal:
+        return False
+    return status == before or not lab.capabilities.distinguishes_pending or lab.harness.starts_by_itself
+
+
+def _same(one: Any, other: Any) -> bool:
+    """Equal as JSON values: 1, 1.0 and true are three different ones."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(_same(one[key], other[key]) for key in one)
+    if isinstance(one, list):
+        return len(one) == len(other) and all(map(_same, one, other))
+    return bool(one == other)
+
+
+def _short(result: ReplicaResult) -> str:
+    keys = ("status", "reason", "exit_code", "error", "result")
+    return ", ".join(f"{key}={str(result.get(key))[:80]}" for key in keys if result.get(key) is not None)

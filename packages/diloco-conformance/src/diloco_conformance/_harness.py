@@ -1,0 +1,208 @@
+"""What a backend supplies to be checked: a world, and a hand that moves it behind the executor's back."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from diloco_protocol import Backoff, BaseExecutor, ReplicaHandle, ReplicaState
+
+from ._time import VirtualTime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Step(StrEnum):
+    """What a replica can be made to do. START, SUCCEED and FAIL are needed; the others may be declared impossible."""
+
+    START = "start"
+    """Its program runs now; value: None."""
+    SUCCEED = "succeed"
+    """Its program returns; value: what it returns (JSON)."""
+    FAIL = "fail"
+    """Its program exits; value: the exit code, 1 … 255."""
+    OOM = "oom"
+    """It is killed for want of memory; value: None."""
+    PREEMPT = "preempt"
+    """Its machine is taken away, and the backend will start it again; value: None."""
+    PRINT = "print"
+    """Its program writes lines to standard output; value: list of text."""
+
+
+class Operation(StrEnum):
+    """The calls to the backend that can be disturbed."""
+
+    LAUNCH = "launch"
+    OBSERVE = "observe"
+    CANCEL = "cancel"
+
+
+class Fault(StrEnum):
+    """How a call can be disturbed."""
+
+    THROTTLE = "throttle"
+    """Too many requests: ThrottledError, or retried."""
+    SERVER_ERROR = "server error"
+    """An internal error of the backend, nothing done: a retryable BackendError, or retried."""
+    REFUSED = "refused"
+    """No connection, nothing done: a retryable BackendError, or retried."""
+    CUT = "cut"
+    """The connection is cut before the request is done: a retryable BackendError, or retried."""
+    FORBIDDEN = "forbidden"
+    """The credentials do not allow it: a BackendError that is not retryable."""
+    CONFLICT = "conflict"
+    """The backend refuses because of a conflict: a BackendError."""
+    AMBIGUOUS = "ambiguous"
+    """The request is done, and then the connection is cut. For LAUNCH, once."""
+
+
+class Ability(StrEnum):
+    """What else a world may be unable to do."""
+
+    RACE = "race"
+    """SUCCEED and FAIL of a replica that is being cancelled."""
+    TIMEOUT = "timeout"
+    """Time can be made to pass until a replica is overdue."""
+    EXPIRE = "expire"
+    """The backend can forget a run that has ended."""
+    CALLS = "calls"
+    """Calls can be counted."""
+    SENT = "sent"
+    """What was sent can be read."""
+    TOLD = "told"
+    """What a replica was told can be read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """What is true of a replica, from the world and not from the executor.
+
+    Attributes:
+        state: Its state; None if the backend has no record of it. It is terminal only if the backend's records say so.
+        alive: Whether anything of it still exists that costs money: process, pod, machine.
+        attempt: Its n-th life.
+        stopping: It is being ended and is not yet gone.
+    """
+
+    state: ReplicaState | None
+    alive: bool
+    attempt: int = 1
+    stopping: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """What a replica was told, as its program saw it."""
+
+    rank: int
+    world_size: int
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+
+class Harness(ABC):
+    """One fresh world for one example.
+
+    A scripted world is quick and has faults; one with real replicas proves that the script is true. Most backends have
+    both. All methods return only when what they do is done and the backend's own records show it, except that a cancel
+    and what follows of it may be under way until :meth:`settle`.
+
+    Attributes:
+        entrypoint: What is launched; in a world with real replicas ``diloco_conformance.puppet:perform``.
+        entrypoint_args: Arguments that the world needs itself; the suite adds its own.
+        cannot: What this world cannot do (a Step, Fault, Operation or Ability), and why. The tests that need it are
+            skipped with that reason.
+        starts_by_itself: Whether replicas start without START, which then waits for it.
+        timeout: Timeout of most launches, in seconds; no test reaches it.
+        short_timeout: Timeout of the replicas that shall be overdue, in seconds.
+        slack: Seconds by which collect may come back late.
+        patience: Real seconds that one call may take before it counts as hung.
+        run_prefix: Begin of the run_ids that the suite gives; where runs outlive a world, it must be new each time.
+        time: The clock of the world, if it is virtual.
+    """
+
+    entrypoint: str = "diloco_conformance.puppet:perform"
+    entrypoint_args: Mapping[str, Any] = {}
+    cannot: Mapping[str, str] = {}
+    starts_by_itself: bool = False
+    timeout: float = 3600.0
+    short_timeout: float = 60.0
+    slack: float = 1.0
+    patience: float = 30.0
+    run_prefix: str = "conf"
+
+    def __init__(self) -> None:
+        self.time = VirtualTime()
+
+    # --- what every backend supplies ---
+
+    @abstractmethod
+    def make_executor(self) -> BaseExecutor:
+        """A new executor on this world that has no memory of earlier ones, with ``backoff=self.backoff()``."""
+
+    @abstractmethod
+    def drive(self, handle: ReplicaHandle, step: Step, value: Any = None) -> None:
+        """Make a replica do something, behind the executor's back."""
+
+    @abstractmethod
+    def settle(self) -> None:
+        """Let everything that is under way come to its end: cancels, gang failures, lagging records."""
+
+    @abstractmethod
+    def advance(self, seconds: float) -> None:
+        """Let time pass (``self.time.sleep``), with all that the world does then by itself, such as timeouts."""
+
+    @abstractmethod
+    def truth(self, handle: ReplicaHandle) -> Truth:
+        """What is true of a replica."""
+
+    @abstractmethod
+    def living(self) -> int:
+        """How many replicas are alive in this world, whoever started them."""
+
+    # --- what a world may declare that it cannot ---
+
+    def expire(self, handles: Sequence[ReplicaHandle]) -> None:
+        """Make the backend forget a run that has ended, as after its retention."""
+        raise NotImplementedError(f"{type(self).__name__} has no expire(); declare Ability.EXPIRE in cannot")
+
+    def inject(self, operation: Operation, fault: Fault, *, after: int = 0) -> None:
+        """Disturb all calls of an operation, except the first ``after``, until :meth:`clear`."""
+        raise NotImplementedError(f"{type(self).__name__} has no inject(); declare the Faults in cannot")
+
+    def clear(self) -> None:  # noqa: B027 - a world without faults has nothing to clear
+        """End all disturbances."""
+
+    def calls(self) -> int:
+        """How many calls the backend has received so far."""
+        raise NotImplementedError(f"{type(self).__name__} has no calls(); declare Ability.CALLS in cannot")
+
+    def sent(self) -> list[dict[str, Any]]:
+        """The requests of all launches so far, in the words of ``Plan.requests``."""
+        raise NotImplementedError(f"{type(self).__name__} has no sent(); declare Ability.SENT in cannot")
+
+    def told(self, handle: ReplicaHandle) -> Told:
+        """What a replica that runs was told."""
+        raise NotImplementedError(f"{type(self).__name__} has no told(); declare Ability.TOLD in cannot")
+
+    def close(self) -> None:  # noqa: B027 - a world in memory needs none
+        """Let go of the world; nothing of it may be left running."""
+
+    # --- for use in make_executor ---
+
+    def clock(self) -> float:
+        """The world's time in seconds; override it where it is real."""
+        return self.time.clock()
+
+    def sleep(self, seconds: float) -> None:
+        """What executors on this world sleep with: the world goes on meanwhile. Override it where time is real."""
+        self.advance(seconds)
+
+    def backoff(self) -> Backoff:
+        """Pauses on this world's clock, without randomness."""
+        uniform: Callable[[], float] = float
+        return Backoff(first=0.2, factor=1.5, cap=5.0, clock=self.clock, sleep=self.sleep, uniform=uniform)

@@ -1,0 +1,252 @@
+"""Where executor, world and model meet: everything a test does goes through here, is checked, and is written down."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import pytest
+
+from diloco_protocol import BackendError, Reason, ReplicaHandle, ReplicaNotFoundError, ReplicaState
+
+from . import _model
+from ._check import Checks
+from ._harness import Ability, Fault, Harness, Operation, Step
+from ._model import Replica, Run
+from ._promises import HarnessFault
+
+if TYPE_CHECKING:
+    from diloco_protocol import BaseExecutor, Capabilities
+
+T = TypeVar("T")
+
+
+class Lab(Checks):
+    """One example: a world, the executor under test, and the model of what must be true.
+
+    Attributes:
+        harness: The world.
+        executor: The executor at present; :meth:`forget` makes a new one.
+        capabilities: What it declares.
+        runs: All runs so far.
+        history: What was done, a sentence each.
+        disturbed: Whether the backend is disturbed at present.
+    """
+
+    def __init__(self, harness: Harness) -> None:
+        self.harness = harness
+        self.executor: BaseExecutor = harness.make_executor()
+        self.capabilities: Capabilities = self.executor.capabilities
+        self.runs: list[Run] = []
+        self.history: list[str] = []
+        self.last = "launch"
+        self.disturbed = False
+        self._declared()
+
+    # --- what can be done here ---
+
+    def _declared(self) -> None:
+        known = {*Step, *Fault, *Operation, *Ability}
+        wrong = [name for name in self.harness.cannot if name not in known]
+        needed = [name for name in (Step.START, Step.SUCCEED, Step.FAIL) if name in self.harness.cannot]
+        silent = [name for name, why in self.harness.cannot.items() if not str(why).strip()]
+        if wrong or needed or silent:
+            raise HarnessFault(
+                f"cannot= may name a Step, Fault, Operation or Ability with a reason, but not start, succeed or fail: "
+                f"unknown {wrong}, needed {needed}, without a reason {silent}"
+            )
+
+    def can(self, *needs: str) -> bool:
+        """Whether this world, and the backend by what it declares, can do all of that."""
+        return self._obstacle(needs) is None
+
+    def needs(self, *needs: str) -> None:
+        """Skip the test, with the declared reason, unless all of that can be done."""
+        obstacle = self._obstacle(needs)
+        if obstacle is not None:
+            pytest.skip(obstacle)
+
+    def _obstacle(self, needs: Sequence[str]) -> str | None:
+        for need in needs:
+            if need == Step.PREEMPT and not self.capabilities.preemptible:
+                return "the backend declares that its replicas are not preemptible"
+            if need in self.harness.cannot:
+                return f"the harness declares that it cannot {need}: {self.harness.cannot[need]}"
+        return None
+
+    def replicas(self) -> list[Replica]:
+        """All replicas of all runs."""
+        return [replica for run in self.runs for replica in run.replicas]
+
+    def note(self, what: str, last: str = "") -> None:
+        """Write down what is done now."""
+        self.history.append(what)
+        self.last = last or what.split()[0]
+
+    # --- the verbs ---
+
+    def verb(self, promise: str, call: Callable[[], T]) -> T:
+        """Call a verb; while the backend is well, an error of it breaks the promise.
+
+        Raises:
+            BackendError: The backend is disturbed.
+        """
+        try:
+            return self.within(promise, call)
+        except BackendError as error:
+            if self.disturbed:
+                raise
+            self.broken(promise, f"it raised {error!r}", "the backend is well, and this is allowed")
+
+    def launch(self, n: int = 1, *, named: bool = True, kwargs: dict[str, Any] | None = None, **options: Any) -> Run:
+        """Launch a run, and check what the launch gives."""
+        number = len(self.runs) + 1
+        options.setdefault("timeout", self.harness.timeout)
+        if named:
+            options.setdefault("run_id", f"{self.harness.run_prefix}-{number}")
+        run = Run(f"run {number}", options.get("run_id", ""), options["timeout"], {"number": number, **(kwargs or {})})
+        shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
+        self.note(f"launch_replicas({n}, {shown}) is {run.name}", "launch")
+        handles = self.verb("L1", lambda: self._launch(n, run, options))
+        self.check_launched(n, run, handles)
+        run.run_id = handles[0].run_id
+        run.replicas = [Replica(handle, run) for handle in handles]
+        if self.harness.starts_by_itself:
+            for replica in run.replicas:
+                replica.started_at = self.harness.clock()
+        self.runs.append(run)
+        return run
+
+    def _launch(self, n: int, run: Run, options: dict[str, Any]) -> list[ReplicaHandle]:
+        arguments = {**self.harness.entrypoint_args, **run.kwargs}
+        return self.executor.launch_replicas(n, self.harness.entrypoint, arguments, **options)
+
+    def relaunch(self, run: Run) -> list[ReplicaHandle]:
+        """Launch the same once more."""
+        self.note(f"launch_replicas again, as {run.name}", "launch")
+        options = {"run_id": run.run_id, "timeout": run.timeout}
+        return self.verb("L3", lambda: self._launch(len(run.replicas), run, options))
+
+    def cancel(self, replica: Replica) -> None:
+        """Cancel a replica."""
+        self.note(f"cancel({replica})", "cancel")
+        self.verb("C1", lambda: self.executor.cancel(replica.handle))
+        _model.cancelled(replica, self.capabilities)
+
+    def attach(self, run: Run) -> None:
+        """Find a run again by its name."""
+        self.note(f"attach({run.name})")
+        listed = self.verb("H3", self.executor.list_runs)
+        if listed.count(run.run_id) != 1:
+            self.broken("H3", f"list_runs gave {listed}", f"there is one run {run.run_id!r}")
+        found = self.verb("H3", lambda: self.executor.attach(run.run_id))
+        if found != run.handles:
+            self.broken("H3", f"attach({run.run_id!r}) gave {found}", f"its handles are {run.handles}")
+
+    def purge(self, run: Run) -> None:
+        """Purge a run that has ended."""
+        self.note(f"purge({run.name})", "purge")
+        self.verb("C6", lambda: self.executor.purge(run.handles[0]))
+        for replica in run.replicas:
+            replica.gone = True
+
+    def forget(self) -> None:
+        """Go on with an executor that has seen nothing, and handles that went through JSON, as in another process."""
+        self.note("go on in another process")
+        self.executor.close()
+        self.executor = self.harness.make_executor()
+        for replica in self.replicas():
+            text = json.dumps(replica.handle.to_dict())
+            copy = ReplicaHandle.from_dict(json.loads(text))
+            if copy != replica.handle or hash(copy) != hash(replica.handle):
+                self.broken("H1", f"the handle of {replica} is {copy!r} after JSON", repr(replica.handle))
+            replica.handle = copy
+
+    # --- behind the executor's back ---
+
+    def drive(self, replica: Replica, step: Step, value: Any = None) -> None:
+        """Make a replica do something, and see that the world has done it."""
+        self.adopt(replica, self.harness.truth(replica.handle))
+        shown = "" if value is None else f" with {str(value)[:60]}"
+        self.note(f"{replica} is made to {step}{shown}", "drive")
+        self.harness.drive(replica.handle, step, value)
+        if step is Step.START:
+            replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
+        elif step is Step.SUCCEED:
+            replica.end(ReplicaState.SUCCEEDED, Reason.COMPLETED, 0, value)
+        elif step is Step.FAIL:
+            replica.end(ReplicaState.FAILED, Reason.ERROR, value)
+            _model.failed(replica, self.capabilities)
+        elif step is Step.OOM:
+            replica.end(ReplicaState.FAILED, Reason.OOM, 137)
+            _model.failed(replica, self.capabilities)
+        elif step is Step.PREEMPT:
+            replica.state, replica.started_at = ReplicaState.PENDING, None
+            replica.attempt += self.capabilities.counts_attempts
+            replica.before += replica.lines
+            replica.lines = []
+        elif step is Step.PRINT:
+            replica.lines += value
+        truth = self.harness.truth(replica.handle)
+        allowed = replica.possible(self.harness.clock(), starts_by_itself=self.harness.starts_by_itself)
+        if truth.state not in allowed or (replica.state.terminal and truth.alive):
+            raise HarnessFault(f"the world was to make {replica} {step}, but tells {truth} after it")
+
+    def up(self, n: int = 1, **options: Any) -> Run:
+        """Launch a run and start all of it."""
+        run = self.launch(n, **options)
+        for replica in run.replicas:
+            self.drive(replica, Step.START)
+        return run
+
+    def settle(self) -> None:
+        """Let everything that is under way come to its end."""
+        self.note("everything under way comes to its end", "settle")
+        self.harness.settle()
+        self.check_settled()
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.note(f"{seconds:g} s pass", "advance")
+        self.harness.advance(seconds)
+
+    def overrun(self, run: Run) -> None:
+        """Let time pass until all of a run that has been started is past its timeout, and see it end."""
+        self.advance(run.timeout + 5)
+        self.settle()
+
+    def expire(self, run: Run) -> None:
+        """Make the backend forget a run that has ended."""
+        self.note(f"the backend forgets {run.name}", "expire")
+        self.harness.expire(run.handles)
+        for replica in run.replicas:
+            replica.gone = True
+
+    @contextlib.contextmanager
+    def fault(self, operation: Operation, fault: Fault, *, after: int = 0) -> Iterator[None]:
+        """Disturb the calls to the backend meanwhile."""
+        self.note(f"from now on, every {operation} meets: {fault}" + (f", except the first {after}" if after else ""))
+        self.harness.inject(operation, fault, after=after)
+        self.disturbed = True
+        try:
+            yield
+        finally:
+            self.disturbed = False
+            self.harness.clear()
+            self.note("the backend is well again")
+
+    def close(self) -> None:
+        """End all that is alive, and let go of the world."""
+        try:
+            self.harness.clear()
+            with contextlib.suppress(BackendError):
+                for run in self.runs:
+                    for replica in run.replicas:
+                        with contextlib.suppress(ReplicaNotFoundError):
+                            self.executor.cancel(replica.handle)
+                self.harness.settle()
+            self.executor.close()
+        finally:
+            self.harness.close()

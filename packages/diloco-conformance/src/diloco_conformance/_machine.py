@@ -1,0 +1,278 @@
+"""Any sequence of what users, replicas, platforms and failures do, compared with the model after every step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from hypothesis import assume
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from diloco_protocol import BackendError, ReplicaState
+
+from ._check_collect import collect
+from ._harness import Ability, Fault, Harness, Operation, Step
+from ._lab import Lab
+from ._model import Replica, Run
+from ._scenes import broken_cancel, broken_look, conflicting_launch, doubtful_launch, early_purge, failing_launch
+
+MOST_RUNS = 6
+MOST_REPLICAS = 9
+
+pick = st.integers(0, 1000)
+values = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.booleans(), max_size=2))
+
+
+def machine(make_harness: Callable[[], Harness]) -> type[RuleBasedStateMachine]:
+    """The state machine of a backend."""
+
+    class Machine(ExecutorMachine):
+        def __init__(self) -> None:
+            super().__init__(make_harness())
+
+    return Machine
+
+
+class ExecutorMachine(RuleBasedStateMachine):
+    """The rules. Purely random ones miss much, so some of them go straight to where executors err."""
+
+    def __init__(self, harness: Harness) -> None:
+        super().__init__()
+        self.lab = Lab(harness)
+
+    def teardown(self) -> None:
+        """End of an example."""
+        self.lab.close()
+
+    # --- choosing ---
+
+    def some(self, number: int, test: Callable[[Replica], bool]) -> Replica:
+        """One of the replicas that pass."""
+        found = [replica for replica in self.lab.replicas() if not replica.gone and test(replica)]
+        assume(found)
+        return found[number % len(found)]
+
+    def some_run(self, number: int, test: Callable[[Run], bool]) -> Run:
+        """One of the runs that pass."""
+        found = [run for run in self.lab.runs if test(run)]
+        assume(found)
+        return found[number % len(found)]
+
+    # --- launching ---
+
+    @property
+    def room(self) -> bool:
+        """Whether one more run of two fits in."""
+        return len(self.lab.runs) < MOST_RUNS and len(self.lab.replicas()) <= MOST_REPLICAS - 2
+
+    @initialize(n=st.integers(1, 3))
+    def first(self, n: int) -> None:
+        """There is always a run."""
+        self.lab.launch(n)
+
+    @precondition(lambda self: self.room)
+    @rule(n=st.integers(1, 2), named=st.booleans(), short=st.booleans())
+    def launch(self, n: int, named: bool, short: bool) -> None:
+        """Launch."""
+        timeout = self.lab.harness.short_timeout if short else self.lab.harness.timeout
+        self.lab.launch(n, named=named, timeout=timeout)
+
+    @precondition(lambda self: self.room)
+    @rule()
+    def bring_up(self) -> None:
+        """Launch and start all of it."""
+        self.lab.up(2)
+
+    @rule(number=pick)
+    def launch_again(self, number: int) -> None:
+        """The same launch once more finds the same replicas."""
+        run = self.some_run(number, lambda run: not any(replica.gone for replica in run.replicas))
+        living = self.lab.harness.living()
+        handles = self.lab.relaunch(run)
+        if handles != run.handles or self.lab.harness.living() > living:
+            self.lab.broken("L3", f"launched again, it gave {handles}", f"{run.name} is {run.handles}")
+
+    @rule(number=pick, more=st.sampled_from([{}, {"other": 1}]))
+    def conflicting_launch(self, number: int, more: dict[str, Any]) -> None:
+        """Another launch under a name that is taken."""
+        run = self.some_run(number, lambda run: not any(replica.gone for replica in run.replicas))
+        conflicting_launch(self.lab, run, len(run.replicas) + (not more), more)
+
+    @precondition(lambda self: self.room and self.lab.can(Fault.FORBIDDEN, Operation.LAUNCH))
+    @rule(after=st.integers(0, 2))
+    def failing_launch(self, after: int) -> None:
+        """A launch that is refused, at the first call or in the middle."""
+        failing_launch(self.lab, after)
+
+    @precondition(lambda self: self.room and self.lab.can(Fault.AMBIGUOUS, Operation.LAUNCH))
+    @rule(after=st.integers(0, 2))
+    def doubtful_launch(self, after: int) -> None:
+        """A launch whose answer is lost."""
+        doubtful_launch(self.lab, after)
+
+    # --- what replicas and platforms do ---
+
+    @rule(number=pick)
+    def start(self, number: int) -> None:
+        """A replica starts."""
+        now = self.lab.harness.clock()
+        replica = self.some(
+            number,
+            lambda one: one.live and one.started_at is None and not (one.stopping or one.doomed or one.overdue(now)),
+        )
+        self.lab.drive(replica, Step.START)
+
+    def running(self, number: int, *, race: bool = False) -> Replica:
+        """A replica that runs, if need be a new one, and is not being ended unless the world can do that."""
+        now = self.lab.harness.clock()
+        race = race and self.lab.can(Ability.RACE)
+
+        def fits(one: Replica) -> bool:
+            runs = one.state is ReplicaState.RUNNING and one.started_at is not None
+            return runs and not one.doomed and not one.overdue(now) and (race or not one.stopping)
+
+        if self.room and not any(fits(one) for one in self.lab.replicas()):
+            self.lab.up(1)
+        return self.some(number, fits)
+
+    @rule(number=pick, value=values)
+    def succeed(self, number: int, value: Any) -> None:
+        """A replica succeeds."""
+        self.lab.drive(self.running(number, race=True), Step.SUCCEED, value)
+
+    @rule(number=pick, code=st.integers(1, 255))
+    def fail(self, number: int, code: int) -> None:
+        """A replica fails."""
+        self.lab.drive(self.running(number), Step.FAIL, code)
+
+    @precondition(lambda self: self.lab.can(Step.OOM))
+    @rule(number=pick)
+    def out_of_memory(self, number: int) -> None:
+        """A replica is killed for want of memory."""
+        self.lab.drive(self.running(number), Step.OOM)
+
+    @precondition(lambda self: self.lab.can(Step.PREEMPT))
+    @rule(number=pick)
+    def preempt(self, number: int) -> None:
+        """A replica's machine is taken away."""
+        self.lab.drive(self.running(number), Step.PREEMPT)
+
+    @precondition(lambda self: self.lab.can(Ability.TIMEOUT))
+    @rule(seconds=st.integers(1, 20))
+    def wait(self, seconds: int) -> None:
+        """Time passes."""
+        self.lab.advance(seconds)
+
+    @rule()
+    def settle(self) -> None:
+        """The world comes to rest."""
+        self.lab.settle()
+
+    @precondition(lambda self: self.room and self.lab.can(Ability.TIMEOUT))
+    @rule()
+    def overrun(self) -> None:
+        """A run that was started is not done in time."""
+        self.lab.overrun(self.lab.up(2, timeout=self.lab.harness.short_timeout))
+
+    @precondition(lambda self: self.room)
+    @rule(value=values)
+    def run_through(self, value: Any) -> None:
+        """A run that goes well, and is collected."""
+        run = self.lab.up(2)
+        for replica in run.replicas:
+            self.lab.drive(replica, Step.SUCCEED, [value, replica.handle.rank])
+        self.lab.observe_all()
+        collect(self.lab, run.replicas)
+
+    # --- what users do ---
+
+    @rule(number=pick)
+    def cancel(self, number: int) -> None:
+        """Cancel whatever it is."""
+        replicas = self.lab.replicas()
+        assume(replicas)
+        self.lab.cancel(replicas[number % len(replicas)])
+
+    @rule(number=pick, collecting=st.booleans())
+    def cancellation_completes(self, number: int, collecting: bool) -> None:
+        """Cancel what runs, look at once, and look when it is over."""
+        replica = self.running(number)
+        self.lab.cancel(replica)
+        self.lab.observe_all()
+        if collecting:
+            collect(self.lab, replica.run.replicas)
+        self.lab.settle()
+
+    @rule(numbers=st.lists(pick, min_size=1, max_size=4), timeout=st.sampled_from([0.0, 5.0]))
+    def collect(self, numbers: list[int], timeout: float) -> None:
+        """Collect some replicas of any runs, in any order, some of them twice."""
+        replicas = self.lab.replicas()
+        assume(replicas)
+        timeout = timeout if self.lab.can(Ability.TIMEOUT) else 0.0
+        collect(self.lab, [replicas[number % len(replicas)] for number in numbers], timeout=timeout)
+
+    @rule()
+    def collect_all(self) -> None:
+        """Collect everything."""
+        collect(self.lab, self.lab.replicas())
+
+    @rule()
+    def forget(self) -> None:
+        """Go on in another process."""
+        self.lab.forget()
+
+    @rule(number=pick)
+    def attach(self, number: int) -> None:
+        """Find a run again."""
+        run = self.some_run(number, lambda run: not any(replica.gone for replica in run.replicas))
+        self.lab.attach(run)
+
+    @rule()
+    def poll(self) -> None:
+        """Poll and describe."""
+        self.lab.agree()
+
+    @rule(number=pick)
+    def purge(self, number: int) -> None:
+        """Remove what has ended; what has not is not removed."""
+        self.lab.settle()
+        run = self.some_run(number, lambda run: not run.replicas[0].gone)
+        if run.live:
+            early_purge(self.lab, run)
+            return
+        self.lab.purge(run)
+        if number % 2:
+            self.lab.forget()
+        collect(self.lab, run.replicas)
+
+    @precondition(lambda self: self.lab.can(Ability.EXPIRE))
+    @rule(number=pick)
+    def expire(self, number: int) -> None:
+        """The backend forgets what has ended."""
+        self.lab.settle()
+        self.lab.expire(self.some_run(number, lambda run: not run.live and not run.replicas[0].gone))
+
+    # --- what networks do ---
+
+    @rule(number=pick, fault=st.sampled_from([Fault.THROTTLE, Fault.SERVER_ERROR, Fault.REFUSED, Fault.FORBIDDEN]))
+    def broken_look(self, number: int, fault: Fault) -> None:
+        """Ask while the backend cannot answer."""
+        assume(self.lab.can(fault, Operation.OBSERVE))
+        broken_look(self.lab, self.some(number, lambda _: True), fault)
+
+    @rule(number=pick, fault=st.sampled_from([Fault.SERVER_ERROR, Fault.FORBIDDEN, Fault.CONFLICT]))
+    def broken_cancel(self, number: int, fault: Fault) -> None:
+        """Cancel while the backend cannot do it."""
+        assume(self.lab.can(fault, Operation.CANCEL))
+        broken_cancel(self.lab, self.running(number), fault)
+
+    # --- after every step ---
+
+    @invariant()
+    def the_truth_is_told(self) -> None:
+        """Every replica's state is the true one."""
+        try:
+            self.lab.observe_all()
+        except BackendError as error:
+            self.lab.broken("S4", f"describe raised {error!r}", "the backend is well and has records of every replica")

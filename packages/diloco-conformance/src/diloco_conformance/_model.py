@@ -1,0 +1,127 @@
+"""What must be true of every replica, from what was done to it and from nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from diloco_protocol import Reason, ReplicaState
+
+if TYPE_CHECKING:
+    from diloco_protocol import Capabilities, ReplicaHandle, ReplicaResult, ReplicaStatus
+
+
+@dataclass(eq=False, slots=True)
+class Replica:
+    """One replica as the suite knows it.
+
+    Attributes:
+        handle: Its handle.
+        run: The run it belongs to.
+        state: Its state by what was done; PENDING may in truth be RUNNING where replicas start by themselves.
+        attempt: Its n-th life.
+        reason: Why it has ended; None if that is not the suite's doing.
+        exit_code: Of a failure, if the suite chose it.
+        result: What it returned.
+        stopping: A cancel of it was accepted.
+        doomed: A sibling has failed in a backend whose failure scope is the gang.
+        started_at: When it was started, on the world's clock.
+        lines: What it has written in this attempt.
+        before: What it has written in earlier attempts.
+        gone: Its records were removed.
+        said: What the executors have said of it last.
+        answer: Its first terminal result from collect.
+    """
+
+    handle: ReplicaHandle
+    run: Run
+    state: ReplicaState = ReplicaState.PENDING
+    attempt: int = 1
+    reason: Reason | None = None
+    exit_code: int | None = None
+    result: Any = None
+    stopping: bool = False
+    doomed: bool = False
+    started_at: float | None = None
+    lines: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    gone: bool = False
+    said: ReplicaStatus | None = None
+    answer: ReplicaResult | None = None
+
+    def __str__(self) -> str:
+        return f"rank {self.handle.rank} of {self.run.name}"
+
+    @property
+    def live(self) -> bool:
+        """Whether it has not ended."""
+        return not self.state.terminal
+
+    def overdue(self, now: float) -> bool:
+        """Whether it is past its timeout."""
+        return self.live and self.started_at is not None and now - self.started_at > self.run.timeout
+
+    def end(self, state: ReplicaState, reason: Reason | None, exit_code: int | None = None, result: Any = None) -> None:
+        """It has ended."""
+        self.state, self.reason, self.exit_code, self.result = state, reason, exit_code, result
+        self.stopping = self.doomed = False
+
+    def possible(self, now: float, *, starts_by_itself: bool) -> dict[ReplicaState, Reason | None]:
+        """The states that may be true now, with the reason of the terminal ones."""
+        if not self.live:
+            return {self.state: self.reason}
+        states: dict[ReplicaState, Reason | None] = {self.state: None}
+        if starts_by_itself:
+            states[ReplicaState.RUNNING] = None
+        if self.stopping:
+            states[ReplicaState.CANCELLED] = Reason.CANCEL_REQUESTED
+        if self.doomed:
+            states[ReplicaState.FAILED] = Reason.GANG_FAILED
+        if self.overdue(now):
+            states[ReplicaState.FAILED] = Reason.TIMEOUT
+        return states
+
+
+@dataclass(eq=False, slots=True)
+class Run:
+    """One launch as the suite knows it.
+
+    Attributes:
+        name: What the messages call it.
+        run_id: Its run_id.
+        timeout: Its timeout in seconds.
+        kwargs: The arguments its replicas were given.
+        replicas: In rank order.
+    """
+
+    name: str
+    run_id: str
+    timeout: float
+    kwargs: dict[str, Any]
+    replicas: list[Replica] = field(default_factory=list)
+
+    @property
+    def handles(self) -> list[ReplicaHandle]:
+        """The handles in rank order."""
+        return [replica.handle for replica in self.replicas]
+
+    @property
+    def live(self) -> bool:
+        """Whether a replica has not ended."""
+        return any(replica.live for replica in self.replicas)
+
+
+def cancelled(replica: Replica, capabilities: Capabilities) -> None:
+    """A cancel of this replica was accepted."""
+    scope = replica.run.replicas if capabilities.cancel_scope == "gang" else [replica]
+    for one in scope:
+        if one.live:
+            one.stopping = True
+
+
+def failed(replica: Replica, capabilities: Capabilities) -> None:
+    """This replica has failed."""
+    if capabilities.failure_scope == "gang":
+        for one in replica.run.replicas:
+            if one.live:
+                one.doomed = True

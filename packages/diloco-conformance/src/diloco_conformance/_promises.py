@@ -1,0 +1,60 @@
+"""What every executor promises, and what is raised when one is not kept."""
+
+from __future__ import annotations
+
+PROMISES = {
+    "S1": "A state is one of the five.",
+    "S2": "A terminal state is never left.",
+    "S3": "States go forward: running becomes pending again only with the next attempt.",
+    "S4": "poll says what is true.",
+    "S5": "A replica is cancelled only after a cancel or an outside stop, and only when its resources are gone.",
+    "S6": "Unknown is an exception, never a state.",
+    "S7": "A timeout is a failure with reason 'timeout'.",
+    "S8": "Reason, exit code and attempt are the true ones, and describe agrees with poll.",
+    "S9": "A failure changes the siblings only where the declared failure scope says so.",
+    "C1": "Cancelling twice is cancelling once, and cancelling what has ended or is gone is no error.",
+    "C2": "Cancel changes nothing that has ended.",
+    "C3": "Cancel ends exactly what the declared scope says.",
+    "C4": "Cancel returns only if the backend has accepted; otherwise it raises and nothing has changed.",
+    "C5": "What is cancelled ends, and a success or failure that won the race stays.",
+    "C6": "Cancel keeps the evidence; purge removes it, and only of runs that have ended.",
+    "R1": "collect returns one result per handle, in the given order.",
+    "R2": "collect returns by its deadline and never ends a replica.",
+    "R3": "collect is repeatable: a terminal result is the same every time, and agrees with poll.",
+    "R4": "exit_code is 0 exactly if the replica succeeded.",
+    "R5": "A success comes with the result of that very replica.",
+    "R6": "collect absorbs errors that pass until its deadline, and raises the others.",
+    "R7": "In collect a replica without a record is failed with reason 'lost', never a success.",
+    "R8": "The calls of one look grow with the runs, not with the ranks.",
+    "L1": "A launch gives the ranks in order, and handles that no other replica has.",
+    "L2": "A launch is all or nothing: what an error leaves alive is in LaunchError.survivors.",
+    "L3": "The same run_id means the same replicas, and another launch under it is refused.",
+    "L4": "A wrong argument is an error before anything is called.",
+    "L5": "plan calls nothing and says what launch sends.",
+    "L6": "A replica is told its rank, the world size and exactly the arguments given.",
+    "H1": "A handle survives JSON and is a key of a dict.",
+    "H2": "An executor that has seen nothing answers the same.",
+    "H3": "list_runs and attach find every run again, with the same handles.",
+    "G1": "A log has the lines that the replica wrote, and no others.",
+    "D1": "What a backend cannot do is declared.",
+}
+"""Every promise by its id, in a sentence."""
+
+
+class PromiseBroken(AssertionError):  # noqa: N818 - it says what happened
+    """Raised when an executor breaks a promise.
+
+    Attributes:
+        promise: Its id in :data:`PROMISES`.
+    """
+
+    def __init__(self, promise: str, said: str, true: str, history: list[str]) -> None:
+        self.promise = promise
+        steps = "\n".join(f"    {number}. {step}" for number, step in enumerate(history, 1)) or "    (nothing)"
+        super().__init__(
+            f"{promise} is broken. {PROMISES[promise]}\n  The backend said: {said}\n  True is: {true}\n  After:\n{steps}"
+        )
+
+
+class HarnessFault(Exception):  # noqa: N818 - it says whose fault it is
+    """Raised when a harness did not do, or did not tell, what it was asked: the harness is wrong, not the executor."""

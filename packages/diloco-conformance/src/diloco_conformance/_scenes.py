@@ -1,0 +1,131 @@
+"""Situations that fixed tests and the state machine share: calls that the backend refuses, or whose answer is lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from diloco_protocol import BackendError, InvalidRequestError, LaunchError, RunConflictError
+
+from ._harness import Fault, Operation
+from ._lab import Lab
+from ._model import Replica, Run
+
+RETRYABLE = frozenset({Fault.THROTTLE, Fault.SERVER_ERROR, Fault.REFUSED, Fault.CUT})
+
+
+def check_error(lab: Lab, promise: str, what: str, error: BackendError, fault: Fault) -> None:
+    """An error says rightly whether trying again may help."""
+    if fault in RETRYABLE and not error.retryable:
+        lab.broken(promise, f"{what} raised {error!r}, not retryable", f"{fault}: it may pass")
+    if fault is Fault.FORBIDDEN and error.retryable:
+        lab.broken(promise, f"{what} raised {error!r}, retryable", f"{fault}: trying again does not help")
+
+
+def broken_look(lab: Lab, replica: Replica, fault: Fault) -> None:
+    """Asked while the backend cannot answer, the executor raises, or answers from what it has seen for certain."""
+    with lab.fault(Operation.OBSERVE, fault):
+        truth = lab.harness.truth(replica.handle)
+        try:
+            said = lab.within("S6", lambda: lab.executor.describe(replica.handle))
+        except BackendError as error:
+            check_error(lab, "S6", f"describe({replica})", error, fault)
+            if isinstance(error, LookupError):
+                lab.broken(
+                    "S6", f"describe({replica}) raised {error!r}", f"{fault}: nobody knows whether there is a record"
+                )
+            return
+        known = replica.said is not None and replica.said.state.terminal
+        if not (known and truth.state == said.state):
+            lab.broken("S6", f"describe({replica}) is {said.state}", f"{fault}: the backend could not be asked")
+
+
+def broken_cancel(lab: Lab, replica: Replica, fault: Fault) -> None:
+    """A cancel that the backend has not accepted raises, and changes nothing."""
+    with lab.fault(Operation.CANCEL, fault):
+        lab.note(f"cancel({replica})", "cancel")
+        before = lab.harness.truth(replica.handle)
+        try:
+            lab.within("C4", lambda: lab.executor.cancel(replica.handle))
+        except BackendError as error:
+            check_error(lab, "C4", f"cancel({replica})", error, fault)
+        else:
+            lab.broken("C4", f"cancel({replica}) returned", f"{fault}: the backend has not accepted it")
+        after = lab.harness.truth(replica.handle)
+        if after != before:
+            lab.broken("C4", f"cancel({replica}) raised", f"it was {before} and is now {after}")
+
+
+def failing_launch(lab: Lab, after: int, n: int = 3) -> None:
+    """A launch that is refused, at once or in the middle, leaves nothing alive."""
+    lab.settle()
+    living = lab.harness.living()
+    run_id = f"{lab.harness.run_prefix}-{len(lab.runs) + 1}-{after}-refused-{len(lab.history)}"
+    with lab.fault(Operation.LAUNCH, Fault.FORBIDDEN, after=after):
+        try:
+            run = lab.launch(n, run_id=run_id)
+        except BackendError as error:
+            survivors = list(error.survivors) if isinstance(error, LaunchError) else []
+            said = f"launch_replicas raised {error!r} with {len(survivors)} survivors"
+        else:
+            # The backend needs fewer calls than were let through.
+            _done(lab, run, after)
+            return
+    lab.settle()
+    alive = lab.harness.living() - living
+    if alive != len(survivors):
+        lab.broken("L2", said, f"{alive} of its replicas are alive")
+    lab.observe_all()
+
+
+def _done(lab: Lab, run: Run, after: int) -> None:
+    if after == 0:
+        lab.broken("L2", f"{run.name} was launched", "the backend has refused every call")
+
+
+def doubtful_launch(lab: Lab, after: int = 0, n: int = 2) -> Run:
+    """A launch whose answer is lost is found again under its run_id, once."""
+    lab.settle()
+    living = lab.harness.living()
+    run_id = f"{lab.harness.run_prefix}-{len(lab.runs) + 1}-doubtful-{len(lab.history)}"
+    with lab.fault(Operation.LAUNCH, Fault.AMBIGUOUS, after=after):
+        try:
+            run = lab.launch(n, run_id=run_id)
+        except BackendError as error:
+            lab.note(f"the launch raised {type(error).__name__}")
+            run = None
+    if run is None:
+        run = lab.launch(n, run_id=run_id)
+    elif lab.relaunch(run) != run.handles:
+        lab.broken("L3", "launched again, it gave other handles", f"{run.name} is {run.handles}")
+    alive = lab.harness.living() - living
+    if alive != n:
+        lab.broken(
+            "L3", f"{run.name} was launched, the answer was lost, and it was launched again", f"{alive} replicas live"
+        )
+    return run
+
+
+def conflicting_launch(lab: Lab, run: Run, n: int, more: dict[str, Any]) -> None:
+    """Another launch under the run_id of a run is refused, and changes nothing."""
+    living = lab.harness.living()
+    lab.note(f"launch_replicas({n}, {more}) with the run_id of {run.name}", "launch")
+    kwargs = {**lab.harness.entrypoint_args, **run.kwargs, **more}
+    options: dict[str, Any] = {"run_id": run.run_id, "timeout": run.timeout}
+    try:
+        lab.within("L3", lambda: lab.executor.launch_replicas(n, lab.harness.entrypoint, kwargs, **options))
+    except RunConflictError:
+        pass
+    else:
+        lab.broken("L3", "it was launched", f"run_id {run.run_id!r} belongs to another launch")
+    if lab.harness.living() > living:
+        lab.broken("L3", "it raised RunConflictError", f"{lab.harness.living()} replicas live, {living} before")
+
+
+def early_purge(lab: Lab, run: Run) -> None:
+    """What lives is not purged."""
+    lab.note(f"purge({run.name})", "purge")
+    try:
+        lab.within("C6", lambda: lab.executor.purge(run.handles[0]))
+    except InvalidRequestError:
+        return
+    lab.broken("C6", f"purge({run.name}) returned", f"{next(one for one in run.replicas if one.live)} has not ended")

@@ -1,0 +1,123 @@
+"""The one class that a backend's author subclasses."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+from diloco_protocol import BaseExecutor, Capabilities
+
+from ._harness import Harness
+from ._lab import Lab
+from ._machine import machine
+from ._promises import HarnessFault
+from ._suite_cancel import Cancelling
+from ._suite_collect import Collecting
+from ._suite_launch import Launching
+from ._suite_logs import Logs
+from ._suite_states import States
+
+
+class ExecutorConformance(States, Cancelling, Collecting, Launching, Logs):
+    """Every promise of the contract, as tests. Subclass it, and give it a :class:`Harness`.
+
+    A standard test may be changed only openly: by ``@pytest.mark.xfail(reason=...)`` on a method of the same name. Anything
+    else is refused when the class is made.
+
+    Attributes:
+        examples: Sequences that the state machine tries.
+        steps: Steps of each.
+        shrink: Whether a sequence that breaks a promise is made as short as can be.
+    """
+
+    examples: int = 40
+    steps: int = 30
+    shrink: bool = True
+
+    def make_harness(self) -> Harness:
+        """A fresh world."""
+        raise NotImplementedError(f"{type(self).__name__} needs make_harness(), which returns a Harness")
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        refuse_overrides(cls)
+
+    @pytest.fixture
+    def lab(self) -> Iterator[Lab]:
+        """A fresh world with its executor, for one test."""
+        lab = Lab(self.make_harness())
+        yield lab
+        lab.close()
+
+    def test_d1_what_it_cannot_do_is_declared(self, lab: Lab) -> None:
+        """Capabilities are there and make sense, the harness is complete, and no test was taken away."""
+        refuse_overrides(type(self))
+        executor = lab.executor
+        if not isinstance(executor, BaseExecutor) or not isinstance(executor.capabilities, Capabilities):
+            raise HarnessFault("make_executor() gives a BaseExecutor with capabilities")
+        if executor.capabilities.cancel_scope not in {"replica", "gang"}:
+            lab.broken("D1", f"cancel_scope={executor.capabilities.cancel_scope!r}", "it is 'replica' or 'gang'")
+        longest = executor.capabilities.max_timeout
+        if longest is not None:
+            try:
+                lab.within("D1", lambda: executor.plan(1, lab.harness.entrypoint, {}, timeout=longest + 1))
+            except ValueError:
+                pass
+            else:
+                lab.broken("D1", f"timeout={longest + 1:g} was taken", f"it declares max_timeout={longest:g}")
+        names = [option.name for option in executor.options()]
+        if len(set(names)) != len(names):
+            lab.broken("D1", f"options() gave {names}", "every option has one name")
+        executor.close()
+        executor.close()
+
+    def test_any_sequence_keeps_every_promise(self) -> None:
+        """The state machine."""
+        run_machine(self.make_harness, examples=self.examples, steps=self.steps, shrink=self.shrink)
+
+
+def run_machine(make_harness: Any, *, examples: int, steps: int, shrink: bool) -> None:
+    """Try sequences until one breaks a promise; the same ones every time."""
+    phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
+    run_state_machine_as_test(
+        machine(make_harness),
+        settings=settings(
+            max_examples=examples,
+            stateful_step_count=steps,
+            phases=phases,
+            deadline=None,
+            database=None,
+            derandomize=True,
+            print_blob=False,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
+
+
+STANDARD = [name for name in dir(ExecutorConformance) if name.startswith("test_")] + ["lab", "__init_subclass__"]
+
+
+def refuse_overrides(cls: type) -> None:
+    """Refuse a class in which a standard test is not what it was, unless it is marked xfail with a reason.
+
+    Raises:
+        TypeError: Names the test.
+    """
+    for name in STANDARD:
+        now = inspect.getattr_static(cls, name, None)
+        if now is _ORIGINAL[name]:
+            continue
+        marks = getattr(now, "pytestmark", [])
+        if not any(mark.name == "xfail" and str(mark.kwargs.get("reason", "")).strip() for mark in marks):
+            raise TypeError(
+                f"{cls.__name__} replaces the standard test {name}. A promise that is not kept is shown, not hidden: mark the "
+                "method with @pytest.mark.xfail(reason=...), and call super()'s in it"
+            )
+
+
+_ORIGINAL = {name: inspect.getattr_static(ExecutorConformance, name) for name in STANDARD}

@@ -1,0 +1,171 @@
+"""Waiting for replicas: R1 to R8."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from diloco_protocol import BackendError, ReplicaHandle, ReplicaStatus
+
+from ._check_collect import collect
+from ._harness import Ability, Fault, Operation, Step
+from ._lab import Lab
+from ._scenes import RETRYABLE
+from ._suite_states import ended
+
+
+class Collecting:
+    """Fixed tests of R1 to R8."""
+
+    def test_r1_results_follow_the_handles(self, lab: Lab) -> None:
+        """Backwards, twice, and of several runs mixed."""
+        one, two = lab.up(3), lab.up(3)
+        for run in (one, two):
+            for replica in run.replicas:
+                lab.drive(replica, Step.SUCCEED, f"{replica}")
+        collect(lab, [*two.replicas[::-1], one.replicas[1], two.replicas[1], one.replicas[1], *one.replicas])
+        if lab.within("R1", lambda: lab.executor.collect([], timeout=0)) != []:
+            lab.broken("R1", "no handles gave results", "there is nothing to collect")
+
+    def test_r2_the_deadline_is_kept_and_nothing_is_ended(self, lab: Lab) -> None:
+        """However many replicas run; in one deadline for all."""
+        runs = [lab.up(3), lab.up(2)]
+        replicas = lab.replicas()
+        for timeout in (0.0, 1.0, 10.0) if lab.can(Ability.TIMEOUT) else (0.0, 0.5):
+            collect(lab, replicas, timeout=timeout)
+            lab.observe_all()
+        lab.drive(runs[0].replicas[0], Step.SUCCEED, 1)
+        collect(lab, replicas, timeout=1.0)
+        lab.settle()
+        lab.observe_all()
+
+    def test_r2_it_waits_for_what_ends_meanwhile(self, lab: Lab) -> None:
+        """And then comes back at once."""
+        run = lab.up(2)
+        seen: list[Mapping[ReplicaHandle, ReplicaStatus]] = []
+
+        def progress(statuses: Mapping[ReplicaHandle, ReplicaStatus]) -> None:
+            if not seen:
+                for replica in run.replicas:
+                    lab.drive(replica, Step.SUCCEED, str(replica))
+            seen.append(statuses)
+
+        begin = lab.harness.clock()
+        collect(lab, run.replicas, timeout=50.0, progress=progress)
+        if lab.harness.clock() - begin > 25:
+            lab.broken("R2", f"collect took {lab.harness.clock() - begin:g} s", "all had ended after the first look")
+        if len(seen) < 2 or not set(run.handles) <= set(seen[-1]):
+            lab.broken("R2", f"progress was called {len(seen)} times, last with {seen[-1]}", "it is told of every look")
+
+    def test_r3_collecting_again_gives_the_same(self, lab: Lab) -> None:
+        """For every end; after polling, in another process, and however often."""
+        replicas = ended(lab)
+        lab.observe_all()
+        first = collect(lab, replicas)
+        for _ in range(2):
+            if collect(lab, replicas) != first:
+                lab.broken("R3", "another answer", f"the first was {first}")
+        lab.forget()
+        lab.observe_all()
+        if collect(lab, replicas) != first:
+            lab.broken("R3", "another answer in another process", f"the first was {first}")
+
+    def test_r3_what_is_being_ended_is_not_final(self, lab: Lab) -> None:
+        """Collected right after the cancel, and again when it has taken effect."""
+        run = lab.up(2)
+        lab.cancel(run.replicas[0])
+        collect(lab, run.replicas)
+        lab.observe_all()
+        lab.settle()
+        collect(lab, run.replicas)
+        lab.observe_all()
+
+    def test_r4_exit_codes(self, lab: Lab) -> None:
+        """0 for successes, the true one for failures, none for the cancelled."""
+        for entry, replica in zip(collect(lab, ended(lab)), lab.replicas(), strict=True):
+            if replica.reason == "error" and entry["exit_code"] != replica.exit_code:
+                lab.broken("R4", str(entry), f"its program exited with {replica.exit_code}")
+
+    def test_r5_every_replica_has_its_own_result(self, lab: Lab) -> None:
+        """Of two runs, polled before, collected out of order."""
+        values: list[Any] = [None, 0, "", {"nested": [1, 2.5, None, True, {"ä": "🙂"}]}, [[]], 2**63, -0.5, False]
+        runs = [lab.up(4), lab.up(4)]
+        for replica, value in zip(lab.replicas(), values, strict=True):
+            lab.drive(replica, Step.SUCCEED, value)
+            lab.observe(replica)
+        collect(lab, [*runs[1].replicas, *runs[0].replicas[::-1]])
+        lab.forget()
+        collect(lab, lab.replicas())
+
+    def test_r5_large_results_arrive(self, lab: Lab) -> None:
+        """As large as the backend declares, up to 2 MB; collect does not hang on them."""
+        size = min(2_000_000, lab.capabilities.max_result_bytes or 2_000_000)
+        run = lab.up(2)
+        for replica in run.replicas:
+            lab.drive(replica, Step.SUCCEED, f"{replica.handle.rank}" * (size - 2))
+        collect(lab, run.replicas, timeout=8.0)
+        collect(lab, run.replicas[::-1])
+
+    def test_r6_errors_that_pass_are_absorbed(self, lab: Lab) -> None:
+        """The wait goes on when the backend is well again."""
+        lab.needs(Operation.OBSERVE)
+        for fault in RETRYABLE:
+            if not lab.can(fault):
+                continue
+            run = lab.up(2)
+            for replica in run.replicas:
+                lab.drive(replica, Step.SUCCEED, str(fault))
+            lab.harness.inject(Operation.OBSERVE, fault)
+            lab.note(f"from now on, every observe meets: {fault}; it is well again after the first look")
+            try:
+                collect(lab, run.replicas, timeout=60.0, progress=lambda _: lab.harness.clear())
+            except BackendError as error:
+                lab.broken("R6", f"collect raised {error!r}", "the error had passed long before the deadline")
+            finally:
+                lab.harness.clear()
+
+    def test_r6_other_errors_are_raised(self, lab: Lab) -> None:
+        """At once if they will not pass, at the deadline if nothing is known."""
+        lab.needs(Operation.OBSERVE)
+        run = lab.up(2)
+        for fault in (Fault.FORBIDDEN, Fault.SERVER_ERROR):
+            if not lab.can(fault):
+                continue
+            begin = lab.harness.clock()
+            with lab.fault(Operation.OBSERVE, fault):
+                try:
+                    results = collect(lab, run.replicas, timeout=10.0)
+                except BackendError as error:
+                    if error.retryable != (fault in RETRYABLE):
+                        lab.broken("R6", f"collect raised {error!r}, retryable={error.retryable}", str(fault))
+                else:
+                    lab.broken("R6", f"collect gave {results}", f"{fault}: the backend could not be asked")
+            if lab.harness.clock() - begin > 10 + lab.harness.slack:
+                lab.broken("R2", f"collect took {lab.harness.clock() - begin:g} s", "its timeout was 10 s")
+        lab.observe_all()
+
+    def test_r7_a_lost_replica_has_failed(self, lab: Lab) -> None:
+        """What is not there any more is no success; what is still there is not touched by it."""
+        run, beside = lab.up(2), lab.up(1)
+        for replica in [*run.replicas, *beside.replicas]:
+            lab.drive(replica, Step.SUCCEED, "lost")
+        lab.purge(run)
+        lab.forget()
+        for replica in run.replicas:
+            replica.said = None
+        collect(lab, [run.replicas[1], beside.replicas[0], run.replicas[0]])
+
+    def test_r8_the_calls_of_a_look_do_not_grow_with_the_ranks(self, lab: Lab) -> None:
+        """Two ranks cost as many as twelve."""
+        lab.needs(Ability.CALLS)
+        counts = []
+        for n in (2, 12):
+            run = lab.up(n)
+            lab.forget()
+            before = lab.harness.calls()
+            collect(lab, run.replicas)
+            counts.append(lab.harness.calls() - before)
+            for replica in run.replicas:
+                lab.drive(replica, Step.SUCCEED)
+        if counts[1] > counts[0]:
+            lab.broken("R8", f"{counts[1]} calls for 12 ranks", f"{counts[0]} calls for 2 ranks")

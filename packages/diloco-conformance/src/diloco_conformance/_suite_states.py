@@ -1,0 +1,198 @@
+"""What is said of a replica: S1 to S9."""
+
+from __future__ import annotations
+
+from diloco_protocol import Reason, ReplicaNotFoundError
+
+from ._check_collect import collect
+from ._harness import Ability, Fault, Operation, Step
+from ._lab import Lab
+from ._model import Replica
+from ._scenes import RETRYABLE, broken_look
+
+
+def ended(lab: Lab) -> list[Replica]:
+    """One replica of every end that can be had here, each in a run of its own."""
+    found = []
+    for step, value in ((Step.SUCCEED, {"x": [1]}), (Step.FAIL, 3), (Step.OOM, None)):
+        if lab.can(step):
+            found.append(lab.up().replicas[0])
+            lab.drive(found[-1], step, value)
+    found.append(lab.up().replicas[0])
+    lab.cancel(found[-1])
+    lab.settle()
+    if lab.can(Ability.TIMEOUT):
+        found.append(lab.up(timeout=lab.harness.short_timeout).replicas[0])
+        lab.overrun(found[-1].run)
+    return found
+
+
+class States:
+    """Fixed tests of S1 to S9."""
+
+    def test_s1_states_are_the_five_and_poll_agrees_with_describe(self, lab: Lab) -> None:
+        """Through a whole life."""
+        run = lab.launch(2)
+        lab.agree()
+        for replica in run.replicas:
+            lab.drive(replica, Step.START)
+        lab.agree()
+        ended(lab)
+        lab.agree()
+
+    def test_s2_terminal_states_are_never_left(self, lab: Lab) -> None:
+        """Whatever is asked or done afterwards."""
+        replicas = ended(lab)
+        for replica in replicas:
+            lab.observe_all()
+            collect(lab, [replica])
+            lab.observe_all()
+            lab.cancel(replica)
+            lab.observe_all()
+        lab.settle()
+        lab.forget()
+        lab.observe_all()
+        collect(lab, replicas)
+        lab.observe_all()
+
+    def test_s3_states_go_forward(self, lab: Lab) -> None:
+        """Pending, running, being cancelled, cancelled."""
+        run = lab.launch()
+        replica = run.replicas[0]
+        lab.observe(replica)
+        lab.drive(replica, Step.START)
+        for _ in range(3):
+            lab.observe(replica)
+        lab.cancel(replica)
+        for _ in range(3):
+            lab.observe(replica)
+        lab.settle()
+        lab.observe(replica)
+
+    def test_s3_a_preempted_replica_is_pending_with_the_next_attempt(self, lab: Lab) -> None:
+        """And runs again, and can end as any other."""
+        lab.needs(Step.PREEMPT)
+        run = lab.up(2)
+        lab.observe_all()
+        for _ in range(2):
+            lab.drive(run.replicas[0], Step.PREEMPT)
+            lab.observe_all()
+            lab.drive(run.replicas[0], Step.START)
+            lab.observe_all()
+        lab.drive(run.replicas[0], Step.SUCCEED, 1)
+        lab.observe_all()
+
+    def test_s4_every_rank_for_itself(self, lab: Lab) -> None:
+        """One pending, one running, one succeeded, one failed, told apart."""
+        run = lab.launch(4)
+        lab.observe_all()
+        for replica in run.replicas[1:]:
+            lab.drive(replica, Step.START)
+            lab.observe_all()
+        lab.drive(run.replicas[2], Step.SUCCEED, "done")
+        lab.observe_all()
+        lab.drive(run.replicas[3], Step.FAIL, 1)
+        lab.observe_all()
+        lab.settle()
+        lab.observe_all()
+
+    def test_s4_every_run_for_itself(self, lab: Lab) -> None:
+        """A later run changes nothing that is said of an earlier one."""
+        one, two = lab.up(2), lab.launch(2)
+        lab.observe_all()
+        lab.drive(one.replicas[0], Step.SUCCEED, "one")
+        lab.observe_all()
+        for replica in two.replicas:
+            lab.drive(replica, Step.START)
+        lab.cancel(two.replicas[0])
+        lab.settle()
+        lab.observe_all()
+        collect(lab, [*two.replicas, *one.replicas])
+
+    def test_s5_cancelled_only_when_the_resources_are_gone(self, lab: Lab) -> None:
+        """Asked right after the cancel, by this process and another."""
+        run = lab.up(2)
+        lab.cancel(run.replicas[0])
+        lab.observe_all()
+        collect(lab, run.replicas)
+        lab.forget()
+        lab.observe_all()
+        lab.settle()
+        lab.observe_all()
+
+    def test_s5_what_never_started_can_be_cancelled(self, lab: Lab) -> None:
+        """It ends as cancelled, too."""
+        run = lab.launch(2)
+        lab.cancel(run.replicas[1])
+        lab.observe_all()
+        lab.settle()
+        lab.observe_all()
+
+    def test_s6_no_record_is_an_exception(self, lab: Lab) -> None:
+        """After purge, and for a run that never was."""
+        run = lab.up()
+        lab.drive(run.replicas[0], Step.SUCCEED)
+        lab.purge(run)
+        lab.forget()
+        run.replicas[0].said = None
+        lab.observe_all()
+        try:
+            found = lab.within("S6", lambda: lab.executor.attach("never-was"))
+        except ReplicaNotFoundError:
+            return
+        lab.broken("S6", f"attach('never-was') gave {found}", "there is no such run")
+
+    def test_s6_what_the_backend_forgot_is_an_exception(self, lab: Lab) -> None:
+        """An expired record is not a cancelled replica, nor a success."""
+        lab.needs(Ability.EXPIRE)
+        for replica in ended(lab):
+            lab.expire(replica.run)
+        lab.observe_all()
+        lab.forget()
+        for replica in lab.replicas():
+            replica.said = None
+        lab.observe_all()
+
+    def test_s6_a_backend_that_cannot_be_asked_is_an_exception(self, lab: Lab) -> None:
+        """Every fault, at every state."""
+        lab.needs(Operation.OBSERVE)
+        run = lab.launch(2)
+        lab.drive(run.replicas[1], Step.START)
+        for fault in [*RETRYABLE, Fault.FORBIDDEN]:
+            if lab.can(fault):
+                for replica in run.replicas:
+                    broken_look(lab, replica, fault)
+        lab.observe_all()
+
+    def test_s7_a_timeout_is_a_failure(self, lab: Lab) -> None:
+        """With reason timeout: for describe, for collect, and in another process."""
+        lab.needs(Ability.TIMEOUT)
+        run = lab.up(2, timeout=lab.harness.short_timeout)
+        beside = lab.up(1)
+        lab.observe_all()
+        lab.overrun(run)
+        lab.observe_all()
+        collect(lab, [*run.replicas, *beside.replicas])
+        lab.forget()
+        lab.observe_all()
+        collect(lab, run.replicas)
+        if run.replicas[0].reason is not Reason.TIMEOUT:
+            lab.broken("S7", str(run.replicas[0].said), "it was past its timeout")
+
+    def test_s8_exit_codes_and_reasons_are_the_true_ones(self, lab: Lab) -> None:
+        """Not 0 and 1."""
+        for code in (1, 2, 42, 255):
+            replica = lab.up().replicas[0]
+            lab.drive(replica, Step.FAIL, code)
+            lab.observe(replica)
+        ended(lab)
+        lab.observe_all()
+
+    def test_s9_a_failure_has_the_declared_scope(self, lab: Lab) -> None:
+        """The siblings go on, or end as well and say why."""
+        run, beside = lab.up(3), lab.up(1)
+        lab.drive(run.replicas[1], Step.FAIL, 7)
+        lab.observe_all()
+        lab.settle()
+        lab.observe_all()
+        collect(lab, [*run.replicas, *beside.replicas])

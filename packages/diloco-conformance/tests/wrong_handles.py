@@ -1,0 +1,148 @@
+"""Wrong launches and handles."""
+
+from dataclasses import replace
+
+from toy_executor import ToyExecutor, ask
+from wrong import Remembering, mutant
+
+from diloco_protocol import (
+    BackendError,
+    Plan,
+    ReplicaState,
+    ReplicaStatus,
+    RunConflictError,
+)
+
+
+@mutant("S4", "S2", "S6", "H2", "S3", "C3", "S8", "R5", "C5")
+class RankKeyedHandles(Remembering):
+    def _observe_run(self, handles):
+        seen = {}
+        for handle in handles:
+            mine = self.mine.get(handle.rank, handle)
+            status = super()._observe_run([mine]).get(mine)
+            if status is not None:
+                seen[handle] = status
+        return seen
+
+
+@mutant("C3", "C5", "C1")
+class CancelOfRunOneActsOnRunTwo(Remembering):
+    def _stop(self, handle):
+        super()._stop(self.mine.get(handle.rank, handle))
+
+
+@mutant("L1", "L3", "S4", "S2", "L2")
+class SameSecondNames(ToyExecutor):
+    def launch_replicas(self, *args, run_id=None, **options):
+        return super().launch_replicas(*args, run_id=run_id or f"job-{int(self.cloud.clock())}", **options)
+
+
+@mutant("L1", "H1")
+class HandlesWithoutTheRun(ToyExecutor):
+    def _handles(self, run_id, ranks, world_size):
+        return [replace(handle, run_id="") for handle in super()._handles(run_id, ranks, world_size)]
+
+
+@mutant("S4", "H2", "S6", "S5", "R7", "S2")
+class ForeignProcessSaysCancelled(Remembering):
+    def _observe_run(self, handles):
+        known = [handle for handle in handles if handle in self.mine.values()]
+        seen = dict(super()._observe_run(known)) if known else {}
+        others = {handle: ReplicaStatus(ReplicaState.CANCELLED) for handle in handles if handle not in known}
+        return {**others, **seen}
+
+
+@mutant("C5", "H2")
+class ForeignProcessCannotCancel(Remembering):
+    def _stop(self, handle):
+        if handle in self.mine.values():
+            super()._stop(handle)
+
+
+@mutant("H3")
+class AttachLosesARank(ToyExecutor):
+    def _attach(self, run_id):
+        return super()._attach(run_id)[:2]
+
+
+@mutant("H3")
+class ListsOnlyItsOwnRuns(Remembering):
+    def _list_runs(self):
+        return sorted({handle.run_id for handle in self.mine.values()})
+
+
+@mutant("L2")
+class LeakyLaunch(ToyExecutor):
+    def _stop_all(self, request, names):
+        return []
+
+
+@mutant("L3", "L2")
+class TwiceOnAmbiguity(ToyExecutor):
+    def _create(self, body):
+        try:
+            ask(lambda: self.cloud.create(body["name"], body))
+        except BackendError as error:
+            if not error.retryable:
+                raise
+            self.cloud.create(body["name"] + "-again", body)
+
+
+@mutant("L3")
+class AnyLaunchUnderOneName(ToyExecutor):
+    def _submit(self, request):
+        try:
+            return super()._submit(request)
+        except RunConflictError:
+            return self._attach(request.run_id)
+
+
+@mutant("L4")
+class UnknownGpuIsIgnored(ToyExecutor):
+    def _plan(self, request):
+        return super()._plan(replace(request, gpu=None))
+
+
+@mutant("L4", "L5")
+class PlanAsks(ToyExecutor):
+    def _plan(self, request):
+        self.cloud.runs()
+        return super()._plan(request)
+
+
+@mutant("L5")
+class PlanIsSomethingElse(ToyExecutor):
+    def plan(self, *args, **options):
+        plan = super().plan(*args, **options)
+        return Plan(plan.run_id, tuple({**body, "tags": {}} for body in plan.requests))
+
+
+@mutant("L6", "L5")
+class NestedArgumentsAreDropped(ToyExecutor):
+    def _plan(self, request):
+        flat = {key: value for key, value in request.kwargs.items() if not isinstance(value, (dict, list))}
+        return super()._plan(replace(request, kwargs=flat))
+
+
+@mutant("L6")
+class NumbersBecomeText(ToyExecutor):
+    def _plan(self, request):
+        texts = {key: str(value) if isinstance(value, float) else value for key, value in request.kwargs.items()}
+        return super()._plan(replace(request, kwargs=texts))
+
+
+@mutant("L6")
+class WorldSizeIsNotTold(ToyExecutor):
+    def _plan(self, request):
+        plan = super()._plan(request)
+        for body in plan:
+            del body["env"]["WORLD_SIZE"]
+        return plan
+
+
+@mutant("L1")
+class OneReplicaTooFew(ToyExecutor):
+    def _handles(self, run_id, ranks, world_size):
+        handles = super()._handles(run_id, ranks, world_size)
+        return handles[: max(1, len(handles) - 1)]
