@@ -13,6 +13,7 @@ DIST = TOP / "dist"
 FORBIDDEN = {"boto3", "kubernetes", "modal"}
 PACKAGES = {
     "diloco-protocol": ("diloco_protocol", {"torch", "fsspec", "numpy"}),
+    "diloco-conformance": ("diloco_conformance", {"torch", "fsspec", "numpy"}),
     "diloco-local": ("diloco_local", {"torch", "fsspec", "numpy"}),
     "diloco-core": ("diloco_core", set()),
 }

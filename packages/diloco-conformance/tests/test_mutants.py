@@ -1,17 +1,13 @@
 """The suite is itself tested: every wrong executor is caught, by the right promise."""
 
-import importlib
 import inspect
 
 import pytest
-from wrong import MUTANTS, harness_of
+from wrong_all import MUTANTS, harness_of
 
 from diloco_conformance import ExecutorConformance, PromiseBroken
 from diloco_conformance._lab import Lab
 from diloco_conformance._suite import STANDARD, run_machine
-
-for module in ("wrong_handles", "wrong_states", "wrong_ends", "wrong_others"):
-    importlib.import_module(module)
 
 #: What sequences of verbs cannot show: plans, arguments, logs, sizes, and errors in the middle of a collect.
 BEYOND_SEQUENCES = {"HangsOnLargeResults", "G1", "L4", "L5", "L6", "R6", "R8", "D1"}

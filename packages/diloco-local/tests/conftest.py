@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 import uuid
 from pathlib import Path
@@ -10,6 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from diloco_local import LocalProcessExecutor
+
+sys.path.insert(0, str(Path(__file__).parent))  # the worlds of the standard suite
 
 #: Set in the environment of everything that a test starts, supervisors included.
 TEST_MARK = "DILOCO_LOCAL_TEST"

@@ -3,6 +3,7 @@
 from .__about__ import __version__ as __version__
 from ._harness import Ability, Fault, Harness, Operation, Step, Told, Truth
 from ._promises import PROMISES, HarnessFault, PromiseBroken
+from ._puppets import Puppets
 from ._suite import ExecutorConformance
 from ._time import VirtualTime
 
@@ -15,6 +16,7 @@ __all__ = [
     "HarnessFault",
     "Operation",
     "PromiseBroken",
+    "Puppets",
     "Step",
     "Told",
     "Truth",

@@ -101,7 +101,7 @@ class Checks:
             if not replica.gone:
                 self.broken("C6", f"{self.last} was done", f"there is no record of {replica}")
             return
-        possible = replica.possible(self.harness.clock(), starts_by_itself=self.harness.starts_by_itself)
+        possible = replica.possible(self.harness.clock())
         if truth.state not in possible:
             expected = " or ".join(possible)
             self.broken(

@@ -87,7 +87,7 @@ def _alike(lab: Lab, before: ReplicaState | None, status: str) -> bool:
     """Whether it may be said although it is not true now: it was when collect looked, or cannot be told apart."""
     if before is None or before.terminal or ReplicaState(status).terminal:
         return False
-    return status == before or not lab.capabilities.distinguishes_pending or lab.harness.starts_by_itself
+    return status == before or not lab.capabilities.distinguishes_pending
 
 
 def _same(one: Any, other: Any) -> bool:

@@ -93,6 +93,10 @@ class Truth:
     attempt: int = 1
     stopping: bool = False
 
+    def __post_init__(self) -> None:
+        if self.state is not None:  # the words themselves will do
+            object.__setattr__(self, "state", ReplicaState(self.state))
+
 
 @dataclass(frozen=True, slots=True)
 class Told:
@@ -112,25 +116,27 @@ class Harness(ABC):
     and what follows of it may be under way until :meth:`settle`.
 
     Attributes:
-        entrypoint: What is launched; in a world with real replicas ``diloco_conformance.puppet:perform``.
+        entrypoint: What is launched; in a world with real replicas that of :class:`Puppets`.
         entrypoint_args: Arguments that the world needs itself; the suite adds its own.
         cannot: What this world cannot do (a Step, Fault, Operation or Ability), and why. The tests that need it are
             skipped with that reason.
-        starts_by_itself: Whether replicas start without START, which then waits for it.
+        starts_by_itself: Whether replicas start without being driven: START only waits until they have.
         timeout: Timeout of most launches, in seconds; no test reaches it.
         short_timeout: Timeout of the replicas that shall be overdue, in seconds.
+        overrun: Seconds beyond it after which they must have been ended, or be about to.
         slack: Seconds by which collect may come back late.
         patience: Real seconds that one call may take before it counts as hung.
         run_prefix: Begin of the run_ids that the suite gives; where runs outlive a world, it must be new each time.
         time: The clock of the world, if it is virtual.
     """
 
-    entrypoint: str = "diloco_conformance.puppet:perform"
+    entrypoint: str
     entrypoint_args: Mapping[str, Any] = {}
     cannot: Mapping[str, str] = {}
     starts_by_itself: bool = False
     timeout: float = 3600.0
     short_timeout: float = 60.0
+    overrun: float = 5.0
     slack: float = 1.0
     patience: float = 30.0
     run_prefix: str = "conf"

@@ -113,10 +113,11 @@ class Lab(Checks):
         self.check_launched(n, run, handles)
         run.run_id = handles[0].run_id
         run.replicas = [Replica(handle, run) for handle in handles]
+        self.runs.append(run)
         if self.harness.starts_by_itself:
             for replica in run.replicas:
-                replica.started_at = self.harness.clock()
-        self.runs.append(run)
+                self.harness.drive(replica.handle, Step.START)
+                replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
         return run
 
     def _launch(self, n: int, run: Run, options: dict[str, Any]) -> list[ReplicaHandle]:
@@ -190,7 +191,7 @@ class Lab(Checks):
         elif step is Step.PRINT:
             replica.lines += value
         truth = self.harness.truth(replica.handle)
-        allowed = replica.possible(self.harness.clock(), starts_by_itself=self.harness.starts_by_itself)
+        allowed = replica.possible(self.harness.clock())
         if truth.state not in allowed or (replica.state.terminal and truth.alive):
             raise HarnessFault(f"the world was to make {replica} {step}, but tells {truth} after it")
 
@@ -214,7 +215,7 @@ class Lab(Checks):
 
     def overrun(self, run: Run) -> None:
         """Let time pass until all of a run that has been started is past its timeout, and see it end."""
-        self.advance(run.timeout + 5)
+        self.advance(run.timeout + self.harness.overrun)
         self.settle()
 
     def expire(self, run: Run) -> None:

@@ -18,7 +18,7 @@ class Replica:
     Attributes:
         handle: Its handle.
         run: The run it belongs to.
-        state: Its state by what was done; PENDING may in truth be RUNNING where replicas start by themselves.
+        state: Its state by what was done.
         attempt: Its n-th life.
         reason: Why it has ended; None if that is not the suite's doing.
         exit_code: Of a failure, if the suite chose it.
@@ -66,13 +66,11 @@ class Replica:
         self.state, self.reason, self.exit_code, self.result = state, reason, exit_code, result
         self.stopping = self.doomed = False
 
-    def possible(self, now: float, *, starts_by_itself: bool) -> dict[ReplicaState, Reason | None]:
+    def possible(self, now: float) -> dict[ReplicaState, Reason | None]:
         """The states that may be true now, with the reason of the terminal ones."""
         if not self.live:
             return {self.state: self.reason}
         states: dict[ReplicaState, Reason | None] = {self.state: None}
-        if starts_by_itself:
-            states[ReplicaState.RUNNING] = None
         if self.stopping:
             states[ReplicaState.CANCELLED] = Reason.CANCEL_REQUESTED
         if self.doomed:

@@ -32,6 +32,7 @@ from ._check import check_entrypoint
 from ._environment import import_path, inherited
 from ._gpus import available_gpus, share_out
 from ._identity import host_name, pid_namespace
+from ._launch import start_supervisor
 from ._observe import observe_replica
 from ._orders import Setting, check_request, fingerprint, make_orders, show_orders
 from ._record import RunRecord, read_record
@@ -185,7 +186,10 @@ class LocalProcessExecutor(BaseExecutor):
             namespace=pid_namespace(),
             labels=dict(request.labels),
         )
-        return _runs.handles_of(self._root, _runs.launch(self._root, record, orders))
+        return _runs.handles_of(self._root, _runs.launch(self._root, record, orders, self._supervise))
+
+    #: Starts the supervisor of a run.
+    _supervise = staticmethod(start_supervisor)
 
     # --- watching ---
 
@@ -231,7 +235,7 @@ class LocalProcessExecutor(BaseExecutor):
             run, record = _runs.locate(handle)
         except ReplicaNotFoundError:
             return  # purged, so it had ended
-        _runs.cancel(run, record, handle.rank)
+        _runs.cancel(run, record, handle.rank, self._supervise)
 
     def _purge(self, handle: ReplicaHandle) -> None:
         try:

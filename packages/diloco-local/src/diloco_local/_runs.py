@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ from ._replica import MARGIN, Order
 from ._rundir import Root, RunDir
 
 BACKEND = "local_process"
+
+#: Starts the supervisor of a run: see `start_supervisor`.
+Supervise = Callable[..., None]
 
 #: Seconds to wait for a launch of the same run by another process.
 PATIENCE = 60.0
@@ -152,7 +155,9 @@ def _locked(run: RunDir, wait: float = 0.0) -> Iterator[bool]:
         os.close(descriptor)
 
 
-def launch(root: Root, record: RunRecord, orders: Sequence[Order]) -> RunRecord:
+def launch(
+    root: Root, record: RunRecord, orders: Sequence[Order], supervise: Supervise = start_supervisor
+) -> RunRecord:
     """Start a run: all replicas or none, once, whoever else launches it at the same time.
 
     Returns:
@@ -171,7 +176,7 @@ def launch(root: Root, record: RunRecord, orders: Sequence[Order]) -> RunRecord:
             with _staged(root, record) as (staged, lock):
                 published = root.publish(staged, record.run_id)
                 if published:
-                    start_supervisor(root.run(record.run_id), lock, orders, patience=PATIENCE)
+                    supervise(root.run(record.run_id), lock, orders)
                     return record
         # Here the supervisor alone holds the lock, so its end can be waited for.
         except SupervisorError as error:
@@ -231,7 +236,7 @@ def _mark(run: RunDir, rank: int) -> None:
     create_json(run.replica(rank).cancel, {"at": time.time(), "by": os.getpid()})
 
 
-def cancel(run: RunDir, record: RunRecord, rank: int) -> None:
+def cancel(run: RunDir, record: RunRecord, rank: int, supervise: Supervise = start_supervisor) -> None:
     """Ask for the end of one replica; returns once the request is on disk and somebody is there to serve it.
 
     Raises:
@@ -248,7 +253,7 @@ def cancel(run: RunDir, record: RunRecord, rank: int) -> None:
         return
     lock = open_lock(run.lock)
     try:
-        start_supervisor(run, lock, (), recover=True)
+        supervise(run, lock, (), recover=True)
     except SupervisorError as error:
         raise BackendError(
             f"no supervisor could be started to cancel replica {rank}: {error}", retryable=True

@@ -232,7 +232,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (DilocoError, OSError, UnicodeError) as error:
         name = type(error).__name__
         outcome = Outcome(START_FAILED_CODE, error=str(error), error_type=name, reason=Reason.START_FAILED)
-    if outcome.error is not None:
+    if outcome.error is not None and (path is None or outcome.reason is Reason.START_FAILED):
+        # Only where nothing else can carry it: a log has what the replica wrote and nothing else.
         _tell(outcome.error)
     if path is not None:
         try:

@@ -1,0 +1,81 @@
+"""The hand that moves puppets: real replicas that do what a test says."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ._harness import Step, Told
+from ._promises import HarnessFault
+
+if TYPE_CHECKING:
+    from diloco_protocol import ReplicaHandle
+
+
+class Puppets:
+    """Real replicas of a harness, told what to do through a folder that they and the test see.
+
+    Launch ``Puppets.entrypoint`` with ``puppets.arguments``, and with ``Puppets.source`` on the replicas' import path.
+
+    Args:
+        folder: An existing folder.
+        patience: Real seconds to wait for a puppet.
+    """
+
+    entrypoint = "puppet:perform"
+    source = Path(__file__).with_name("replica")
+
+    def __init__(self, folder: Path, *, patience: float = 30.0) -> None:
+        self.folder = folder
+        self.patience = patience
+        self._orders: dict[str, int] = {}
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """What the entrypoint needs."""
+        return {"puppets": str(self.folder)}
+
+    def name(self, handle: ReplicaHandle, attempt: int = 1) -> str:
+        """The begin of the names of a puppet's files."""
+        return f"{handle.run_id}-{handle.rank}-{attempt}"
+
+    def report(self, handle: ReplicaHandle, attempt: int = 1) -> dict[str, Any] | None:
+        """What a puppet has said of itself (kwargs, environment, pid, parent); None if it has not come up."""
+        try:
+            return dict(json.loads((self.folder / f"{self.name(handle, attempt)}.told").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+
+    def told(self, handle: ReplicaHandle, attempt: int = 1) -> Told:
+        """What a puppet was told."""
+        report = self.wait(lambda: self.report(handle, attempt), f"{self.name(handle, attempt)} to come up")
+        environment = report["environment"]
+        return Told(int(environment["REPLICA_RANK"]), int(environment["WORLD_SIZE"]), report["kwargs"], environment)
+
+    def order(self, handle: ReplicaHandle, step: Step, value: Any, attempt: int = 1) -> None:
+        """Make a puppet print (returns when it has), succeed or fail (returns at once)."""
+        name = self.name(handle, attempt)
+        number = self._orders.get(name, 0)
+        self._orders[name] = number + 1
+        partial = self.folder / f".{name}.order-{number}"
+        partial.write_text(json.dumps({str(step): value}), encoding="utf-8")
+        partial.rename(self.folder / f"{name}.order-{number}")
+        if step is Step.PRINT:
+            done = self.folder / f"{name}.done-{number}"
+            self.wait(done.exists, f"{name} to print")
+
+    def wait(self, condition: Callable[[], Any], what: str) -> Any:
+        """Wait until a condition holds, and give what it returned.
+
+        Raises:
+            HarnessFault: It did not in time.
+        """
+        deadline = time.monotonic() + self.patience
+        while not (found := condition()):
+            if time.monotonic() > deadline:
+                raise HarnessFault(f"waited {self.patience:g} s for {what}")
+            time.sleep(0.005)
+        return found

@@ -1,0 +1,55 @@
+"""The README is true: its example runs, its table is complete, its message is the real one."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from wrong_all import MUTANTS
+
+from diloco_conformance import PROMISES, Ability, Fault, Operation, Step
+
+PACKAGE = Path(__file__).parents[1]
+README = (PACKAGE / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_example_passes_and_says_what_it_skips(tmp_path):
+    (block,) = re.findall(r"```python\n# test_my_backend.py\n(.*?)```", README, re.DOTALL)
+    (tmp_path / "test_my_backend.py").write_text(block)
+    path = [str(PACKAGE / "examples"), *(os.path.abspath(entry) for entry in sys.path if entry)]  # noqa: PTH100
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "test_my_backend.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    passed, skipped = map(int, re.search(r"(\d+) passed, (\d+) skipped", done.stdout).groups())
+    assert passed > 30
+    assert 0 < skipped < passed
+    assert "the harness declares that it cannot" in done.stdout
+    assert "not written yet" in done.stdout
+
+
+def test_its_code_has_the_lines_that_it_says():
+    (block,) = re.findall(r"class MyHarness.*?```", README, re.DOTALL)
+    code = [line for line in block.splitlines() if line.strip() and not line.startswith("```")]
+    assert len(code) <= 30
+
+
+def test_the_table_has_every_promise():
+    assert dict(re.findall(r"^\| ([A-Z]\d) \| (.*) \|$", README, re.MULTILINE)) == PROMISES
+
+
+def test_the_harness_is_described():
+    for word in [*Operation, *Fault]:
+        assert word in README
+    for word in [*Step, *Ability]:
+        assert word.upper() in README or word in README
+
+
+def test_there_are_as_many_wrong_executors_as_it_says():
+    assert 55 <= len(MUTANTS) <= 69

@@ -1,0 +1,133 @@
+"""What the suite refuses, skips and says."""
+
+import re
+from pathlib import Path
+
+import pytest
+from test_toy import ToyHarness
+from wrong import harness_of
+from wrong_states import CancelledTooEarly
+
+from diloco_conformance import PROMISES, Ability, ExecutorConformance, Harness, HarnessFault, PromiseBroken, Step, Truth
+from diloco_conformance._lab import Lab
+from diloco_conformance._suite import STANDARD, run_machine
+
+README = Path(__file__).parents[1] / "README.md"
+NAME = "test_c4_a_cancel_that_is_not_accepted_raises"
+
+
+def subclass(**members):
+    return type("TestMine", (ExecutorConformance,), {"make_harness": lambda self: ToyHarness(), **members})
+
+
+class TestOverrides:
+    @pytest.mark.parametrize("value", [None, lambda self, lab: None, "text"], ids=["none", "function", "text"])
+    @pytest.mark.parametrize("name", [NAME, "lab", "test_any_sequence_keeps_every_promise"])
+    def test_a_standard_test_is_not_replaced(self, name, value):
+        with pytest.raises(TypeError, match=f"TestMine replaces the standard test {name}.*xfail"):
+            subclass(**{name: value})
+
+    def test_not_by_a_mixin_either(self):
+        mixin = type("Mixin", (), {NAME: lambda self, lab: None})
+        with pytest.raises(TypeError, match="replaces"):
+            type("TestMine", (mixin, ExecutorConformance), {})
+
+    def test_not_without_a_reason(self):
+        for mark in (pytest.mark.xfail, pytest.mark.xfail(reason=" "), pytest.mark.skip(reason="no")):
+
+            @mark
+            def test(self, lab):
+                pass
+
+            with pytest.raises(TypeError, match="replaces"):
+                subclass(**{NAME: test})
+
+    def test_an_xfail_with_a_reason_is_open(self):
+        @pytest.mark.xfail(reason="the cloud has no such thing")
+        def test(self, lab):
+            pass
+
+        cls = subclass(**{NAME: test})
+        with pytest.raises(TypeError):
+            type("TestTheirs", (cls,), {"test_s7_a_timeout_is_a_failure": None})
+
+    def test_nothing_is_taken_away_later(self):
+        cls = subclass()
+        cls.test_s7_a_timeout_is_a_failure = lambda self, lab: None
+        with pytest.raises(TypeError, match="test_s7"):
+            cls().test_d1_what_it_cannot_do_is_declared(Lab(ToyHarness()))
+
+    def test_own_tests_may_be_added(self):
+        assert subclass(test_own=lambda self: None).test_own
+
+
+class TestDeclarations:
+    @pytest.mark.parametrize(
+        "cannot",
+        [{"fly": "no wings"}, {Step.SUCCEED: "never"}, {Step.OOM: ""}, {Ability.EXPIRE: "  "}],
+    )
+    def test_wrong_ones_are_refused(self, cannot):
+        harness = ToyHarness()
+        harness.cannot = cannot
+        with pytest.raises(HarnessFault, match="with a reason"):
+            Lab(harness)
+
+    def test_what_cannot_be_done_is_skipped_with_its_reason(self):
+        harness = ToyHarness()
+        harness.cannot = {Step.OOM: "no memory"}
+        lab = Lab(harness)
+        assert not lab.can(Step.OOM)
+        with pytest.raises(pytest.skip.Exception, match="no memory"):
+            lab.needs(Step.PRINT, Step.OOM)
+
+    def test_what_the_backend_declares_counts_as_well(self):
+        lab = Lab(ToyHarness())
+        assert lab.can(Step.PREEMPT)
+        lab.capabilities = type(lab.capabilities)("replica")
+        assert not lab.can(Step.PREEMPT)
+
+    def test_an_incomplete_harness_says_what_is_missing(self):
+        class Incomplete(ToyHarness):
+            expire = Harness.expire
+
+        with pytest.raises(NotImplementedError, match=r"no expire\(\); declare Ability.EXPIRE"):
+            Incomplete().expire([])
+
+    def test_a_world_that_does_not_obey_is_the_harness_fault(self):
+        class Lazy(ToyHarness):
+            def drive(self, handle, step, value=None):
+                if step is not Step.SUCCEED:
+                    super().drive(handle, step, value)
+
+        lab = Lab(Lazy())
+        run = lab.up()
+        with pytest.raises(HarnessFault, match="was to make rank 0 of run 1 succeed"):
+            lab.drive(run.replicas[0], Step.SUCCEED)
+
+    def test_truth_takes_words(self):
+        assert Truth("running", alive=True).state is type(Truth("failed", alive=False).state).RUNNING
+        with pytest.raises(ValueError, match="gone"):
+            Truth("gone", alive=False)
+
+
+class TestMessages:
+    def test_a_failure_reads_like_a_sentence(self):
+        lab = Lab(harness_of(CancelledTooEarly, gang=False)())
+        run = lab.up()
+        lab.cancel(run.replicas[0])
+        with pytest.raises(PromiseBroken) as caught:
+            lab.observe(run.replicas[0])
+        assert caught.value.promise == "S5"
+        (shown,) = re.findall(r"```text\n(S5.*?)\n```", README.read_text(encoding="utf-8"), re.DOTALL)
+        assert str(caught.value) == shown
+
+    def test_the_shortest_sequence_is_shown(self):
+        with pytest.raises(PromiseBroken) as caught:
+            run_machine(harness_of(CancelledTooEarly, gang=False), examples=20, steps=30, shrink=True)
+        steps = str(caught.value).partition("After:\n")[2].splitlines()
+        assert len(steps) == 2, steps
+        assert "cancel" in steps[1]
+
+    def test_every_promise_has_a_test(self):
+        names = {name.split("_")[1].upper() for name in STANDARD if name.startswith("test_")} - {"ANY"}
+        assert names == set(PROMISES)

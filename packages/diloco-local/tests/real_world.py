@@ -1,0 +1,132 @@
+"""This machine, with puppets for replicas: what is true of them is read from the process table."""
+
+import json
+import shutil
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from scripted_world import CANNOT
+
+from diloco_conformance import Ability, Harness, Puppets, Step, Truth
+from diloco_local import LocalProcessExecutor
+
+MARK = "DILOCO_LOCAL_WORLD"
+
+
+class RealHarness(Harness):
+    """Real processes, real time."""
+
+    entrypoint = Puppets.entrypoint
+    starts_by_itself = True
+    short_timeout = 2.0
+    overrun = 0.2
+    slack = 2.0
+    cannot = {
+        **CANNOT,
+        Step.OOM: "the kernel would have to run out of memory",
+        Ability.RACE: "a puppet ends within milliseconds of a cancel",
+        Ability.SENT: "orders go to the supervisor through a pipe; the scripted world compares them",
+    }
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="diloco-real-"))
+        self.mark = uuid.uuid4().hex
+        self.puppets = Puppets(self.folder)
+        self.entrypoint_args = self.puppets.arguments
+        self.ends = {}
+        self.handles = set()
+
+    def make_executor(self):
+        return LocalProcessExecutor(
+            root=self.folder / "state",
+            pythonpath=[Puppets.source],
+            env={MARK: self.mark},
+            grace=1.0,
+            backoff=self.backoff(),
+        )
+
+    def clock(self):
+        return time.monotonic()
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+    def files(self, handle):
+        return Path(handle.metadata["root"]) / "runs" / handle.run_id / f"replica-{handle.rank}"
+
+    def drive(self, handle, step, value=None):
+        self.handles.add(handle)
+        if step is Step.START:
+            self.puppets.told(handle)
+            return
+        self.puppets.order(handle, step, value)
+        if step is not Step.PRINT:
+            self.ends[handle] = "succeeded" if step is Step.SUCCEED else "failed"
+            self.puppets.wait((self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}")
+
+    def settle(self):
+        for handle in self.handles:
+            if (self.files(handle) / "cancel.json").exists():
+                self.puppets.wait((self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}")
+
+    def advance(self, seconds):
+        time.sleep(seconds)
+        for handle in self.handles:
+            if self.late(handle):
+                self.puppets.wait((self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}")
+
+    def late(self, handle):
+        run = self.files(handle).parent / "run.json"
+        if not run.exists():
+            return False
+        started = (self.folder / f"{self.puppets.name(handle)}.told").stat().st_mtime
+        return time.time() > started + json.loads(run.read_text())["timeout"]
+
+    def truth(self, handle):
+        if not self.files(handle).parent.exists():
+            return Truth(None, alive=False)
+        alive = bool(self.processes(handle))
+        if alive or not (self.files(handle) / "final.json").exists():
+            return Truth("running", alive=True, stopping=(self.files(handle) / "cancel.json").exists())
+        ended = "failed" if self.late(handle) else "cancelled"
+        return Truth(self.ends.get(handle, ended), alive=False)
+
+    def processes(self, handle=None):
+        """Those of a replica, or of any in this world."""
+        wanted = {f"{MARK}={self.mark}".encode()}
+        if handle is not None:
+            wanted |= {f"REPLICA_RANK={handle.rank}".encode(), f"DILOCO_RUN_ID={handle.run_id}".encode()}
+        found = []
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdigit():
+                try:
+                    variables = set((entry / "environ").read_bytes().split(b"\0"))
+                except OSError:
+                    continue
+                if wanted <= variables and any(item.startswith(b"REPLICA_RANK=") for item in variables):
+                    found.append(variables)
+        return found
+
+    def living(self):
+        names = (b"REPLICA_RANK=", b"DILOCO_RUN_ID=")
+        replicas = {
+            tuple(sorted(item for item in variables if item.startswith(names))) for variables in self.processes()
+        }
+        return len(replicas)
+
+    def told(self, handle):
+        return self.puppets.told(handle)
+
+    def close(self):
+        self.puppets.wait(lambda: not self.processes(), "every puppet to be gone")
+        self.puppets.wait(lambda: self.removed(), "the supervisors to leave")
+
+    def removed(self):
+        try:
+            shutil.rmtree(self.folder)
+        except OSError:
+            return False
+        return True

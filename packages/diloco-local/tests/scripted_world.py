@@ -1,0 +1,173 @@
+"""A machine without processes: a supervisor in memory that writes what the real one writes, when the test says so."""
+
+import contextlib
+import os
+import shutil
+import tempfile
+from pathlib import Path
+
+from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told, Truth
+from diloco_local import LocalProcessExecutor
+from diloco_local._environment import inherited
+from diloco_local._files import create_json, write_json
+from diloco_local._orders import show_orders
+from diloco_local._record import read_record, status_to_dict
+from diloco_local._rundir import RunDir
+from diloco_local._verdict import Stop, verdict
+from diloco_protocol import Outcome, Reason, ReplicaSpec, environment
+
+NO_API = "files and processes have no API that could be disturbed"
+CANNOT = {
+    **dict.fromkeys([*Operation, *Fault], NO_API),
+    Ability.CALLS: NO_API,
+    Ability.EXPIRE: "runs stay until they are purged",
+}
+
+#: Passes the check of the entrypoint, so that no interpreter has to start.
+INTERPRETER = '#!/bin/sh\necho "{}" > "$5"\n'
+
+
+class Life:
+    """One replica in the scripted world."""
+
+    def __init__(self, order):
+        self.order = order
+        self.phase = "starting"
+        self.started_at = None
+        self.status = None
+
+    @property
+    def live(self):
+        return self.status is None
+
+
+class ScriptedHarness(Harness):
+    """Run directories without processes."""
+
+    entrypoint = "anything:at_all"
+    cannot = CANNOT
+
+    def __init__(self):
+        super().__init__()
+        self.folder = Path(tempfile.mkdtemp(prefix="diloco-scripted-"))
+        self.python = self.folder / "python"
+        self.python.write_text(INTERPRETER)
+        self.python.chmod(0o700)
+        self.runs = {}
+        self.locks = {}
+        self.requests = []
+
+    def make_executor(self):
+        harness = self
+
+        class Executor(LocalProcessExecutor):
+            _supervise = staticmethod(harness.supervise)
+
+        return Executor(
+            root=self.folder / "state",
+            python=self.python,
+            inherit_env=["PATH"],
+            pythonpath=[],
+            cwd="/",
+            backoff=self.backoff(),
+            clock=self.clock,
+            sleep=self.sleep,
+        )
+
+    # --- the supervisor ---
+
+    def supervise(self, run: RunDir, lock, orders, *, recover=False):
+        assert not recover, "the scripted supervisor is never killed"
+        self.locks[run.path] = os.dup(lock)  # the lock is the sign of its life
+        self.runs[run.path] = {order.rank: Life(order) for order in orders}
+        self.requests += show_orders(run, orders, inherited(os.environ, ["PATH"]))
+        for order in orders:
+            self.save(run, order.rank)
+        run.started.touch()
+
+    def save(self, run, rank):
+        life = self.runs[run.path][rank]
+        state = {"attempt": 1, "phase": life.phase, "runner": None, "known": [], "started_at": life.started_at}
+        write_json(run.replica(rank).state, {**state, "stop": None})
+
+    def end(self, run, rank, *, code=None, signal=None, result=None, stop=None, oom=False):
+        files = run.replica(rank)
+        outcome = None
+        if code is not None:
+            reason = Reason.COMPLETED if code == 0 else Reason.ERROR
+            now = self.clock()
+            error = None if code == 0 else f"exited with code {code}"
+            outcome = Outcome(code, signal, error, result=result, reason=reason, started_at=now, finished_at=now)
+            files.attempt(1).path.mkdir(parents=True, exist_ok=True)
+            files.attempt(1).outcome.write_text(outcome.to_json())
+        status = verdict(attempt=1, outcome=outcome, wait_status=9, stop=stop, oom=oom, finished_at=self.clock())
+        self.runs[run.path][rank].status = status
+        create_json(files.final, status_to_dict(status))
+        if not any(life.live for life in self.runs[run.path].values()):
+            os.close(self.locks.pop(run.path))
+
+    def living_replicas(self):
+        for path, lives in self.runs.items():
+            yield from ((RunDir(path), rank, life) for rank, life in lives.items() if life.live)
+
+    # --- the hand ---
+
+    def find(self, handle):
+        run = RunDir(Path(handle.metadata["root"]) / "runs" / handle.run_id)
+        return run, self.runs[run.path][handle.rank]
+
+    def drive(self, handle, step, value=None):
+        run, life = self.find(handle)
+        if step is Step.START:
+            life.phase, life.started_at = "running", self.clock()
+            run.replica(handle.rank).attempt(1).path.mkdir(parents=True, exist_ok=True)
+            self.save(run, handle.rank)
+        elif step is Step.SUCCEED:
+            self.end(run, handle.rank, code=0, result=value)
+        elif step is Step.FAIL:
+            self.end(run, handle.rank, code=value)
+        elif step is Step.OOM:
+            self.end(run, handle.rank, code=137, signal="SIGKILL", oom=True)
+        elif step is Step.PRINT:
+            with run.replica(handle.rank).attempt(1).log("stdout").open("a") as log:
+                log.write("".join(f"{line}\n" for line in value))
+
+    def settle(self):
+        for run, rank, _ in list(self.living_replicas()):
+            if run.replica(rank).cancel.exists():
+                self.end(run, rank, code=143, signal="SIGTERM", stop=Stop(Reason.CANCEL_REQUESTED, self.clock()))
+
+    def advance(self, seconds):
+        self.time.sleep(seconds)
+        for run, rank, life in list(self.living_replicas()):
+            timeout = life.order.spec["timeout"]
+            if life.started_at is not None and self.clock() - life.started_at > timeout:
+                self.end(run, rank, code=124, stop=Stop(Reason.TIMEOUT, self.clock()))
+
+    def truth(self, handle):
+        run = RunDir(Path(handle.metadata["root"]) / "runs" / handle.run_id)
+        record = read_record(run)
+        if record is None or record.uid != handle.metadata["uid"]:
+            return Truth(None, alive=False)
+        _, life = self.find(handle)
+        if not life.live:
+            return Truth(life.status.state, alive=False)
+        states = {"starting": "pending", "running": "running"}
+        return Truth(states[life.phase], alive=True, stopping=run.replica(handle.rank).cancel.exists())
+
+    def living(self):
+        return len(list(self.living_replicas()))
+
+    def sent(self):
+        return list(self.requests)
+
+    def told(self, handle):
+        _, life = self.find(handle)
+        spec = ReplicaSpec(**life.order.spec)
+        return Told(spec.rank, spec.world_size, spec.kwargs, {**life.order.env, **environment(spec)})
+
+    def close(self):
+        for lock in self.locks.values():
+            with contextlib.suppress(OSError):
+                os.close(lock)
+        shutil.rmtree(self.folder)

@@ -1,0 +1,190 @@
+"""What the tests of the runner share: a module of entrypoints, runners, and how they end."""
+
+import os
+import subprocess
+import sys
+import time
+
+import pytest
+
+from diloco_protocol import Outcome, ReplicaSpec, spec_to_arguments, spec_to_environment
+from diloco_protocol._processes import members
+
+MODULE = """
+import os, signal, subprocess, sys, time
+
+def returns(**kwargs):
+    return kwargs
+
+def environment():
+    names = ("REPLICA_RANK", "WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT", "MY_RANK")
+    return {name: os.environ.get(name) for name in names}
+
+def large(megabytes):
+    return "x" * (megabytes * 10**6)
+
+def not_json():
+    return {"model": [1, object()]}
+
+def raises():
+    raise ValueError("no such data")
+
+def leaves(code):
+    raise SystemExit(code)
+
+def drops(code):
+    os._exit(code)
+
+def crashes(number):
+    os.kill(os.getpid(), number)
+    time.sleep(60)
+
+def sleeps(mark, stubborn=False, finish=False):
+    if stubborn:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    if finish:
+        signal.signal(signal.SIGTERM, lambda *_: None)
+    open(mark, "w").write(str(os.getpid()))
+    if finish:
+        signal.pause()
+        return "finished all the same"
+    time.sleep(600)
+
+def has_children(mark, own_session, wait):
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], start_new_session=own_session, stdout=subprocess.PIPE)
+    child.stdout.readline()
+    open(mark, "w").write(str(child.pid))
+    if wait:
+        time.sleep(600)
+    return "done"
+
+def leaves_politely(mark):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    open(mark, "w").write(str(os.getpid()))
+    time.sleep(600)
+
+def fails_and_leaves_a_child(mark):
+    code = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print(1, flush=True); time.sleep(600)"
+    child = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    child.stdout.readline()
+    open(mark, "w").write(str(child.pid))
+    raise ValueError("by itself")
+
+def orphans_a_process(mark):
+    subprocess.run(["sh", "-c", "true & exec true"], check=True)
+    open(mark + ".new", "w").write(f"the parent is {os.getppid()}")
+    os.rename(mark + ".new", mark)
+    time.sleep(600)
+
+def waits_for_a_word(mark):
+    heard = []
+    signal.signal(signal.SIGUSR1, lambda *_: heard.append("SIGUSR1"))
+    helper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    open(mark, "w").write(str(os.getpid()))
+    while not heard:
+        time.sleep(0.01)
+    alive = helper.poll() is None
+    helper.kill()
+    helper.wait()
+    return [*heard, alive]
+
+def moves(folder):
+    os.chdir(folder)
+    return os.getcwd()
+
+def sees():
+    return {name: value for name, value in os.environ.items() if name.startswith(("DILOCO_", "RENDEZVOUS"))}
+
+def imported():
+    return sorted(sys.modules)
+
+def in_a_pool():
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:
+        return pool.submit(abs, -3).result()
+
+class Space:
+    @staticmethod
+    def inner():
+        return "inner"
+"""
+
+
+@pytest.fixture
+def replica(tmp_path):
+    """Starts a runner; whatever a failed test leaves is ended by process group."""
+    (tmp_path / "entry.py").write_text(MODULE)
+    started = []
+
+    def start(
+        function, /, *, timeout=None, grace=0.3, rank=0, through="file", entry=None, around=(), wrapper=(), **kwargs
+    ):
+        spec = ReplicaSpec(
+            entry or f"entry:{function}", kwargs, rank, 4, 2, "a-run", "/tmp/somewhere", "MY_RANK", timeout, grace
+        )
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+        environment.update(around)
+        command = [*wrapper, sys.executable, "-m", "diloco_protocol.runner"]
+        command += ["--outcome", str(tmp_path / "outcome.json")]
+        if through == "file":
+            (tmp_path / "spec.json").write_text(spec.to_json())
+            command += ["--spec", str(tmp_path / "spec.json")]
+        elif through == "arguments":
+            command += spec_to_arguments(spec)
+        else:
+            environment.update(spec_to_environment(spec))
+        started.append(
+            subprocess.Popen(
+                command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
+        )
+        return started[-1]
+
+    yield start
+    for runner in started:
+        runner.terminate()
+        runner.communicate(timeout=30)
+
+
+def end(runner, tmp_path, timeout=60):
+    """Wait for a runner; its exit code and the outcome it wrote."""
+    runner.out, runner.err = runner.communicate(timeout=timeout)
+    outcome = Outcome.from_json((tmp_path / "outcome.json").read_text())
+    assert runner.returncode == outcome.exit_code
+    return outcome
+
+
+def wait_for(condition, what, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        time.sleep(0.01)
+    return found
+
+
+def read_pid(mark):
+    return wait_for(lambda: mark.exists() and mark.read_text(), f"{mark} to be written") and int(mark.read_text())
+
+
+def overrun(replica, tmp_path, function, **arguments):
+    """The outcome of a replica that was ready for signals (it leaves its mark) before its timeout passed."""
+    for timeout in (0.7, 3.0, 20.0):
+        outcome = end(replica(function, timeout=timeout, mark=str(tmp_path / "pid"), **arguments), tmp_path)
+        if (tmp_path / "pid").exists():
+            return outcome
+    raise AssertionError("this machine takes longer than 20 s to start a program")
+
+
+def children(parent, besides):
+    """Living processes below another, but for one of them."""
+    return [process.pid for process in members(parent, -1) if process.pid != besides]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
