@@ -121,13 +121,19 @@ class TestMessages:
         (shown,) = re.findall(r"```text\n(S5.*?)\n```", README.read_text(encoding="utf-8"), re.DOTALL)
         assert str(caught.value) == shown
 
-    def test_the_shortest_sequence_is_shown(self):
+    def test_a_short_sequence_is_shown(self):
         with pytest.raises(PromiseBroken) as caught:
             run_machine(harness_of(CancelledTooEarly, gang=False), examples=20, steps=30, shrink=True)
         steps = str(caught.value).partition("After:\n")[2].splitlines()
-        assert len(steps) == 2, steps
-        assert "cancel" in steps[1]
+        assert len(steps) <= 6, steps  # of thirty; how short, is hypothesis's affair
+        assert "cancel" in steps[-1]
 
     def test_every_promise_has_a_test(self):
         names = {name.split("_")[1].upper() for name in STANDARD if name.startswith("test_")} - {"ANY"}
         assert names == set(PROMISES)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("gang", [False, True])
+def test_right_executors_pass_many_sequences(gang):
+    run_machine(lambda: ToyHarness(gang=gang), examples=300, steps=50, shrink=True)

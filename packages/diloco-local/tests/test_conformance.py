@@ -1,5 +1,6 @@
 """The standard suite, on a machine without processes and on this one."""
 
+import pytest
 from real_world import RealHarness
 from scripted_world import ScriptedHarness
 
@@ -17,3 +18,14 @@ class TestReal(ExecutorConformance):
 
     def make_harness(self):
         return RealHarness()
+
+
+@pytest.mark.slow
+class TestScriptedLong(TestScripted):
+    examples = 150
+
+
+@pytest.mark.slow
+class TestRealLong(TestReal):
+    examples = 10
+    steps = 30
