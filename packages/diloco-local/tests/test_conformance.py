@@ -15,6 +15,7 @@ class TestScripted(ExecutorConformance):
 class TestReal(ExecutorConformance):
     examples = 3
     steps = 15
+    shrink = False  # it would take many real seconds
 
     def make_harness(self):
         return RealHarness()

@@ -161,8 +161,8 @@ class ExecutorMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.lab.can(Ability.TIMEOUT))
     @rule(seconds=st.integers(1, 20))
     def wait(self, seconds: int) -> None:
-        """Time passes."""
-        self.lab.advance(seconds)
+        """Time passes, up to a third of the short timeout."""
+        self.lab.advance(seconds * self.lab.harness.short_timeout / 60)
 
     @rule()
     def settle(self) -> None:
@@ -209,7 +209,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         """Collect some replicas of any runs, in any order, some of them twice."""
         replicas = self.lab.replicas()
         assume(replicas)
-        timeout = timeout if self.lab.can(Ability.TIMEOUT) else 0.0
+        timeout = timeout * self.lab.harness.short_timeout / 60 if self.lab.can(Ability.TIMEOUT) else 0.0
         collect(self.lab, [replicas[number % len(replicas)] for number in numbers], timeout=timeout)
 
     @rule()

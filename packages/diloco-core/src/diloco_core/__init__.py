@@ -22,9 +22,11 @@ from ._errors import (
     UnequalSyncsError,
 )
 from ._exchange import Exchange, SyncReport
+from ._exchange_group import ProcessGroupExchange
 from ._exchange_store import ObjectStoreExchange
 from ._exchange_threads import InProcessExchange, in_process
 from ._manager import ManagerExchange, MockManager
+from ._planner import ExchangePlan, StoreModel, plan_exchange
 from ._timing import Timing
 
 __all__ = [
@@ -33,6 +35,7 @@ __all__ = [
     "CorruptedObjectError",
     "DiLoCo",
     "Exchange",
+    "ExchangePlan",
     "InProcessExchange",
     "ManagerExchange",
     "MismatchError",
@@ -41,11 +44,13 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectStoreAllReduce",
     "ObjectStoreExchange",
+    "ProcessGroupExchange",
     "RendezvousError",
     "RendezvousTimeoutError",
     "ReplicaLostError",
     "RunExistsError",
     "StoreError",
+    "StoreModel",
     "StoreUnavailableError",
     "SyncError",
     "SyncReport",
@@ -55,4 +60,5 @@ __all__ = [
     "connect",
     "in_process",
     "make_diloco_outer_loop",
+    "plan_exchange",
 ]

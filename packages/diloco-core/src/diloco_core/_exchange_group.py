@@ -1,0 +1,228 @@
+"""The exchange over a ``torch.distributed`` process group, for replicas that do share a network. Same arithmetic, no store.
+
+Chunks are gathered by the owner of their shard, summed in rank order, updated, and broadcast: every replica reads the
+same bytes, and the result is bit for bit that of the exchange over a store.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ._errors import ConfigurationError, ReplicaLostError, SyncError, SyncTimeoutError, UnequalSyncsError
+from ._exchange import Schema, SyncJob, SyncReport
+from ._layout import Rule
+from ._rendezvous import compare_schemas
+from ._sharded import Scratch, contributions
+from ._timing import Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._layout import Layout, Piece
+
+GROUP_CHUNK_BYTES = 4 * 2**20
+"""Default size of a chunk in bytes: large enough to hide a message's latency, small beside a model."""
+
+
+class ProcessGroupExchange:
+    """One replica's side of an exchange over a process group; see :class:`._exchange.Exchange`.
+
+    Needs no store, keeps nothing for a restart, and membership is fixed: if a replica dies, the others' collectives fail
+    when the group's own timeout has passed. With a backend of a device (NCCL) chunks travel through that device's memory.
+    Used from one thread at a time.
+
+    Args:
+        group: The process group; the default one if None.
+        device: Where messages lie; by default what the group's backend needs.
+        timing: Its clock is used; the timeouts are the group's own.
+        chunk_bytes: Bytes handled at once.
+
+    Raises:
+        ConfigurationError: There is no process group.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        *,
+        device: torch.device | str | None = None,
+        timing: Timing | None = None,
+        chunk_bytes: int = GROUP_CHUNK_BYTES,
+    ) -> None:
+        if not dist.is_available() or not dist.is_initialized():
+            raise ConfigurationError("call torch.distributed.init_process_group() first: there is no process group")
+        self._group = group if group is not None else dist.group.WORLD
+        self.rank = dist.get_rank(self._group)
+        self.world_size = dist.get_world_size(self._group)
+        if self.rank < 0:
+            raise ConfigurationError("this process is not a member of the process group")
+        self._device = torch.device(device) if device is not None else _device_of(self._group)
+        self._timing = timing or Timing()
+        self._chunk_bytes = chunk_bytes
+        self._scratch = Scratch(chunk_bytes)
+        self._schema: Schema | None = None
+        self._syncs = 0
+        self._ended = False
+
+    def join(self, schema: Schema) -> None:
+        """Compare schemas with all others; see :meth:`._exchange.Exchange.join`."""
+        if self._schema is None:
+            plain = (dict(schema.tensors), dict(schema.settings))
+            for rank, other in enumerate(self._everybodys(plain)):
+                compare_schemas(self.rank, schema, rank, Schema(*other))
+            self._schema = schema
+        elif schema != self._schema:
+            raise ConfigurationError("this exchange has already joined with another model or other settings")
+
+    def sync(self, job: SyncJob) -> SyncReport:
+        """Contribute, reduce, update, adopt; see :meth:`._exchange.Exchange.sync`."""
+        if self._schema is None or self._ended:
+            raise SyncError("this exchange has ended" if self._ended else "join() comes before the first sync")
+        try:
+            report = self._sync(job)
+        except BaseException as error:
+            self._ended = True
+            if isinstance(error, RuntimeError):  # what collectives raise: a peer is gone, or the time is up
+                raise _translated(error, self._syncs) from error
+            raise
+        self._syncs += 1
+        return report
+
+    def owned_shards(self, layout: Layout) -> Iterator[int]:
+        """The shards that this replica updates."""
+        return iter(range(self.rank, layout.shards, self.world_size))
+
+    def leave(self) -> None:
+        """Tell the others that this replica is done; repeatable."""
+        if not self._ended and self._schema is not None:
+            self._ended = True
+            self._agree("", "")
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the others, at their next sync, that this replica has failed; repeatable, never raises."""
+        if not self._ended and self._schema is not None:
+            self._ended = True
+            try:
+                self._agree("", f"{type(error).__name__}: {error}")
+            except (RuntimeError, SyncError):
+                return  # they are gone, too
+
+    def _sync(self, job: SyncJob) -> SyncReport:
+        clock, layout = self._timing.clock, job.layout
+        start = clock()
+        for shard in range(layout.shards):
+            for _ in contributions(job, shard, self.rank, self._chunk_bytes, self._scratch):
+                pass  # only to see that all of it is finite, before anybody changes anything
+        ready = clock()
+        self._agree(job.fingerprint, "")
+        waited = clock() - ready
+        sent = received = 0
+        for shard in range(layout.shards):
+            owner = shard % self.world_size
+            for chunk in layout.chunks(shard, self._chunk_bytes):
+                size = layout.piece_bytes(chunk)
+                self._reduce(job, chunk, owner)
+                once = layout.groups[chunk.group].rule is Rule.FIRST
+                gathered = int(self.rank == 0) if once else 1
+                if self.rank == owner:
+                    received += size * (int(owner != 0) if once else self.world_size - 1)
+                    sent += size
+                else:
+                    sent += size * gathered
+                    received += size
+        return SyncReport(
+            sync=self._syncs,
+            fragment=job.name,
+            committed=True,
+            members=self.world_size,
+            bytes_sent=sent,
+            bytes_received=received,
+            wait_seconds=waited,
+            exchange_seconds=clock() - start - waited,
+        )
+
+    def _reduce(self, job: SyncJob, chunk: Piece, owner: int) -> None:
+        """One chunk: gathered by its owner, summed in rank order, updated, broadcast, adopted."""
+        layout, first = job.layout, job.layout.groups[chunk.group].rule is Rule.FIRST
+        buffer = self._scratch.tensor(0, layout, chunk)
+        mine = None if first and self.rank else job.contribution(chunk, buffer)
+        total = self._first(mine, buffer, owner) if first else self._gathered(mine, buffer, owner)
+        values = job.update(chunk, total).contiguous() if total is not None else self._landing(job, chunk)
+        values = self._broadcast(values, owner)
+        job.adopt(chunk, values)
+
+    def _landing(self, job: SyncJob, chunk: Piece) -> torch.Tensor:
+        destination = job.destination(chunk)
+        return self._scratch.tensor(1, job.layout, chunk) if destination is None else destination
+
+    def _gathered(self, mine: torch.Tensor | None, buffer: torch.Tensor, owner: int) -> torch.Tensor | None:
+        assert mine is not None  # everybody contributes to what is summed
+        out = mine.to(self._device).contiguous()
+        parts = [torch.empty_like(out) for _ in range(self.world_size)] if self.rank == owner else None
+        messages = None if parts is None else [_bytes(part) for part in parts]
+        dist.gather(_bytes(out), messages, dst=self._global(owner), group=self._group)
+        if parts is None:
+            return None
+        total = buffer.copy_(parts[0])
+        for part in parts[1:]:
+            total.add_(part.to(total.device))
+        return total.div_(self.world_size) if self.world_size > 1 else total
+
+    def _first(self, mine: torch.Tensor | None, buffer: torch.Tensor, owner: int) -> torch.Tensor | None:
+        if owner == 0:
+            return mine
+        if self.rank == 0 and mine is not None:
+            dist.send(_bytes(mine.to(self._device).contiguous()), self._global(owner), group=self._group)
+        if self.rank != owner:
+            return None
+        values = torch.empty_like(buffer, device=self._device)
+        dist.recv(_bytes(values), self._global(0), group=self._group)
+        return buffer.copy_(values)
+
+    def _broadcast(self, values: torch.Tensor, owner: int) -> torch.Tensor:
+        if values.device == self._device:
+            dist.broadcast(_bytes(values), self._global(owner), group=self._group)
+            return values
+        moved = values.to(self._device)
+        dist.broadcast(_bytes(moved), self._global(owner), group=self._group)
+        return values if self.rank == owner else values.copy_(moved)
+
+    def _agree(self, fingerprint: str, failure: str) -> None:
+        """Everybody says what comes next; raises unless it is the same."""
+        said = self._everybodys((fingerprint, failure, self._syncs))
+        if not fingerprint:
+            return
+        for rank, (other, trouble, syncs) in enumerate(said):
+            if trouble:
+                raise ReplicaLostError(f"rank {rank} failed after {syncs} syncs: {trouble}", rank)
+            if not other:
+                raise UnequalSyncsError(f"rank {rank} has finished after {syncs} syncs, others go on", rank)
+            if other != fingerprint:
+                raise SyncError(f"in sync {self._syncs}, rank {rank} contributes something else than rank {self.rank}")
+
+    def _everybodys(self, thing: Any) -> list[Any]:
+        found: list[Any] = [None] * self.world_size
+        dist.all_gather_object(found, thing, group=self._group)
+        return found
+
+    def _global(self, rank: int) -> int:
+        return dist.get_global_rank(self._group, rank)
+
+
+def _bytes(values: torch.Tensor) -> torch.Tensor:
+    return values.view(torch.uint8)  # backends know few dtypes, and all know this one
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    backend = dist.get_backend(group)
+    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
+
+
+def _translated(error: RuntimeError, syncs: int) -> SyncError:
+    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+    if "timed out" in str(error).lower() or "timeout" in str(error).lower():
+        return SyncTimeoutError(f"sync {syncs} was not completed within the process group's timeout: {text}", [])
+    return SyncError(f"sync {syncs} failed in the process group: {text}")

@@ -1,0 +1,117 @@
+"""The exchange over a process group, between real processes over gloo: bit for bit what the other exchanges give."""
+
+import hashlib
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, in_process
+
+REPLICA = '''
+import datetime, hashlib, json, os, sys
+import torch
+import torch.distributed as dist
+sys.path.insert(0, os.environ["TESTS"])
+from test_exchange_group import digest, replica
+from diloco_core import ProcessGroupExchange
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo", init_method=os.environ["MEET"], rank=int(sys.argv[1]), world_size=int(sys.argv[2]),
+                        timeout=datetime.timedelta(seconds=30))
+exchange = ProcessGroupExchange(chunk_bytes=64)
+how = sys.argv[3]
+try:
+    if how == "fails" and exchange.rank == 1:
+        raise_at = 2
+    else:
+        raise_at = None
+    model = replica(exchange, steps=2 if how == "unequal" and exchange.rank == 1 else 6, raise_at=raise_at)
+    print("digest", digest(model))
+except Exception as error:
+    print("error", type(error).__name__, error)
+if how == "equal":
+    dist.destroy_process_group()
+sys.stdout.flush()
+os._exit(0)
+'''
+
+
+class Model(torch.nn.Module):
+    """fp32, bf16 and float64 parameters, and buffers of two more dtypes."""
+
+    def __init__(self):
+        super().__init__()
+        self.a = torch.nn.Linear(7, 5)
+        self.b = torch.nn.Linear(5, 3, dtype=torch.bfloat16)
+        self.c = torch.nn.Parameter(torch.zeros(33, dtype=torch.float64))
+        self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
+
+
+def replica(exchange, *, steps, raise_at=None):
+    model = Model()
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) + exchange.rank)
+    inner = torch.optim.SGD(model.parameters(), lr=1.0)
+    with DiLoCo(model, inner, exchange, sync_every=2, fragments=2):
+        for step in range(steps):
+            if step == raise_at:
+                raise ValueError("no more data")
+            gradients = torch.Generator().manual_seed(1000 * exchange.rank + step)
+            for parameter in model.parameters():
+                gradient = torch.randn(parameter.shape, generator=gradients, dtype=torch.float64)
+                parameter.grad = gradient.mul(0.1).to(parameter.dtype)
+            inner.step()
+    return model
+
+
+def digest(model):
+    whole = hashlib.sha256()
+    for name, tensor in sorted(model.state_dict().items()):
+        whole.update(name.encode() + bytes(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+    return whole.hexdigest()
+
+
+def start(tmp_path, n, how="equal"):
+    (tmp_path / "replica.py").write_text(REPLICA)
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)  # noqa: PTH100
+    environment = {**os.environ, "PYTHONPATH": path, "TESTS": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    environment["MEET"] = f"file://{tmp_path}/meet"
+    command = [sys.executable, "-W", "error", "replica.py"]
+    processes = [
+        subprocess.Popen(
+            [*command, str(rank), str(n), how], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(n)
+    ]
+    return [process.communicate(timeout=120)[0].strip() for process in processes]
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_the_same_bytes_as_between_threads(n, tmp_path, lab):
+    models = lab.run(lambda exchange: replica(exchange, steps=6), in_process(n))
+    assert start(tmp_path, n) == [f"digest {digest(models[0])}"] * n
+
+
+def test_a_replica_that_fails_is_named(tmp_path):
+    first, second = start(tmp_path, 2, "fails")
+    assert second == "error ValueError no more data"
+    assert first.startswith("error ReplicaLostError rank 1 failed after ")
+    assert first.endswith("ValueError: no more data")
+
+
+def test_unequal_numbers_of_syncs_are_no_hang(tmp_path):
+    first, _ = start(tmp_path, 2, "unequal")
+    assert first.startswith("error UnequalSyncsError rank 1 has finished after ")
+
+
+def test_without_a_process_group_it_says_what_to_do():
+    with pytest.raises(ConfigurationError, match="init_process_group"):
+        ProcessGroupExchange()
+    assert DiLoCo
