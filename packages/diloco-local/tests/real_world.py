@@ -78,13 +78,13 @@ class RealHarness(Harness):
             if self.late(handle):
                 self.puppets.wait((self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}")
 
-    def late(self, handle, when=None):
-        """Whether its timeout had passed at a time, or has by now."""
+    def late(self, handle):
+        """Whether its timeout has passed."""
         run = self.files(handle).parent / "run.json"
         if not run.exists():
             return False
         started = (self.folder / f"{self.puppets.name(handle)}.told").stat().st_mtime
-        return (when or time.time()) > started + json.loads(run.read_text())["timeout"]
+        return time.time() > started + json.loads(run.read_text())["timeout"]
 
     def truth(self, handle):
         if not self.files(handle).parent.exists():
@@ -92,9 +92,8 @@ class RealHarness(Harness):
         alive = bool(self.processes(handle))
         if alive or not (self.files(handle) / "final.json").exists():
             return Truth("running", alive=True, stopping=(self.files(handle) / "cancel.json").exists())
-        # Nobody but the executor has ended it: for its timeout, or for a cancel.
-        when = (self.files(handle) / "final.json").stat().st_mtime
-        ended = "failed" if self.late(handle, when) else "cancelled"
+        # If it was not driven, the executor has ended it: for a cancel, or for its timeout.
+        ended = "cancelled" if (self.files(handle) / "cancel.json").exists() else "failed"
         return Truth(self.ends.get(handle, ended), alive=False)
 
     def processes(self, handle=None):
