@@ -123,7 +123,7 @@ class TestMessages:
 
     def test_a_short_sequence_is_shown(self):
         with pytest.raises(PromiseBroken) as caught:
-            run_machine(harness_of(CancelledTooEarly, gang=False), examples=20, steps=30, shrink=True)
+            run_machine(harness_of(CancelledTooEarly, gang=False), examples=100, steps=30, shrink=True)
         steps = str(caught.value).partition("After:\n")[2].splitlines()
         assert len(steps) <= 6, steps  # of thirty; how short, is hypothesis's affair
         assert "cancel" in steps[-1]

@@ -165,11 +165,16 @@ class Checks:
         if last.state.terminal and said.state != last.state:
             self.broken("S2", f"first that it is {last.state}, now {words}", true)
         back = last.state is ReplicaState.RUNNING and said.state is ReplicaState.PENDING
-        if said.attempt < last.attempt or (back and said.attempt == last.attempt and self.capabilities.counts_attempts):
+        back = back and said.attempt == last.attempt and self.capabilities.counts_attempts
+        if back or (said.attempt < last.attempt and self._attempt_is_known(said)):
             self.broken("S3", f"first {self._words(replica, last)}, now {words}", true)
 
+    def _attempt_is_known(self, said: ReplicaStatus) -> bool:
+        ended = said.state is ReplicaState.CANCELLED or said.reason is Reason.GANG_FAILED
+        return self.capabilities.counts_attempts and (self.capabilities.remembers_ended or not ended)
+
     def _details(self, replica: Replica, said: ReplicaStatus, truth: Truth, words: str) -> None:
-        if self.capabilities.counts_attempts and said.attempt != truth.attempt:
+        if self._attempt_is_known(said) and said.attempt != truth.attempt:
             self.broken("S8", words, f"it is attempt {truth.attempt}")
         if said.stopping and said.state.terminal:
             self.broken("S8", words, "what has ended is not stopping")

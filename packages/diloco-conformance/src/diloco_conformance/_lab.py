@@ -152,6 +152,7 @@ class Lab(Checks):
         self.verb("C6", lambda: self.executor.purge(run.handles[0]))
         for replica in run.replicas:
             replica.gone = True
+        self.settle()  # removing may take the backend a moment
 
     def forget(self) -> None:
         """Go on with an executor that has seen nothing, and handles that went through JSON, as in another process."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hypothesis import assume
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -47,23 +46,23 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     # --- choosing ---
 
-    def some(self, number: int, test: Callable[[Replica], bool]) -> Replica:
-        """One of the replicas that pass."""
-        found = [replica for replica in self.lab.replicas() if not replica.gone and test(replica)]
-        assume(found)
-        return found[number % len(found)]
+    # A rule that finds nothing to act on does nothing: hypothesis.assume() would throw the whole sequence away.
 
-    def some_run(self, number: int, test: Callable[[Run], bool]) -> Run:
-        """One of the runs that pass."""
-        found = [run for run in self.lab.runs if test(run)]
-        assume(found)
-        return found[number % len(found)]
+    def some(self, number: int, test: Callable[[Replica], bool]) -> Replica | None:
+        """One of the replicas that pass, if there is one."""
+        found = [replica for replica in self.lab.replicas() if not replica.gone and test(replica)]
+        return found[number % len(found)] if found else None
+
+    def some_run(self, number: int, *, ended: bool = False) -> Run | None:
+        """One of the runs of which there are records, if there is one."""
+        found = [run for run in self.lab.runs if not run.replicas[0].gone and not (ended and run.live)]
+        return found[number % len(found)] if found else None
 
     # --- launching ---
 
     @property
     def room(self) -> bool:
-        """Whether one more run of two fits in."""
+        """Whether one more run fits in."""
         return len(self.lab.runs) < MOST_RUNS and len(self.lab.replicas()) <= MOST_REPLICAS - 2
 
     @initialize(n=st.integers(1, 3))
@@ -72,7 +71,7 @@ class ExecutorMachine(RuleBasedStateMachine):
         self.lab.launch(n)
 
     @precondition(lambda self: self.room)
-    @rule(n=st.integers(1, 2), named=st.booleans(), short=st.booleans())
+    @rule(n=st.integers(1, 3), named=st.booleans(), short=st.booleans())
     def launch(self, n: int, named: bool, short: bool) -> None:
         """Launch."""
         timeout = self.lab.harness.short_timeout if short else self.lab.harness.timeout
@@ -84,10 +83,19 @@ class ExecutorMachine(RuleBasedStateMachine):
         """Launch and start all of it."""
         self.lab.up(2)
 
+    @precondition(lambda self: self.room)
+    @rule()
+    def twins(self) -> None:
+        """Two runs without names at the same moment."""
+        for _ in range(2):
+            self.lab.launch(1, named=False)
+
     @rule(number=pick)
     def launch_again(self, number: int) -> None:
         """The same launch once more finds the same replicas."""
-        run = self.some_run(number, lambda run: not any(replica.gone for replica in run.replicas))
+        run = self.some_run(number)
+        if run is None:
+            return
         living = self.lab.harness.living()
         handles = self.lab.relaunch(run)
         if handles != run.handles or self.lab.harness.living() > living:
@@ -96,8 +104,8 @@ class ExecutorMachine(RuleBasedStateMachine):
     @rule(number=pick, more=st.sampled_from([{}, {"other": 1}]))
     def conflicting_launch(self, number: int, more: dict[str, Any]) -> None:
         """Another launch under a name that is taken."""
-        run = self.some_run(number, lambda run: not any(replica.gone for replica in run.replicas))
-        conflicting_launch(self.lab, run, len(run.replicas) + (not more), more)
+        if (run := self.some_run(number)) is not None:
+            conflicting_launch(self.lab, run, len(run.replicas) + (not more), more)
 
     @precondition(lambda self: self.room and self.lab.can(Fault.FORBIDDEN, Operation.LAUNCH))
     @rule(after=st.integers(0, 2))
@@ -121,9 +129,10 @@ class ExecutorMachine(RuleBasedStateMachine):
             number,
             lambda one: one.live and one.started_at is None and not (one.stopping or one.doomed or one.overdue(now)),
         )
-        self.lab.drive(replica, Step.START)
+        if replica is not None:
+            self.lab.drive(replica, Step.START)
 
-    def running(self, number: int, *, race: bool = False) -> Replica:
+    def running(self, number: int, *, race: bool = False) -> Replica | None:
         """A replica that runs, if need be a new one, and is not being ended unless the world can do that."""
         now = self.lab.harness.clock()
         race = race and self.lab.can(Ability.RACE)
@@ -139,24 +148,37 @@ class ExecutorMachine(RuleBasedStateMachine):
     @rule(number=pick, value=values)
     def succeed(self, number: int, value: Any) -> None:
         """A replica succeeds."""
-        self.lab.drive(self.running(number, race=True), Step.SUCCEED, value)
+        if (replica := self.running(number, race=True)) is not None:
+            self.lab.drive(replica, Step.SUCCEED, value)
 
     @rule(number=pick, code=st.integers(1, 255))
     def fail(self, number: int, code: int) -> None:
         """A replica fails."""
-        self.lab.drive(self.running(number), Step.FAIL, code)
+        if (replica := self.running(number)) is not None:
+            self.lab.drive(replica, Step.FAIL, code)
+
+    @precondition(lambda self: self.room)
+    @rule(code=st.integers(1, 255))
+    def failure_completes(self, code: int) -> None:
+        """One of a run fails; look at once, and when it is over."""
+        run = self.lab.up(2)
+        self.lab.drive(run.replicas[0], Step.FAIL, code)
+        self.lab.observe_all()
+        self.lab.settle()
 
     @precondition(lambda self: self.lab.can(Step.OOM))
     @rule(number=pick)
     def out_of_memory(self, number: int) -> None:
         """A replica is killed for want of memory."""
-        self.lab.drive(self.running(number), Step.OOM)
+        if (replica := self.running(number)) is not None:
+            self.lab.drive(replica, Step.OOM)
 
     @precondition(lambda self: self.lab.can(Step.PREEMPT))
     @rule(number=pick)
     def preempt(self, number: int) -> None:
         """A replica's machine is taken away."""
-        self.lab.drive(self.running(number), Step.PREEMPT)
+        if (replica := self.running(number)) is not None:
+            self.lab.drive(replica, Step.PREEMPT)
 
     @precondition(lambda self: self.lab.can(Ability.TIMEOUT))
     @rule(seconds=st.integers(1, 20))
@@ -191,24 +213,32 @@ class ExecutorMachine(RuleBasedStateMachine):
     def cancel(self, number: int) -> None:
         """Cancel whatever it is."""
         replicas = self.lab.replicas()
-        assume(replicas)
         self.lab.cancel(replicas[number % len(replicas)])
 
     @rule(number=pick, collecting=st.booleans())
     def cancellation_completes(self, number: int, collecting: bool) -> None:
         """Cancel what runs, look at once, and look when it is over."""
         replica = self.running(number)
+        if replica is None:
+            return
         self.lab.cancel(replica)
         self.lab.observe_all()
         if collecting:
             collect(self.lab, replica.run.replicas)
         self.lab.settle()
 
+    @rule(number=pick)
+    def late_cancel(self, number: int) -> None:
+        """Cancel what has ended."""
+        if (replica := self.some(number, lambda one: not one.live)) is not None:
+            self.lab.cancel(replica)
+            self.lab.observe_all()
+            self.lab.settle()
+
     @rule(numbers=st.lists(pick, min_size=1, max_size=4), timeout=st.sampled_from([0.0, 5.0]))
     def collect(self, numbers: list[int], timeout: float) -> None:
         """Collect some replicas of any runs, in any order, some of them twice."""
         replicas = self.lab.replicas()
-        assume(replicas)
         timeout = timeout * self.lab.harness.short_timeout / 60 if self.lab.can(Ability.TIMEOUT) else 0.0
         collect(self.lab, [replicas[number % len(replicas)] for number in numbers], timeout=timeout)
 
@@ -225,8 +255,8 @@ class ExecutorMachine(RuleBasedStateMachine):
     @rule(number=pick)
     def attach(self, number: int) -> None:
         """Find a run again."""
-        run = self.some_run(number, lambda run: not any(replica.gone for replica in run.replicas))
-        self.lab.attach(run)
+        if (run := self.some_run(number)) is not None:
+            self.lab.attach(run)
 
     @rule()
     def poll(self) -> None:
@@ -237,7 +267,9 @@ class ExecutorMachine(RuleBasedStateMachine):
     def purge(self, number: int) -> None:
         """Remove what has ended; what has not is not removed."""
         self.lab.settle()
-        run = self.some_run(number, lambda run: not run.replicas[0].gone)
+        run = self.some_run(number)
+        if run is None:
+            return
         if run.live:
             early_purge(self.lab, run)
             return
@@ -251,21 +283,24 @@ class ExecutorMachine(RuleBasedStateMachine):
     def expire(self, number: int) -> None:
         """The backend forgets what has ended."""
         self.lab.settle()
-        self.lab.expire(self.some_run(number, lambda run: not run.live and not run.replicas[0].gone))
+        if (run := self.some_run(number, ended=True)) is not None:
+            self.lab.expire(run)
 
     # --- what networks do ---
 
     @rule(number=pick, fault=st.sampled_from([Fault.THROTTLE, Fault.SERVER_ERROR, Fault.REFUSED, Fault.FORBIDDEN]))
     def broken_look(self, number: int, fault: Fault) -> None:
         """Ask while the backend cannot answer."""
-        assume(self.lab.can(fault, Operation.OBSERVE))
-        broken_look(self.lab, self.some(number, lambda _: True), fault)
+        replica = self.some(number, lambda _: True)
+        if replica is not None and self.lab.can(fault, Operation.OBSERVE):
+            broken_look(self.lab, replica, fault)
 
     @rule(number=pick, fault=st.sampled_from([Fault.SERVER_ERROR, Fault.FORBIDDEN, Fault.CONFLICT]))
     def broken_cancel(self, number: int, fault: Fault) -> None:
         """Cancel while the backend cannot do it."""
-        assume(self.lab.can(fault, Operation.CANCEL))
-        broken_cancel(self.lab, self.running(number), fault)
+        replica = self.running(number)
+        if replica is not None and self.lab.can(fault, Operation.CANCEL):
+            broken_cancel(self.lab, replica, fault)
 
     # --- after every step ---
 

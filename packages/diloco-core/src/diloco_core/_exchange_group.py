@@ -54,11 +54,12 @@ class ProcessGroupExchange:
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigurationError("call torch.distributed.init_process_group() first: there is no process group")
-        self._group = group if group is not None else dist.group.WORLD
+        found = group if group is not None else dist.group.WORLD
+        if found is None:
+            raise ConfigurationError("this process is not a member of the process group")
+        self._group = found
         self.rank = dist.get_rank(self._group)
         self.world_size = dist.get_world_size(self._group)
-        if self.rank < 0:
-            raise ConfigurationError("this process is not a member of the process group")
         self._device = torch.device(device) if device is not None else _device_of(self._group)
         self._timing = timing or Timing()
         self._chunk_bytes = chunk_bytes

@@ -25,6 +25,13 @@ from ._executor import ServerlessExecutor
 from ._handle import ReplicaHandle
 from ._hooks import LogQuery, Option
 from ._journal import FolderJournal, RunJournal, state_folder
+from ._message import (
+    OutcomeMessage,
+    is_result_line,
+    outcome_from_message,
+    outcome_to_message,
+    result_from_lines,
+)
 from ._outcome import Outcome
 from ._request import Plan, RunRequest, make_request
 from ._spec import (
@@ -52,6 +59,7 @@ __all__ = [
     "MissingDependencyError",
     "Option",
     "Outcome",
+    "OutcomeMessage",
     "Plan",
     "QuotaExceededError",
     "Reason",
@@ -73,8 +81,12 @@ __all__ = [
     "environment",
     "executors",
     "get_executor",
+    "is_result_line",
     "load_errors",
     "make_request",
+    "outcome_from_message",
+    "outcome_to_message",
+    "result_from_lines",
     "retry",
     "spec_from_arguments",
     "spec_from_environment",

@@ -130,6 +130,8 @@ class Capabilities:
         preemptible: Whether replicas may be taken away and started again.
         retention: Seconds for which records are kept after the end; None for ever.
         counts_attempts: Whether the backend can tell a rank's attempts apart.
+        remembers_ended: Whether the log and the attempt of a replica that the backend has ended (by a cancel, or since a
+            sibling failed) can still be read. If not, reading the log raises ReplicaNotFoundError.
     """
 
     cancel_scope: Literal["replica", "gang"]
@@ -142,3 +144,4 @@ class Capabilities:
     preemptible: bool = False
     retention: float | None = None
     counts_attempts: bool = True
+    remembers_ended: bool = True

@@ -5,7 +5,9 @@ reaps orphans (as PID 1 must), ends the whole tree within the grace and reports 
 ignores SIGTERM unless it is handled, so the handlers are installed before anything else.
 
 Without ``--spec`` the spec is taken from the arguments (:func:`diloco_protocol.spec_to_arguments`) or else from the
-environment (:func:`diloco_protocol.spec_to_environment`). The runner exits with the replica's own exit code, 128 + n if
+environment (:func:`diloco_protocol.spec_to_environment`). Where one template serves a whole cohort, ``--index`` is added
+to the spec's rank and every ``--failed`` to its attempt. ``--message`` is for a channel of a few KiB
+(:func:`diloco_protocol.outcome_to_message`). The runner exits with the replica's own exit code, 128 + n if
 signal n ended it, 124 if it exited with 0 but only after its timeout, and 2 if it could not start.
 """
 
@@ -21,10 +23,12 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ._errors import DilocoError
+from ._errors import DilocoError, InvalidRequestError
+from ._message import outcome_to_message
 from ._outcome import Outcome
 from ._processes import Process, adopt_orphans, members, send
 from ._spec import ReplicaSpec, environment, is_reserved, spec_from_arguments, spec_from_environment
@@ -203,12 +207,42 @@ def write_outcome(outcome: Outcome, path: Path) -> None:
     partial.replace(path)
 
 
-def _read_spec(file: Path | None, pieces: list[str]) -> ReplicaSpec:
-    if file is not None:
-        return ReplicaSpec.from_json(file.read_text(encoding="utf-8"))
-    if pieces:
-        return spec_from_arguments([f"--spec-piece={piece}" for piece in pieces])
-    return spec_from_environment(os.environ)
+def _write_message(outcome: Outcome, path: Path) -> int:
+    """Report through a file that is kept as it is (a container's is a mount) and its lines; returns the exit code.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    try:
+        text, lines = outcome_to_message(outcome)
+    except InvalidRequestError as error:
+        _tell(str(error))
+        outcome = replace(
+            outcome, exit_code=1, result=None, error=str(error), error_type="InvalidResult", reason=Reason.ERROR
+        )
+        text, lines = outcome_to_message(outcome)
+    for line in lines:
+        print(line, flush=True)  # noqa: T201 - stdout is the replica's log
+    path.write_text(text, encoding="utf-8")
+    return outcome.exit_code
+
+
+def _read_spec(arguments: argparse.Namespace) -> ReplicaSpec:
+    if arguments.spec is not None:
+        spec = ReplicaSpec.from_json(arguments.spec.read_text(encoding="utf-8"))
+    elif arguments.spec_piece:
+        spec = spec_from_arguments([f"--spec-piece={piece}" for piece in arguments.spec_piece])
+    else:
+        spec = spec_from_environment(os.environ)
+    index = _count("--index", arguments.index)
+    earlier = sum(_count("--failed", text) for text in arguments.failed if text)
+    return replace(spec, rank=spec.rank + index, attempt=spec.attempt + earlier)
+
+
+def _count(name: str, text: str) -> int:
+    if not (text.isascii() and text.isdecimal()):
+        raise InvalidRequestError(f"{name} is a whole number from 0, not {text!r}")
+    return int(text)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -223,11 +257,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--spec-piece", action="append", default=[], help="the spec itself in pieces; default: from the environment"
     )
+    parser.add_argument("--index", default="0", help="added to the spec's rank")
+    parser.add_argument("--failed", action="append", default=[], help="added to the spec's attempt; may be empty")
     parser.add_argument("--outcome", type=Path, help="file to write the outcome to")
+    parser.add_argument(
+        "--message", type=Path, help="file that is overwritten with the outcome in 4096 bytes; more goes to stdout"
+    )
     arguments = parser.parse_args(argv)
     path: Path | None = None if arguments.outcome is None else arguments.outcome.absolute()
     try:
-        spec = _read_spec(arguments.spec, arguments.spec_piece)
+        spec = _read_spec(arguments)
         outcome = run(spec, signals, None if path is None else path.parent)
     except (DilocoError, OSError, UnicodeError) as error:
         name = type(error).__name__
@@ -235,13 +274,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if outcome.error is not None and (path is None or outcome.reason is Reason.START_FAILED):
         # Only where nothing else can carry it: a log has what the replica wrote and nothing else.
         _tell(outcome.error)
-    if path is not None:
-        try:
+    code = outcome.exit_code
+    try:
+        if path is not None:
             write_outcome(outcome, path)
-        except OSError as error:
-            _tell(f"the outcome cannot be written: {error}")
-            return outcome.exit_code or 1
-    return outcome.exit_code
+        if arguments.message is not None:
+            code = _write_message(outcome, arguments.message)
+    except OSError as error:
+        _tell(f"the outcome cannot be written: {error}")
+        return code or 1
+    return code
 
 
 def _tell(text: str) -> None:

@@ -1,0 +1,150 @@
+"""Outcomes through a few KiB and log lines: whole, or refused."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_protocol import (
+    InvalidRequestError,
+    Outcome,
+    OutcomeMessage,
+    Reason,
+    ReplicaSpec,
+    SpecVersionError,
+    is_result_line,
+    outcome_from_message,
+    outcome_to_message,
+    result_from_lines,
+    spec_to_environment,
+)
+
+LIMIT = OutcomeMessage.max_result_bytes
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=300),
+    lambda inside: st.lists(inside, max_size=8) | st.dictionaries(st.text(max_size=9), inside, max_size=8),
+    max_leaves=60,
+)
+
+
+@given(VALUES, st.text(max_size=9000) | st.none(), st.text(max_size=30000) | st.none(), st.lists(st.text(max_size=40)))
+def test_whatever_goes_in_fits_and_comes_back(result, error, traceback, noise):
+    outcome = Outcome(3, error=error, error_type="E", traceback=traceback, result=result, started_at=1.5)
+    text, lines = outcome_to_message(outcome)
+    assert len(text.encode()) <= 4096
+    assert all(len(line) < 8192 and "\n" not in line and line.isascii() and is_result_line(line) for line in lines)
+    message = outcome_from_message(text)
+    found = result_from_lines(message, [*noise, *reversed(lines), *noise]) if lines else message.outcome.result
+    assert found == result
+    plain = replace(message.outcome, result=None, error=None, traceback=None)
+    assert plain == replace(outcome, result=None, error=None, traceback=None)
+    if len(outcome.to_json()) <= 4096:
+        assert (message.outcome, lines) == (outcome, [])
+
+
+def test_the_ends_of_a_long_traceback_stay():
+    outcome = Outcome(1, error="E: no such data", traceback="Traceback\n" + "x" * 9000 + "\nE: no such data")
+    kept = outcome_from_message(outcome_to_message(outcome)[0]).outcome
+    assert kept.error == outcome.error
+    assert kept.traceback.startswith("Traceback\n")
+    assert kept.traceback.endswith("E: no such data")
+
+
+def test_lost_and_damaged_lines_are_no_result():
+    text, lines = outcome_to_message(Outcome(0, result="y" * 30_000, reason=Reason.COMPLETED))
+    message = outcome_from_message(text)
+    assert len(lines) == message.result_lines == 4
+    with pytest.raises(InvalidRequestError, match="1 of the 4 log lines"):
+        result_from_lines(message, lines[1:])
+    with pytest.raises(InvalidRequestError, match="damaged"):
+        result_from_lines(message, [*lines[:3], lines[3].replace("y", "z")])
+
+
+def test_a_result_has_a_limit():
+    assert outcome_to_message(Outcome(0, result="x" * (LIMIT - 2)))[1]
+    with pytest.raises(InvalidRequestError, match="1048577 bytes"):
+        outcome_to_message(Outcome(0, result="x" * (LIMIT - 1)))
+
+
+@pytest.mark.parametrize("text", ["", "Traceback (most recent call last)", "[1]", '{"outcome": {}, "x": 1}'])
+def test_other_text_is_refused(text):
+    with pytest.raises((InvalidRequestError, SpecVersionError)):
+        outcome_from_message(text)
+
+
+MODULE = """
+import os
+
+def who():
+    names = ("REPLICA_RANK", "WORLD_SIZE", "DILOCO_ATTEMPT")
+    return [os.environ[name] for name in names]
+
+def large(size):
+    print("training")
+    return "x" * size
+"""
+
+
+def run(tmp_path, entrypoint, kwargs, *arguments):
+    (tmp_path / "entry.py").write_text(MODULE)
+    spec = ReplicaSpec(entrypoint, kwargs, rank=3, world_size=9)
+    file = tmp_path / "termination-log"
+    file.write_text("something longer than what is to come " * 200)
+    inode = file.stat().st_ino
+    done = subprocess.run(
+        [sys.executable, "-m", "diloco_protocol.runner", "--message", str(file), *arguments],
+        env={**os.environ, **spec_to_environment(spec), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        capture_output=True,
+        text=True,
+    )
+    assert file.stat().st_ino == inode  # a container's file is a mount: it cannot be replaced
+    return done, outcome_from_message(file.read_text())
+
+
+def test_one_template_serves_a_cohort(tmp_path):
+    done, message = run(tmp_path, "entry:who", {}, "--index=4", "--failed=2", "--failed=")
+    assert done.returncode == 0
+    assert message.outcome.result == ["7", "9", "3"]
+
+
+@pytest.mark.parametrize("argument", ["--index=$(JOB_COMPLETION_INDEX)", "--index=", "--failed=-1", "--index=6"])
+def test_a_rank_that_is_not_known_starts_nothing(tmp_path, argument):
+    done, message = run(tmp_path, "entry:who", {}, argument)
+    assert done.returncode == 2
+    assert message.outcome.reason is Reason.START_FAILED
+    assert "--index" in message.outcome.error or "--failed" in message.outcome.error or "rank" in message.outcome.error
+
+
+def test_a_large_result_goes_to_the_log(tmp_path):
+    done, message = run(tmp_path, "entry:large", {"size": 50_000})
+    assert done.returncode == 0
+    assert [line for line in done.stdout.splitlines() if not is_result_line(line)] == ["training"]
+    assert result_from_lines(message, done.stdout.splitlines()) == "x" * 50_000
+
+
+def test_a_result_over_the_limit_is_a_failure(tmp_path):
+    done, message = run(tmp_path, "entry:large", {"size": LIMIT})
+    assert done.returncode == 1
+    assert (message.outcome.exit_code, message.outcome.error_type) == (1, "InvalidResult")
+    assert json.dumps(message.outcome.error)[1:40] in done.stderr
+
+
+def test_a_message_that_cannot_be_written_is_no_success(tmp_path):
+    (tmp_path / "entry.py").write_text(MODULE)
+    done = subprocess.run(
+        [sys.executable, "-m", "diloco_protocol.runner", "--message", str(tmp_path / "none" / "log")],
+        env={
+            **os.environ,
+            **spec_to_environment(ReplicaSpec("entry:who", {}, rank=0, world_size=1)),
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+        },
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 1
+    assert "the outcome cannot be written" in done.stderr
