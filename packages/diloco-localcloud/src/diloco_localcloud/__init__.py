@@ -1,0 +1,26 @@
+"""Stand-ins of clouds on this machine, to rehearse launches and to test launchers against."""
+
+from .__about__ import __version__
+from ._kubernetes._access import Access
+from ._kubernetes._errors import StandInError
+from ._kubernetes._faults import Call, Calls, Faults
+from ._kubernetes._local_pod import LocalPod, LocalPods
+from ._kubernetes._processes import KubernetesProcesses
+from ._kubernetes._scripted_pod import ScriptedPod
+from ._kubernetes._standin import KubernetesStandIn
+from ._kubernetes._world import World
+
+__all__ = [
+    "Access",
+    "Call",
+    "Calls",
+    "Faults",
+    "KubernetesProcesses",
+    "KubernetesStandIn",
+    "LocalPod",
+    "LocalPods",
+    "ScriptedPod",
+    "StandInError",
+    "World",
+    "__version__",
+]

@@ -1,0 +1,88 @@
+"""Run a stand-in until Ctrl-C: ``python -m diloco_localcloud kubernetes``."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from . import KubernetesProcesses, StandInError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run what the arguments ask for.
+
+    Returns:
+        The exit code: 0 after Ctrl-C or SIGTERM, 1 if it could not start (2 for wrong arguments, by argparse).
+    """
+    options = _parser().parse_args(arguments)
+    over = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: over.set())
+    try:
+        with tempfile.TemporaryDirectory(prefix="stand-in-") as folder:
+            _kubernetes(options, Path(folder), over)
+    except StandInError as wrong:
+        sys.stderr.write(f"{wrong}\n")
+        return 1
+    return 0
+
+
+def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event) -> None:
+    with KubernetesProcesses(
+        port=options.port,
+        tls=False if options.no_tls else None,
+        namespace=options.namespace,
+        resources=dict(options.resource),
+        backoff_seconds=options.backoff_seconds,
+    ) as stand_in:
+        path = stand_in.kubeconfig(options.kubeconfig or folder / "kubeconfig")
+        sys.stdout.write(
+            f"export KUBECONFIG={path}\n# {stand_in.url} runs; Ctrl-C ends it and all that it has started\n"
+        )
+        sys.stdout.flush()
+        over.wait()
+
+
+def _resource(text: str) -> tuple[str, str]:
+    name, equals, amount = text.partition("=")
+    if not name or not equals or not amount:
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=AMOUNT, such as nvidia.com/gpu=8")
+    return name, amount
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m diloco_localcloud", description="Run a stand-in of a cloud until Ctrl-C."
+    )
+    kinds = parser.add_subparsers(required=True, metavar="KIND")
+    kube = kinds.add_parser("kubernetes", help="a Kubernetes API whose pods are processes of this machine")
+    kube.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one")
+    kube.add_argument(
+        "--kubeconfig", metavar="FILE", help="where to write the kubeconfig; by default a file that goes at the end"
+    )
+    kube.add_argument("--namespace", default="default", help="namespace of the kubeconfig, made if need be")
+    kube.add_argument("--no-tls", action="store_true", help="serve plain HTTP")
+    kube.add_argument(
+        "--resource",
+        type=_resource,
+        action="append",
+        default=[],
+        metavar="NAME=AMOUNT",
+        help="what the node declares as well",
+    )
+    kube.add_argument(
+        "--backoff-seconds", type=float, default=10.0, help="first wait before a failed pod is replaced (default: 10)"
+    )
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

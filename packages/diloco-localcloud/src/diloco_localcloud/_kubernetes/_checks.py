@@ -1,0 +1,129 @@
+"""Rules for names, labels and quantities, with the API server's words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+Json = dict[str, Any]
+Cause = tuple[str, str, str]
+
+_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
+_SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
+_VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
+_QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
+_UNITS = (
+    {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
+    | {
+        prefix + binary: (1024.0 if binary else 1000.0) ** power
+        for power, prefix in enumerate(("K", "M", "G", "T", "P", "E"), 1)
+        for binary in ("", "i")
+    }
+    | {"k": 1000.0}
+)
+
+LABEL_WORDS = (
+    "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an "
+    "alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '[a-z0-9]([-a-z0-9]*[a-z0-9])?')"
+)
+SUBDOMAIN_WORDS = (
+    "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start and end "
+    "with an alphanumeric character (e.g. 'example.com', regex used for validation is "
+    "'[a-z0-9]([-a-z0-9]*[a-z0-9])?(\\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*')"
+)
+VALUE_WORDS = (
+    "a valid label must be an empty string or consist of alphanumeric characters, '-', '_' or '.', and must start and end "
+    "with an alphanumeric character (e.g. 'MyValue',  or 'my_value',  or '12345', regex used for validation is "
+    "'(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?')"
+)
+
+
+def invalid(field: str, value: object, words: str) -> Cause:
+    """A cause of a 422, the value shown as the server shows it."""
+    return field, "FieldValueInvalid", f"Invalid value: {shown(value)}: {words}"
+
+
+def required(field: str, words: str = "") -> Cause:
+    """A field that is missing."""
+    return field, "FieldValueRequired", "Required value" + (f": {words}" if words else "")
+
+
+def not_supported(field: str, value: object, allowed: list[str]) -> Cause:
+    """A value that is none of those allowed."""
+    listed = ", ".join(f'"{each}"' for each in allowed)
+    return field, "FieldValueNotSupported", f"Unsupported value: {shown(value)}: supported values: {listed}"
+
+
+def shown(value: object) -> str:
+    """A string in quotes, a number plain, an object by its place only."""
+    if isinstance(value, str):
+        return f'"{value}"'
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def is_label(text: str) -> bool:
+    """Whether it is a DNS label."""
+    return len(text) <= 63 and _LABEL.fullmatch(text) is not None
+
+
+def metadata(meta: Mapping[str, Any], *, label: bool = False) -> list[Cause]:
+    """What is wrong with an object's name, labels and annotations."""
+    name = str(meta.get("name", ""))
+    causes = []
+    if not name:
+        causes.append(required("metadata.name", "name or generateName is required"))
+    elif len(name) > (63 if label else 253):
+        causes.append(invalid("metadata.name", name, f"must be no more than {63 if label else 253} characters"))
+    elif not (_LABEL if label else _SUBDOMAIN).fullmatch(name):
+        causes.append(invalid("metadata.name", name, LABEL_WORDS if label else SUBDOMAIN_WORDS))
+    return (
+        causes
+        + labels(meta.get("labels") or {}, "metadata.labels")
+        + keys(meta.get("annotations") or {}, "metadata.annotations")
+    )
+
+
+def labels(given: Mapping[str, str], field: str) -> list[Cause]:
+    """What is wrong with a set of labels."""
+    causes = keys(given, field)
+    for value in given.values():
+        if len(value) > 63:
+            causes.append(invalid(field, value, "must be no more than 63 characters"))
+        elif not _VALUE.fullmatch(value):
+            causes.append(invalid(field, value, VALUE_WORDS))
+    return causes
+
+
+def keys(given: Mapping[str, str], field: str) -> list[Cause]:
+    """What is wrong with the keys of labels or annotations."""
+    causes = []
+    for key in given:
+        prefix, slash, name = key.rpartition("/")
+        if not name or len(name) > 63 or not _VALUE.fullmatch(name):
+            causes.append(
+                invalid(
+                    field,
+                    key,
+                    "name part must consist of alphanumeric characters, '-', '_' or '.', and must start and end with an "
+                    "alphanumeric character (e.g. 'MyName',  or 'my.name',  or '123-abc', regex used for validation is "
+                    "'([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9]')",
+                )
+            )
+        elif slash and not _SUBDOMAIN.fullmatch(prefix):
+            causes.append(invalid(field, key, f"prefix part {SUBDOMAIN_WORDS}"))
+    return causes
+
+
+def quantity(value: object) -> float:
+    """A quantity such as ``500m`` or ``2Gi`` as a number.
+
+    Raises:
+        ValueError: it is none.
+    """
+    text = str(value)
+    if isinstance(value, bool) or not _QUANTITY.fullmatch(text):
+        raise ValueError("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")
+    number = text.rstrip("iKMGTPEnumk")
+    unit = text[len(number) :]
+    return float(number) * _UNITS[unit]

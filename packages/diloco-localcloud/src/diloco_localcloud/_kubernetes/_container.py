@@ -1,0 +1,102 @@
+"""One life of one container, as the kubelet holds it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to start.
+
+    Attributes:
+        argv: program and arguments.
+        env: the whole environment.
+        cwd: the working directory.
+        log: the file for the output.
+        memory: limit in bytes; None for none.
+    """
+
+    argv: Sequence[str]
+    env: Mapping[str, str]
+    cwd: Path
+    log: Path
+    memory: int | None = None
+
+
+class Container:
+    """Starts a command below a shim, and tells what becomes of it.
+
+    ``told`` is called from a thread of its own with ``{"event": "started" | "refused" | "ended", ...}``; the last of them is
+    always "refused" or "ended". Thread-safe.
+    """
+
+    def __init__(self, command: Command, told: Callable[[Json], None]) -> None:
+        self.pid: int | None = None
+        self._told = told
+        self._lock = threading.Lock()
+        shim = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_shim.py"))]
+        self._shim = subprocess.Popen(shim, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        wanted = {
+            "argv": list(command.argv),
+            "env": dict(command.env),
+            "cwd": str(command.cwd),
+            "log": str(command.log),
+            "memory": command.memory,
+        }
+        text = json.dumps(wanted).encode()
+        self._write(b"%d\n%s" % (len(text), text))
+        self._reader = threading.Thread(target=self._read, name="container", daemon=True)
+        self._reader.start()
+
+    def term(self) -> None:
+        """SIGTERM to the first process, as a kubelet does."""
+        self.send(signal.SIGTERM)
+
+    def send(self, number: signal.Signals) -> None:
+        """Any signal to the first process."""
+        self._write(b"%d\n" % number)
+
+    def kill(self) -> None:
+        """SIGKILL to all."""
+        self._write(b"kill\n")
+
+    def join(self) -> None:
+        """Wait until nothing is left, and ``told`` has been called for the last time."""
+        self._reader.join()
+
+    def _write(self, words: bytes) -> None:
+        with self._lock, contextlib.suppress(OSError, ValueError):  # it has ended already
+            if self._shim.stdin is not None:
+                self._shim.stdin.write(words)
+                self._shim.stdin.flush()
+
+    def _read(self) -> None:
+        last: Json = {}
+        with self._shim:
+            for line in self._shim.stdout or ():
+                last = json.loads(line)
+                self.pid = last.get("pid", self.pid)
+                if last["event"] != "ended":
+                    self._told(last)
+        if last.get("event") == "ended":
+            self._told(last)
+        elif last.get("event") != "refused":  # somebody killed the shim
+            if self.pid is not None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(self.pid, signal.SIGKILL)
+            self._told({"event": "ended", "code": 137, "signal": 9, "oom": False})

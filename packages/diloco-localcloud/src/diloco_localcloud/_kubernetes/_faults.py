@@ -1,0 +1,142 @@
+"""Faults on demand, at the level of HTTP; and a count of the calls."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from . import _status
+from ._http import CutError
+
+KINDS = ("throttle", "server_error", "unavailable", "unauthorized", "forbidden", "cut", "ambiguous")
+
+
+@dataclass
+class Fault:
+    """One fault to come."""
+
+    kind: str
+    verb: str | None
+    resource: str | None
+    times: int | None
+    seconds: int
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call that reached the server.
+
+    Attributes:
+        verb: as in a Role (``create``, ``get``, ``list``, ``watch``, ``patch``, ``update``, ``delete``); for paths that name
+            no objects, the HTTP method in lower case.
+        resource: such as ``jobs`` or ``pods/log``; for other paths, the path.
+        name: of the object, if the path has one.
+        status: the answer's status; 0 for none, as the connection was cut.
+    """
+
+    verb: str
+    resource: str
+    name: str
+    status: int
+
+
+class Faults:
+    """What goes wrong; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._faults: list[Fault] = []
+
+    def add(
+        self,
+        kind: str,
+        *,
+        verb: str | None = None,
+        resource: str | None = None,
+        times: int | None = 1,
+        retry_after: int = 1,
+    ) -> None:
+        """Have calls fail.
+
+        Args:
+            kind: ``throttle`` (429 with Retry-After), ``server_error`` (500), ``unavailable`` (503), ``unauthorized`` (401),
+                ``forbidden`` (403), ``cut`` (the connection is reset before anything happens) or ``ambiguous`` (what was
+                asked is done, and then the connection is reset).
+            verb: such as ``create``; None for any.
+            resource: such as ``jobs`` or ``pods/log``; None for any.
+            times: how many calls; None for all until ``clear``.
+            retry_after: seconds, for ``throttle``.
+
+        Raises:
+            ValueError: no such kind.
+        """
+        if kind not in KINDS:
+            raise ValueError(f"there is no fault {kind!r}; there are {', '.join(KINDS)}")
+        with self._lock:
+            self._faults.append(Fault(kind, verb, resource, times, retry_after))
+
+    def clear(self) -> None:
+        """Nothing more goes wrong."""
+        with self._lock:
+            self._faults.clear()
+
+    def take(self, verb: str, resource: str) -> Fault | None:
+        """The fault that meets this call, if any."""
+        with self._lock:
+            for fault in self._faults:
+                if fault.verb not in (None, verb) or fault.resource not in (None, resource):
+                    continue
+                if fault.times is not None:
+                    fault.times -= 1
+                    if fault.times <= 0:
+                        self._faults.remove(fault)
+                return fault
+        return None
+
+
+def before(fault: Fault | None) -> None:
+    """Raise what a fault does before the call; ``ambiguous`` and ``forbidden`` are the caller's."""
+    if fault is None:
+        return
+    if fault.kind == "throttle":
+        raise _status.too_many_requests(fault.seconds)
+    if fault.kind == "server_error":
+        raise _status.ApiError(500, "InternalError", "Internal error occurred: etcdserver: request timed out", {})
+    if fault.kind == "unavailable":
+        message = "the server is currently unable to handle the request"
+        raise _status.ApiError(503, "ServiceUnavailable", message, {})
+    if fault.kind == "unauthorized":
+        raise _status.unauthorized()
+    if fault.kind == "cut":
+        raise CutError
+
+
+class Calls:
+    """The calls so far, in the order of their answers; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._calls: list[Call] = []
+
+    def note(self, call: Call) -> None:
+        """Add one."""
+        with self._lock:
+            self._calls.append(call)
+
+    def clear(self) -> None:
+        """Forget them."""
+        with self._lock:
+            self._calls.clear()
+
+    def count(self, verb: str | None = None, resource: str | None = None) -> int:
+        """How many there were, of a verb and a resource if given."""
+        return sum(verb in (None, call.verb) and resource in (None, call.resource) for call in self)
+
+    def __iter__(self) -> Iterator[Call]:
+        with self._lock:
+            return iter(list(self._calls))
+
+    def __len__(self) -> int:
+        with self._lock:
+            return len(self._calls)

@@ -1,0 +1,170 @@
+"""The HTTP server: keep-alive, bodies of any size, answers in one piece or streamed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+import ssl
+import struct
+import threading
+import urllib.parse
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a client asks."""
+
+    method: str
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+
+    def flag(self, name: str) -> bool:
+        """Whether a parameter of the query is true, in any of the spellings that the real server takes."""
+        return self.query.get(name) in ("1", "t", "T", "true", "TRUE", "True")
+
+
+@dataclass(frozen=True)
+class Response:
+    """What it is told; ``body`` as an iterator is sent piece by piece as it comes."""
+
+    status: int
+    body: bytes | Iterator[bytes]
+    kind: str = "application/json"
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+class CutError(Exception):
+    """Drop the connection without an answer."""
+
+
+def as_json(status: int, thing: Any, headers: Mapping[str, str] | None = None) -> Response:
+    """An answer in JSON."""
+    return Response(status, json.dumps(thing, separators=(",", ":")).encode(), headers=headers or {})
+
+
+class Server:
+    """Listens on loopback from ``start`` to ``stop``."""
+
+    def __init__(self, handle: Callable[[Request], Response], port: int, context: ssl.SSLContext | None) -> None:
+        self._inner = _Inner(("127.0.0.1", port), _handler(handle))
+        self._inner.context = context
+        self._thread = threading.Thread(target=self._inner.serve_forever, args=(0.01,), name="stand-in", daemon=True)
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return int(self._inner.server_address[1])
+
+    def start(self) -> None:
+        """Begin to answer."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Close the port and all connections."""
+        self._inner.shutdown()
+        self._inner.server_close()
+        self._thread.join()
+        self._inner.cut_all()
+
+
+class _Inner(ThreadingHTTPServer):
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 128
+    context: ssl.SSLContext | None = None
+
+    def __init__(self, *args: Any) -> None:
+        self._open: set[socket.socket] = set()
+        self._lock = threading.Lock()
+        super().__init__(*args)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        """Shake hands in the connection's own thread, so that a slow client holds up nobody."""
+        if self.context is not None:
+            try:
+                request = self.context.wrap_socket(request, server_side=True)
+            except (OSError, ssl.SSLError):
+                return
+        with self._lock:
+            self._open.add(request)
+        try:
+            super().finish_request(request, client_address)
+        except (ConnectionError, ssl.SSLError, TimeoutError):
+            pass  # the client has gone
+        finally:
+            with self._lock:
+                self._open.discard(request)
+            if self.context is not None:
+                request.close()
+
+    def cut_all(self) -> None:
+        with self._lock:
+            for connection in self._open:
+                with contextlib.suppress(OSError):  # closed already
+                    connection.shutdown(socket.SHUT_RDWR)
+
+
+def _handler(handle: Callable[[Request], Response]) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+        disable_nagle_algorithm = True
+        wbufsize = -1  # one packet for head and body
+
+        def _answer(self) -> None:
+            parts = urllib.parse.urlsplit(self.path)
+            query = dict(urllib.parse.parse_qsl(parts.query, keep_blank_values=True))
+            length = int(self.headers.get("Content-Length") or 0)
+            headers = {key.lower(): value for key, value in self.headers.items()}
+            body = self.rfile.read(length)
+            request = Request(self.command, urllib.parse.unquote(parts.path), query, headers, body)
+            try:
+                response = handle(request)
+            except CutError:
+                self._cut()
+                return
+            self._send(response)
+
+        do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _answer  # noqa: N815
+
+        def _send(self, response: Response) -> None:
+            self.send_response(response.status)
+            self.send_header("Content-Type", response.kind)
+            for key, value in response.headers.items():
+                self.send_header(key, value)
+            if isinstance(response.body, bytes):
+                self.send_header("Content-Length", str(len(response.body)))
+                self.end_headers()
+                if self.command != "HEAD":
+                    self.wfile.write(response.body)
+                return
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.wfile.flush()
+            try:
+                for piece in response.body:
+                    if piece:
+                        self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
+                        self.wfile.flush()
+                self.wfile.write(b"0\r\n\r\n")
+            except CutError:
+                self._cut()
+
+        def _cut(self) -> None:
+            """Reset, so that the client sees an error and not an end."""
+            self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.close_connection = True
+            self.connection.close()
+
+        def log_message(self, *args: Any) -> None:
+            """Say nothing."""
+
+    return Handler

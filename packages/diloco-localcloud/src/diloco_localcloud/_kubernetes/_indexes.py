@@ -1,0 +1,35 @@
+"""The index lists of a Job's status: ``0,2-4``."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def text(indexes: Iterable[int]) -> str:
+    """Sorted, with three or more neighbours as a range: two stay ``1,2``."""
+    ordered = sorted(set(indexes))
+    if not ordered:
+        return ""
+    cuts = [0, *(place for place, (low, high) in enumerate(pairwise(ordered), 1) if high != low + 1), len(ordered)]
+    parts = []
+    for start, end in pairwise(cuts):
+        run = ordered[start:end]
+        parts.append(f"{run[0]}-{run[-1]}" if len(run) > 2 else ",".join(map(str, run)))
+    return ",".join(parts)
+
+
+def parse(listed: str) -> set[int]:
+    """The inverse of ``text``.
+
+    Raises:
+        ValueError: it is no such list.
+    """
+    found: set[int] = set()
+    for part in filter(None, listed.split(",")):
+        first, _, last = part.partition("-")
+        found.update(range(int(first), int(last or first) + 1))
+    return found

@@ -1,0 +1,175 @@
+"""The steps of a pod's life, as changes of its status: pure functions from pod to pod."""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+from typing import Any
+
+Json = dict[str, Any]
+
+
+def with_status(pod: Json, **fields: Any) -> Json:
+    """The pod with these fields of its status set."""
+    return {**pod, "status": {**copy.deepcopy(pod["status"]), **fields}}
+
+
+def with_condition(pod: Json, kind: str, *, true: bool, now: str, reason: str = "", message: str = "") -> Json:
+    """The pod with a condition set; its transition time is kept if the status stays."""
+    status = "True" if true else "False"
+    entries = copy.deepcopy(pod["status"].get("conditions", []))
+    old = next((entry for entry in entries if entry["type"] == kind), None)
+    since = old["lastTransitionTime"] if old and old["status"] == status else now
+    new = {
+        "type": kind,
+        "status": status,
+        "lastProbeTime": None,
+        "lastTransitionTime": since,
+        **({"reason": reason} if reason else {}),
+        **({"message": message} if message else {}),
+    }
+    entries = [new if entry["type"] == kind else entry for entry in entries]
+    return with_status(pod, conditions=entries if old else [*entries, new])
+
+
+def unschedulable(pod: Json, message: str, now: str) -> Json:
+    """No node for it, for now."""
+    pod = with_status(pod, phase="Pending")
+    return with_condition(pod, "PodScheduled", true=False, now=now, reason="Unschedulable", message=message)
+
+
+def bound(pod: Json, node: str, now: str) -> Json:
+    """On a node, whose kubelet has not looked yet."""
+    pod = {**pod, "spec": {**pod["spec"], "nodeName": node}}
+    return with_condition(pod, "PodScheduled", true=True, now=now)
+
+
+def waiting(pod: Json, reason: str, message: str, now: str) -> Json:
+    """The kubelet prepares its containers: pulls images, or fails to."""
+    statuses = []
+    for container in pod["spec"]["containers"]:
+        state: Json = {"waiting": {"reason": reason, **({"message": message} if message else {})}}
+        statuses.append(_status(pod, container, state, ready=False, started=False))
+    pod = with_status(
+        pod,
+        phase="Pending",
+        hostIP="127.0.0.1",
+        hostIPs=[{"ip": "127.0.0.1"}],
+        startTime=pod["status"].get("startTime", now),
+    )
+    pod = with_condition(pod, "PodReadyToStartContainers", true=True, now=now)
+    pod = with_condition(pod, "Initialized", true=True, now=now)
+    pod = _unready(pod, now, "ContainersNotReady")
+    return with_status(pod, containerStatuses=statuses)
+
+
+def running(pod: Json, now: str, address: str = "") -> Json:
+    """All its containers run and are ready."""
+    statuses = []
+    for container in pod["spec"]["containers"]:
+        old = _old(pod, container["name"])
+        restarts = old.get("restartCount", 0)
+        state = {"running": {"startedAt": now}}
+        new = _status(pod, container, state, ready=True, started=True, restarts=restarts)
+        statuses.append({**new, "lastState": old.get("lastState", {})})
+    address = address or _address(pod)
+    pod = with_status(pod, phase="Running", containerStatuses=statuses, podIP=address, podIPs=[{"ip": address}])
+    pod = with_condition(pod, "Ready", true=True, now=now)
+    return with_condition(pod, "ContainersReady", true=True, now=now)
+
+
+def terminated(
+    pod: Json, container: str, code: int, now: str, *, reason: str = "", message: str = "", signal: int | None = None
+) -> Json:
+    """One container has ended; the phase follows later, by ``ended``."""
+    old = _old(pod, container)
+    started = old.get("state", {}).get("running", {}).get("startedAt", now)
+    state: Json = {
+        "exitCode": code,
+        "reason": reason or ("Completed" if code == 0 else "Error"),
+        "startedAt": started,
+        "finishedAt": now,
+        "containerID": old.get("containerID", _container_id(pod, container, 0)),
+        **({"message": message} if message else {}),
+        **({"signal": signal} if signal else {}),
+    }
+    spec = next(each for each in pod["spec"]["containers"] if each["name"] == container)
+    restarts = old.get("restartCount", 0)
+    new = _status(pod, spec, {"terminated": state}, ready=False, started=False, restarts=restarts)
+    new["lastState"] = old.get("lastState", {})
+    known = pod["status"].get("containerStatuses") or [
+        _status(pod, each, {"waiting": {"reason": "ContainerCreating"}}, ready=False, started=False)
+        for each in pod["spec"]["containers"]
+    ]
+    statuses = [new if entry["name"] == container else entry for entry in known]
+    return with_status(_unready(pod, now, "ContainersNotReady"), containerStatuses=statuses)
+
+
+def restarted(pod: Json, container: str, now: str) -> Json:
+    """A container runs again in the same pod (restartPolicy OnFailure or Always)."""
+    old = _old(pod, container)
+    spec = next(each for each in pod["spec"]["containers"] if each["name"] == container)
+    restarts = old.get("restartCount", 0) + 1
+    new = _status(pod, spec, {"running": {"startedAt": now}}, ready=True, started=True, restarts=restarts)
+    new["lastState"] = old["state"]
+    statuses = [new if entry["name"] == container else entry for entry in pod["status"]["containerStatuses"]]
+    pod = with_status(pod, phase="Running", containerStatuses=statuses)
+    return with_condition(with_condition(pod, "Ready", true=True, now=now), "ContainersReady", true=True, now=now)
+
+
+def ended(pod: Json, now: str) -> Json:
+    """All containers have ended: Succeeded if all with 0, else Failed."""
+    codes = [entry["state"].get("terminated", {}).get("exitCode", 1) for entry in pod["status"]["containerStatuses"]]
+    good = not any(codes)
+    pod = _unready(pod, now, "PodCompleted" if good else "PodFailed")
+    return with_status(pod, phase="Succeeded" if good else "Failed")
+
+
+def failed(pod: Json, reason: str, message: str, now: str) -> Json:
+    """Failed by the cluster and not by itself, such as reason ``Evicted``."""
+    return with_status(_unready(pod, now, "PodFailed"), phase="Failed", reason=reason, message=message)
+
+
+def disrupted(pod: Json, reason: str, message: str, now: str) -> Json:
+    """Marked as ended by the cluster (condition DisruptionTarget)."""
+    return with_condition(pod, "DisruptionTarget", true=True, now=now, reason=reason, message=message)
+
+
+def _unready(pod: Json, now: str, reason: str) -> Json:
+    names = " ".join(container["name"] for container in pod["spec"]["containers"])
+    message = f"containers with unready status: [{names}]" if reason == "ContainersNotReady" else ""
+    pod = with_condition(pod, "Ready", true=False, now=now, reason=reason, message=message)
+    return with_condition(pod, "ContainersReady", true=False, now=now, reason=reason, message=message)
+
+
+def _old(pod: Json, name: str) -> Json:
+    for entry in pod["status"].get("containerStatuses", []):
+        if entry["name"] == name:
+            return dict(entry)
+    return {}
+
+
+def _status(pod: Json, container: Json, state: Json, *, ready: bool, started: bool, restarts: int = 0) -> Json:
+    name, image = container["name"], container.get("image", "")
+    begun = "waiting" not in state
+    return {
+        "name": name,
+        "image": image,
+        "imageID": f"stand-in://{image}" if begun else "",
+        **({"containerID": _container_id(pod, name, restarts)} if begun else {}),
+        "lastState": {},
+        "ready": ready,
+        "restartCount": restarts,
+        "started": started,
+        "state": state,
+    }
+
+
+def _container_id(pod: Json, name: str, restarts: int) -> str:
+    text = f"{pod['metadata']['uid']}/{name}/{restarts}"
+    return "containerd://" + hashlib.sha256(text.encode()).hexdigest()
+
+
+def _address(pod: Json) -> str:
+    digest = hashlib.sha256(pod["metadata"]["uid"].encode()).digest()
+    return f"10.244.{digest[0]}.{digest[1] or 1}"

@@ -1,0 +1,105 @@
+"""The stand-in that really runs the pods."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from . import _checks
+from ._cluster import Cluster
+from ._errors import StandInError
+from ._local_pod import LocalPods
+from ._node import RESOURCES, node
+from ._process_kubelet import ProcessKubelet
+from ._sandbox import image_environment
+from ._service import Service
+from ._ticker import Ticker
+from ._timeline import Timeline
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class KubernetesProcesses(Service):
+    """A Kubernetes API on loopback whose pods are processes of this machine, in real time.
+
+    Every container is a process with a session of its own; image names are recorded, and nothing is pulled. When the
+    stand-in stops, or is killed, all processes end.
+
+    Args:
+        port: to listen on; 0 for a free one.
+        tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command is there. The bearer token
+            is asked for either way.
+        namespace: of the kubeconfig; it is made if it is not ``default``.
+        resources: what the node declares, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256 GiB and 2000 pods.
+            Pods that ask for more stay unscheduled.
+        labels: of the node.
+        env: what the "image" gives every container; None for PATH (with this Python first), HOME, PYTHONPATH and a few more
+            variables of this process.
+        backoff_seconds: the first wait of the Job controller before it replaces a failed pod; the real one has 10.
+
+    Attributes:
+        pods: the pods, to be killed, evicted or lost on demand.
+        access: who may do what.
+        faults: what goes wrong over HTTP.
+        calls: what was called.
+
+    Raises:
+        StandInError: no such port, or resources that are no quantities.
+
+    ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        tls: bool | None = None,
+        namespace: str = "default",
+        resources: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        backoff_seconds: float = 10.0,
+    ) -> None:
+        has = {**RESOURCES, **(resources or {})}
+        for name, value in has.items():
+            try:
+                _checks.quantity(value)
+            except ValueError as wrong:
+                raise StandInError(f"resources[{name!r}] is no quantity: {value!r}; {wrong}") from None
+        if backoff_seconds <= 0:
+            raise StandInError(f"backoff_seconds must be above 0, not {backoff_seconds}")
+        cluster = Cluster(Timeline(0.0, clock=time.time), seed=time.time_ns(), node=node("local-0", has, labels))
+        cluster.jobs.backoff_seconds = backoff_seconds
+        self._folder = Path(tempfile.mkdtemp(prefix="stand-in-"))
+        base = image_environment() if env is None else env
+        self._kubelet = ProcessKubelet(cluster, self._folder, base)
+        self._ticker = Ticker(cluster)
+        self._over = False
+        self.pods = LocalPods(self._kubelet)
+        super().__init__(cluster, port=port, tls=tls, namespace=namespace)
+
+    def start(self) -> Self:
+        """Begin to listen, and to run what is asked for.
+
+        Raises:
+            StandInError: it runs or ran already, the port is taken, or there is no certificate to be had.
+        """
+        if self._over:
+            raise StandInError("the stand-in has been stopped; make a new one")
+        super().start()
+        self._ticker.start()
+        return self
+
+    def stop(self) -> None:
+        """Close the port, end every process and take the files away; may be called twice."""
+        started = self._server is not None
+        super().stop()
+        if started:
+            self._ticker.stop()
+        self._kubelet.close()
+        self._over = True
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,68 @@
+"""The kinds of objects that the stand-in knows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Resource:
+    """One kind of object."""
+
+    plural: str
+    kind: str
+    group: str = ""
+    version: str = "v1"
+    namespaced: bool = True
+    short: tuple[str, ...] = ()
+    subresources: tuple[str, ...] = ()
+    verbs: tuple[str, ...] = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+
+    @property
+    def api_version(self) -> str:
+        """``batch/v1`` or ``v1``."""
+        return f"{self.group}/{self.version}" if self.group else self.version
+
+    @property
+    def singular(self) -> str:
+        """The kind in lower case."""
+        return self.kind.lower()
+
+
+PODS = Resource("pods", "Pod", short=("po",), subresources=("eviction", "log", "status"))
+JOBS = Resource("jobs", "Job", "batch", subresources=("status",))
+NAMESPACES = Resource("namespaces", "Namespace", namespaced=False, short=("ns",))
+SERVICE_ACCOUNTS = Resource("serviceaccounts", "ServiceAccount", short=("sa",))
+EVENTS = Resource("events", "Event", short=("ev",))
+NODES = Resource("nodes", "Node", namespaced=False, short=("no",))
+CONFIG_MAPS = Resource("configmaps", "ConfigMap", short=("cm",))
+SECRETS = Resource("secrets", "Secret")
+QUOTAS = Resource("resourcequotas", "ResourceQuota", short=("quota",))
+RUNTIME_CLASSES = Resource("runtimeclasses", "RuntimeClass", "node.k8s.io", namespaced=False)
+PRIORITY_CLASSES = Resource("priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False, short=("pc",))
+ACCESS_REVIEWS = Resource(
+    "selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False, verbs=("create",)
+)
+
+ALL = (
+    PODS,
+    JOBS,
+    NAMESPACES,
+    SERVICE_ACCOUNTS,
+    EVENTS,
+    NODES,
+    CONFIG_MAPS,
+    SECRETS,
+    QUOTAS,
+    RUNTIME_CLASSES,
+    PRIORITY_CLASSES,
+    ACCESS_REVIEWS,
+)
+
+
+def find(group: str, version: str, plural: str) -> Resource | None:
+    """The resource of a path; None if the stand-in has none such."""
+    for resource in ALL:
+        if (resource.group, resource.version, resource.plural) == (group, version, plural):
+            return resource
+    return None

@@ -1,0 +1,223 @@
+"""Looks after one container: a process between the kubelet and the container's first process. Run as a script.
+
+Stdin says what to start (a line with a length, then so many bytes of JSON); then ``kill``, or the numbers of signals for the
+first process, may follow, a line each. When stdin ends, because whoever started this has gone, everything is killed: nothing
+is ever left. What happens is told in JSON lines on stdout. The output goes to a file, one line ``<seconds> <F or P> <text>``
+each (P: the last line had no newline).
+
+It imports nothing of the package, so that it starts fast and in any interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+
+LOOK_SECONDS = 0.1  # between two looks at the memory
+DRAIN_SECONDS = 2.0  # for output that is on its way when the container ends
+
+
+class Shim:
+    """One container's life."""
+
+    def __init__(self, wanted: dict[str, Any]) -> None:
+        self._limit = wanted.get("memory")
+        self._log = open(wanted["log"], "ab", buffering=0)  # noqa: PTH123, SIM115 - as long as this process
+        self._tail = b""
+        self._ended: int | None = None
+        self._oom = False
+        self._output, writer = os.pipe()
+        self._wake, wake = os.pipe()
+        for end in (self._wake, wake):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        with contextlib.suppress(OSError, AttributeError):  # a subreaper, on Linux: orphans come here
+            ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
+        try:
+            self._child = subprocess.Popen(
+                wanted["argv"],
+                env=wanted["env"],
+                cwd=wanted["cwd"],
+                stdin=subprocess.DEVNULL,
+                stdout=writer,
+                stderr=writer,
+                start_new_session=True,
+            )
+        finally:
+            os.close(writer)
+        self.root = self._child.pid
+
+    def run(self) -> dict[str, Any]:
+        """Until it has ended, and all it had started."""
+        self._wait()
+        self._kill_all()
+        deadline = time.monotonic() + DRAIN_SECONDS
+        with selectors.DefaultSelector() as ready:
+            ready.register(self._output, selectors.EVENT_READ)
+            while time.monotonic() < deadline and ready.select(0.05) and self._pump():
+                pass
+        if self._tail:
+            self._write(b"P", self._tail)
+        status = self._ended or 0
+        number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
+        code = 128 + number if number else os.WEXITSTATUS(status)
+        return {"code": 137 if self._oom else code, "signal": number, "oom": self._oom, "at": time.time()}
+
+    def _wait(self) -> None:
+        with selectors.DefaultSelector() as ready:
+            for descriptor in (0, self._output, self._wake):
+                ready.register(descriptor, selectors.EVENT_READ)
+            while self._ended is None:
+                for key, _ in ready.select(LOOK_SECONDS if self._limit else None):
+                    if key.fd == 0:
+                        self._obey()
+                    elif key.fd == self._output and not self._pump():
+                        ready.unregister(self._output)
+                    elif key.fd == self._wake:
+                        os.read(self._wake, 4096)
+                self._reap()
+                if self._limit and self._ended is None and self._memory() > self._limit:
+                    self._oom = True
+                    self._kill_all()
+
+    def _obey(self) -> None:
+        words = os.read(0, 4096)
+        if not words or b"kill" in words:
+            self._kill_all()
+            return
+        for word in words.split():
+            if self._ended is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(self.root, int(word))
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            if pid == self.root:
+                self._ended = status
+
+    def _kill_all(self) -> None:
+        """Until none is left; those that fork meanwhile too."""
+        deadline = time.monotonic() + 5.0
+        while time.monotonic() < deadline:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.root, signal.SIGKILL)
+            below = list(descendants(os.getpid()))
+            for pid in below:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.kill(pid, signal.SIGKILL)
+            self._reap()
+            if not below:
+                return
+            time.sleep(0.005)
+
+    def _memory(self) -> int:
+        return sum(private_bytes(pid) for pid in descendants(os.getpid()))
+
+    def _pump(self) -> bool:
+        data = os.read(self._output, 65536)
+        *lines, self._tail = (self._tail + data).split(b"\n")
+        for line in lines:
+            self._write(b"F", line)
+        return bool(data)
+
+    def _write(self, kind: bytes, line: bytes) -> None:
+        self._log.write(b"%.6f %s %s\n" % (time.time(), kind, line))
+
+
+def descendants(root: int) -> list[int]:
+    """Living processes below ``root``, zombies left out."""
+    children: dict[int, list[int]] = {}
+    for pid, parent in table():
+        children.setdefault(parent, []).append(pid)
+    found: list[int] = []
+    waiting = list(children.get(root, ()))
+    while waiting:
+        pid = waiting.pop()
+        found.append(pid)
+        waiting += children.get(pid, ())
+    return found
+
+
+def table() -> list[tuple[int, int]]:
+    """(pid, parent) of all living processes."""
+    rows: list[tuple[int, int]] = []
+    if not os.path.exists("/proc/self/stat"):  # noqa: PTH110 - pathlib costs as much as all else here
+        with subprocess.Popen(["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
+            for line in ps.communicate()[0].splitlines():
+                pid, parent, state = line.split()
+                if not state.startswith("Z") and int(pid) != ps.pid:
+                    rows.append((int(pid), int(parent)))
+        return rows
+    for name in os.listdir("/proc"):  # noqa: PTH208
+        if name.isdigit():
+            with contextlib.suppress(OSError), open(f"/proc/{name}/stat", "rb") as stat:  # noqa: PTH123
+                fields = stat.read().rpartition(b")")[2].split()
+                if fields[0] not in (b"Z", b"X"):
+                    rows.append((int(name), int(fields[1])))
+    return rows
+
+
+def private_bytes(pid: int) -> int:
+    """Memory that a process shares with nobody, about; 0 where that cannot be read."""
+    try:
+        with open(f"/proc/{pid}/statm", "rb") as statm:  # noqa: PTH123
+            _, resident, shared = statm.read().split()[:3]
+    except OSError:
+        return 0
+    return (int(resident) - int(shared)) * os.sysconf("SC_PAGE_SIZE")
+
+
+def say(**words: Any) -> None:
+    """One line to the kubelet, which may have gone."""
+    with contextlib.suppress(OSError):
+        os.write(1, json.dumps(words).encode() + b"\n")
+
+
+def first_line() -> bytes:
+    """The first line on stdin, and no byte more."""
+    line = b""
+    while not line.endswith(b"\n"):
+        byte = os.read(0, 1)
+        if not byte:
+            sys.exit(1)
+        line += byte
+    return line
+
+
+def main() -> None:
+    """Start what stdin says, and see it through."""
+    length = int(first_line())
+    text = b""
+    while len(text) < length:
+        piece = os.read(0, length - len(text))
+        if not piece:
+            sys.exit(1)
+        text += piece
+    try:
+        shim = Shim(json.loads(text))
+    except OSError as wrong:
+        say(
+            event="refused", message=f"{wrong.strerror}: {wrong.filename}", missing=isinstance(wrong, FileNotFoundError)
+        )
+        return
+    say(event="started", pid=shim.root, at=time.time())
+    say(event="ended", **shim.run())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,131 @@
+"""Refusals, worded as the API server words them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+Json = dict[str, Any]
+
+
+class ApiError(Exception):
+    """A refusal: an HTTP status and a Status object."""
+
+    def __init__(
+        self, code: int, reason: str, message: str, details: Json | None = None, headers: dict[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.headers = headers or {}
+        self.body: Json = {
+            "kind": "Status",
+            "apiVersion": "v1",
+            "metadata": {},
+            "status": "Failure",
+            "message": message,
+            **({"reason": reason} if reason else {}),
+            **({"details": details} if details else {}),
+            "code": code,
+        }
+
+
+def qualified(resource: str, group: str) -> str:
+    """``jobs.batch``, or ``pods`` in the core group."""
+    return f"{resource}.{group}" if group else resource
+
+
+def _details(resource: str, group: str, name: str) -> Json:
+    return {key: value for key, value in (("name", name), ("group", group), ("kind", resource)) if value}
+
+
+def not_found(resource: str, group: str, name: str) -> ApiError:
+    """404 for an object."""
+    message = f'{qualified(resource, group)} "{name}" not found'
+    return ApiError(404, "NotFound", message, _details(resource, group, name))
+
+
+def no_such_path(method: str, path: str) -> ApiError:
+    """404 for a path that no API serves; the real server names it less plainly."""
+    message = f"the server could not find the requested resource: the stand-in does not serve {method} {path}"
+    return ApiError(404, "NotFound", message, {})
+
+
+def already_exists(resource: str, group: str, name: str) -> ApiError:
+    """409 of a create."""
+    message = f'{qualified(resource, group)} "{name}" already exists'
+    return ApiError(409, "AlreadyExists", message, _details(resource, group, name))
+
+
+def being_deleted(resource: str, group: str, name: str) -> ApiError:
+    """409 of a create while the old one is being deleted."""
+    message = f'object is being deleted: {qualified(resource, group)} "{name}" already exists'
+    return ApiError(409, "AlreadyExists", message, _details(resource, group, name))
+
+
+def conflict(resource: str, group: str, name: str, cause: str | None = None) -> ApiError:
+    """409 of an update or a failed precondition."""
+    cause = cause or "the object has been modified; please apply your changes to the latest version and try again"
+    message = f'Operation cannot be fulfilled on {qualified(resource, group)} "{name}": {cause}'
+    return ApiError(409, "Conflict", message, _details(resource, group, name))
+
+
+def invalid(kind: str, group: str, name: str, causes: list[tuple[str, str, str]]) -> ApiError:
+    """422; a cause is (field, reason such as FieldValueInvalid, message)."""
+    texts = [f"{field}: {message}" for field, _, message in causes]
+    listed = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
+    details = {
+        **_details(kind, group, name),
+        "causes": [{"reason": reason, "message": message, "field": field} for field, reason, message in causes],
+    }
+    return ApiError(422, "Invalid", f'{qualified(kind, group)} "{name}" is invalid: {listed}', details)
+
+
+def bad_request(message: str) -> ApiError:
+    """400."""
+    return ApiError(400, "BadRequest", message)
+
+
+def unauthorized() -> ApiError:
+    """401."""
+    return ApiError(401, "Unauthorized", "Unauthorized")
+
+
+def method_not_allowed() -> ApiError:
+    """405."""
+    message = "the server does not allow this method on the requested resource"
+    return ApiError(405, "MethodNotAllowed", message, {})
+
+
+def unsupported_media_type(given: str, allowed: list[str]) -> ApiError:
+    """415."""
+    message = f"the body of the request was in an unknown format - accepted media types include: {', '.join(allowed)}"
+    return ApiError(
+        415, "UnsupportedMediaType", message if given else "the body of the request has no content type", {}
+    )
+
+
+def too_many_requests(seconds: int) -> ApiError:
+    """429 with Retry-After."""
+    message = "Too many requests, please try again later."
+    return ApiError(429, "TooManyRequests", message, {"retryAfterSeconds": seconds}, {"Retry-After": str(seconds)})
+
+
+def gone(message: str) -> ApiError:
+    """410: a continue token or a resource version that is too old."""
+    return ApiError(410, "Expired", message)
+
+
+def forbidden(
+    user: str, verb: str, resource: str, group: str, namespace: str, name: str, subresource: str = ""
+) -> ApiError:
+    """403 of the authorizer."""
+    what = f"{resource}/{subresource}" if subresource else resource
+    subject = f'{qualified(resource, group)} "{name}"' if name else qualified(resource, group)
+    where = f'in the namespace "{namespace}"' if namespace else "at the cluster scope"
+    message = f'{subject} is forbidden: User "{user}" cannot {verb} resource "{what}" in API group "{group}" {where}'
+    return ApiError(403, "Forbidden", message, _details(resource, group, name))
+
+
+def success(resource: str, group: str, name: str, uid: str) -> Json:
+    """The Status that answers a delete which removed the object."""
+    details = {**_details(resource, group, name), "uid": uid}
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}

@@ -1,0 +1,82 @@
+"""One queue of things to come, on a clock that only the test moves, or on the clock of the wall."""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+class Timeline:
+    """Runs actions when their time has come.
+
+    Everything that happens later (a lag, a back-off, a deadline, the end of a grace period) is an action in this queue, so
+    that a rehearsal on a virtual clock and one in real time differ in nothing but who moves the clock. Not thread-safe: the
+    cluster calls it under its lock.
+    """
+
+    def __init__(self, start: float, clock: Callable[[], float] | None = None) -> None:
+        self._now = start
+        self._clock = clock
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+
+    @property
+    def virtual(self) -> bool:
+        """Whether only ``run_until`` moves the clock."""
+        return self._clock is None
+
+    def now(self) -> float:
+        """Seconds since the epoch."""
+        return self._now if self._clock is None else self._clock()
+
+    def stamp(self) -> str:
+        """The time as the API writes it, to the second."""
+        return stamp(self.now())
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have ``action`` run ``seconds`` from now; those of the same moment run in the order given."""
+        heapq.heappush(self._queue, (self.now() + max(seconds, 0.0), next(self._order), action))
+
+    def next_due(self) -> float | None:
+        """When the next action is due; None if there is none."""
+        return self._queue[0][0] if self._queue else None
+
+    def step(self) -> bool:
+        """Run the next action, moving a virtual clock to its time; False if there is none."""
+        if not self._queue:
+            return False
+        due, _, action = heapq.heappop(self._queue)
+        self._now = max(self._now, due)
+        action()
+        return True
+
+    def run_until(self, moment: float) -> None:
+        """Run what is due up to ``moment``, and leave a virtual clock there."""
+        while self._queue and self._queue[0][0] <= moment:
+            self.step()
+        self._now = max(self._now, moment)
+
+
+def stamp(moment: float) -> str:
+    """Seconds since the epoch as ``2026-01-01T00:00:00Z``."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def micro_stamp(moment: float) -> str:
+    """Seconds since the epoch with nine digits of a second, as logs carry it."""
+    whole = datetime.fromtimestamp(moment, UTC)
+    return whole.strftime("%Y-%m-%dT%H:%M:%S.") + f"{whole.microsecond:06d}000Z"
+
+
+def seconds(text: str) -> float:
+    """The inverse of ``stamp``.
+
+    Raises:
+        ValueError: it is no time.
+    """
+    return datetime.fromisoformat(text).timestamp()

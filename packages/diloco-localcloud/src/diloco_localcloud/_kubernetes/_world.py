@@ -1,0 +1,98 @@
+"""The scripted world: pods do what the test says, when the test says it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from . import _pods
+from ._resources import JOBS, PODS
+from ._scripted_kubelet import Habits, ScriptedKubelet
+from ._scripted_pod import ScriptedPod
+
+if TYPE_CHECKING:
+    from ._cluster import Cluster
+
+Json = dict[str, Any]
+
+
+class World(Habits):
+    """Moves pods and the clock behind the API's back.
+
+    Nothing happens by itself: a pod is given a node and then waits (``ContainerCreating``) until it is started. What the
+    cluster does in answer, with its lags, happens as ``advance``, ``settle`` or ``step`` move the clock.
+
+    See ``Habits`` for its attributes. Thread-safe.
+    """
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+        self._kubelet = ScriptedKubelet(cluster, self)
+
+    # -- the clock -----------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the epoch, on the cluster's clock."""
+        with self._cluster.changed:
+            return self._cluster.timeline.now()
+
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass, and happen what is due in them."""
+        with self._cluster.changed:
+            self._cluster.timeline.run_until(self._cluster.timeline.now() + seconds)
+            self._cluster.changed.notify_all()
+
+    def settle(self, within: float = 2.0, most: float = 600.0) -> None:
+        """Let time pass until nothing is due within the next ``within`` seconds, at most ``most`` seconds in all.
+
+        The usual lags and short graces are shorter than the default, and back-offs (10 s and more) are longer.
+        """
+        with self._cluster.changed:
+            timeline = self._cluster.timeline
+            end = timeline.now() + most
+            while (due := timeline.next_due()) is not None and due <= min(timeline.now() + within, end):
+                timeline.run_until(due)
+            self._cluster.changed.notify_all()
+
+    def step(self) -> bool:
+        """Let the next due thing happen, whenever it is; False if nothing is due at all."""
+        with self._cluster.changed:
+            return self._cluster.timeline.step()
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def job(self, name: str, namespace: str = "default") -> Json:
+        """The Job as stored, which is not to be changed.
+
+        Raises:
+            LookupError: there is none.
+        """
+        with self._cluster.changed:
+            found = self._cluster.store.find(JOBS, namespace, name)
+        if found is None:
+            raise LookupError(f"there is no Job {namespace}/{name}")
+        return found
+
+    def pods(self, job: str | None = None, namespace: str = "default") -> list[ScriptedPod]:
+        """All pods, or those of a Job by name, by index and then age; deleting and ended ones too."""
+        with self._cluster.changed:
+            found = self._cluster.store.list(PODS, namespace)
+        label = "batch.kubernetes.io/job-name"
+        chosen = [pod for pod in found if job is None or (pod["metadata"].get("labels") or {}).get(label) == job]
+        chosen.sort(key=lambda pod: (_pods.index_of(pod) or 0, _age(pod)))
+        return [ScriptedPod(self._kubelet, pod["metadata"]) for pod in chosen]
+
+    def pod(self, job: str, index: int, namespace: str = "default") -> ScriptedPod:
+        """The newest pod of an index.
+
+        Raises:
+            LookupError: there is none (now: the controller makes the first ones 0.1 s after the create).
+        """
+        found = [pod for pod in self.pods(job, namespace) if pod.index == index]
+        if not found:
+            raise LookupError(f"Job {namespace}/{job} has no pod of index {index}; it may need world.settle() first")
+        return found[-1]
+
+
+def _age(pod: Json) -> tuple[str, int]:
+    return pod["metadata"]["creationTimestamp"], int(pod["metadata"]["resourceVersion"])

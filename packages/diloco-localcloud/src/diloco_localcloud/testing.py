@@ -1,0 +1,28 @@
+"""Fixtures for pytest: ``pytest_plugins = ["diloco_localcloud.testing"]`` in a ``conftest.py``, or import them by name."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from . import KubernetesProcesses, KubernetesStandIn
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["kubernetes_processes", "kubernetes_stand_in"]
+
+
+@pytest.fixture
+def kubernetes_stand_in() -> Iterator[KubernetesStandIn]:
+    """A scripted stand-in that is started; it ends with the test."""
+    with KubernetesStandIn() as stand_in:
+        yield stand_in
+
+
+@pytest.fixture
+def kubernetes_processes() -> Iterator[KubernetesProcesses]:
+    """A stand-in that really runs the pods; it, and they, end with the test."""
+    with KubernetesProcesses() as stand_in:
+        yield stand_in

@@ -1,0 +1,148 @@
+"""``$(NAME)``, paths of volumes and variables from everywhere: pure."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_localcloud._kubernetes._environment import ConfigError, field, resolve
+from diloco_localcloud._kubernetes._expand import expand
+from diloco_localcloud._kubernetes._resources import CONFIG_MAPS, SECRETS
+from diloco_localcloud._kubernetes._store import Store
+from diloco_localcloud._kubernetes._volumes import rewrite
+
+KNOWN = {"A": "1", "B": "$(A)", "long_name": "x y"}
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("$(A)", "1"),
+        ("-$(A)-$(A)-", "-1-1-"),
+        ("$(B)", "$(A)"),
+        ("$(long_name)", "x y"),
+        ("$(NO)", "$(NO)"),
+        ("$$(A)", "$(A)"),
+        ("$$$(A)", "$1"),
+        ("$$$$", "$$"),
+        ("$A ${A} $", "$A ${A} $"),
+        ("$(A", "$(A"),
+        ("$()", "$()"),
+    ],
+)
+def test_expansion(text, result):
+    assert expand(text, KNOWN) == result
+
+
+@given(st.text(alphabet="$()AB x"))
+def test_doubled_dollars_protect_any_text(text):
+    assert expand(text.replace("$", "$$"), KNOWN) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "result"),
+    [
+        ("/data", "/tmp/v"),
+        ("/data/a/b", "/tmp/v/a/b"),
+        ("--out=/data/a", "--out=/tmp/v/a"),
+        ("echo hi > /dev/termination-log", "echo hi > /tmp/t"),
+        ("file:///data", "file:///data"),
+        ("/database", "/database"),
+        ("/other/data", "/other/data"),
+        ("/data-2", "/data-2"),
+        ("/data/deep", "/tmp/w"),
+        ("a:/data:/b", "a:/tmp/v:/b"),
+    ],
+)
+def test_paths_are_rewritten_as_a_whole(text, result):
+    known = {"/data": "/tmp/v", "/dev/termination-log": "/tmp/t", "/data/deep": "/tmp/w"}
+    assert rewrite(text, known) == result
+    assert rewrite(text, {}) == text
+
+
+@pytest.fixture
+def store():
+    made = Store(lambda: "2026-01-01T00:00:00Z", 0)
+    config = {"metadata": {"name": "conf", "namespace": "ns"}, "data": {"lr": "0.1", "steps": "5"}}
+    secret = {"metadata": {"name": "keys", "namespace": "ns"}, "data": {"key": "c2VjcmV0"}}
+    made.add(CONFIG_MAPS, made.prepare(CONFIG_MAPS, config))
+    made.add(SECRETS, made.prepare(SECRETS, secret))
+    return made
+
+
+POD = {
+    "metadata": {"name": "p", "namespace": "ns", "uid": "u", "labels": {"a/b": "c"}, "annotations": {"n": "m"}},
+    "spec": {"nodeName": "here", "serviceAccountName": "me"},
+    "status": {"podIP": "127.0.0.1"},
+}
+
+
+def env_of(store, env, **more):
+    return resolve(store, POD, {"name": "main", "env": env, **more}, {"PATH": "/bin"})
+
+
+def test_variables_from_everywhere(store):
+    limits = {"limits": {"cpu": "1500m", "memory": "2Gi"}}
+    env = [
+        {"name": "A", "value": "1"},
+        {"name": "B", "value": "$(A)/$(lr)/$(C)"},
+        {"name": "C", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "key"}}},
+        {"name": "D", "valueFrom": {"configMapKeyRef": {"name": "conf", "key": "steps"}}},
+        {"name": "E", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a/b']"}}},
+        {"name": "F", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
+        {"name": "G", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+        {"name": "H", "valueFrom": {"secretKeyRef": {"name": "no", "key": "no", "optional": True}}},
+        {"name": "PATH", "value": "/mine:$(PATH)"},
+    ]
+    found = env_of(
+        store,
+        env,
+        envFrom=[{"configMapRef": {"name": "conf"}}, {"secretRef": {"name": "keys"}, "prefix": "S_"}],
+        resources=limits,
+    )
+    assert found == {
+        "PATH": "/mine:/bin",
+        "lr": "0.1",
+        "steps": "5",
+        "S_key": "secret",
+        "A": "1",
+        "B": "1/0.1/$(C)",  # only what stands before is known
+        "C": "secret",
+        "D": "5",
+        "E": "c",
+        "F": "2",
+        "G": "2048",
+    }
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("metadata.name", "p"),
+        ("metadata.namespace", "ns"),
+        ("metadata.uid", "u"),
+        ("metadata.annotations['n']", "m"),
+        ("metadata.annotations['none']", ""),
+        ("spec.nodeName", "here"),
+        ("spec.serviceAccountName", "me"),
+        ("status.podIP", "127.0.0.1"),
+    ],
+)
+def test_downward_api(path, value):
+    assert field(POD, path) == value
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ({"secretKeyRef": {"name": "no", "key": "k"}}, 'secret "no" not found'),
+        ({"configMapKeyRef": {"name": "conf", "key": "k"}}, "couldn't find key k in ConfigMap ns/conf"),
+        ({"fieldRef": {"fieldPath": "status.phase"}}, "unsupported fieldPath: status.phase"),
+        ({"resourceFieldRef": {"resource": "limits.cpu"}}, "has no limits.cpu"),
+        ({"fileKeyRef": {}}, "knows no environment source fileKeyRef"),
+    ],
+)
+def test_what_is_missing_is_named(store, source, message):
+    with pytest.raises(ConfigError, match=message):
+        env_of(store, [{"name": "A", "valueFrom": source}])

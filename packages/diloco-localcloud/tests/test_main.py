@@ -1,0 +1,197 @@
+"""``python -m diloco_localcloud kubernetes``, and kubectl against it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from kubernetes import client
+
+from diloco_localcloud.__main__ import main
+
+KUBECTL = shutil.which("kubectl")
+needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
+
+JOB = """
+apiVersion: batch/v1
+kind: Job
+metadata: {{name: {name}}}
+spec:
+  completions: 2
+  parallelism: 2
+  completionMode: Indexed
+  backoffLimitPerIndex: 0
+  template:
+    spec:
+      restartPolicy: Never
+      containers:
+      - name: main
+        image: any
+        command: {command}
+"""
+
+
+class Launched:
+    """The command, running in a process of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        command = [sys.executable, "-m", "diloco_localcloud", "kubernetes", "--backoff-seconds", "0.5", *options]
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        first = self.process.stdout.readline()
+        if not first:
+            pytest.fail(self.process.communicate()[1])
+        self.kubeconfig = first.removeprefix("export KUBECONFIG=").strip()
+        self.said = self.process.stdout.readline()
+
+    def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "KUBECONFIG": self.kubeconfig}
+        done = subprocess.run(
+            [KUBECTL, *words],
+            env=env,
+            input=stdin,
+            stdin=None if stdin else subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        assert not check or done.returncode == 0, done.stderr
+        return done
+
+    def apply(self, name: str, *command: str) -> str:
+        return self.kubectl("apply", "-f", "-", stdin=JOB.format(name=name, command=json.dumps(command))).stdout
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> int:
+        self.process.send_signal(number)
+        with self.process:
+            return self.process.wait(30)
+
+
+@pytest.fixture(scope="module")
+def launched(tmp_path_factory):
+    made = Launched(tmp_path_factory.mktemp("kubectl"), "--resource", "nvidia.com/gpu=4")
+    yield made
+    made.stop()
+
+
+@needs_kubectl
+def test_apply_wait_get_logs_describe(launched):
+    script = "import os; print('rank', os.environ['JOB_COMPLETION_INDEX'])"
+    assert launched.apply("good", "python", "-c", script) == "job.batch/good created\n"
+    assert launched.apply("good", "python", "-c", script) == "job.batch/good unchanged\n"
+    launched.kubectl("wait", "--for=condition=complete", "job/good", "--timeout=30s")
+    assert sorted(launched.kubectl("logs", "-l", "job-name=good").stdout.splitlines()) == ["rank 0", "rank 1"]
+    shown = launched.kubectl("get", "jobs").stdout.split()
+    assert shown[:5] == ["NAME", "STATUS", "COMPLETIONS", "DURATION", "AGE"]
+    assert {"good", "Complete", "2/2"} <= set(shown)
+    assert launched.kubectl("get", "pods", "-l", "job-name=good").stdout.count("Completed") == 2
+    described = launched.kubectl("describe", "job", "good").stdout
+    assert "2 Succeeded / 0 Failed" in described
+    assert "Job completed" in described
+    assert "Exit Code:    0" in launched.kubectl("describe", "pods", "-l", "job-name=good").stdout
+    launched.kubectl("delete", "job", "good")
+
+
+@needs_kubectl
+def test_logs_that_are_followed_to_the_end(launched):
+    launched.apply(
+        "steps", "python", "-c", "import time\nfor n in range(4): print('step', n, flush=True); time.sleep(0.1)"
+    )
+    launched.kubectl("wait", "--for=jsonpath={.status.active}=2", "job/steps", "--timeout=30s")
+    name = launched.kubectl(
+        "get", "pods", "-l", "batch.kubernetes.io/job-completion-index=1,job-name=steps", "-o", "name"
+    ).stdout
+    assert launched.kubectl("logs", "-f", name.strip()).stdout.splitlines() == [f"step {n}" for n in range(4)]
+    launched.kubectl("delete", "job", "steps")
+
+
+@needs_kubectl
+def test_delete_ends_the_pods(launched):
+    launched.apply("long", "sleep", "600")
+    launched.kubectl("wait", "--for=jsonpath={.status.active}=2", "job/long", "--timeout=30s")
+    launched.kubectl("delete", "job", "long", "--cascade=foreground")
+    assert launched.kubectl("get", "pods", "-l", "job-name=long", "-o", "name").stdout == ""
+    assert "not found" in launched.kubectl("get", "job", "long", check=False).stderr
+
+
+@needs_kubectl
+def test_a_deleted_pod_and_a_watch(launched):
+    launched.apply("watched", "sleep", "600")
+    launched.kubectl("wait", "--for=jsonpath={.status.active}=2", "job/watched", "--timeout=30s")
+    launched.kubectl("wait", "--for=condition=ready", "pod", "-l", "job-name=watched", "--timeout=30s")
+    name = launched.kubectl("get", "pods", "-l", "job-name=watched", "-o", "name").stdout.split()[0]
+    env = {"PATH": os.environ["PATH"], "HOME": str(launched.folder), "KUBECONFIG": launched.kubeconfig}
+    watching = subprocess.Popen(
+        [KUBECTL, "get", name, "-w", "--no-headers"], env=env, stdout=subprocess.PIPE, text=True
+    )
+    with watching:
+        assert "Running" in watching.stdout.readline()
+        launched.kubectl("delete", name)
+        assert "Terminating" in watching.stdout.readline()
+        watching.terminate()
+    launched.kubectl("delete", "job", "watched")
+
+
+@needs_kubectl
+def test_what_kubectl_is_refused(launched):
+    assert launched.kubectl("auth", "can-i", "create", "jobs").stdout == "yes\n"
+    wrong = JOB.format(name="wrong", command='["x"]').replace("image:", "imagee:")
+    refused = launched.kubectl("apply", "-f", "-", stdin=wrong, check=False)
+    assert 'unknown field "spec.template.spec.containers[0].imagee"' in refused.stderr
+    refused = launched.kubectl("apply", "-f", "-", "--validate=false", stdin=wrong, check=False)
+    assert "spec.template.spec.containers[0].image: Required value" in refused.stderr
+    assert "does not serve" in launched.kubectl("auth", "can-i", "--list", check=False).stderr
+    dry = launched.kubectl("apply", "--dry-run=server", "-f", "-", stdin=JOB.format(name="dry", command='["x"]'))
+    assert dry.stdout == "job.batch/dry created (server dry run)\n"
+    assert launched.kubectl("get", "jobs", "dry", check=False).returncode == 1
+    assert (
+        "4" in launched.kubectl("get", "node", "local-0", "-o", r"jsonpath={.status.capacity.nvidia\.com/gpu}").stdout
+    )
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_it_ends_with_all_it_has_started(tmp_path, connect, number):
+    running = Launched(tmp_path, "--kubeconfig", str(tmp_path / "kubeconfig"), "--namespace", "team")
+    assert running.kubeconfig == str(tmp_path / "kubeconfig")
+    assert "Ctrl-C ends it" in running.said
+    api = client.CoreV1Api(connect(running.kubeconfig))
+    script = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
+    container = {"name": "main", "image": "any", "command": ["python", "-c", script]}
+    api.create_namespaced_pod(namespace="team", body={"metadata": {"name": "one"}, "spec": {"containers": [container]}})
+    said = b""
+    while not said.endswith(b"\n"):
+        with contextlib.suppress(client.ApiException):  # it waits to start
+            said = api.read_namespaced_pod_log(name="one", namespace="team", _preload_content=False).data
+    pid = int(said)
+    assert running.stop(number) == 0
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["kubernetes", "--port", "99999"], "port must be from 0 to 65535"),
+        (["kubernetes", "--kubeconfig", "/no/such/folder/file"], "the kubeconfig cannot be written"),
+        (["kubernetes", "--resource", "gpu=many"], "is no quantity"),
+    ],
+)
+def test_arguments_that_cannot_be(capsys, monkeypatch, arguments, message):
+    monkeypatch.setattr(signal, "signal", lambda *_: None)  # the tests keep their own handlers
+    assert main(arguments) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", [[], ["openshift"], ["kubernetes", "--resource", "gpu"]])
+def test_arguments_that_are_none(capsys, arguments):
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+    assert caught.value.code == 2
+    assert "usage" in capsys.readouterr().err

@@ -1,0 +1,104 @@
+"""The bodies that kubectl sends as protobuf, and the fields that are no fields."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_localcloud._kubernetes import _fields, _protobuf, _tables
+from diloco_localcloud._kubernetes._status import ApiError
+
+
+def varint(number):
+    out = b""
+    while True:
+        out += bytes([(number & 0x7F) | (0x80 if number > 0x7F else 0)])
+        number >>= 7
+        if not number:
+            return out
+
+
+def text(number, value):
+    data = value if isinstance(value, bytes) else value.encode()
+    return varint(number << 3 | 2) + varint(len(data)) + data
+
+
+def envelope(kind, raw):
+    meta = text(1, "v1") + text(2, kind)
+    return b"k8s\x00" + text(1, meta) + text(2, raw)
+
+
+@given(st.text(), st.text(), st.text(max_size=300))
+def test_access_reviews(verb, resource, namespace):
+    attributes = text(1, namespace) + text(2, verb) + text(5, resource)
+    found = _protobuf.decode(envelope("SelfSubjectAccessReview", text(2, text(1, attributes))))
+    wanted = {"namespace": namespace, "verb": verb, "resource": resource}
+    assert found["spec"]["resourceAttributes"] == wanted
+
+
+@given(st.integers(-(2**63), 2**63 - 1), st.booleans())
+def test_delete_options(seconds, orphan):
+    raw = varint(1 << 3) + varint(seconds % 2**64) + varint(3 << 3) + varint(int(orphan)) + text(4, "Foreground")
+    raw += text(2, text(1, "u")) + text(5, "All")
+    assert _protobuf.decode(envelope("DeleteOptions", raw)) == {
+        "apiVersion": "v1",
+        "kind": "DeleteOptions",
+        "gracePeriodSeconds": seconds,
+        "orphanDependents": orphan,
+        "propagationPolicy": "Foreground",
+        "preconditions": {"uid": "u"},
+        "dryRun": ["All"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("body", "code"),
+    [(b"{}", 400), (envelope("Job", b""), 415), (b"k8s\x00\x0a\xff", 400), (b"k8s\x00\x0a\x05ab", 400)],
+)
+def test_what_cannot_be_decoded(body, code):
+    with pytest.raises(ApiError) as caught:
+        _protobuf.decode(body)
+    assert caught.value.code == code
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_an_object_or_refused(data):
+    with contextlib.suppress(ApiError):  # any other exception fails
+        assert _protobuf.decode(b"k8s\x00" + data)["kind"] in {"DeleteOptions", "Eviction", "SelfSubjectAccessReview"}
+
+
+JOB = {
+    "kind": "Job",
+    "spec": {"comletions": 2, "template": {"spec": {"containers": [{"name": "a", "kommand": []}], "nodes": 1}}},
+}
+
+
+def test_unknown_fields():
+    kept, warnings = _fields.known("Job", JOB, "Warn")
+    assert kept == {"kind": "Job", "spec": {"template": {"spec": {"containers": [{"name": "a"}]}}}}
+    names = ["spec.comletions", "spec.template.spec.nodes", "spec.template.spec.containers[0].kommand"]
+    assert warnings == [f'unknown field "{name}"' for name in names]
+    assert _fields.known("Job", JOB, "Ignore") == (kept, [])
+    with pytest.raises(ApiError, match=r'strict decoding error: unknown field "spec.comletions"'):
+        _fields.known("Job", JOB, "Strict")
+
+
+def test_unknown_fields_are_told_in_a_header(clients):
+    jobs, body = "/apis/batch/v1/namespaces/ns/jobs", clients.indexed("run", 1, unknownThing=1)
+    made, headers = clients.raw("POST", jobs, body)
+    assert "unknownThing" not in made["spec"]
+    assert headers["Warning"] == r'299 - "unknown field \"spec.unknownThing\""'
+    refused, _ = clients.raw("POST", f"{jobs}?fieldValidation=Strict", body)
+    assert (refused["code"], refused["reason"]) == (400, "BadRequest")
+    assert "strict decoding error" in refused["message"]
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0s"), (119, "119s"), (120, "2m"), (187, "3m7s"), (3600, "60m"), (3 * 3600, "3h"), (72 * 3600, "3d")],
+)
+def test_ages(seconds, text):
+    assert _tables.age(seconds) == text

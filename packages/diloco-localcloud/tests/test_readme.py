@@ -1,0 +1,43 @@
+"""The example in the README is run as it stands, and so are the fixtures."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+README = Path(__file__).parents[1] / "README.md"
+FIXTURES = """
+pytest_plugins = ["diloco_localcloud.testing"]
+
+def test_scripted(kubernetes_stand_in):
+    assert kubernetes_stand_in.url.endswith(kubernetes_stand_in.url.rpartition(":")[2])
+    assert kubernetes_stand_in.world.pods() == []
+
+def test_processes(kubernetes_processes):
+    assert kubernetes_processes.pods.of("none") == []
+"""
+
+
+def run(folder, *command):
+    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)  # noqa: PTH100
+    env = {**os.environ, "PYTHONPATH": path}
+    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, env=env)
+
+
+def test_the_example(tmp_path):
+    text = README.read_text(encoding="utf-8")
+    (name, code), *rest = re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL)
+    assert not rest
+    (tmp_path / name).write_text(code)
+    done = run(tmp_path, name)
+    assert done.stderr == ""
+    assert done.stdout == "0 1 ['FailureTarget', 'Failed']\n"
+    assert f"prints `{done.stdout.strip()}`" in text
+
+
+def test_the_fixtures(tmp_path):
+    (tmp_path / "test_fixtures.py").write_text(FIXTURES)
+    done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_fixtures.py")
+    assert done.returncode == 0, done.stdout
+    assert "2 passed" in done.stdout

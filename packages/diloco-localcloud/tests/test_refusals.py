@@ -1,0 +1,272 @@
+"""What is refused, with the words and reasons of the real server."""
+
+from __future__ import annotations
+
+import pytest
+
+MAIN = {"name": "main", "image": "any:1"}
+
+
+def changed(body, path, value):
+    """The manifest with one value set, or taken out."""
+    place = body
+    for step in path[:-1]:
+        place = place[step]
+    if value is None:
+        place.pop(path[-1], None)
+    else:
+        place[path[-1]] = value
+    return body
+
+
+def container(**more):
+    return {"restartPolicy": "Never", "containers": [{**MAIN, **more}]}
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ({"completions": None}, "spec.completions: Required value: when completion mode is Indexed"),
+        ({"maxFailedIndexes": 0}, "spec.backoffLimitPerIndex: Required value: when maxFailedIndexes is specified"),
+        ({"parallelism": 100_001}, "spec.parallelism: Invalid value: 100001: must be less than or equal to 100000"),
+        ({"backoffLimit": -1}, "spec.backoffLimit: Invalid value: -1: must be greater than or equal to 0"),
+        ({"completionMode": "indexed"}, 'spec.completionMode: Unsupported value: "indexed"'),
+        ({"completionMode": None, "backoffLimitPerIndex": 1}, "requires indexed completion mode"),
+        ({"template": {}}, "spec.template.spec.containers: Required value"),
+        (
+            {"podFailurePolicy": {"rules": []}, "podReplacementPolicy": "TerminatingOrFailed"},
+            'spec.podReplacementPolicy: Unsupported value: "TerminatingOrFailed": supported values: "Failed"',
+        ),
+        (
+            {"podFailurePolicy": {"rules": [{"action": "Stop", "onExitCodes": {"operator": "In", "values": [1]}}]}},
+            r'rules\[0\].action: Unsupported value: "Stop"',
+        ),
+        (
+            {
+                "podFailurePolicy": {
+                    "rules": [{"action": "FailIndex", "onExitCodes": {"operator": "In", "values": [1]}}]
+                }
+            },
+            "requires the backoffLimitPerIndex to be set",
+        ),
+        ({"podFailurePolicy": {"rules": [{"action": "Ignore"}]}}, "one of OnExitCodes and OnPodConditions is required"),
+    ],
+)
+def test_jobs_that_are_invalid(clients, spec, message):
+    body = clients.indexed("run", 2)
+    body["spec"] = {key: value for key, value in {**body["spec"], **spec}.items() if value is not None}
+    with clients.refused(422, "Invalid", message):
+        clients.create(body)
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ({"restartPolicy": "Always"}, r'restartPolicy: Required value: valid values: "OnFailure", "Never"'),
+        (container(name="Main"), r'containers\[0\].name: Invalid value: "Main": a lowercase RFC 1123 label'),
+        (container(image=""), r"containers\[0\].image: Required value"),
+        (container(env=[{"name": "a=b", "value": "c"}]), r"env\[0\].name: Invalid value"),
+        (container(volumeMounts=[{"name": "no", "mountPath": "/x"}]), r'volumeMounts\[0\].name: Not found: "no"'),
+        (
+            container(resources={"requests": {"nvidia.com/gpu": "1"}}),
+            "Limit must be set for non overcommitable resources",
+        ),
+        (
+            container(resources={"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "2"}}),
+            "must be equal to nvidia.com/gpu limit of 1",
+        ),
+        (
+            container(resources={"limits": {"cpu": "1"}, "requests": {"cpu": "1500m"}}),
+            "less than or equal to cpu limit of 1",
+        ),
+        ({"containers": [MAIN, MAIN]}, r'containers\[1\].name: Duplicate value: "main"'),
+    ],
+)
+def test_templates_that_are_invalid(clients, template, message):
+    with clients.refused(422, "Invalid", message):
+        clients.create(clients.indexed("run", 2, template=template))
+
+
+@pytest.mark.parametrize(
+    ("name", "n", "accepted"),
+    [
+        ("a" * 61, 4, True),
+        ("a" * 62, 4, False),
+        ("a" * 61, 11, False),
+        ("My-Run", 2, False),
+        ("a_b", 2, False),
+        ("a.b", 2, False),
+    ],
+)
+def test_names_must_leave_room_for_the_index(clients, name, n, accepted):
+    if accepted:
+        clients.create(clients.indexed(name, n))
+        clients.world.settle()
+        assert all(len(pod["metadata"]["name"]) <= 63 for pod in clients.pods())
+        assert clients.pods()[0]["spec"]["hostname"] == f"{name}-0"
+    else:
+        with clients.refused(422, "Invalid", "metadata.name: Invalid value"):
+            clients.create(clients.indexed(name, n))
+
+
+@pytest.mark.parametrize(
+    ("labels", "accepted"), [({"a": "b/c"}, False), ({"a": "x" * 64}, False), ({"d.io/a": "b"}, True)]
+)
+def test_labels(clients, labels, accepted):
+    body = clients.indexed("run", 1)
+    body["metadata"]["labels"] = labels
+    if accepted:
+        assert labels.items() <= clients.create(body)["metadata"]["labels"].items()
+    else:
+        with clients.refused(422, "Invalid", "metadata.labels"):
+            clients.create(body)
+
+
+def test_labels_that_are_the_controllers(clients):
+    body = clients.indexed("run", 1)
+    body["spec"]["template"]["metadata"] = {"labels": {"job-name": "other"}}
+    with clients.refused(422, "Invalid", "must be 'run'"):
+        clients.create(body)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("spec", "template", "spec", "containers", 0, "env"), [{"name": "A", "value": 1}], "cannot unmarshal number"),
+        (("spec", "completions"), "two", "cannot unmarshal"),
+        (
+            ("spec", "template", "spec", "containers", 0, "resources"),
+            {"limits": {"memory": "1 GB"}},
+            "quantities must match",
+        ),
+        (("kind",), "Pod", "cannot be handled as a Job"),
+        (("apiVersion",), "batch/v2", "cannot be handled as a Job"),
+    ],
+)
+def test_bodies_that_cannot_be_decoded(clients, path, value, message):
+    body = changed(clients.indexed("run", 1), path, value)
+    answer = clients.raw("POST", "/apis/batch/v1/namespaces/ns/jobs", body)[0]
+    assert (answer["code"], answer["reason"]) == (400, "BadRequest")
+    assert message in answer["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "kind", "code", "reason"),
+    [
+        ("GET", "/apis/apps/v1/namespaces/ns/deployments", "application/json", 404, "NotFound"),
+        ("GET", "/nonsense", "application/json", 404, "NotFound"),
+        ("POST", "/apis/batch/v1/namespaces/ns/jobs", "application/vnd.kubernetes.protobuf", 400, "BadRequest"),
+        ("POST", "/apis/batch/v1/namespaces/ns/jobs", "application/yaml", 415, "UnsupportedMediaType"),
+        ("PATCH", "/apis/batch/v1/namespaces/ns/jobs/run", "application/apply-patch+yaml", 415, "UnsupportedMediaType"),
+        ("POST", "/apis/batch/v1/namespaces/ns/jobs/run", "application/json", 405, "MethodNotAllowed"),
+        ("GET", "/api/v1/namespaces/ns/pods?fieldSelector=spec.hostname=a", "application/json", 400, "BadRequest"),
+        ("GET", "/api/v1/namespaces/ns/pods?labelSelector=a%3D%3D%3Db", "application/json", 400, "BadRequest"),
+        ("GET", "/api/v1/namespaces/ns/pods?continue=abc", "application/json", 400, "BadRequest"),
+    ],
+)
+def test_requests_that_no_api_serves(clients, method, path, kind, code, reason):
+    clients.create(clients.indexed("run", 1))
+    answer = clients.raw(method, path, b"{}" if method != "GET" else None, kind)[0]
+    assert (answer["kind"], answer["code"], answer["reason"]) == ("Status", code, reason)
+
+
+def test_broken_json(clients):
+    assert clients.raw("POST", "/apis/batch/v1/namespaces/ns/jobs", b"{")[0]["code"] == 400
+
+
+def test_wrong_token(clients):
+    answer = clients.raw("GET", "/api/v1/namespaces/ns/pods", token="other")[0]
+    assert (answer["code"], answer["reason"], answer["message"]) == (401, "Unauthorized", "Unauthorized")
+
+
+def test_names_that_are_unknown_or_taken(clients):
+    with clients.refused(404, "NotFound", 'jobs.batch "run" not found'):
+        clients.job("run")
+    clients.create(clients.indexed("run", 1))
+    with clients.refused(409, "AlreadyExists", 'jobs.batch "run" already exists'):
+        clients.create(clients.indexed("run", 1))
+    with clients.refused(404, "NotFound", 'namespaces "nowhere" not found'):
+        clients.batch.create_namespaced_job(namespace="nowhere", body=clients.indexed("run", 1))
+    with clients.refused(404, "NotFound", 'pods "x" not found'):
+        clients.log("x")
+    with clients.refused(400, "BadRequest", "does not match the namespace"):
+        body = clients.indexed("run", 1)
+        body["metadata"]["namespace"] = "default"
+        clients.create(body)
+
+
+def test_preconditions(clients):
+    made = clients.create(clients.indexed("run", 1))
+    uid = made["metadata"]["uid"]
+    with clients.refused(409, "Conflict", f"UID in precondition: other, UID in object meta: {uid}"):
+        clients.delete("run", body={"preconditions": {"uid": "other"}, "propagationPolicy": "Foreground"})
+    with clients.refused(409, "Conflict", "the object has been modified"):
+        clients.patch("run", {"metadata": {"resourceVersion": "1"}})
+    version = clients.job("run")["metadata"]["resourceVersion"]
+    clients.patch("run", {"metadata": {"resourceVersion": version, "annotations": {"a": "b"}}})
+    clients.delete("run", body={"preconditions": {"uid": uid}, "propagationPolicy": "Background"})
+    with clients.refused(404, "NotFound", "run"):
+        clients.job("run")
+
+
+def test_a_policy_that_is_none(clients):
+    clients.create(clients.indexed("run", 1))
+    with clients.refused(422, "Invalid", 'Unsupported value: "Later"'):
+        clients.delete("run", propagation_policy="Later")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"completions": 3},
+        {"completionMode": "NonIndexed"},
+        {"backoffLimitPerIndex": 1},
+        {"podFailurePolicy": {"rules": []}},
+        {"template": {"spec": {"containers": [{"name": "main", "image": "other"}]}}},
+        {"selector": {"matchLabels": {"a": "b"}}},
+    ],
+)
+def test_what_cannot_change(clients, spec):
+    clients.create(clients.indexed("run", 2))
+    with clients.refused(422, "Invalid", "field is immutable|in tandem|restartPolicy"):
+        clients.patch("run", {"spec": spec})
+
+
+@pytest.mark.parametrize("suspended", [True, False])
+def test_where_to_run_may_change_while_suspended(clients, suspended):
+    clients.create(clients.indexed("run", 2, suspend=suspended))
+    clients.world.settle()
+    patch = {"spec": {"template": {"spec": {"nodeSelector": {"a": "b"}}}}}
+    if suspended:
+        clients.patch("run", patch)
+        assert clients.job("run")["spec"]["template"]["spec"]["nodeSelector"] == {"a": "b"}
+    else:
+        with clients.refused(422, "Invalid", "spec.template"):
+            clients.patch("run", patch)
+
+
+@pytest.mark.parametrize("spec", [{"activeDeadlineSeconds": 60}, {"backoffLimit": 1}, {"ttlSecondsAfterFinished": 5}])
+def test_what_may_change(clients, spec):
+    clients.create(clients.indexed("run", 2))
+    assert clients.patch("run", {"spec": spec})["spec"].items() >= spec.items()
+
+
+def test_a_dry_run_leaves_nothing(clients):
+    planned = clients.create(clients.indexed("run", 2), dry_run="All")
+    assert planned["spec"]["backoffLimit"] == 6
+    assert planned["metadata"]["uid"]
+    with clients.refused(404, "NotFound", "run"):
+        clients.job("run")
+    with clients.refused(422, "Invalid", "metadata.name"):
+        clients.create(clients.indexed("My_Run", 2), dry_run="All")
+    clients.create(clients.indexed("run", 2))
+    with clients.refused(409, "AlreadyExists", "run"):
+        clients.create(clients.indexed("run", 2), dry_run="All")
+
+
+def test_pods_do_not_change(clients):
+    clients.create(clients.indexed("run", 1))
+    clients.world.settle()
+    with clients.refused(422, "Invalid", "pod updates may not change fields"):
+        name = clients.world.pod("run", 0, "ns").name
+        clients.core.patch_namespaced_pod(name=name, namespace="ns", body={"spec": {"hostname": "x"}})

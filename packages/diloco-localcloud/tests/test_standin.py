@@ -1,0 +1,117 @@
+"""The stand-in as a thing to start and stop."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import socket
+import stat
+import subprocess
+import sys
+
+import pytest
+from kubernetes import client
+
+import diloco_localcloud
+from diloco_localcloud import KubernetesStandIn, StandInError
+from diloco_localcloud._kubernetes import _tls
+
+
+def test_all_is_sorted_and_complete():
+    names = {name for name, value in vars(diloco_localcloud).items() if not name.startswith("_")}
+    modules = {name for name in names if type(getattr(diloco_localcloud, name)) is type(sys)}
+    assert set(diloco_localcloud.__all__) - {"__version__"} == names - modules
+    assert diloco_localcloud.__all__ == sorted(diloco_localcloud.__all__)
+    assert diloco_localcloud.__version__ == importlib.import_module("diloco_localcloud.__about__").__version__
+
+
+@pytest.mark.parametrize("name", diloco_localcloud.__all__)
+def test_public_names_are_documented(name):
+    assert (getattr(diloco_localcloud, name).__doc__ or "").strip()
+
+
+def test_it_needs_the_standard_library_only():
+    code = "import sys, diloco_localcloud; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
+    assert (
+        not {name for name in loaded if not name.startswith("_")}
+        - sys.stdlib_module_names
+        - {"diloco_localcloud", "sitecustomize"}
+    )
+
+
+@pytest.mark.parametrize("tls", [True, False])
+def test_a_kubeconfig_for_the_real_client(tmp_path, connect, tls):
+    if tls and not _tls.available():
+        pytest.skip("there is no openssl command here")
+    with KubernetesStandIn(tls=tls, namespace="team") as stand_in:
+        assert stand_in.url.startswith("https://" if tls else "http://")
+        path = stand_in.kubeconfig(tmp_path / "config")
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        api = connect(str(path))
+        assert client.VersionApi(api).get_code().git_version.startswith("v1.34")
+        assert client.CoreV1Api(api).list_namespaced_pod(namespace="team").items == []
+        assert json.loads(path.read_text())["contexts"][0]["context"]["namespace"] == "team"
+
+
+def test_the_certificate_is_checked():
+    if not _tls.available():
+        pytest.skip("there is no openssl command here")
+    import ssl
+    import urllib.error
+    import urllib.request
+
+    with KubernetesStandIn(tls=True) as stand_in:
+        strict = ssl.create_default_context(cadata=stand_in.authority)
+        strict.verify_flags |= ssl.VERIFY_X509_STRICT
+        with urllib.request.urlopen(stand_in.url + "/healthz", context=strict) as answer:
+            assert answer.read() == b"ok"
+        with pytest.raises(urllib.error.URLError, match="CERTIFICATE_VERIFY_FAILED"):
+            urllib.request.urlopen(stand_in.url + "/healthz", context=ssl.create_default_context())
+
+
+def test_no_tls_without_openssl(monkeypatch):
+    monkeypatch.setenv("PATH", "/nonexistent")
+    _tls.make.cache_clear()
+    with KubernetesStandIn() as stand_in:
+        assert stand_in.url.startswith("http://")
+        assert stand_in.authority is None
+    with pytest.raises(StandInError, match="TLS needs the command openssl"):
+        KubernetesStandIn(tls=True).start()
+
+
+def test_a_port_that_is_taken():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StandInError, match=rf"port {port} of 127.0.0.1 cannot be used: .*; choose another"):
+            KubernetesStandIn(port=port, tls=False).start()
+
+
+def test_a_kubeconfig_that_cannot_be_written(tmp_path):
+    with (
+        KubernetesStandIn(tls=False) as stand_in,
+        pytest.raises(StandInError, match=r"cannot be written to .*choose another"),
+    ):
+        stand_in.kubeconfig(tmp_path / "no" / "such" / "folder")
+
+
+def test_started_once_and_stopped_twice():
+    stand_in = KubernetesStandIn(tls=False)
+    with pytest.raises(StandInError, match="is not started"):
+        _ = stand_in.url
+    stand_in.start()
+    with pytest.raises(StandInError, match="runs already"):
+        stand_in.start()
+    stand_in.stop()
+    stand_in.stop()
+
+
+def test_two_worlds_are_apart(connect):
+    with KubernetesStandIn(tls=False) as one, KubernetesStandIn(tls=False) as other:
+        first = connect(one.kubeconfig_dict())
+        client.CoreV1Api(first).create_namespace(body={"metadata": {"name": "a"}})
+        second = connect(other.kubeconfig_dict())
+        names = [each.metadata.name for each in client.CoreV1Api(second).list_namespace().items]
+        assert names == ["default", "kube-system"]
