@@ -1,0 +1,7 @@
+"""Replicas on Kubernetes: one Indexed Job per run, on EKS or any other cluster."""
+
+from .__about__ import __version__
+from ._check import Finding
+from ._executor import EKSExecutor
+
+__all__ = ["EKSExecutor", "Finding", "__version__"]

@@ -1,0 +1,134 @@
+"""Before a launch: can the cluster be reached, are we allowed, is there room; and what to do if not."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from diloco_protocol import BackendError, ForbiddenError
+
+from ._cluster import Cluster
+from ._launch import check_service_account
+from ._quantities import parse_quantity
+
+# What a launch and its watching need, and what only makes messages better.
+_RIGHTS = (
+    ("batch", "jobs", ("create", "get", "list", "patch", "delete")),
+    ("", "pods", ("list",)),
+    ("", "pods/log", ("get",)),
+)
+_KUEUE_RIGHTS = (("kueue.x-k8s.io", "workloads", ("list", "patch")),)
+_FIX = "apply the Role that comes with diloco-eks (role.yaml) and bind it to whoever launches"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was checked.
+
+    Attributes:
+        subject: What: ``"cluster"``, ``"rights"``, ``"service account"``, ``"manifest"`` or ``"quota"``.
+        ok: Whether it is as it must be; None if that could not be found out.
+        message: What was found, and what to do about it.
+    """
+
+    subject: str
+    ok: bool | None
+    message: str
+
+
+def check_cluster(cluster: Cluster, manifest: dict[str, Any], account: str | None) -> list[Finding]:
+    """Everything that can be known before a launch; creates nothing. Ends at the first look if there is no cluster.
+
+    Args:
+        cluster: To ask.
+        manifest: The Job that would be created.
+        account: The service account of its pods, if it names one.
+    """
+    space = manifest["metadata"]["namespace"]
+    try:
+        rights = list(_rights(cluster, space, queued="kueue.x-k8s.io/queue-name" in manifest["metadata"]["labels"]))
+    except BackendError as error:
+        return [Finding("cluster", False, str(error))]
+    found = [Finding("cluster", True, f"{cluster.client.server} answers and accepts the credentials"), *rights]
+    if account is not None:
+        found.append(_service_account(cluster, space, account))
+    found.append(_manifest(cluster, manifest))
+    return [*found, *_quotas(cluster, manifest)]
+
+
+def _rights(cluster: Cluster, space: str, *, queued: bool) -> Iterator[Finding]:
+    for group, resource, verbs in (*_RIGHTS, *(_KUEUE_RIGHTS if queued else ())):
+        missing = [verb for verb in verbs if not cluster.may(space, verb, resource, group)[0]]
+        if missing:
+            yield Finding("rights", False, f"{', '.join(missing)} of {resource} in {space} is not allowed: {_FIX}")
+        else:
+            yield Finding("rights", True, f"{', '.join(verbs)} of {resource} in {space} is allowed")
+
+
+def _service_account(cluster: Cluster, space: str, name: str) -> Finding:
+    try:
+        return (
+            Finding("service account", True, f"{name} is there")
+            if check_service_account(cluster, space, name)
+            else Finding("service account", None, f"whether {name} exists cannot be read: {_FIX}")
+        )
+    except BackendError as error:
+        return Finding("service account", False, str(error))
+
+
+def _manifest(cluster: Cluster, manifest: dict[str, Any]) -> Finding:
+    try:
+        cluster.create_job(manifest, dry_run=True)
+    except BackendError as error:
+        return Finding("manifest", False, str(error))
+    return Finding("manifest", True, "the cluster would accept the Job")
+
+
+def _quotas(cluster: Cluster, manifest: dict[str, Any]) -> Iterator[Finding]:
+    space = manifest["metadata"]["namespace"]
+    try:
+        quotas = cluster.list_quotas(space)
+    except ForbiddenError:
+        yield Finding("quota", None, f"the quotas of {space} cannot be read: {_FIX}")
+        return
+    except BackendError as error:
+        yield Finding("quota", None, str(error))
+        return
+    needed = needs(manifest)
+    for quota in quotas:
+        name, status = quota["metadata"]["name"], quota.get("status") or {}
+        hard, used = status.get("hard") or (quota.get("spec") or {}).get("hard") or {}, status.get("used") or {}
+        for resource in sorted(hard.keys() & needed.keys()):
+            limit, taken = parse_quantity(str(hard[resource])), parse_quantity(str(used.get(resource, "0")))
+            if limit is not None and taken is not None and taken + needed[resource] > limit:
+                need, left = _shown(needed[resource]), _shown(limit - taken)
+                text = f"the run needs {need} of {resource}, and the quota {name} has {left} of {_shown(limit)} left"
+                yield Finding("quota", False, f"{text}: the rest of the pods would wait. Raise it, or launch less")
+                return
+    yield Finding("quota", True, f"{len(quotas)} quotas of {space} leave room for the run")
+
+
+def needs(manifest: Mapping[str, Any]) -> dict[str, Fraction]:
+    """What a Job's pods take of a quota together, by the quota's names for it."""
+    count = manifest["spec"]["parallelism"]
+    total: dict[str, Fraction] = {"pods": Fraction(count), "count/jobs.batch": Fraction(1)}
+    for container in manifest["spec"]["template"]["spec"]["containers"]:
+        resources = container.get("resources") or {}
+        for kind in ("requests", "limits"):
+            for resource, amount in (resources.get(kind) or {}).items():
+                value = (parse_quantity(amount) or Fraction(0)) * count
+                names = [f"{kind}.{resource}"]
+                if kind == "requests" and resource in {"cpu", "memory", "ephemeral-storage"}:
+                    names.append(resource)
+                for name in names:
+                    total[name] = total.get(name, Fraction(0)) + value
+    return total
+
+
+def _shown(amount: Fraction) -> str:
+    for suffix, scale in (("Ti", 1024**4), ("Gi", 1024**3), ("Mi", 1024**2)):
+        if amount >= scale:
+            return f"{float(amount / scale):g}{suffix}"
+    return f"{float(amount):g}"

@@ -1,0 +1,219 @@
+"""The way to the cluster: an ApiClient of our own, errors of the protocol's tree, credentials that are renewed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diloco_protocol import (
+    AuthError,
+    BackendError,
+    InvalidRequestError,
+    MissingDependencyError,
+    UnavailableError,
+)
+
+from .__about__ import __version__
+from ._errors import UnreachedError, read_answer, to_error
+
+_TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
+
+
+@dataclass(frozen=True, slots=True)
+class Apis:
+    """The client's classes that we call, all on one ApiClient."""
+
+    batch: Any
+    core: Any
+    custom: Any
+    authorization: Any
+
+
+class Client:
+    """Calls the Kubernetes API. Never reads or writes the client library's global configuration. Thread-safe.
+
+    Args:
+        context: Of the kubeconfig; None for its current one.
+        kubeconfig: A file; None for ``$KUBECONFIG`` or ``~/.kube/config``.
+        batch_api: A ``kubernetes.client.BatchV1Api`` to use instead.
+        core_api: A ``kubernetes.client.CoreV1Api`` to use with it.
+        request_timeout: Seconds for a connection, and between two pieces of an answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        context: str | None = None,
+        kubeconfig: str | os.PathLike[str] | None = None,
+        batch_api: Any = None,
+        core_api: Any = None,
+        request_timeout: float = 30.0,
+    ) -> None:
+        self._context = context
+        self._kubeconfig = None if kubeconfig is None else os.fspath(kubeconfig)
+        self._given = batch_api, core_api
+        self._timeout = request_timeout
+        self._lock = threading.Lock()
+        self._apis: Apis | None = None
+
+    @property
+    def server(self) -> str:
+        """The API server's address.
+
+        Raises:
+            AuthError: There is no configuration.
+        """
+        return str(self.apis().batch.api_client.configuration.host).rstrip("/")
+
+    def apis(self) -> Apis:
+        """The client's classes, made at the first use.
+
+        Raises:
+            AuthError: There is no configuration, or it cannot be used.
+            MissingDependencyError: The client is not installed.
+        """
+        with self._lock:
+            if self._apis is None:
+                self._apis = self._make()
+            return self._apis
+
+    def call(self, what: str, make: Callable[[Apis], Any]) -> Any:
+        """One call; its JSON.
+
+        Args:
+            what: In words, such as ``"read Job default/run-1"``.
+            make: Makes the call with ``_preload_content=False`` and ``_request_timeout`` (see :meth:`options`).
+
+        Raises:
+            BackendError: It failed.
+        """
+        return json.loads(self.raw(what, lambda apis: make(apis).data) or "null")
+
+    def raw(self, what: str, make: Callable[[Apis], Any]) -> Any:
+        """One call; whatever ``make`` returns."""
+        apis = self.apis()
+        try:
+            return _translated(what, make, apis)
+        except AuthError:
+            if self._given[0] is not None or not self._renew(apis):
+                raise
+        return _translated(what, make, self.apis())
+
+    def options(self) -> dict[str, Any]:
+        """Keyword arguments for every call."""
+        return {"_preload_content": False, "_request_timeout": (self._timeout, self._timeout)}
+
+    def close(self) -> None:
+        """Close idle connections; the next call opens new ones."""
+        with self._lock:
+            apis, self._apis = self._apis, None
+        if apis is not None and self._given[0] is None:
+            _close(apis)
+
+    def _renew(self, used: Apis) -> bool:
+        """Load the credentials anew, unless another thread has just done so."""
+        with self._lock:
+            if self._apis is used:
+                self._apis = self._make()
+                _close(used)
+            return True
+
+    def _make(self) -> Apis:
+        try:
+            from kubernetes import client
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"EKSExecutor needs the package kubernetes: pip install 'kubernetes>=31' ({error})"
+            ) from error
+        batch, core = self._given
+        if batch is None and core is None:
+            api_client = client.ApiClient(configuration=self._configuration(client))
+            api_client.user_agent = f"diloco-eks/{__version__}"
+        else:
+            api_client = (batch or core).api_client
+        return Apis(
+            batch or client.BatchV1Api(api_client),
+            core or client.CoreV1Api(api_client),
+            client.CustomObjectsApi(api_client),
+            client.AuthorizationV1Api(api_client),
+        )
+
+    def _configuration(self, client: Any) -> Any:
+        from kubernetes import config
+
+        found = client.Configuration()
+        chosen = self._context is not None or self._kubeconfig is not None
+        try:
+            if not chosen and os.environ.get("KUBERNETES_SERVICE_HOST") and _TOKEN.exists():
+                config.load_incluster_config(client_configuration=found)
+            else:
+                config.load_kube_config(
+                    config_file=self._kubeconfig,
+                    context=self._context,
+                    client_configuration=found,
+                    persist_config=False,
+                )
+        except Exception as error:  # whatever a file, its YAML or its credential plugin has wrong
+            where = self._kubeconfig or os.environ.get("KUBECONFIG") or "~/.kube/config"
+            named = "" if self._context is None else f", context {self._context!r}"
+            raise AuthError(
+                f"no cluster can be read from {where}{named}: {error}. On EKS: aws eks update-kubeconfig --name CLUSTER; or "
+                "give kubeconfig=, context=, or run inside a pod"
+            ) from error
+        found.retries = False  # we retry ourselves: theirs sleeps out of our control
+        return found
+
+
+def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
+    from kubernetes.client.exceptions import ApiException
+    from urllib3.exceptions import ConnectTimeoutError, HTTPError, SSLError
+
+    try:
+        return make(apis)
+    except BackendError:
+        raise
+    except ApiException as error:
+        if not error.status:  # the client's own dress for an SSLError
+            raise _unreached(f"cannot {what}: {error.reason}") from error
+        raise to_error(read_answer(int(error.status), error.body, error.headers), what) from error
+    except (ConnectTimeoutError, SSLError) as error:
+        raise _unreached(f"cannot {what}: {type(error).__name__}: {error}") from error
+    except (HTTPError, OSError) as error:
+        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
+    except (ValueError, TypeError) as error:
+        # Newer clients check what they are given before they send it.
+        raise InvalidRequestError(f"cannot {what}: the kubernetes client refuses it: {error}") from error
+
+
+def _unreached(text: str) -> UnreachedError:
+    # A certificate that is not trusted now will not be a little later.
+    return UnreachedError(text, retryable=False if "CERTIFICATE_VERIFY" in text else None)
+
+
+def _close(apis: Apis) -> None:
+    with contextlib.suppress(Exception):
+        apis.batch.api_client.rest_client.pool_manager.clear()
+        apis.batch.api_client.close()
+
+
+def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
+    """The body of an answer as it comes; closes it, also if it is not read to its end.
+
+    Raises:
+        UnavailableError: The connection broke, or was silent for too long.
+    """
+    from urllib3.exceptions import HTTPError
+
+    try:
+        yield from response.stream(size, decode_content=True)
+    except (HTTPError, OSError) as error:
+        raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
+    finally:
+        response.close()
+        response.release_conn()

@@ -1,0 +1,162 @@
+"""The calls that we make, one method each. Keyword arguments only: the newest client takes no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from diloco_protocol import InvalidRequestError
+
+from ._client import Apis, Client
+from ._errors import ExpiredError, MissingError
+from ._names import CONTAINER
+
+Json = dict[str, Any]
+PAGE = 500
+_KUEUE = {"group": "kueue.x-k8s.io", "version": "v1beta1", "plural": "workloads"}
+
+
+class Cluster:
+    """Jobs, pods and logs of a cluster, as JSON. Thread-safe.
+
+    Every method raises what :meth:`Client.call` does.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+
+    def create_job(self, manifest: Json, *, dry_run: bool = False) -> Json:
+        """Create a Job, or only have it checked; a field that the cluster does not know is refused, not dropped."""
+        space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
+        only = {"dry_run": "All"} if dry_run else {}
+        try:
+            return self._json(
+                f"create Job {space}/{name}",
+                lambda apis, options: apis.batch.create_namespaced_job(
+                    namespace=space, body=manifest, field_validation="Strict", **only, **options
+                ),
+            )
+        except MissingError as error:
+            raise InvalidRequestError(f"there is no namespace {space!r} on the cluster: {error}") from error
+
+    def read_job(self, space: str, name: str) -> Json:
+        """A Job. Reads the Job itself, not its status subresource, which would need a right of its own."""
+        return self._json(
+            f"read Job {space}/{name}",
+            lambda apis, options: apis.batch.read_namespaced_job(namespace=space, name=name, **options),
+        )
+
+    def patch_job(self, space: str, name: str, body: Json) -> Json:
+        """Merge something into a Job."""
+        return self._json(
+            f"patch Job {space}/{name}",
+            lambda apis, options: apis.batch.patch_namespaced_job(namespace=space, name=name, body=body, **options),
+        )
+
+    def delete_job(self, space: str, name: str, uid: str, version: str | None = None) -> None:
+        """Delete this very Job, pods first. Without a policy the pods would go on running."""
+        conditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
+        body = {"propagationPolicy": "Foreground", "preconditions": conditions}
+        self.client.raw(
+            f"delete Job {space}/{name}",
+            lambda apis: apis.batch.delete_namespaced_job(
+                namespace=space, name=name, body=body, **self.client.options()
+            ).data,
+        )
+
+    def list_jobs(self, space: str, selector: str) -> list[Json]:
+        """All Jobs with these labels."""
+        return self._pages(
+            f"list Jobs in {space}",
+            lambda apis, options: apis.batch.list_namespaced_job(namespace=space, label_selector=selector, **options),
+        )
+
+    def list_pods(self, space: str, selector: str) -> list[Json]:
+        """All pods with these labels."""
+        return self._pages(
+            f"list pods in {space}",
+            lambda apis, options: apis.core.list_namespaced_pod(namespace=space, label_selector=selector, **options),
+        )
+
+    def open_log(self, space: str, pod: str, **query: Any) -> Any:
+        """The log of our container, to be read piece by piece and closed: bytes, since one client spoils the text."""
+        return self.client.raw(
+            f"read the log of pod {space}/{pod}",
+            lambda apis: apis.core.read_namespaced_pod_log(
+                namespace=space, name=pod, container=CONTAINER, timestamps=True, **query, **self.client.options()
+            ),
+        )
+
+    def read_service_account(self, space: str, name: str) -> Json:
+        """A service account."""
+        return self._json(
+            f"read ServiceAccount {space}/{name}",
+            lambda apis, options: apis.core.read_namespaced_service_account(namespace=space, name=name, **options),
+        )
+
+    def list_quotas(self, space: str) -> list[Json]:
+        """The resource quotas of a namespace."""
+        return self._pages(
+            f"list ResourceQuotas in {space}",
+            lambda apis, options: apis.core.list_namespaced_resource_quota(namespace=space, **options),
+        )
+
+    def list_workloads(self, space: str, job_uid: str) -> list[Json]:
+        """What Kueue made of a Job."""
+        selector = f"kueue.x-k8s.io/job-uid={job_uid}"
+        found = self._json(
+            f"list Kueue's Workloads in {space}",
+            lambda apis, options: apis.custom.list_namespaced_custom_object(
+                namespace=space, label_selector=selector, **_KUEUE, **options
+            ),
+        )
+        return list(found.get("items") or [])
+
+    def stop_workload(self, space: str, name: str) -> None:
+        """Have Kueue evict a Workload and not queue it again."""
+        self._json(
+            f"patch Kueue's Workload {space}/{name}",
+            lambda apis, options: apis.custom.patch_namespaced_custom_object(
+                namespace=space, name=name, body={"spec": {"active": False}}, **_KUEUE, **options
+            ),
+        )
+
+    def may(self, space: str, verb: str, resource: str, group: str) -> tuple[bool, str]:
+        """Whether we are allowed something, and the server's reason."""
+        plural, _, subresource = resource.partition("/")
+        attributes = {"namespace": space, "verb": verb, "group": group, "resource": plural, "subresource": subresource}
+        body = {
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
+        }
+        answer = self._json(
+            "ask what is allowed",
+            lambda apis, options: apis.authorization.create_self_subject_access_review(body=body, **options),
+        )
+        status = answer.get("status") or {}
+        return status.get("allowed") is True, str(status.get("reason") or "")
+
+    def _json(self, what: str, make: Callable[[Apis, Json], Any]) -> Json:
+        found = self.client.call(what, lambda apis: make(apis, self.client.options()))
+        return found if isinstance(found, dict) else {}
+
+    def _pages(self, what: str, make: Callable[[Apis, Json], Any]) -> list[Json]:
+        for last in (False, False, True):
+            try:
+                return self._all_pages(what, make)
+            except ExpiredError:
+                if last:
+                    raise
+        raise AssertionError("the last try returns or raises")
+
+    def _all_pages(self, what: str, make: Callable[[Apis, Json], Any]) -> list[Json]:
+        items: list[Json] = []
+        token: str | None = None
+        while True:
+            place = {"limit": PAGE} | ({"_continue": token} if token else {})
+            page = self._json(what, lambda apis, options, place=place: make(apis, {**options, **place}))  # type: ignore[misc]
+            items += page.get("items") or []
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return items

@@ -1,0 +1,62 @@
+"""A container's environment: exact values, whatever Kubernetes would make of a dollar sign."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from diloco_protocol import InvalidRequestError, ReplicaSpec, spec_to_environment
+
+from ._names import FAILURES, IGNORED_FAILURES, secret_reference
+
+# The kernel takes at most 128 KiB of one variable, name, '=' and the closing zero included.
+_MOST_BYTES = 128 * 1024
+#: Earlier attempts of this index, from the pod's annotations; empty for none.
+FAILURES_VARIABLE = "DILOCO_EKS_FAILURES"
+IGNORED_VARIABLE = "DILOCO_EKS_IGNORED_FAILURES"
+INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
+
+
+def escape(value: str) -> str:
+    """A value that comes out of Kubernetes' expansion as it went in: it takes ``$(NAME)`` and ``$$`` for its own."""
+    return value.replace("$", "$$")
+
+
+def container_environment(
+    spec: ReplicaSpec, env: Mapping[str, str], secrets: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """The container's ``env``: the caller's variables, references to secrets, the spec, and the attempt's number.
+
+    Raises:
+        InvalidRequestError: A name is taken, a value is too large, or a reference is none.
+    """
+    entries: list[dict[str, Any]] = []
+    for name, value in env.items():
+        _check(name)
+        if len(name) + len(value.encode()) + 2 > _MOST_BYTES:
+            raise InvalidRequestError(f"env[{name!r}] has {len(value.encode())} bytes; Linux takes less than 128 KiB")
+        entries.append({"name": name, "value": escape(value)})
+    for name, reference in secrets.items():
+        _check(name)
+        entries.append({"name": name, "valueFrom": {"secretKeyRef": secret_reference(name, reference)}})
+    for name, piece in spec_to_environment(spec).items():
+        entries.append({"name": name, "value": piece})
+    for name, annotation in ((FAILURES_VARIABLE, FAILURES), (IGNORED_VARIABLE, IGNORED_FAILURES)):
+        field = {"fieldPath": f"metadata.annotations['{annotation}']"}
+        entries.append({"name": name, "valueFrom": {"fieldRef": field}})
+    return entries
+
+
+def runner_arguments(message_path: str) -> list[str]:
+    """What the runner is told that differs from pod to pod; Kubernetes fills in the variables."""
+    return [
+        f"--index=$({INDEX_VARIABLE})",
+        f"--failed=$({FAILURES_VARIABLE})",
+        f"--failed=$({IGNORED_VARIABLE})",
+        f"--message={message_path}",
+    ]
+
+
+def _check(name: str) -> None:
+    if name in {FAILURES_VARIABLE, IGNORED_VARIABLE, INDEX_VARIABLE}:
+        raise InvalidRequestError(f"{name} may not be set: the launch or the Job controller sets it for every replica")

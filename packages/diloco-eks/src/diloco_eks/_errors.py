@@ -1,0 +1,109 @@
+"""What went wrong with a call to the cluster, as an error of the protocol's tree."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diloco_protocol import (
+    AuthError,
+    BackendError,
+    ForbiddenError,
+    InvalidRequestError,
+    QuotaExceededError,
+    ReplicaNotFoundError,
+    ThrottledError,
+    UnavailableError,
+)
+
+
+class MissingError(ReplicaNotFoundError):
+    """Raised when the cluster has no such object (404)."""
+
+
+class ConflictError(BackendError):
+    """Raised when an object exists already, has changed since it was read, or is another one (409)."""
+
+
+class ExpiredError(BackendError):
+    """Raised when a list went on for too long to be continued (410)."""
+
+
+class UnreachedError(UnavailableError):
+    """Raised when there was no connection, so that the request was not sent."""
+
+
+class BadRequestError(InvalidRequestError):
+    """Raised when the cluster does not understand a request, or cannot answer it yet (400)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """An answer that is no success.
+
+    Attributes:
+        status: HTTP's.
+        reason: Kubernetes' word, such as AlreadyExists.
+        message: For a person, with the causes.
+        retry_after: Seconds, if the server asked for a pause.
+    """
+
+    status: int
+    reason: str
+    message: str
+    retry_after: float | None = None
+
+
+def read_answer(status: int, body: object, headers: Mapping[str, str] | None) -> Answer:
+    """What the server said; https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/."""
+    text = body.decode(errors="replace") if isinstance(body, bytes) else body if isinstance(body, str) else ""
+    try:
+        parsed = json.loads(text)
+    except ValueError:
+        parsed = None
+    data: dict[str, Any] = parsed if isinstance(parsed, dict) else {}
+    details = data.get("details") if isinstance(data.get("details"), dict) else {}
+    pause = (headers or {}).get("Retry-After") or (details or {}).get("retryAfterSeconds")
+    message = data.get("message")
+    return Answer(
+        status,
+        reason=str(data.get("reason") or ""),
+        message=message if isinstance(message, str) and message else text.strip()[:500] or f"HTTP status {status}",
+        retry_after=_seconds(pause),
+    )
+
+
+def to_error(answer: Answer, what: str) -> BackendError:
+    """The error for an answer; ``what`` was tried, such as ``"create Job default/run-1"``."""
+    status, text = answer.status, f"cannot {what}: {answer.message}"
+    if status == 400:
+        return BadRequestError(text)
+    if status == 401:
+        return AuthError(f"{text}. The cluster does not accept the credentials, also after they were loaded again")
+    if status == 403:
+        if "exceeded quota" in answer.message:
+            return QuotaExceededError(text)
+        return ForbiddenError(f"{text}. The README of diloco-eks has the Role that is needed")
+    if status == 404:
+        return MissingError(text)
+    if status == 409:
+        return ConflictError(text)
+    if status == 410:
+        return ExpiredError(text)
+    if status == 429:
+        return ThrottledError(text, retry_after=answer.retry_after)
+    if status >= 500:
+        return UnavailableError(text)
+    if status in {413, 415, 422}:
+        return InvalidRequestError(text)
+    return BackendError(text)
+
+
+def _seconds(value: object) -> float | None:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        return None
+    return seconds if 0 <= seconds < 86400 else None

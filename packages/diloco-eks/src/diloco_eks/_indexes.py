@@ -1,0 +1,37 @@
+"""The Job controller's notation for sets of indexes: ``"0,2,5-9"``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+from diloco_protocol import BackendError
+
+_TOKEN = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
+
+
+def expand_indexes(text: str, completions: int) -> frozenset[int]:
+    """The indexes that a status names.
+
+    Raises:
+        BackendError: The text is malformed or names an index that the Job does not have: no index is left out in silence.
+    """
+    found: set[int] = set()
+    for token in text.split(",") if text else []:
+        match = _TOKEN.fullmatch(token)
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last < completions:
+            raise BackendError(f"the cluster lists the indexes {text[:200]!r} for a Job of {completions} completions")
+        found.update(range(first, last + 1))
+    return frozenset(found)
+
+
+def compress_ranks(ranks: Iterable[int]) -> str:
+    """Ranks for a person to read: ``"0, 2, 5-9"``."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and spans[-1][1] == rank - 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in spans)

@@ -1,0 +1,77 @@
+"""The bytes of a pod's log as lines with their times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from ._facts import parse_time
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line: its time as the kubelet wrote it (empty if it did not), and its text without the line end."""
+
+    stamp: str
+    text: str
+
+    @property
+    def time(self) -> float | None:
+        """Unix seconds."""
+        return parse_time(self.stamp)
+
+
+@dataclass
+class Place:
+    """How far a log was read, so that a new connection goes on where the old one broke.
+
+    The server can only be asked for whole seconds, so what was read is passed over by its time; several lines may share
+    one.
+    """
+
+    stamp: str = ""
+    lines: int = 0
+
+    def fresh(self, lines: Iterable[Line]) -> Iterator[Line]:
+        """The lines that were not read yet."""
+        before, skip = self.stamp, self.lines
+        for line in lines:
+            key = _sortable(line.stamp)
+            if before and line.stamp:
+                if key < _sortable(before):
+                    continue
+                if line.stamp == before and skip:
+                    skip -= 1
+                    continue
+            if line.stamp == self.stamp:
+                self.lines += 1
+            elif line.stamp:
+                self.stamp, self.lines = line.stamp, 1
+            yield line
+
+
+def split_lines(chunks: Iterable[bytes]) -> Iterator[Line]:
+    """Lines from chunks that end anywhere. Only a newline ends a line: progress bars write carriage returns."""
+    rest = b""
+    for chunk in chunks:
+        *whole, rest = (rest + chunk).split(b"\n")
+        yield from map(_line, whole)
+    if rest:
+        yield _line(rest)
+
+
+def _line(raw: bytes) -> Line:
+    text = raw.decode(errors="replace")
+    stamp, space, rest = text.partition(" ")
+    # A line without text has a stamp and a space, or the stamp alone.
+    return Line(stamp, rest) if (space or text) and _is_stamp(stamp) else Line("", text)
+
+
+def _is_stamp(text: str) -> bool:
+    return len(text) >= 20 and text[4] == text[7] == "-" and text[10] == "T" and parse_time(text) is not None
+
+
+def _sortable(stamp: str) -> tuple[str, str]:
+    """A time of nanoseconds in the order of time; zeros at the end may be left out of it."""
+    fraction = stamp[20:].rstrip("Z").partition("+")[0] if stamp[19:20] == "." else ""
+    return stamp[:19], fraction.ljust(9, "0")

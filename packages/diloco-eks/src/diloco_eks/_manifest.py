@@ -1,0 +1,191 @@
+"""The one request of a launch: an Indexed Job, as a plain dict that every generation of the client takes."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from diloco_protocol import InvalidRequestError
+
+from . import _names as names
+from .__about__ import __version__
+from ._environment import container_environment, runner_arguments
+from ._gpus import GpuRequest, node_affinity, parse_gpu
+from ._overlay import apply_overlay
+from ._quantities import check_bytes, check_cpu
+
+if TYPE_CHECKING:
+    from diloco_protocol import RunRequest
+
+    from ._settings import Settings
+
+MESSAGE_PATH = "/dev/termination-log"
+# An object must fit into etcd, and every pod repeats its template.
+_MOST_BYTES = 1_000_000
+_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+
+
+def job_manifest(request: RunRequest, settings: Settings) -> dict[str, Any]:
+    """The Job of a run. Equal arguments give equal manifests.
+
+    Indexed, all pods at once; every index has its own restarts, so the one that failed is named; a disruption is no
+    failure; the deadline is a backstop behind the runner's own timeout.
+    https://kubernetes.io/docs/concepts/workloads/controllers/job/
+
+    Raises:
+        InvalidRequestError: Something cannot be asked of a cluster; says what and what is allowed.
+    """
+    count = len(request.ranks)
+    name = names.job_name(request.run_id, count)
+    labels = _labels(request, settings)
+    template = apply_overlay(_template(request, settings, labels), settings.pod_overlay)
+    spec: dict[str, Any] = {
+        "completionMode": "Indexed",
+        "completions": count,
+        "parallelism": count,
+        "backoffLimitPerIndex": request.max_restarts,
+        "podReplacementPolicy": "Failed",
+        "podFailurePolicy": {
+            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+        },
+        "template": template,
+    }
+    if settings.on_replica_failure == "fail_run":
+        spec["maxFailedIndexes"] = 0
+    if settings.ttl_seconds_after_finished is not None:
+        spec["ttlSecondsAfterFinished"] = settings.ttl_seconds_after_finished
+    deadline = deadline_seconds(request, settings)
+    if deadline is not None:
+        spec["activeDeadlineSeconds"] = deadline
+    annotations = {
+        **settings.annotations,
+        names.WORLD_SIZE: str(request.world_size),
+        names.FIRST_RANK: str(request.ranks[0]),
+        names.ENTRYPOINT: request.entrypoint,
+    }
+    manifest: dict[str, Any] = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {
+            "name": name,
+            "namespace": settings.namespace,
+            "labels": {**labels, **({names.QUEUE: settings.queue} if settings.queue else {})},
+            "annotations": annotations,
+        },
+        "spec": spec,
+    }
+    annotations[names.FINGERPRINT] = _fingerprint(manifest)
+    size = len(json.dumps(manifest))
+    if size > _MOST_BYTES:
+        raise InvalidRequestError(
+            f"the Job would be {size} bytes; a cluster keeps objects of up to {_MOST_BYTES}: put large arguments into the "
+            "store and pass their address"
+        )
+    return manifest
+
+
+def deadline_seconds(request: RunRequest, settings: Settings) -> int | None:
+    """When the cluster ends the Job although no runner did: seconds from the start of its first pod's wait."""
+    if request.timeout is None or settings.pending_timeout is None:
+        return None
+    return min(math.ceil(settings.pending_timeout + request.timeout * (1 + request.max_restarts)), 2**31 - 1)
+
+
+def redacted(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """A manifest to look at: values of variables that are named like secrets are left out."""
+    shown: dict[str, Any] = json.loads(json.dumps(manifest))
+    pod = shown["spec"]["template"]["spec"]
+    for container in [*pod["containers"], *pod.get("initContainers", [])]:
+        for entry in container.get("env") or []:
+            if "value" in entry and _SECRET_NAME.search(entry["name"]):
+                entry["value"] = "<redacted>"
+    return shown
+
+
+def _fingerprint(manifest: Mapping[str, Any]) -> str:
+    """Digest of all that two launches of one run_id must agree on; our own version is no part of it."""
+    text = json.dumps(manifest, sort_keys=True).replace(f'"{names.VERSION}": "{__version__}"', "")
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _labels(request: RunRequest, settings: Settings) -> dict[str, str]:
+    owner = {names.OWNER: settings.owner} if settings.owner else {}
+    return {
+        **settings.labels,
+        **names.check_labels("labels", request.labels),
+        **owner,
+        names.APPLICATION: "diloco",
+        names.MANAGED_BY: names.MANAGER,
+        names.VERSION: __version__,
+        names.RUN: request.run_id,
+    }
+
+
+def _template(request: RunRequest, settings: Settings, labels: Mapping[str, str]) -> dict[str, Any]:
+    gpu = parse_gpu(request.gpu, settings.gpu_types) if request.gpu is not None else None
+    if gpu is not None and settings.runtime_class_name is not None:
+        warnings.warn(
+            f"runtime_class_name={settings.runtime_class_name!r} together with GPUs: gVisor and Kata pass only some GPUs "
+            "through; check that the class does",
+            UserWarning,
+            stacklevel=2,
+        )
+    container: dict[str, Any] = {
+        "name": names.CONTAINER,
+        "image": settings.image,
+        "command": list(settings.command),
+        "args": runner_arguments(MESSAGE_PATH),
+        "env": container_environment(request.specs(grace=settings.grace)[0], request.env, request.secrets),
+        "resources": _resources(request, settings, gpu),
+        "terminationMessagePath": MESSAGE_PATH,
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    pod: dict[str, Any] = {
+        "restartPolicy": "Never",
+        # The runner ends its tree within the grace; the kubelet's own is a little longer.
+        "terminationGracePeriodSeconds": math.ceil(settings.grace) + 5,
+        "automountServiceAccountToken": False,  # replicas do not talk to the cluster; IRSA and Pod Identity bring their own
+        "enableServiceLinks": False,
+        "containers": [container],
+    }
+    if settings.shm_size is not None:
+        container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
+        pod["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm_size}}]
+    if settings.service_account_name is not None:
+        pod["serviceAccountName"] = settings.service_account_name
+    if settings.runtime_class_name is not None:
+        pod["runtimeClassName"] = settings.runtime_class_name
+    if settings.node_selector:
+        pod["nodeSelector"] = dict(settings.node_selector)
+    affinity = node_affinity({} if gpu is None else gpu.places, spot=request.spot, chosen=settings.node_selector)
+    if affinity is not None:
+        pod["affinity"] = affinity
+    tolerations = [dict(toleration) for toleration in settings.tolerations]
+    if gpu is not None:
+        own = {"key": settings.gpu_resource_key, "operator": "Exists", "effect": "NoSchedule"}
+        tolerations += [own] if own not in tolerations else []
+    if tolerations:
+        pod["tolerations"] = tolerations
+    return {
+        "metadata": {"labels": dict(labels), "annotations": {"karpenter.sh/do-not-disrupt": "true"}},
+        "spec": pod,
+    }
+
+
+def _resources(request: RunRequest, settings: Settings, gpu: GpuRequest | None) -> dict[str, dict[str, str]]:
+    amounts = {
+        "cpu": check_cpu("cpu", request.cpu if request.cpu is not None else settings.cpu_request),
+        "memory": check_bytes("memory", request.memory if request.memory is not None else settings.memory_request),
+    }
+    if settings.ephemeral_storage is not None:
+        amounts["ephemeral-storage"] = settings.ephemeral_storage
+    if gpu is not None:
+        amounts[settings.gpu_resource_key] = str(gpu.count)
+    if settings.efa:
+        amounts["vpc.amazonaws.com/efa"] = str(settings.efa)
+    return {"requests": amounts, "limits": dict(amounts)}

@@ -1,0 +1,53 @@
+"""What an executor saw last: keeps its own observations in order and saves calls; nothing depends on it."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from ._facts import PodFacts
+from ._states import Seen
+
+if TYPE_CHECKING:
+    from diloco_protocol import ReplicaHandle, ReplicaStatus
+
+_MOST = 50_000
+
+
+class Memory:
+    """Per replica: the last state, its end, and the pod that succeeded. Bounded; thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._seen: dict[ReplicaHandle, Seen] = {}
+        self._ends: dict[ReplicaHandle, ReplicaStatus] = {}
+        self._succeeded: dict[ReplicaHandle, PodFacts] = {}
+
+    def seen(self, handles: Mapping[int, ReplicaHandle]) -> dict[int, Seen]:
+        """What was seen of these, by index."""
+        with self._lock:
+            return {index: self._seen[handle] for index, handle in handles.items() if handle in self._seen}
+
+    def keep(
+        self, handle: ReplicaHandle, status: ReplicaStatus, seen: Seen, succeeded: PodFacts | None
+    ) -> ReplicaStatus:
+        """Remember one; returns what to tell of it: an end stays as it was told first, also when its pod is gone."""
+        with self._lock:
+            status = self._ends.get(handle, status)
+            if status.state.terminal:
+                self._ends[handle] = status
+            before = self._seen.pop(handle, None)
+            # Of two looks at once the later one may be told first: never remember less.
+            self._seen[handle] = before if before is not None and before.attempt > seen.attempt else seen
+            if succeeded is not None:
+                self._succeeded.setdefault(handle, succeeded)
+            for kept in (self._seen, self._ends, self._succeeded):
+                while len(kept) > _MOST:
+                    del kept[next(iter(kept))]
+            return status
+
+    def succeeded(self, handle: ReplicaHandle) -> PodFacts | None:
+        """The pod that succeeded, if it was seen."""
+        with self._lock:
+            return self._succeeded.get(handle)

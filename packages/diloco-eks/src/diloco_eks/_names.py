@@ -1,0 +1,127 @@
+"""Names on the cluster: what we call things, and what Kubernetes lets things be called."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from diloco_protocol import InvalidRequestError
+
+CONTAINER = "replica"
+MANAGER = "diloco-eks"
+
+# Labels of ours, to find runs by.
+MANAGED_BY = "app.kubernetes.io/managed-by"
+VERSION = "app.kubernetes.io/version"
+APPLICATION = "app.kubernetes.io/name"
+RUN = "diloco.dev/run-id"
+OWNER = "diloco.dev/owner"
+# Annotations of ours.
+FINGERPRINT = "diloco.dev/fingerprint"
+WORLD_SIZE = "diloco.dev/world-size"
+FIRST_RANK = "diloco.dev/first-rank"
+ENTRYPOINT = "diloco.dev/entrypoint"
+CANCELLED = "diloco.dev/cancelled"
+# The Job controller's.
+INDEX = "batch.kubernetes.io/job-completion-index"
+CONTROLLER_UID = "batch.kubernetes.io/controller-uid"
+FAILURES = "batch.kubernetes.io/job-index-failure-count"
+IGNORED_FAILURES = "batch.kubernetes.io/job-index-ignored-failure-count"
+# Kueue's.
+QUEUE = "kueue.x-k8s.io/queue-name"
+
+_LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+_DNS_LABEL = re.compile(_LABEL)
+_DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
+_QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+_SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
+_OURS = frozenset({MANAGED_BY, VERSION, APPLICATION, RUN, OWNER, "job-name", "controller-uid"})
+
+
+def job_name(run_id: str, n_replicas: int) -> str:
+    """The name of a run's Job: the run_id.
+
+    Raises:
+        InvalidRequestError: With the last index behind it (the hostname of that pod) it is no DNS label of 63 characters.
+    """
+    longest = f"{run_id}-{n_replicas - 1}"
+    if not _DNS_LABEL.fullmatch(longest) or not _DNS_LABEL.fullmatch(run_id):
+        room = 63 - len(longest) + len(run_id)
+        raise InvalidRequestError(
+            f"the run_id {run_id!r} cannot name a Job of {n_replicas} replicas: 1 to {room} lower-case letters, digits and "
+            "dashes are allowed, with a letter or digit at both ends"
+        )
+    return run_id
+
+
+def check_dns_label(what: str, value: object) -> str:
+    """A namespace's name, or another DNS label.
+
+    Raises:
+        InvalidRequestError: It is none.
+    """
+    if not isinstance(value, str) or not _DNS_LABEL.fullmatch(value):
+        raise InvalidRequestError(
+            f"{what} must be 1 to 63 lower-case letters, digits and dashes, with a letter or digit at both ends, not {value!r}"
+        )
+    return value
+
+
+def check_object_name(what: str, value: object) -> str:
+    """The name of a service account, secret, class: a DNS subdomain.
+
+    Raises:
+        InvalidRequestError: It is none.
+    """
+    if not isinstance(value, str) or len(value) > 253 or not _DNS_SUBDOMAIN.fullmatch(value):
+        raise InvalidRequestError(
+            f"{what} must be lower-case letters, digits, dashes and dots, at most 253 characters, not {value!r}"
+        )
+    return value
+
+
+def check_key(what: str, key: object) -> str:
+    """The key of a label, annotation or resource: ``[prefix/]name``.
+
+    Raises:
+        InvalidRequestError: It is none.
+    """
+    prefix, slash, name = key.rpartition("/") if isinstance(key, str) else ("", "", "")
+    if not _QUALIFIED.fullmatch(name) or (slash and (len(prefix) > 253 or not _DNS_SUBDOMAIN.fullmatch(prefix))):
+        raise InvalidRequestError(
+            f"{what} has the key {key!r}: a name of at most 63 letters, digits, '-', '_' and '.' is allowed, with an optional "
+            "DNS prefix and '/' in front"
+        )
+    return str(key)
+
+
+def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
+    """Labels of the caller's.
+
+    Raises:
+        InvalidRequestError: A key or value is not allowed, or belongs to the launch or the Job controller.
+    """
+    for key, value in labels.items():
+        check_key(what, key)
+        if key in _OURS or key.partition("/")[0] in {"batch.kubernetes.io", "diloco.dev"}:
+            raise InvalidRequestError(f"{what} may not set {key}: the launch or the Job controller sets it")
+        if not isinstance(value, str) or (value and not _QUALIFIED.fullmatch(value)):
+            raise InvalidRequestError(
+                f"{what}[{key!r}] must be at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, "
+                f"not {value!r}; longer text fits into annotations="
+            )
+    return dict(labels)
+
+
+def secret_reference(variable: str, reference: str) -> dict[str, str]:
+    """``"secret/key"`` as the ``secretKeyRef`` of an environment variable.
+
+    Raises:
+        InvalidRequestError: It is no such reference.
+    """
+    name, slash, key = reference.partition("/")
+    if not slash or not _SECRET_KEY.fullmatch(key) or len(name) > 253 or not _DNS_SUBDOMAIN.fullmatch(name):
+        raise InvalidRequestError(
+            f"secrets[{variable!r}] must be 'name/key' of a Secret in the run's namespace: a reference, never a value"
+        )
+    return {"name": name, "key": key}

@@ -1,0 +1,54 @@
+"""Reading what an entrypoint returned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from diloco_protocol import BackendError, InvalidRequestError, ReplicaHandle, result_from_lines
+
+from ._client import pieces
+from ._cluster import Cluster
+from ._errors import MissingError
+from ._facts import PodFacts
+from ._lines import split_lines
+from ._verdict import read_message
+
+_SLACK = 50
+
+
+def read_result(
+    cluster: Cluster, handle: ReplicaHandle, seen: PodFacts | None, pods: Callable[[], list[PodFacts]]
+) -> Any:
+    """The result of a replica that has succeeded: from its termination message, or from its log if that was too small.
+
+    Args:
+        cluster: To ask.
+        handle: The replica.
+        seen: Its pod, if it was seen.
+        pods: Lists its pods, the newest last.
+
+    Raises:
+        BackendError: It succeeded, but the result is not to be had any more.
+    """
+    pod = seen or next((pod for pod in reversed(pods()) if pod.phase == "Succeeded"), None)
+    name = f"rank {handle.rank} of run {handle.run_id!r} succeeded"
+    if pod is None:
+        raise BackendError(
+            f"{name}, but its pod has been removed, and its result with it (Kubernetes does so when a node goes). "
+            "A journal= of an executor that collects meanwhile keeps results"
+        )
+    report = read_message(pod)
+    if report is None:
+        raise BackendError(
+            f"{name}, but its container reported no result: command= must end in diloco_protocol.runner, in an image with "
+            "a diloco-protocol of this version"
+        )
+    if not report.result_lines:
+        return report.outcome.result
+    what = f"read the log of pod {pod.name}"
+    try:
+        log = cluster.open_log(handle.metadata["namespace"], pod.name, tail_lines=report.result_lines + _SLACK)
+        return result_from_lines(report, (line.text for line in split_lines(pieces(what, log))))
+    except (InvalidRequestError, MissingError) as error:
+        raise BackendError(f"{name}, but its result, which is in its log, cannot be read: {error}") from error

@@ -1,0 +1,129 @@
+"""Runs that exist: found by their handles, looked at, ended, removed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from diloco_protocol import (
+    BackendError,
+    InvalidRequestError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaState,
+    ReplicaStatus,
+)
+
+from . import _names as names
+from ._cancel import cancel_job, purge_job
+from ._client import Client
+from ._cluster import Cluster
+from ._errors import MissingError
+from ._facts import JobFacts, PodFacts, read_job, read_pod
+from ._handles import index_of, make_handles, same_run
+from ._memory import Memory
+from ._results import read_result
+from ._states import map_states
+
+
+class Runs:
+    """The runs of a cluster, by their handles. Thread-safe."""
+
+    def __init__(self, client: Client, cluster: Cluster) -> None:
+        self._client = client
+        self._cluster = cluster
+        self._memory = Memory()
+
+    def job(self, handle: ReplicaHandle) -> JobFacts:
+        """The Job of a handle.
+
+        Raises:
+            ReplicaNotFoundError: It is gone.
+            InvalidRequestError: It is not here, and the handle belongs to another cluster.
+        """
+        place = handle.metadata
+        try:
+            facts = read_job(self._cluster.read_job(place["namespace"], place["job_name"]))
+        except MissingError as error:
+            raise self._not_here(handle) from error
+        if not same_run(handle, facts):
+            raise self._not_here(handle)
+        return facts
+
+    def observe(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
+        """The statuses of replicas; those of a Job that is gone are left out, unless none is left."""
+        groups: dict[tuple[str, ...], list[ReplicaHandle]] = {}
+        for handle in handles:
+            place = handle.metadata
+            groups.setdefault((place["namespace"], place["job_name"], place["job_uid"]), []).append(handle)
+        found: dict[ReplicaHandle, ReplicaStatus] = {}
+        for group in groups.values():
+            try:
+                found.update(self._look(group))
+            except ReplicaNotFoundError:
+                if len(groups) == 1:
+                    raise
+        return found
+
+    def result(self, handle: ReplicaHandle, pods: Callable[[], list[PodFacts]]) -> Any:
+        """What a replica that has succeeded returned; see :func:`read_result`."""
+        return read_result(self._cluster, handle, self._memory.succeeded(handle), pods)
+
+    def cancel(self, handle: ReplicaHandle, now: str) -> None:
+        """Have the run of a handle ended; passed over if it is gone.
+
+        Raises:
+            BackendError: The cluster refused, could not be asked, or is another than the handle's.
+        """
+        place = handle.metadata
+        there = cancel_job(self._cluster, place["namespace"], place["job_name"], place["job_uid"], now)
+        if not there and isinstance(error := self._not_here(handle), InvalidRequestError):
+            raise error
+
+    def purge(self, handle: ReplicaHandle) -> None:
+        """Remove the Job and the pods of a handle's run; passed over if it is gone.
+
+        Raises:
+            InvalidRequestError: A replica has not ended.
+        """
+        try:
+            facts = self.job(handle)
+        except ReplicaNotFoundError:
+            return
+        space, server = handle.metadata["namespace"], handle.metadata["server"]
+        run = make_handles(
+            facts.run_id, facts.uid, facts.first_rank, facts.completions, facts.world_size, space, server
+        )
+        alive = [each.rank for each, status in self._look(run).items() if not status.state.terminal]
+        if alive and not facts.deleting:
+            raise InvalidRequestError(
+                f"{len(alive)} replicas of run {handle.run_id!r} have not ended, such as rank {alive[0]}: cancel it first"
+            )
+        purge_job(self._cluster, space, facts)
+
+    def _look(self, handles: Sequence[ReplicaHandle]) -> dict[ReplicaHandle, ReplicaStatus]:
+        """One read of the Job, then one list of its pods: so the pods are never older than the Job."""
+        facts = self.job(handles[0])
+        selector = f"{names.CONTROLLER_UID}={facts.uid}"
+        pods = [read_pod(pod) for pod in self._cluster.list_pods(handles[0].metadata["namespace"], selector)]
+        by_index = {index_of(handle, facts): handle for handle in handles}
+        mapped = map_states(facts, pods, by_index, self._memory.seen(by_index))
+        succeeded = {pod.index: pod for pod in pods if pod.phase == "Succeeded"}
+        told = {}
+        for index, (status, seen) in mapped.items():
+            pod = succeeded.get(index) if status.state is ReplicaState.SUCCEEDED else None
+            told[index] = self._memory.keep(by_index[index], status, seen, pod)
+        return {handle: told[index_of(handle, facts)] for handle in handles}
+
+    def _not_here(self, handle: ReplicaHandle) -> BackendError:
+        place, server = handle.metadata, self._client.server
+        job = f"Job {place['namespace']}/{place['job_name']}"
+        if place["server"] != server:
+            return InvalidRequestError(
+                f"the {job} is not on {server}: this handle belongs to the cluster at {place['server']}; give its context= "
+                "or kubeconfig= to the executor"
+            )
+        return ReplicaNotFoundError(
+            f"there is no {job} of run {handle.run_id!r} any more: it was purged, deleted, or its TTL is over. How it ended is "
+            "known only to a journal"
+        )

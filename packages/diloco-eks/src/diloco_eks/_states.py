@@ -1,0 +1,272 @@
+"""From a Job and its pods to the state of every rank: a pure function, so that everyone who looks says the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+
+from diloco_protocol import Reason, ReplicaState, ReplicaStatus
+
+from ._facts import JobFacts, PodFacts, pods_by_index
+from ._indexes import compress_ranks
+from ._verdict import Verdict, judge
+
+PENDING, RUNNING = ReplicaState.PENDING, ReplicaState.RUNNING
+SUCCEEDED, FAILED, CANCELLED = ReplicaState.SUCCEEDED, ReplicaState.FAILED, ReplicaState.CANCELLED
+
+_IMAGE = frozenset(
+    {
+        "ErrImagePull",
+        "ImagePullBackOff",
+        "InvalidImageName",
+        "ErrImageNeverPull",
+        "ImageInspectError",
+        "RegistryUnavailable",
+        "SignatureValidationFailed",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What an observer saw of a replica the last time; only keeps its observations in order, and is not needed.
+
+    Attributes:
+        state: Its state.
+        attempt: Its attempt.
+        podless: It had no pod.
+    """
+
+    state: ReplicaState
+    attempt: int
+    podless: bool = False
+
+
+def map_states(
+    job: JobFacts, pods: list[PodFacts], indexes: Iterable[int], seen: Mapping[int, Seen] | None = None
+) -> dict[int, tuple[ReplicaStatus, Seen]]:
+    """The status of some indexes, and what to remember of it.
+
+    The Job's lists decide what has succeeded or failed; a pod that has ended and is in neither is not counted yet (this
+    takes seconds). Everyone else ends with the Job, and only when it says that no pod is left.
+
+    Args:
+        job: The Job, read before the pods.
+        pods: All its pods.
+        indexes: Those asked for.
+        seen: What was seen of them before.
+    """
+    by_index = pods_by_index(pods)
+    view = _View(job, by_index, any(pod.live for pod in pods))
+    found = {}
+    for index in indexes:
+        before = (seen or {}).get(index)
+        own = by_index.get(index, [])
+        status = _in_order(view.status(index, own, before), before)
+        found[index] = (status, Seen(status.state, status.attempt, podless=not own))
+    return found
+
+
+def _in_order(status: ReplicaStatus, before: Seen | None) -> ReplicaStatus:
+    """An attempt never goes back, and a replica that was running waits only for its next one."""
+    if before is None:
+        return status
+    least = before.attempt
+    if before.state is RUNNING and status.state is PENDING:
+        least += 1
+    return status if status.attempt >= least else replace(status, attempt=least)
+
+
+class _View:
+    """One look at a run."""
+
+    def __init__(self, job: JobFacts, by_index: Mapping[int, list[PodFacts]], live: bool) -> None:
+        self.job = job
+        self.by_index = by_index
+        self.live = live
+        self._culprits: str | None = None
+
+    def status(self, index: int, pods: list[PodFacts], before: Seen | None) -> ReplicaStatus:
+        """The status of one index; its pods are given with the newest last."""
+        job = self.job
+        newest = pods[-1] if pods else None
+        if index in job.completed:
+            return self._succeeded(pods)
+        if index in job.failed:
+            return self._failed(pods)
+        if job.finished or (job.cancelled and job.suspended and job.idle and not self.live):
+            return self._ended_with_the_job(newest)
+        if newest is None:
+            return self._without_pod(before)
+        return self._alive(newest)
+
+    # --- terminal ---
+
+    def _succeeded(self, pods: list[PodFacts]) -> ReplicaStatus:
+        pod = next((pod for pod in reversed(pods) if pod.phase == "Succeeded"), None)
+        verdict = None if pod is None else judge(pod)
+        return ReplicaStatus(
+            SUCCEEDED,
+            attempt=1 if pod is None else pod.attempt,
+            reason=Reason.COMPLETED,
+            exit_code=0,
+            started_at=None if verdict is None else verdict.started_at,
+            finished_at=None if verdict is None else verdict.finished_at,
+            native=_native_end(pod),
+        )
+
+    def _failed(self, pods: list[PodFacts]) -> ReplicaStatus:
+        pod = next((pod for pod in reversed(pods) if pod.phase == "Failed"), None) or (pods[-1] if pods else None)
+        if pod is None:
+            text = "it failed; its pod has been removed, so neither exit code nor message are known"
+            return ReplicaStatus(
+                FAILED, attempt=1 + self.job.restarts, reason=Reason.ERROR, message=text, native=_native_end(None)
+            )
+        return self._from_verdict(judge(pod), pod)
+
+    def _from_verdict(self, verdict: Verdict, pod: PodFacts) -> ReplicaStatus:
+        return ReplicaStatus(
+            FAILED,
+            attempt=pod.attempt,
+            reason=verdict.reason,
+            exit_code=verdict.exit_code,
+            signal=verdict.signal,
+            message=verdict.message,
+            started_at=verdict.started_at,
+            finished_at=verdict.finished_at,
+            native=_native_end(pod),
+        )
+
+    def _ended_with_the_job(self, pod: PodFacts | None) -> ReplicaStatus:
+        job = self.job
+        own_failure = (
+            pod is not None
+            and pod.phase == "Failed"
+            and not (pod.deleting or pod.disrupted)
+            and pod.failures >= job.restarts
+        )
+        if pod is not None and own_failure:
+            return self._from_verdict(judge(pod), pod)
+        condition = job.conditions.get("Failed")
+        state = FAILED
+        if job.cancelled and "Complete" not in job.conditions:
+            state, reason, message = CANCELLED, Reason.CANCEL_REQUESTED, "the run was cancelled"
+        elif condition is None:
+            reason, message = Reason.PLATFORM, "the Job is complete, but does not list this index as succeeded"
+        elif condition.reason == "DeadlineExceeded":
+            reason = Reason.TIMEOUT
+            message = f"the Job passed its deadline of {job.deadline} s, which counts the wait for nodes and images too"
+        elif job.failed or condition.reason in {"BackoffLimitExceeded", "PodFailurePolicy", "MaxFailedIndexesExceeded"}:
+            reason, message = Reason.GANG_FAILED, self._gang_message(condition.message)
+        else:
+            reason, message = Reason.PLATFORM, condition.message or condition.reason
+        end = condition or job.conditions.get("Complete")
+        return ReplicaStatus(
+            state,
+            attempt=1 if pod is None else pod.attempt,
+            reason=reason,
+            message=message,
+            finished_at=None if end is None else end.time,
+            native=self._native(pod),
+        )
+
+    def _gang_message(self, native: str) -> str:
+        """Who failed, so that the others' messages lead there."""
+        if self._culprits is None:
+            job = self.job
+            text = native
+            if job.failed:
+                first = min(job.failed)
+                why = self._failed(self.by_index.get(first, [])).message
+                ranks = compress_ranks(job.first_rank + index for index in job.failed)
+                text = f"rank {ranks} failed" + (f", {job.first_rank + first} because: {why}" if why else "")
+            self._culprits = f"the run was ended because {text}"
+        return self._culprits
+
+    # --- not terminal ---
+
+    def _without_pod(self, before: Seen | None) -> ReplicaStatus:
+        job = self.job
+        native = self._native(None)
+        if job.decided or job.deleting or (job.cancelled and not job.suspended):
+            # Pods that are ended may vanish before the Job says that it is over.
+            reason, message = self._why_stopping()
+            state = PENDING if job.idle and not job.decided else RUNNING
+            if before is not None and not before.state.terminal:
+                state = before.state
+            return ReplicaStatus(state, reason=reason, stopping=True, message=message, native=native)
+        if job.suspended or "Suspended" in job.conditions:
+            reason = Reason.CANCEL_REQUESTED if job.cancelled else Reason.QUEUED
+            text = "the Job is suspended" + (f" (Kueue's queue {job.queue})" if job.queue else "")
+            return ReplicaStatus(PENDING, reason=reason, stopping=job.cancelled, message=text, native=native)
+        if before is not None and before.state is RUNNING and not before.podless:
+            # The Job was read before the pods: it may have counted this pod by now. The next look knows.
+            text = "its pod is gone; whether it is replaced is not known yet"
+            return ReplicaStatus(RUNNING, message=text, native=native)
+        reason = Reason.PREEMPTED if before is not None and before.attempt > 1 else Reason.STARTING
+        if before is not None and before.state is RUNNING:
+            reason = Reason.PREEMPTED
+        return ReplicaStatus(PENDING, reason=reason, message="there is no pod for it yet", native=native)
+
+    def _alive(self, pod: PodFacts) -> ReplicaStatus:
+        job = self.job
+        reason, message = self._why_stopping()
+        stopping = pod.deleting or job.decided or job.deleting or job.cancelled
+        attempt, state = pod.attempt, RUNNING
+        started = pod.running_since
+        if pod.phase in {"Succeeded", "Failed"} or pod.terminated is not None:
+            if pod.disrupted and not stopping and pod.phase == "Failed":
+                attempt, state, reason = attempt + 1, PENDING, Reason.PREEMPTED
+                message = pod.message or "its node took it away; it will be started again"
+            elif not stopping:
+                message = f"{judge(pod).message}; the cluster has not counted it yet"
+        elif not pod.running and (pod.phase == "Pending" or pod.waiting is not None):
+            state = PENDING
+            if not stopping:
+                reason, message = _why_pending(pod)
+        return ReplicaStatus(
+            state,
+            attempt=attempt,
+            reason=reason,
+            stopping=stopping,
+            message=message,
+            started_at=started,
+            native=self._native(pod),
+        )
+
+    def _why_stopping(self) -> tuple[Reason | None, str]:
+        job = self.job
+        if job.cancelled:
+            return Reason.CANCEL_REQUESTED, "the run is being cancelled"
+        if job.deleting:
+            return None, "the Job is being deleted"
+        condition = job.conditions.get("FailureTarget")
+        if condition is not None:
+            return None, f"the run is being ended: {condition.message or condition.reason}"
+        return None, ""
+
+    def _native(self, pod: PodFacts | None) -> str:
+        job = self.job
+        decided = next(
+            (c for c in ("Failed", "Complete", "FailureTarget", "Suspended") if c in job.conditions), "active"
+        )
+        condition = job.conditions.get(decided)
+        text = f"Job {decided}" + (f" ({condition.reason})" if condition is not None else "")
+        return f"{text}; {_native_end(pod)}"
+
+
+def _native_end(pod: PodFacts | None) -> str:
+    if pod is None:
+        return "no pod"
+    word = pod.terminated.get("reason") if pod.terminated is not None else (pod.waiting or ("",))[0]
+    return f"pod {pod.name} {pod.phase}" + (f" ({word})" if word else "")
+
+
+def _why_pending(pod: PodFacts) -> tuple[Reason, str]:
+    if pod.blocked is not None:
+        reason = Reason.QUEUED if pod.blocked[0] == "SchedulingGated" else Reason.UNSCHEDULABLE
+        return reason, pod.blocked[1] or pod.blocked[0]
+    if pod.waiting is not None:
+        reason = Reason.IMAGE if pod.waiting[0] in _IMAGE else Reason.STARTING
+        return reason, ": ".join(text for text in pod.waiting if text)
+    return Reason.STARTING, ""

@@ -1,0 +1,113 @@
+"""How a pod ended, from its own evidence alone."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import dataclass
+
+from diloco_protocol import (
+    InvalidRequestError,
+    OutcomeMessage,
+    Reason,
+    SpecVersionError,
+    outcome_from_message,
+)
+
+from ._facts import PodFacts, parse_time
+
+# The kubelet could not start the container's program.
+_NOT_STARTED = frozenset({"StartError", "ContainerCannotRun", "CreateContainerError", "CreateContainerConfigError"})
+_SHOWN = 500
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The end of one attempt.
+
+    Attributes:
+        reason: Why it ended.
+        exit_code: Of its program, where known.
+        signal: Name of the signal that ended it, where known.
+        message: What a person should read.
+        started_at: Unix seconds.
+        finished_at: Unix seconds.
+    """
+
+    reason: Reason
+    exit_code: int | None
+    signal: str | None
+    message: str
+    started_at: float | None
+    finished_at: float | None
+
+
+def read_message(pod: PodFacts) -> OutcomeMessage | None:
+    """What the runner reported in the termination message; None if it did not.
+
+    Without a report the kubelet puts the end of the log there.
+    """
+    text = (pod.terminated or {}).get("message")
+    if not isinstance(text, str) or not text:
+        return None
+    try:
+        return outcome_from_message(text)
+    except (InvalidRequestError, SpecVersionError, TypeError, AttributeError):
+        return None
+
+
+def judge(pod: PodFacts) -> Verdict:
+    """Why a pod failed."""
+    end = pod.terminated
+    if end is None:
+        return _without_container(pod)
+    report = read_message(pod)
+    outcome = None if report is None else report.outcome
+    code = end.get("exitCode")
+    exit_code = code if type(code) is int else None
+    started, finished = parse_time(end.get("startedAt")), parse_time(end.get("finishedAt"))
+    native = end.get("reason")
+    number = end.get("signal")
+    name = outcome.signal if outcome is not None else _signal_name(number, exit_code)
+    if native == "OOMKilled":
+        return Verdict(Reason.OOM, exit_code, name, "it ran out of memory (OOMKilled)", started, finished)
+    if native in _NOT_STARTED:
+        return Verdict(
+            Reason.START_FAILED, exit_code, name, _text(end.get("message")) or str(native), started, finished
+        )
+    if pod.reason == "DeadlineExceeded":
+        return Verdict(Reason.TIMEOUT, exit_code, name, pod.message or "it passed its deadline", started, finished)
+    if pod.disrupted or pod.reason == "Evicted":
+        return Verdict(Reason.EVICTED, exit_code, name, pod.message or "it was evicted", started, finished)
+    if outcome is not None:
+        reason = Reason.ERROR if outcome.reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED} else outcome.reason
+        message = outcome.error or f"it exited with code {exit_code}"
+        return Verdict(reason, exit_code, name, message, started, finished)
+    how = f"it was ended by {name}" if name else f"it exited with code {exit_code}"
+    log = _text(end.get("message"))
+    return Verdict(Reason.ERROR, exit_code, name, f"{how}: {log[-_SHOWN:]}" if log else how, started, finished)
+
+
+def _without_container(pod: PodFacts) -> Verdict:
+    """A pod that failed as a whole: its container's end was never told."""
+    message = pod.message or pod.reason or "its pod failed, and its container's end is not known"
+    if pod.reason == "DeadlineExceeded":
+        reason = Reason.TIMEOUT
+    elif pod.reason == "Evicted" or pod.disrupted:
+        reason = Reason.EVICTED
+    else:
+        reason = Reason.PLATFORM
+    return Verdict(reason, None, None, message, None, None)
+
+
+def _signal_name(number: object, exit_code: int | None) -> str | None:
+    """The signal of a container whose runner could not report: as its first process, it exits with 128 + n."""
+    if type(number) is not int or number == 0:
+        number = exit_code - 128 if exit_code is not None and 128 < exit_code < 160 else None
+    try:
+        return None if number is None else signal.Signals(number).name
+    except ValueError:
+        return None
+
+
+def _text(value: object) -> str:
+    return value.strip() if isinstance(value, str) else ""

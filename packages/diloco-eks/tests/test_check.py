@@ -1,0 +1,67 @@
+"""What stands in the way of a launch."""
+
+from diloco_eks._check import needs
+
+
+def found(findings):
+    return {finding.subject: finding.ok for finding in findings} | {
+        "bad": [finding.message for finding in findings if finding.ok is False]
+    }
+
+
+def test_all_is_well(bench):
+    findings = bench.executor(service_account_name="default").check(2, gpu="L4:4")
+    assert found(findings) == {
+        "cluster": True, "rights": True, "service account": True, "manifest": True, "quota": True, "bad": [],
+    }  # fmt: skip
+    assert bench.executor().list_runs() == []
+
+
+def test_no_cluster_is_one_finding(bench, tmp_path):
+    (finding,) = bench.executor(kubeconfig=tmp_path / "none").check()
+    assert (finding.subject, finding.ok) == ("cluster", False)
+    assert "update-kubeconfig" in finding.message
+    bench.stand_in.stop()
+    (finding,) = bench.executor().check()
+    assert (finding.subject, finding.ok) == ("cluster", False)
+
+
+def test_rights_that_are_missing(bench):
+    bench.stand_in.access.deny("patch", "jobs")
+    bench.stand_in.access.deny("get", "pods/log")
+    bench.stand_in.access.deny("list", "resourcequotas")
+    bench.stand_in.access.deny("get", "serviceaccounts")
+    findings = bench.executor(service_account_name="default").check()
+    assert [message.split(" in ")[0] for message in found(findings)["bad"]] == ["patch of jobs", "get of pods/log"]
+    assert "role.yaml" in found(findings)["bad"][0]
+    assert (found(findings)["quota"], found(findings)["service account"]) == (None, None)
+
+
+def test_what_a_cluster_lacks(bench):
+    findings = bench.executor(service_account_name="trainer").check()
+    assert "no service account 'trainer'" in found(findings)["bad"][0]
+    overlay = {"spec": {"containers": [{"name": "replica", "resources": {"limits": {"cpu": "1"}}}]}}
+    findings = bench.executor(pod_overlay=overlay).check()
+    assert "cpu limit" in found(findings)["bad"][0]
+
+
+def test_a_quota_that_is_too_small(bench):
+    from kubernetes import client, config
+
+    api = config.new_client_from_config(str(bench.kubeconfig))
+    hard = {"requests.nvidia.com/gpu": "16", "requests.memory": "1Ti"}
+    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team"}, "spec": {"hard": hard}}
+    client.CoreV1Api(api).create_namespaced_resource_quota(namespace="default", body=body)
+    assert found(bench.executor().check(2, gpu="H100:8"))["bad"] == []
+    (message,) = found(bench.executor().check(3, gpu="H100:8"))["bad"]
+    assert message.startswith("the run needs 24 of requests.nvidia.com/gpu, and the quota team has 16 of 16 left")
+    (message,) = found(bench.executor().check(2, memory="600Gi"))["bad"]
+    assert "1.17188Ti of requests.memory" in message
+    api.rest_client.pool_manager.clear()
+
+
+def test_needs(bench):
+    (job,) = bench.executor(efa=2).plan(3, "a:b", gpu="L4", cpu="500m", memory="1Gi").requests
+    total = needs(job)
+    assert (total["cpu"], total["requests.memory"], total["pods"]) == (1.5, 3 * 1024**3, 3)
+    assert (total["requests.nvidia.com/gpu"], total["limits.vpc.amazonaws.com/efa"]) == (3, 6)

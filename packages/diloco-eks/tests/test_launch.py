@@ -1,0 +1,246 @@
+"""Launching: all or nothing, once, whatever happens to the answer."""
+
+import json
+import signal
+import threading
+
+import pytest
+
+from diloco_eks import _names as names
+from diloco_protocol import (
+    ForbiddenError,
+    InvalidRequestError,
+    LaunchError,
+    RunConflictError,
+    ThrottledError,
+    UnavailableError,
+)
+
+JOBS = {"verb": "create", "resource": "jobs"}
+
+
+def creates(bench):
+    return bench.stand_in.calls.count("create", "jobs")
+
+
+def test_a_launch_is_one_create(bench):
+    bench.launch(50, start=False)
+    assert [(call.verb, call.resource) for call in bench.stand_in.calls] == [("create", "jobs")]
+
+
+def test_what_is_planned_is_what_is_sent(bench):
+    executor = bench.executor(queue=None, shm_size="1Gi")
+    options = {"run_id": "run-1", "gpu": "L4", "timeout": 10.5, "labels": {"team": "a"}}
+    (planned,) = executor.plan(2, "trainer:train", {"a": 1}, **options).requests
+    assert len(bench.stand_in.calls) == 0
+    executor.launch_replicas(2, "trainer:train", {"a": 1}, **options)
+    sent = bench.world.job("run-1")
+    assert sent["metadata"]["labels"].items() >= planned["metadata"]["labels"].items()
+    assert sent["metadata"]["annotations"] == planned["metadata"]["annotations"]
+    pod, asked = sent["spec"]["template"]["spec"], planned["spec"]["template"]["spec"]
+    sent_env = json.dumps(pod["containers"][0]["env"]).replace(', "apiVersion": "v1"', "")  # the cluster adds it
+    assert json.loads(sent_env) == asked["containers"][0]["env"]
+    assert pod["affinity"] == asked["affinity"]
+    assert pod["tolerations"] == asked["tolerations"]
+    for field in (
+        "completions",
+        "backoffLimitPerIndex",
+        "maxFailedIndexes",
+        "activeDeadlineSeconds",
+        "podFailurePolicy",
+    ):
+        assert sent["spec"][field] == planned["spec"][field]
+
+
+def test_a_rehearsal_on_the_server_creates_nothing(bench):
+    executor = bench.executor()
+    plan = executor.plan(2, "trainer:train", run_id="run-1", dry_run="server")
+    assert plan.run_id == "run-1"
+    assert creates(bench) == 1
+    assert executor.list_runs() == []
+    with pytest.raises(InvalidRequestError, match="no namespace 'nowhere'"):
+        bench.executor(namespace="nowhere").plan(2, "trainer:train", dry_run="server")
+    with pytest.raises(InvalidRequestError, match="dry_run must be"):
+        executor.plan(2, "trainer:train", dry_run="client")
+
+
+def test_the_same_launch_gives_the_same_handles(bench):
+    first = bench.launch(2)
+    again = bench.executor().launch_replicas(2, "trainer:train", run_id="run-1")
+    assert again == first.handles
+    assert len(bench.pods(first.handles[0])) == 2
+
+
+@pytest.mark.parametrize("change", [{"n": 3}, {"kwargs": {"a": 1}}, {"env": {"A": "1"}}, {"timeout": 5}])
+def test_another_launch_of_the_same_name_is_refused(bench, change):
+    bench.launch(2)
+    with pytest.raises(RunConflictError, match="of another launch"):
+        bench.launch(**{"n": 2, **change})
+    assert len(bench.world.pods("run-1")) == 2
+
+
+def test_a_strangers_job_is_left_alone(bench):
+    from kubernetes import client, config
+
+    api = client.BatchV1Api(config.new_client_from_config(str(bench.kubeconfig)))
+    template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "x", "image": "x"}]}}
+    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "run-1"}, "spec": {"template": template}}
+    api.create_namespaced_job(namespace="default", body=body)
+    with pytest.raises(RunConflictError, match="no run of diloco"):
+        bench.launch(2)
+    assert bench.world.job("run-1")["spec"]["completions"] == 1
+    api.api_client.rest_client.pool_manager.clear()
+
+
+def test_a_run_that_is_being_deleted_is_not_taken_over(bench):
+    run = bench.launch(1)
+    run.pod(0).ignore_term()
+    run.executor._cluster.delete_job("default", "run-1", run.handles[0].metadata["job_uid"])
+    bench.world.advance(1)
+    with pytest.raises(RunConflictError, match="still being deleted"):
+        bench.launch(1)
+
+
+def test_an_answer_that_was_lost_leaves_one_job(bench):
+    bench.stand_in.faults.add("ambiguous", **JOBS)
+    run = bench.launch(3)
+    assert creates(bench) == 2
+    assert run.states() == ["running"] * 3
+    assert run.executor.list_runs() == ["run-1"]
+
+
+@pytest.mark.parametrize("kind", ["throttle", "server_error", "unavailable", "cut"])
+def test_faults_that_pass_are_waited_out(bench, kind):
+    bench.stand_in.faults.add(kind, times=3, retry_after=2, **JOBS)
+    began = bench.world.now()
+    run = bench.launch(1)
+    assert creates(bench) == 4
+    assert bench.world.now() - began >= (6 if kind == "throttle" else 0.5)
+    assert run.states() == ["running"]
+
+
+@pytest.mark.parametrize(("kind", "error"), [("throttle", ThrottledError), ("server_error", UnavailableError)])
+def test_faults_that_stay_are_told(bench, kind, error):
+    bench.stand_in.faults.add(kind, times=None, **JOBS)
+    with pytest.raises(error) as caught:
+        bench.launch(1, executor=bench.executor(retry_timeout=20))
+    assert "given up after 20 s" in "".join(caught.value.__notes__)
+    bench.stand_in.faults.clear()
+    assert bench.executor().list_runs() == []
+
+
+def test_a_launch_that_may_have_happened_names_its_survivors(bench):
+    bench.stand_in.faults.add("ambiguous", times=1, **JOBS)
+    bench.stand_in.faults.add("cut", times=None)
+    with pytest.raises(LaunchError, match=r"is not known.*attach\('run-1'\)") as caught:
+        bench.launch(2, executor=bench.executor(retry_timeout=5))
+    bench.stand_in.faults.clear()
+    bench.world.settle()
+    executor = bench.executor()
+    assert [str(executor.poll(handle)) for handle in caught.value.survivors] == ["pending", "pending"]
+    executor.cancel(caught.value.survivors[0])
+    bench.world.settle()
+    assert [str(executor.poll(handle)) for handle in caught.value.survivors] == ["cancelled", "cancelled"]
+
+
+def test_what_is_forbidden_is_named(bench):
+    bench.stand_in.access.deny("create", "jobs")
+    with pytest.raises(ForbiddenError, match=r'cannot create resource "jobs" in API group "batch"'):
+        bench.launch(1)
+    assert creates(bench) == 1
+
+
+def test_a_service_account_must_be_there(bench):
+    with pytest.raises(InvalidRequestError, match="no service account 'trainer' in the namespace 'default'"):
+        bench.launch(1, executor=bench.executor(service_account_name="trainer"))
+    assert creates(bench) == 0
+    bench.stand_in.access.deny("get", "serviceaccounts")
+    bench.launch(1, executor=bench.executor(service_account_name="trainer"), start=False)
+    assert creates(bench) == 1
+
+
+def test_a_namespace_must_be_there(bench):
+    with pytest.raises(InvalidRequestError, match="no namespace 'nowhere'"):
+        bench.launch(1, executor=bench.executor(namespace="nowhere"))
+
+
+def test_what_the_cluster_refuses_starts_nothing(bench):
+    overlay = {"spec": {"containers": [{"name": "replica", "resources": {"limits": {"cpu": "1"}}}]}}
+    with pytest.raises(InvalidRequestError, match="must be less than or equal to cpu limit"):
+        bench.launch(1, executor=bench.executor(pod_overlay=overlay))
+    assert bench.executor().list_runs() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"n": 0}, "n_replicas must be"),
+        ({"gpu": "GB300"}, "known are A100,"),
+        ({"memory": "16GB"}, "say '16G'"),
+        ({"cpu": "many"}, "cpu must be"),
+        ({"run_id": "My_Run"}, "run_id 'My_Run'"),
+        ({"run_id": "a" * 60}, "1 to 48"),
+        ({"env": {"A-B": "1"}}, "env has the name 'A-B'"),
+        ({"env": {"WORLD_SIZE": "1"}}, "may not set WORLD_SIZE"),
+        ({"env": {"JOB_COMPLETION_INDEX": "1"}}, "JOB_COMPLETION_INDEX may not be set"),
+        ({"secrets": {"TOKEN": "s3cr3t"}}, "a reference, never a value"),
+        ({"labels": {"a": "b c"}}, "annotations="),
+        ({"kwargs": {"a": {1, 2}}}, "entrypoint_args.a is a builtins.set"),
+        ({"kwargs": {"a": "x" * 10**6}}, "put large arguments into the store"),
+        ({"timeout": -1}, "timeout must be"),
+    ],
+)
+def test_bad_input_is_refused_before_any_call(bench, options, what):
+    with pytest.raises(InvalidRequestError, match=what):
+        bench.launch(**{"n": 1, **options})
+    assert len(bench.stand_in.calls) == 0
+
+
+def test_an_unreachable_cluster(bench):
+    bench.stand_in.stop()
+    with pytest.raises(UnavailableError, match="cannot create Job default/run-1"):
+        bench.launch(1, executor=bench.executor(retry_timeout=3))
+
+
+class Interrupted(BaseException):
+    pass
+
+
+def interrupt_the_answer(bench, monkeypatch):
+    """Have the main thread interrupted when the cluster has made the Job, and before its answer is read."""
+    executor = bench.executor()
+    create = executor._cluster.create_job
+
+    def interrupted(manifest, **options):
+        create(manifest, **options)
+        signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(executor._cluster, "create_job", interrupted)
+    return executor
+
+
+def test_an_interrupted_launch_leaves_nothing(bench, monkeypatch):
+    assert threading.current_thread() is threading.main_thread()
+    executor = interrupt_the_answer(bench, monkeypatch)
+    with pytest.raises(KeyboardInterrupt):
+        executor.launch_replicas(2, "trainer:train")
+    bench.world.settle()
+    assert bench.world.pods() == []
+    assert bench.executor().list_runs() == []
+
+
+def test_an_interrupted_launch_of_a_named_run_says_its_name(bench, monkeypatch):
+    """It may be the second launch of that name, and the first one's replicas are not ours to end."""
+    executor = interrupt_the_answer(bench, monkeypatch)
+    with pytest.raises(KeyboardInterrupt) as caught:
+        executor.launch_replicas(2, "trainer:train", run_id="run-1")
+    assert "the run 'run-1' may have been created" in caught.value.__notes__[0]
+    assert bench.executor().list_runs() == ["run-1"]
+
+
+def test_the_launchs_labels_select_its_job_and_pods(bench):
+    bench.launch(2, labels={"team": "vision"}, executor=bench.executor(owner="ada"))
+    executor = bench.executor()
+    for key, value in (("team", "vision"), (names.OWNER, "ada"), (names.RUN, "run-1")):
+        assert len(executor._cluster.list_jobs("default", f"{key}={value}")) == 1
+        assert len(executor._cluster.list_pods("default", f"{key}={value}")) == 2

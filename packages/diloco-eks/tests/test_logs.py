@@ -1,0 +1,149 @@
+"""Logs: of the right attempt, by tail, time and pattern, followed, and never anything that is no log."""
+
+import pytest
+
+from diloco_protocol import ForbiddenError, InvalidRequestError, ReplicaNotFoundError
+
+
+def test_the_tail(bench):
+    run = bench.launch(2)
+    run.pod(0).log("".join(f"line {number} é \r\n" for number in range(600)))
+    run.pod(1).log("other\n")
+    lines = run.executor.stream_logs(run.handles[0], n_lines=3).split("\n")
+    assert lines == ["line 597 é \r", "line 598 é \r", "line 599 é \r"]
+    assert len(run.executor.stream_logs(run.handles[0]).split("\n")) == 200
+    assert run.executor.stream_logs(run.handles[1]) == "other"
+
+
+def test_nothing_is_nothing(bench):
+    bench.world.schedulable = False
+    run = bench.launch(1, start=False)
+    assert run.executor.stream_logs(run.handles[0]) == ""
+    bench.world.schedulable = True
+    run = bench.launch(1, start=False, run_id="run-2")
+    run.pod(0).image_error()
+    assert run.executor.stream_logs(run.handles[0]) == ""
+    assert list(run.executor.log_iter(run.handles[0])) == []
+    run.executor._cluster.patch_job("default", "run-2", {"spec": {"suspend": True}})
+    bench.world.settle(within=60)
+    assert run.executor.stream_logs(run.handles[0]) == ""
+
+
+def test_times_and_patterns(bench):
+    run = bench.launch(1)
+    began = bench.world.now()
+    for number in range(5):
+        run.pod(0).log(f"step {number}\n")
+        bench.world.advance(10)
+    lines = run.executor.log_iter
+    assert list(lines(run.handles[0], since=began + 15)) == ["step 2", "step 3", "step 4"]
+    assert list(lines(run.handles[0], since=began + 5, until=began + 25)) == ["step 1", "step 2"]
+    assert list(lines(run.handles[0], regex=r"[13]$")) == ["step 1", "step 3"]
+    with pytest.raises(InvalidRequestError, match="no log stream 'stderr'"):
+        lines(run.handles[0], streams="stderr")
+
+
+def test_following(bench, report):
+    run = bench.launch(1, executor=bench.executor(request_timeout=0.5))
+    pod = run.pod(0)
+    pod.log("one\n")
+    lines = run.executor.log_iter(run.handles[0], follow=True)
+    assert next(lines) == "one"
+    pod.log("two\nth")
+    assert next(lines) == "two"
+    pod.log("ree\n")
+    assert next(lines) == "three"
+    pod.log("four")
+    pod.succeed(report()[0])
+    bench.world.settle()
+    assert list(lines) == ["four"]
+
+
+def test_following_begins_before_the_pod_and_goes_on_with_the_next_attempt(bench, report):
+    bench.world.auto_start = 1.0
+    # A container that is silent for so long has its log asked for again.
+    executor = bench.executor(request_timeout=0.5)
+    handles = executor.launch_replicas(1, "trainer:train", run_id="run-1", max_restarts=1)
+    lines = executor.log_iter(handles[0], follow=True)
+    waits = []
+
+    def act():
+        """What happens in the cluster whenever the reader waits."""
+        waits.append(bench.world.now())
+        bench.world.settle(within=12)
+        pods = bench.world.pods("run-1")
+        if len(pods) == 1 and pods[0].alive:
+            pods[0].log("first life\n")
+            pods[0].fail(1)
+        elif len(pods) == 2 and pods[1].alive:
+            pods[1].log("second life\n")
+            pods[1].succeed(report()[0])
+        bench.world.settle(within=12)
+
+    bench.world.advance, advance = (lambda seconds: (advance(seconds), act())), bench.world.advance
+    executor._backoff = type(executor._backoff)(first=0.5, clock=bench.world.now, sleep=bench.world.advance)
+    assert list(lines) == ["first life", "second life"]
+    assert 2 <= len(waits) < 20
+
+
+def test_the_attempt_that_is_asked_for(bench):
+    run = bench.launch(1, max_restarts=3)
+    for life in (1, 2):
+        run.pod(0).log(f"life {life}\n")
+        run.pod(0).fail(1)
+        bench.world.settle(within=30)
+        run.pod(0).start()
+    run.pod(0).log("life 3\n")
+    logs = run.executor.stream_logs
+    assert logs(run.handles[0]) == "life 3"
+    assert logs(run.handles[0], previous=True) == "life 2"
+    assert [logs(run.handles[0], attempt=number) for number in (1, 2, 3)] == ["life 1", "life 2", "life 3"]
+    assert list(run.executor.log_iter(run.handles[0], attempt=1, follow=True)) == ["life 1"]
+    with pytest.raises(ReplicaNotFoundError, match="no log of attempt 7; the cluster has those of attempts: 1, 2, 3"):
+        logs(run.handles[0], attempt=7)
+    with pytest.raises(InvalidRequestError, match="exclude each other"):
+        logs(run.handles[0], attempt=1, previous=True)
+    with pytest.raises(InvalidRequestError, match="attempt must be"):
+        logs(run.handles[0], attempt=0)
+
+
+def test_there_is_no_previous_attempt_at_first(bench):
+    run = bench.launch(1)
+    with pytest.raises(ReplicaNotFoundError, match="no log of an earlier attempt"):
+        run.executor.stream_logs(run.handles[0], previous=True)
+
+
+def test_logs_stay_until_the_purge_or_are_said_to_be_gone(bench, report):
+    run = bench.launch(2)
+    run.pod(0).log("done\n")
+    run.pod(0).succeed(report()[0])
+    bench.world.settle()
+    run.executor.cancel(run.handles[0])
+    bench.world.settle()
+    assert run.executor.stream_logs(run.handles[0]) == "done"
+    with pytest.raises(ReplicaNotFoundError, match="removed, and its log with it"):
+        run.executor.stream_logs(run.handles[1])
+    run.executor.purge(run.handles[0])
+    bench.world.settle()
+    with pytest.raises(ReplicaNotFoundError):
+        run.executor.stream_logs(run.handles[0])
+
+
+def test_what_is_forbidden_is_no_empty_log(bench):
+    run = bench.launch(1)
+    bench.stand_in.access.deny("get", "pods/log")
+    with pytest.raises(ForbiddenError, match="pods/log"):
+        run.executor.stream_logs(run.handles[0])
+
+
+def test_a_connection_that_breaks_is_opened_again(bench, report):
+    run = bench.launch(1)
+    pod = run.pod(0)
+    pod.log("one\ntwo\n")
+    lines = run.executor.log_iter(run.handles[0], follow=True)
+    bench.stand_in.faults.add("cut", resource="pods/log", times=2)
+    assert next(lines) == "one"
+    pod.log("three\n")
+    pod.succeed(report()[0])
+    bench.world.settle()
+    assert list(lines) == ["two", "three"]
