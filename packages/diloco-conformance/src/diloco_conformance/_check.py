@@ -99,14 +99,14 @@ class Checks:
             if truth.state is not None:
                 raise HarnessFault(f"the records of {replica} were removed, but the world tells {truth}")
             if not replica.gone:
-                self.broken("C6", f"{self.last} was done", f"there is no record of {replica}")
+                self.broken("C6", f"nothing, at: {self.history[-1]}", f"there is no record of {replica}")
             return
         possible = replica.possible(self.harness.clock())
         if truth.state not in possible:
             expected = " or ".join(possible)
             self.broken(
                 self._culprit(replica, truth),
-                f"{self.last} was done",
+                f"nothing, at: {self.history[-1]}",
                 f"{replica} is {truth.state} now and should be {expected}: nobody asked for that",
             )
         if truth.state.terminal and replica.live:
