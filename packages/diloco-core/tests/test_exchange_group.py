@@ -11,7 +11,7 @@ import torch
 
 from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, in_process
 
-REPLICA = '''
+REPLICA = """
 import datetime, hashlib, json, os, sys
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ if how == "equal":
     dist.destroy_process_group()
 sys.stdout.flush()
 os._exit(0)
-'''
+"""
 
 
 class Model(torch.nn.Module):

@@ -9,7 +9,12 @@ from diloco_eks import EKSExecutor
 from diloco_localcloud import KubernetesStandIn
 from diloco_protocol import Outcome, Reason, environment, outcome_to_message, spec_from_environment
 
-FAULTS = {Fault.THROTTLE: "throttle", Fault.SERVER_ERROR: "server_error", Fault.CUT: "cut", Fault.FORBIDDEN: "forbidden"}
+FAULTS = {
+    Fault.THROTTLE: "throttle",
+    Fault.SERVER_ERROR: "server_error",
+    Fault.CUT: "cut",
+    Fault.FORBIDDEN: "forbidden",
+}
 CALLS = {
     Operation.LAUNCH: [("create", "jobs")],
     Operation.OBSERVE: [("get", "jobs"), ("list", "jobs"), ("list", "pods")],
