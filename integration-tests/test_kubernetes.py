@@ -98,10 +98,9 @@ def rehearsal(tmp_path):
 @pytest.fixture
 def training(tmp_path):
     """Arguments for the demo's trainer: a short run on real text."""
-    done = subprocess.run(
-        [sys.executable, "-c", "import sys, text; from pathlib import Path; text.prepare(Path(sys.argv[1]), 4, 0)", tmp_path / "data"],
-        cwd=DEMO, check=False, capture_output=True, text=True,
-    )  # fmt: skip
+    program = "import sys, text; from pathlib import Path; text.prepare(Path(sys.argv[1]), 4, 0)"
+    command = [sys.executable, "-c", program, str(tmp_path / "data")]
+    done = subprocess.run(command, cwd=DEMO, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
 
     def arguments(name, steps=30):

@@ -42,6 +42,7 @@ def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event
         namespace=options.namespace,
         resources=dict(options.resource),
         backoff_seconds=options.backoff_seconds,
+        pid_namespaces=options.pid_namespaces,
     ) as stand_in:
         path = stand_in.kubeconfig(options.kubeconfig or folder / "kubeconfig")
         sys.stdout.write(
@@ -78,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=AMOUNT",
         help="what the node declares as well",
     )
+    kube.add_argument("--pid-namespaces", action="store_true", help="containers run as PID 1 of a namespace (Linux)")
     kube.add_argument(
         "--backoff-seconds", type=float, default=10.0, help="first wait before a failed pod is replaced (default: 10)"
     )

@@ -18,11 +18,14 @@ class Api:
         self.access = access
         self.faults = _faults.Faults()
         self.calls = _faults.Calls()
+        self._cluster = cluster
         self._verbs = _verbs.Verbs(cluster, access)
 
     def handle(self, request: Request) -> Response:
         """Answer, or raise ``CutError``."""
         route = _route.parse(request.path)
+        if route is not None and route.resource.group in self._cluster.absent:
+            route = None
         verb = _verb(request, route)
         what, name = request.path, ""
         if route is not None:
@@ -45,7 +48,7 @@ class Api:
         if request.path not in ("/healthz", "/livez", "/readyz", "/version"):
             self.access.authenticate(request.headers.get("authorization", ""))
         if route is None:
-            found = _discovery.answer(request)
+            found = _discovery.answer(request, self._cluster.absent)
             if found is None:
                 raise _status.no_such_path(request.method, request.path)
             return found

@@ -12,7 +12,7 @@ from ._resources import JOBS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS
 from ._store import Store
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
 
     from ._log_store import Log
     from ._store import Change
@@ -50,6 +50,8 @@ class Cluster:
         self.events = Recorder(self.store, timeline)
         self.jobs = JobController(self)
         self.stopped = False
+        self.admission: Callable[[Json], Json] = lambda job: job  # what a webhook does to new Jobs
+        self.absent: set[str] = {"kueue.x-k8s.io"}  # groups of which nothing is installed
         self.node = str(node["metadata"]["name"])
         self.runtime: Runtime
         self.store.listeners.append(self._heard)

@@ -29,6 +29,7 @@ class Command:
         cwd: the working directory.
         log: the file for the output.
         memory: limit in bytes; None for none.
+        wrapper: what comes before it and is not part of the container.
     """
 
     argv: Sequence[str]
@@ -36,6 +37,7 @@ class Command:
     cwd: Path
     log: Path
     memory: int | None = None
+    wrapper: Sequence[str] = ()
 
 
 class Container:
@@ -57,6 +59,7 @@ class Container:
             "cwd": str(command.cwd),
             "log": str(command.log),
             "memory": command.memory,
+            "wrapper": list(command.wrapper),
         }
         text = json.dumps(wanted).encode()
         self._write(b"%d\n%s" % (len(text), text))

@@ -25,11 +25,12 @@ VERSION = {
 }
 
 
-def answer(request: Request) -> Response | None:
-    """The answer for a path that names no objects; None if there is nothing."""
+def answer(request: Request, absent: set[str]) -> Response | None:
+    """The answer for a path that names no objects, of all groups but those ``absent``; None if there is nothing."""
     if request.method not in ("GET", "HEAD"):
         return None
     path = request.path.rstrip("/")
+    groups = sorted({(each.group, each.version) for each in _resources.ALL if each.group and each.group not in absent})
     if path in ("/healthz", "/livez", "/readyz"):
         return Response(200, b"ok", "text/plain")
     if path.startswith("/openapi"):
@@ -41,25 +42,21 @@ def answer(request: Request) -> Response | None:
         return as_json(200, {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
     if path == "/apis":
         return as_json(
-            200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(name) for name in _groups()]}
+            200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(*group) for group in groups]}
         )
     if path == "/api/v1":
         return as_json(200, _listed("", "v1"))
-    for name in _groups():
+    for name, version in groups:
         if path == f"/apis/{name}":
-            return as_json(200, {"kind": "APIGroup", "apiVersion": "v1", **_group(name)})
-        if path == f"/apis/{name}/v1":
-            return as_json(200, _listed(name, "v1"))
+            return as_json(200, {"kind": "APIGroup", "apiVersion": "v1", **_group(name, version)})
+        if path == f"/apis/{name}/{version}":
+            return as_json(200, _listed(name, version))
     return None
 
 
-def _groups() -> list[str]:
-    return sorted({resource.group for resource in _resources.ALL if resource.group})
-
-
-def _group(name: str) -> Json:
-    version = {"groupVersion": f"{name}/v1", "version": "v1"}
-    return {"name": name, "versions": [version], "preferredVersion": version}
+def _group(name: str, version: str) -> Json:
+    served = {"groupVersion": f"{name}/{version}", "version": version}
+    return {"name": name, "versions": [served], "preferredVersion": served}
 
 
 def _listed(group: str, version: str) -> Json:

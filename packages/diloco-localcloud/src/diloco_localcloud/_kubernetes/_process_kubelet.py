@@ -12,7 +12,7 @@ from ._resources import NODES, PODS
 from ._sandbox import Sandbox
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ._cluster import Cluster
@@ -31,10 +31,11 @@ ADDRESS = "127.0.0.1"
 class ProcessKubelet:
     """Scheduler and kubelet of the one node. Methods run under the cluster's lock, but for ``close``."""
 
-    def __init__(self, cluster: Cluster, folder: Path, base: Mapping[str, str]) -> None:
+    def __init__(self, cluster: Cluster, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]) -> None:
         self.cluster = cluster
         self._folder = folder
         self._base = dict(base)
+        self._wrapper = wrapper
         self._pods: dict[str, Sandbox] = {}
         self._closed = False
         cluster.runtime = self
@@ -129,7 +130,7 @@ class ProcessKubelet:
         if pod is None or self._closed or _pods.deleting(pod) or _pods.ended(pod):
             return
         folder = self._folder / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
-        sandbox = self._pods.setdefault(meta["uid"], Sandbox(self.cluster.store, folder, self._base))
+        sandbox = self._pods.setdefault(meta["uid"], Sandbox(self.cluster.store, folder, self._base, self._wrapper))
         try:
             if pod["spec"].get("initContainers"):
                 raise ConfigError("the stand-in runs no init containers; do their work in the main container")

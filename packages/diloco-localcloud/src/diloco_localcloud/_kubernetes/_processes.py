@@ -8,7 +8,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
-from . import _checks
+from . import _checks, _namespaces
 from ._cluster import Cluster
 from ._errors import StandInError
 from ._local_pod import LocalPods
@@ -39,6 +39,8 @@ class KubernetesProcesses(Service):
         labels: of the node.
         env: what the "image" gives every container; None for PATH (with this Python first), HOME, PYTHONPATH and a few more
             variables of this process.
+        pid_namespaces: give every container a PID namespace, so that its first process is PID 1 as on a cluster: signals
+            that it does not handle are ignored (SIGTERM too). Linux, by the command ``unshare``.
         backoff_seconds: the first wait of the Job controller before it replaces a failed pod; the real one has 10.
 
     Attributes:
@@ -48,7 +50,7 @@ class KubernetesProcesses(Service):
         calls: what was called.
 
     Raises:
-        StandInError: no such port, or resources that are no quantities.
+        StandInError: no such port, resources that are no quantities, or no PID namespaces to be had.
 
     ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
     """
@@ -63,6 +65,7 @@ class KubernetesProcesses(Service):
         labels: Mapping[str, str] | None = None,
         env: Mapping[str, str] | None = None,
         backoff_seconds: float = 10.0,
+        pid_namespaces: bool = False,
     ) -> None:
         has = {**RESOURCES, **(resources or {})}
         for name, value in has.items():
@@ -72,11 +75,12 @@ class KubernetesProcesses(Service):
                 raise StandInError(f"resources[{name!r}] is no quantity: {value!r}; {wrong}") from None
         if backoff_seconds <= 0:
             raise StandInError(f"backoff_seconds must be above 0, not {backoff_seconds}")
+        wrapper = _namespaces.wrapper() if pid_namespaces else ()
         cluster = Cluster(Timeline(0.0, clock=time.time), seed=time.time_ns(), node=node("local-0", has, labels))
         cluster.jobs.backoff_seconds = backoff_seconds
         self._folder = Path(tempfile.mkdtemp(prefix="stand-in-"))
         base = image_environment() if env is None else env
-        self._kubelet = ProcessKubelet(cluster, self._folder, base)
+        self._kubelet = ProcessKubelet(cluster, self._folder, base, wrapper)
         self._ticker = Ticker(cluster)
         self._over = False
         self.pods = LocalPods(self._kubelet)

@@ -43,6 +43,7 @@ PRIORITY_CLASSES = Resource("priorityclasses", "PriorityClass", "scheduling.k8s.
 ACCESS_REVIEWS = Resource(
     "selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False, verbs=("create",)
 )
+WORKLOADS = Resource("workloads", "Workload", "kueue.x-k8s.io", "v1beta1", subresources=("status",), short=("wl",))
 
 ALL = (
     PODS,
@@ -57,6 +58,7 @@ ALL = (
     RUNTIME_CLASSES,
     PRIORITY_CLASSES,
     ACCESS_REVIEWS,
+    WORKLOADS,
 )
 
 

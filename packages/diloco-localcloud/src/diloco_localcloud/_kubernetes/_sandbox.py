@@ -14,7 +14,7 @@ from ._expand import expand
 from ._file_log import FileLog
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from ._store import Store
 
@@ -35,13 +35,14 @@ def image_environment() -> dict[str, str]:
 class Sandbox:
     """The folder of a pod, and the containers that run in it; used under the cluster's lock."""
 
-    def __init__(self, store: Store, folder: Path, base: Mapping[str, str]) -> None:
+    def __init__(self, store: Store, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]) -> None:
         self.containers: dict[str, Container] = {}
         self.logs: dict[tuple[str, int], FileLog] = {}
         self.stuck = False
         self._store = store
         self._folder = folder
         self._base = base
+        self._wrapper = wrapper
 
     def start(self, pod: Json, container: Json, life: int, told: Callable[[Json], None]) -> None:
         """Start one life of a container.
@@ -69,7 +70,7 @@ class Sandbox:
             told({"event": "refused", "message": "no command specified"})
             return
         memory = int(_checks.quantity(limit)) if limit else None
-        self.containers[name] = Container(Command(argv, env, cwd, log, memory), told)
+        self.containers[name] = Container(Command(argv, env, cwd, log, memory, self._wrapper), told)
 
     def message(self, container: Json, *, failed: bool, life: int) -> str:
         """The termination message: the file's, or the end of the log where the policy says so."""

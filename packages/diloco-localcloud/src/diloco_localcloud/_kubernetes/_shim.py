@@ -15,6 +15,7 @@ import ctypes
 import json
 import os
 import selectors
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,11 +41,14 @@ class Shim:
             os.set_blocking(end, False)
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        self._wrapped = bool(wanted["wrapper"])
+        if self._wrapped and shutil.which(wanted["argv"][0], path=wanted["env"].get("PATH", os.defpath)) is None:
+            raise FileNotFoundError(2, "No such file or directory", wanted["argv"][0])
         with contextlib.suppress(OSError, AttributeError):  # a subreaper, on Linux: orphans come here
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
         try:
             self._child = subprocess.Popen(
-                wanted["argv"],
+                [*wanted["wrapper"], *wanted["argv"]],
                 env=wanted["env"],
                 cwd=wanted["cwd"],
                 stdin=subprocess.DEVNULL,
@@ -97,7 +101,17 @@ class Shim:
         for word in words.split():
             if self._ended is None:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(self.root, int(word))
+                    os.kill(self._first(), int(word))
+
+    def _first(self) -> int:
+        """The container's first process: below the wrapper, which may not have come to it yet."""
+        deadline = time.monotonic() + 1.0
+        while self._wrapped and time.monotonic() < deadline:
+            for pid, parent in table():
+                if parent == self.root:
+                    return pid
+            time.sleep(0.005)
+        return self.root
 
     def _reap(self) -> None:
         while True:

@@ -22,6 +22,7 @@ class KubernetesStandIn(Service):
         namespace: of the kubeconfig; it is made if it is not ``default``.
         start: where the virtual clock begins, in seconds since the epoch.
         seed: of names and uids.
+        kueue: Kueue is installed: Jobs with a queue label are suspended until ``world.admit``.
 
     Attributes:
         world: the pods and the clock, in the hands of the test.
@@ -36,8 +37,15 @@ class KubernetesStandIn(Service):
     """
 
     def __init__(
-        self, *, port: int = 0, tls: bool | None = None, namespace: str = "default", start: float = EPOCH, seed: int = 0
+        self,
+        *,
+        port: int = 0,
+        tls: bool | None = None,
+        namespace: str = "default",
+        start: float = EPOCH,
+        seed: int = 0,
+        kueue: bool = False,
     ) -> None:
         cluster = Cluster(Timeline(start), seed=seed, node=node("stand-in-0"))
-        self.world = World(cluster)
+        self.world = World(cluster, kueue=kueue)
         super().__init__(cluster, port=port, tls=tls, namespace=namespace)

@@ -84,7 +84,7 @@ class Verbs:
             body = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
         new = store.prepare(resource, body)
         if resource is _resources.JOBS:
-            new = _job_check.new(new)
+            new = _job_check.new(self._cluster.admission(new))
         elif resource is _resources.PODS:
             new = self._pod(new)
         else:

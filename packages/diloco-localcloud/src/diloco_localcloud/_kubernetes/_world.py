@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from . import _pods
+from ._kueue import Kueue
 from ._resources import JOBS, PODS
 from ._scripted_kubelet import Habits, ScriptedKubelet
 from ._scripted_pod import ScriptedPod
@@ -24,8 +25,11 @@ class World(Habits):
     See ``Habits`` for its attributes. Thread-safe.
     """
 
-    def __init__(self, cluster: Cluster) -> None:
+    def __init__(self, cluster: Cluster, *, kueue: bool = False) -> None:
         super().__init__()
+        self._kueue = Kueue(cluster) if kueue else None
+        if kueue:
+            cluster.absent.discard("kueue.x-k8s.io")
         self._cluster = cluster
         self._kubelet = ScriptedKubelet(cluster, self)
 
@@ -58,6 +62,31 @@ class World(Habits):
         """Let the next due thing happen, whenever it is; False if nothing is due at all."""
         with self._cluster.changed:
             return self._cluster.timeline.step()
+
+    # -- Kueue ---------------------------------------------------------------------------------------------------------
+
+    def admit(self, job: str, namespace: str = "default") -> None:
+        """Kueue has room for a queued Job: it is resumed, now or as soon as Kueue looks.
+
+        Raises:
+            LookupError: there is no such Job, it is not queued, or there is no Kueue.
+        """
+        with self._cluster.changed:
+            self._with_kueue().admit(self.job(job, namespace))
+
+    def preempt(self, job: str, namespace: str = "default") -> None:
+        """Kueue takes the room of an admitted Job: it is suspended, and queued again.
+
+        Raises:
+            LookupError: there is no such Job, it is not admitted, or there is no Kueue.
+        """
+        with self._cluster.changed:
+            self._with_kueue().preempt(self.job(job, namespace))
+
+    def _with_kueue(self) -> Kueue:
+        if self._kueue is None:
+            raise LookupError("there is no Kueue; make the stand-in with kueue=True")
+        return self._kueue
 
     # -- what there is -------------------------------------------------------------------------------------------------
 
