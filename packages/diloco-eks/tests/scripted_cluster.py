@@ -4,7 +4,9 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told, Truth
+from cluster_truth import lives_of, truth_of
+
+from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told
 from diloco_eks import EKSExecutor
 from diloco_localcloud import KubernetesStandIn
 from diloco_protocol import Outcome, Reason, environment, outcome_to_message, spec_from_environment
@@ -20,12 +22,6 @@ CALLS = {
     Operation.OBSERVE: [("get", "jobs"), ("list", "jobs"), ("list", "pods")],
     Operation.CANCEL: [("patch", "jobs")],
 }
-
-
-def indexes(text):
-    """``"0,2-4"`` as numbers."""
-    ranges = [part.split("-") for part in text.split(",") if part]
-    return {number for bounds in ranges for number in range(int(bounds[0]), int(bounds[-1]) + 1)}
 
 
 class ClusterHarness(Harness):
@@ -151,37 +147,13 @@ class ClusterHarness(Harness):
 
     def truth(self, handle):
         name, index = handle.metadata["job_name"], handle.rank
-        job = self.job(name)
-        if job is None:
-            return Truth(None, alive=False)
-        pod, status = self.pod(name, index), job["status"]
-        alive = pod is not None and pod.exists and pod.json["status"]["phase"] in {"Pending", "Running"}
-        attempt = self.attempts.get((name, index), 1)
-        if index in indexes(status.get("completedIndexes", "")):
-            return Truth("succeeded", alive=alive, attempt=attempt)
-        if index in indexes(status.get("failedIndexes", "")):
-            return Truth("failed", alive=alive, attempt=attempt)
-        over = next((c for c in status.get("conditions", []) if c["type"] == "Failed" and c["status"] == "True"), None)
-        if over is not None and not alive:
-            # Nobody sets a deadline on a running Job but who cancels it; its own is hours away.
-            state = "cancelled" if over["reason"] == "DeadlineExceeded" else "failed"
-            return Truth(state, alive=False, attempt=attempt)
-        going = any(c["type"] == "FailureTarget" and c["status"] == "True" for c in status.get("conditions", []))
-        stopping = going or "diloco.dev/cancelled" in job["metadata"].get("annotations", {})
-        running = pod is not None and pod.alive
-        return Truth("running" if running else "pending", alive=True, attempt=attempt, stopping=stopping)
+        pod = self.pod(name, index) if self.job(name) is not None else None
+        pod = pod.json if pod is not None and pod.exists else None
+        return truth_of(self.job(name), pod, index, self.attempts.get((name, index), 1))
 
     def living(self):
-        return sum(self.lives(name) for name in set(self.names))
-
-    def lives(self, name):
-        job = self.job(name)
-        if job is None:
-            return 0
-        ended = indexes(job["status"].get("completedIndexes", ""))
-        ended |= indexes(job["status"].get("failedIndexes", ""))
-        over = any(c["type"] == "Failed" and c["status"] == "True" for c in job["status"].get("conditions", []))
-        return sum(pod.alive for pod in self.world.pods(name)) if over else job["spec"]["completions"] - len(ended)
+        jobs = {name: self.job(name) for name in self.names}
+        return sum(lives_of(job, [pod.json for pod in self.world.pods(name)]) for name, job in jobs.items() if job)
 
     def told(self, handle):
         spec = replace(self.spec(handle), rank=handle.rank)

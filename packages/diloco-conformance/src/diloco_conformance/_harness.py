@@ -120,7 +120,8 @@ class Harness(ABC):
         entrypoint_args: Arguments that the world needs itself; the suite adds its own.
         cannot: What this world cannot do (a Step, Fault, Operation or Ability), and why. The tests that need it are
             skipped with that reason.
-        starts_by_itself: Whether replicas start without being driven: START only waits until they have.
+        starts_by_itself: Whether replicas start without being driven: START only waits until they have, and PREEMPT until
+            they have again.
         timeout: Timeout of most launches, in seconds; no test reaches it.
         short_timeout: Timeout of the replicas that shall be overdue, in seconds.
         overrun: Seconds beyond it after which they must have been ended, or be about to.

@@ -189,6 +189,8 @@ class Lab(Checks):
             replica.attempt += self.capabilities.counts_attempts
             replica.before += replica.lines
             replica.lines = []
+            if self.harness.starts_by_itself:
+                replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
         elif step is Step.PRINT:
             replica.lines += value
         truth = self.harness.truth(replica.handle)

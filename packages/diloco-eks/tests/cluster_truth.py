@@ -1,0 +1,51 @@
+"""What is true of a replica, from a Job and its pods as the API tells them; written anew here, not taken from the executor."""
+
+from diloco_conformance import Truth
+
+
+def indexes(text):
+    """``"0,2-4"`` as numbers."""
+    ranges = [part.split("-") for part in (text or "").split(",") if part]
+    return {number for bounds in ranges for number in range(int(bounds[0]), int(bounds[-1]) + 1)}
+
+
+def condition(job, kind):
+    """A condition that holds."""
+    found = job["status"].get("conditions") or []
+    return next((entry for entry in found if entry["type"] == kind and entry["status"] == "True"), None)
+
+
+def truth_of(job, pod, index, attempt):
+    """The truth about an index.
+
+    Args:
+        job: The Job; None if there is none.
+        pod: Its newest pod; None if there is none.
+        index: Which one.
+        attempt: Its attempt.
+    """
+    if job is None:
+        return Truth(None, alive=False)
+    alive = pod is not None and pod["status"]["phase"] in {"Pending", "Running"}
+    if index in indexes(job["status"].get("completedIndexes")):
+        return Truth("succeeded", alive=alive, attempt=attempt)
+    if index in indexes(job["status"].get("failedIndexes")):
+        return Truth("failed", alive=alive, attempt=attempt)
+    over = condition(job, "Failed")
+    if over is not None and not alive:
+        # Nobody sets a deadline on a running Job but who cancels it; its own is hours away.
+        state = "cancelled" if over["reason"] == "DeadlineExceeded" else "failed"
+        return Truth(state, alive=False, attempt=attempt)
+    cancelled = "diloco.dev/cancelled" in (job["metadata"].get("annotations") or {})
+    stopping = cancelled or condition(job, "FailureTarget") is not None
+    states = [entry["state"] for entry in (pod["status"].get("containerStatuses") or [])] if alive else []
+    running = any("running" in state for state in states)
+    return Truth("running" if running else "pending", alive=True, attempt=attempt, stopping=stopping)
+
+
+def lives_of(job, pods):
+    """How many replicas of a Job cost money."""
+    if condition(job, "Failed") is not None:
+        return sum(pod["status"]["phase"] in {"Pending", "Running"} for pod in pods)
+    ended = indexes(job["status"].get("completedIndexes")) | indexes(job["status"].get("failedIndexes"))
+    return job["spec"]["completions"] - len(ended)

@@ -1,0 +1,198 @@
+"""The standard suite's world on a cluster where pods really run: a rehearsal on this machine, or a cluster of yours."""
+
+import json
+import tempfile
+import time
+import uuid
+from pathlib import Path
+
+from cluster_truth import condition, lives_of, truth_of
+from kubernetes import client, config
+from kubernetes.stream import stream
+
+from diloco_conformance import Ability, Fault, Harness, Operation, Puppets, Step
+from diloco_eks import EKSExecutor
+from diloco_protocol import spec_from_environment
+
+JOB, INDEX = "batch.kubernetes.io/job-name", "batch.kubernetes.io/job-completion-index"
+REAL = "the cluster is real"
+
+
+class ExecPuppets(Puppets):
+    """Puppets in pods of a cluster that shares no folder with the test: reached by exec."""
+
+    def __init__(self, api, namespace):
+        super().__init__(Path("/puppets"), patience=120.0)
+        self.api, self.namespace, self.reports = api, namespace, {}
+
+    def run(self, handle, command):
+        pod = newest(self.api, self.namespace, handle.metadata["job_name"], handle.rank)["metadata"]["name"]
+        call = self.api.connect_get_namespaced_pod_exec
+        options = {"stderr": True, "stdin": False, "stdout": True, "tty": False, "_preload_content": True}
+        return stream(call, pod, self.namespace, command=["sh", "-c", command], container="replica", **options)
+
+    def report(self, handle, attempt=1):
+        name = self.name(handle, attempt)
+        if name not in self.reports:
+            try:
+                self.reports[name] = json.loads(self.run(handle, f"cat /puppets/{name}.told").replace("'", '"'))
+            except (ValueError, TypeError, client.ApiException):
+                return None
+        return self.reports[name]
+
+    def order(self, handle, step, value, attempt=1):
+        name = self.name(handle, attempt)
+        number = self._orders.get(name, 0)
+        self._orders[name] = number + 1
+        path, text = f"/puppets/{name}.order-{number}", json.dumps({str(step): value}).replace("'", "'\\''")
+        self.run(handle, f"printf %s '{text}' > {path}.partial && mv {path}.partial {path}")
+        if step is Step.PRINT:
+            self.wait(lambda: "yes" in self.run(handle, f"test -e /puppets/{name}.done-{number} && echo yes"), "print")
+
+
+def raw(answer):
+    """What the API said, whatever the client makes of it."""
+    return json.loads(answer.data)
+
+
+def newest(api, namespace, name, index):
+    """The newest pod of an index; None if there is none."""
+    selector = f"{JOB}={name},{INDEX}={index}"
+    found = raw(api.list_namespaced_pod(namespace, label_selector=selector, _preload_content=False))["items"]
+    return max(found, key=lambda pod: pod["metadata"]["creationTimestamp"], default=None)
+
+
+class RealClusterHarness(Harness):
+    """Real pods, real time; the truth is read with a client of its own.
+
+    Args:
+        kubeconfig: The cluster.
+        image: An image with Python and diloco-protocol.
+        namespace: Where to work.
+        options: For the executor; they put ``Puppets.source`` on the replicas' import path.
+        shared: A folder that the pods see under the same name; without it they are reached by exec.
+        short_timeout: Long enough for a pod to come up.
+    """
+
+    entrypoint = Puppets.entrypoint
+    starts_by_itself = True
+    overrun = 0.5
+    slack = 10.0
+    patience = 180.0
+    cannot = {
+        **dict.fromkeys([*Operation, *Fault, Ability.CALLS, Ability.SENT], REAL),
+        Step.OOM: "a puppet uses no memory",
+        Ability.RACE: "a puppet ends within milliseconds of a cancel",
+    }
+
+    def __init__(self, kubeconfig, *, image, namespace="default", options, shared=None, short_timeout=5.0):
+        super().__init__()
+        self.kubeconfig, self.image, self.namespace, self.options = kubeconfig, image, namespace, options
+        api = config.new_client_from_config(str(kubeconfig))
+        self.core, self.batch = client.CoreV1Api(api), client.BatchV1Api(api)
+        self.folder = tempfile.TemporaryDirectory(prefix="diloco-puppets-", dir=shared) if shared else None
+        local = Puppets(Path(self.folder.name), patience=120.0) if self.folder else None
+        self.puppets = local or ExecPuppets(self.core, namespace)
+        self.entrypoint_args = self.puppets.arguments
+        self.run_prefix = f"c{uuid.uuid4().hex[:10]}"
+        self.short_timeout = short_timeout
+        self.attempts, self.deadlines = {}, {}
+
+    def make_executor(self):
+        options = {"kubeconfig": self.kubeconfig, "namespace": self.namespace, "grace": 2.0, **self.options}
+        return EKSExecutor(self.image, backoff=self.backoff(), run_id=self.run_prefix, **options)
+
+    def clock(self):
+        return time.monotonic()
+
+    def sleep(self, seconds):
+        time.sleep(seconds)
+
+    def advance(self, seconds):
+        time.sleep(seconds)
+
+    # --- the hand ---
+
+    def wait(self, handle, test, what):
+        self.puppets.wait(lambda: test(self.truth(handle)), f"rank {handle.rank} of {handle.run_id} to {what}")
+
+    def drive(self, handle, step, value=None):
+        attempt = self.attempts.get(handle, 1)
+        if step is Step.PREEMPT:
+            pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)["metadata"]
+            body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod["name"]}}
+            self.core.create_namespaced_pod_eviction(pod["name"], self.namespace, body, _preload_content=False)
+            attempt = self.attempts[handle] = attempt + 1
+        if step in {Step.START, Step.PREEMPT}:
+            self.puppets.told(handle, attempt)
+            self.wait(handle, lambda truth: truth.state != "pending", "run")
+            pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)
+            env = {entry["name"]: entry.get("value", "") for entry in pod["spec"]["containers"][0]["env"]}
+            self.deadlines[handle] = self.clock() + spec_from_environment(env).timeout
+            return
+        self.puppets.order(handle, step, value, attempt)
+        if step is not Step.PRINT:
+            self.deadlines.pop(handle, None)
+            self.wait(handle, lambda truth: truth.state.terminal and not truth.alive, "end")
+
+    def settle(self):
+        for handle, deadline in list(self.deadlines.items()):
+            truth = self.truth(handle)
+            doomed = self.job(handle) is not None and condition(self.job(handle), "FailureTarget") is not None
+            failing = truth.state is not None and any(
+                self.truth(other).state == "failed" for other in self.deadlines if other.run_id == handle.run_id
+            )
+            gang = self.options.get("on_replica_failure", "fail_run") == "fail_run" and failing
+            if truth.state is None or truth.state.terminal:
+                del self.deadlines[handle]
+            elif truth.stopping or doomed or gang or self.clock() > deadline:
+                self.wait(
+                    handle, lambda truth: truth.state is None or (truth.state.terminal and not truth.alive), "end"
+                )
+
+    def expire(self, handles):
+        name = handles[0].metadata["job_name"]
+        self.batch.delete_namespaced_job(name, self.namespace, propagation_policy="Background", _preload_content=False)
+        self.wait(handles[0], lambda truth: truth.state is None, "be forgotten")
+
+    # --- the truth ---
+
+    def job(self, handle):
+        try:
+            name = handle.metadata["job_name"]
+            return raw(self.batch.read_namespaced_job(name, self.namespace, _preload_content=False))
+        except client.ApiException as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def truth(self, handle):
+        pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)
+        return truth_of(self.job(handle), pod, handle.rank, self.attempts.get(handle, 1))
+
+    def living(self):
+        found = raw(self.batch.list_namespaced_job(self.namespace, _preload_content=False))["items"]
+        count = 0
+        for job in found:
+            name = job["metadata"]["name"]
+            if name.startswith(self.run_prefix):
+                pods = self.core.list_namespaced_pod(
+                    self.namespace, label_selector=f"{JOB}={name}", _preload_content=False
+                )
+                count += lives_of(job, raw(pods)["items"])
+        return count
+
+    def told(self, handle):
+        return self.puppets.told(handle, self.attempts.get(handle, 1))
+
+    def close(self):
+        executor = self.make_executor()
+        for run_id in executor.list_runs():
+            if run_id.startswith(self.run_prefix):
+                handles = executor.attach(run_id)
+                executor.cancel(handles[0])
+                executor.collect(handles, timeout=120)
+                executor.purge(handles[0])
+        executor.close()
+        if self.folder:
+            self.folder.cleanup()
