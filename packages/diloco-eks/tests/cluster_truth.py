@@ -15,7 +15,7 @@ def condition(job, kind):
     return next((entry for entry in found if entry["type"] == kind and entry["status"] == "True"), None)
 
 
-def truth_of(job, pod, index, attempt):
+def truth_of(job, pod, index, attempt, *, started):
     """The truth about an index.
 
     Args:
@@ -23,6 +23,7 @@ def truth_of(job, pod, index, attempt):
         pod: Its newest pod; None if there is none.
         index: Which one.
         attempt: Its attempt.
+        started: Whether this attempt has run.
     """
     if job is None:
         return Truth(None, alive=False)
@@ -38,6 +39,9 @@ def truth_of(job, pod, index, attempt):
         return Truth(state, alive=False, attempt=attempt)
     cancelled = "diloco.dev/cancelled" in (job["metadata"].get("annotations") or {})
     stopping = cancelled or condition(job, "FailureTarget") is not None
+    if stopping and started:
+        # Its pod may be gone before the Job says that it is over.
+        return Truth("running", alive=alive, attempt=attempt, stopping=True)
     states = [entry["state"] for entry in (pod["status"].get("containerStatuses") or [])] if alive else []
     running = any("running" in state for state in states)
     return Truth("running" if running else "pending", alive=True, attempt=attempt, stopping=stopping)

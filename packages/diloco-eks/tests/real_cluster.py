@@ -85,7 +85,7 @@ class RealClusterHarness(Harness):
         Ability.RACE: "a puppet ends within milliseconds of a cancel",
     }
 
-    def __init__(self, kubeconfig, *, image, namespace="default", options, shared=None, short_timeout=5.0):
+    def __init__(self, kubeconfig, *, image, namespace="default", options, shared=None, short_timeout=12.0):
         super().__init__()
         self.kubeconfig, self.image, self.namespace, self.options = kubeconfig, image, namespace, options
         api = config.new_client_from_config(str(kubeconfig))
@@ -96,7 +96,7 @@ class RealClusterHarness(Harness):
         self.entrypoint_args = self.puppets.arguments
         self.run_prefix = f"c{uuid.uuid4().hex[:10]}"
         self.short_timeout = short_timeout
-        self.attempts, self.deadlines = {}, {}
+        self.attempts, self.deadlines, self.started = {}, {}, set()
 
     def make_executor(self):
         options = {"kubeconfig": self.kubeconfig, "namespace": self.namespace, "grace": 2.0, **self.options}
@@ -123,9 +123,11 @@ class RealClusterHarness(Harness):
             body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod["name"]}}
             self.core.create_namespaced_pod_eviction(pod["name"], self.namespace, body, _preload_content=False)
             attempt = self.attempts[handle] = attempt + 1
+            self.started.discard(handle)
         if step in {Step.START, Step.PREEMPT}:
             self.puppets.told(handle, attempt)
             self.wait(handle, lambda truth: truth.state != "pending", "run")
+            self.started.add(handle)
             pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)
             env = {entry["name"]: entry.get("value", "") for entry in pod["spec"]["containers"][0]["env"]}
             self.deadlines[handle] = self.clock() + spec_from_environment(env).timeout
@@ -136,6 +138,10 @@ class RealClusterHarness(Harness):
             self.wait(handle, lambda truth: truth.state.terminal and not truth.alive, "end")
 
     def settle(self):
+        for handle in {handle.run_id: handle for handle in self.started}.values():
+            job = self.job(handle)
+            if job is not None and "deletionTimestamp" in job["metadata"]:
+                self.wait(handle, lambda truth: truth.state is None, "be purged")
         for handle, deadline in list(self.deadlines.items()):
             truth = self.truth(handle)
             doomed = self.job(handle) is not None and condition(self.job(handle), "FailureTarget") is not None
@@ -168,7 +174,8 @@ class RealClusterHarness(Harness):
 
     def truth(self, handle):
         pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)
-        return truth_of(self.job(handle), pod, handle.rank, self.attempts.get(handle, 1))
+        started = handle in self.started
+        return truth_of(self.job(handle), pod, handle.rank, self.attempts.get(handle, 1), started=started)
 
     def living(self):
         found = raw(self.batch.list_namespaced_job(self.namespace, _preload_content=False))["items"]

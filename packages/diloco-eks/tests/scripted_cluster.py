@@ -44,6 +44,7 @@ class ClusterHarness(Harness):
         self.kubeconfig = self.stand_in.kubeconfig(Path(self.folder.name) / "kubeconfig")
         self.deadlines = {}
         self.attempts = {}
+        self.started = set()
         self.names = []
 
     def make_executor(self):
@@ -112,6 +113,7 @@ class ClusterHarness(Harness):
         pod = self.pod(name, index)
         if step is Step.START:
             pod.start()
+            self.started.add((name, index))
             self.deadlines[name, index] = self.clock() + self.spec(handle).timeout
         elif step is Step.PRINT:
             pod.log("".join(f"{line}\n" for line in value))
@@ -126,6 +128,7 @@ class ClusterHarness(Harness):
             pod.oom()
         elif step is Step.PREEMPT:
             pod.disrupt()
+            self.started.discard((name, index))
             self.attempts[name, index] = self.attempts.get((name, index), 1) + 1
             self.world.settle(within=31.0)  # its grace
         self.world.settle()
@@ -149,7 +152,8 @@ class ClusterHarness(Harness):
         name, index = handle.metadata["job_name"], handle.rank
         pod = self.pod(name, index) if self.job(name) is not None else None
         pod = pod.json if pod is not None and pod.exists else None
-        return truth_of(self.job(name), pod, index, self.attempts.get((name, index), 1))
+        started = (name, index) in self.started
+        return truth_of(self.job(name), pod, index, self.attempts.get((name, index), 1), started=started)
 
     def living(self):
         jobs = {name: self.job(name) for name in self.names}
