@@ -31,7 +31,7 @@ class TestRehearsal(ExecutorConformance):
 
     @pytest.fixture(autouse=True)
     def cluster(self, tmp_path):
-        with KubernetesProcesses(tls=False) as stand_in:
+        with KubernetesProcesses(tls=False, backoff_seconds=0.5) as stand_in:
             self.kubeconfig = stand_in.kubeconfig(tmp_path / "kubeconfig")
             self.shared = tmp_path
             yield

@@ -47,7 +47,7 @@ def test_the_attempt_comes_from_the_pods_annotations():
     ]
     known = {"JOB_COMPLETION_INDEX": "3", "DILOCO_EKS_FAILURES": "1", "DILOCO_EKS_IGNORED_FAILURES": ""}
     expanded = [expand(argument, known) for argument in runner_arguments("/dev/termination-log")]
-    assert expanded == ["--index=3", "--failed=1", "--failed=", "--message=/dev/termination-log"]
+    assert expanded == ["--index=3", "--failed=1", "--failed=", "--message", "/dev/termination-log"]
 
 
 def test_secrets_are_referred_to():

@@ -223,6 +223,12 @@ def test_a_queued_run_is_cancelled_where_it_stands(a_job, a_pod):
     assert words(look(job, [])) == ["pending~/cancel_requested"] * 2
 
 
+def test_a_condition_that_is_no_longer_true_says_nothing(a_job):
+    """A Job that was resumed keeps its condition Suspended, as False."""
+    conditions = [{"type": kind, "status": "False"} for kind in ("Suspended", "FailureTarget", "Failed", "Complete")]
+    assert words(look(a_job(1, {"conditions": conditions}), [])) == [P]
+
+
 def test_a_success_policy_that_is_not_ours_leaves_no_rank_waiting(a_job):
     complete = {"type": "Complete", "status": "True", "reason": "SuccessPolicy"}
     assert words(look(a_job(2, {"completedIndexes": "0", "conditions": [complete]}), [])) == [S, "failed/platform"]

@@ -302,6 +302,31 @@ def test_a_thousand_replicas(clients):
     assert len(clients.world.pods("run", "ns")) == 1000
 
 
+def test_a_second_delete_does_not_begin_the_grace_anew(clients):
+    clients.running(clients.indexed("run", 1, grace=20, backoffLimitPerIndex=1))
+    pod = clients.world.pod("run", 0, "ns")
+    pod.ignore_term()
+    pod.delete()
+    due = pod.json["metadata"]["deletionTimestamp"]
+    clients.world.advance(10)
+    pod.delete()
+    assert pod.json["metadata"]["deletionTimestamp"] == due
+    clients.core.delete_namespaced_pod(name=pod.name, namespace="ns", grace_period_seconds=2)  # a shorter one counts
+    assert pod.json["metadata"]["deletionTimestamp"] < due
+    clients.world.advance(4)
+    assert not pod.exists
+
+
+def test_a_condition_keeps_its_time(clients):
+    clients.create(clients.indexed("run", 1, suspend=True))
+    clients.world.settle()
+    before = clients.job("run")["status"]["conditions"]
+    clients.world.advance(60)
+    clients.patch("run", {"spec": {"backoffLimit": 3}})
+    clients.world.settle()
+    assert clients.job("run")["status"]["conditions"] == before
+
+
 def test_deleted_pods_of_no_node(clients):
     clients.world.schedulable = False
     clients.create(clients.indexed("run", 1, backoffLimitPerIndex=1, podFailurePolicy=IGNORE))

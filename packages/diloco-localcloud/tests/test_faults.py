@@ -23,6 +23,7 @@ def test_throttling(clients):
         ("unavailable", 503, "ServiceUnavailable"),
         ("unauthorized", 401, "Unauthorized"),
         ("forbidden", 403, "Forbidden"),
+        ("expired", 410, "Expired"),
     ],
 )
 def test_failures(clients, kind, status, reason):
@@ -124,6 +125,17 @@ def test_rules_of_a_role(clients):
         clients.core.list_node()
     clients.stand_in.access.only(None)
     clients.create(clients.indexed("other", 1))
+
+
+def test_rules_for_names(clients):
+    for name in ("mine", "other"):
+        clients.create(clients.indexed(name, 1))
+    clients.stand_in.access.only(
+        [{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get"], "resourceNames": ["mine"]}]
+    )
+    clients.job("mine")
+    with clients.refused(403, "Forbidden", 'jobs.batch "other" is forbidden'):
+        clients.job("other")
 
 
 def test_one_verb_denied(clients):

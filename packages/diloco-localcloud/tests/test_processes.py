@@ -19,6 +19,7 @@ SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)"
 @pytest.fixture
 def stand_in():
     with KubernetesProcesses(namespace="ns", backoff_seconds=0.5, resources={"nvidia.com/gpu": "2"}) as running:
+        running._cluster.jobs.batch_seconds = 0.05  # the lag of the real one is tested on the virtual clock
         yield running
 
 
@@ -350,7 +351,8 @@ with KubernetesProcesses(tls=False) as stand_in:
 """
     import json
 
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as launched:
+    env = {**os.environ, "TMPDIR": str(tmp_path)}  # its files stay, as nobody is left to take them away
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) as launched:
         pids = json.loads(launched.stdout.readline())
         assert [alive(pid) for pid in pids] == [True]
         launched.send_signal(signal.SIGKILL)

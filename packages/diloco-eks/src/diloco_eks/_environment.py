@@ -53,7 +53,8 @@ def runner_arguments(message_path: str) -> list[str]:
         f"--index=$({INDEX_VARIABLE})",
         f"--failed=$({FAILURES_VARIABLE})",
         f"--failed=$({IGNORED_VARIABLE})",
-        f"--message={message_path}",
+        "--message",
+        message_path,
     ]
 
 

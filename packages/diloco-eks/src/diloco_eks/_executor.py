@@ -5,28 +5,24 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 from diloco_protocol import (
     BackendError,
     Backoff,
-    BaseExecutor,
     Capabilities,
     InvalidRequestError,
     LaunchError,
-    LogQuery,
     Option,
     OutcomeMessage,
     Plan,
     ReplicaHandle,
-    ReplicaNotFoundError,
     ReplicaStatus,
     RunJournal,
     RunRequest,
-    retry,
 )
 
 from . import _names as names
@@ -36,16 +32,14 @@ from ._cluster import Cluster
 from ._facts import JobFacts, read_job
 from ._handles import check_handle, find_job, make_handles
 from ._launch import UnknownLaunchError, check_service_account, create, withdraw
-from ._logs import LogSource, PodLog
+from ._log_verbs import LogVerbs
 from ._manifest import job_manifest, redacted
 from ._options import OPTIONS
 from ._runs import Runs
 from ._settings import check_settings
 
-T = TypeVar("T")
 
-
-class EKSExecutor(BaseExecutor):
+class EKSExecutor(LogVerbs):
     """Runs replicas as the pods of one Indexed Job per run, on EKS or any Kubernetes from 1.33 on.
 
     All that is known about a run is in its Job and pods, so any executor in any process answers for any handle. The
@@ -293,75 +287,6 @@ class EKSExecutor(BaseExecutor):
     def _result(self, handle: ReplicaHandle) -> Any:
         return self._runs.result(handle, lambda: self._source(handle).pods())
 
-    # --- logs ---
-
-    def stream_logs(
-        self, handle: ReplicaHandle, *, n_lines: int = 200, attempt: int | None = None, previous: bool = False
-    ) -> str:
-        """The last lines of a replica's log; see :meth:`BaseExecutor.stream_logs`.
-
-        Args:
-            handle: The replica.
-            n_lines: How many at most.
-            attempt: Of this attempt; None for the newest.
-            previous: Of the attempt before the newest.
-
-        Raises:
-            ReplicaNotFoundError: There is no such log, or no more: Kubernetes removes those of pods that it ends.
-        """
-        if attempt is None and not previous:
-            return super().stream_logs(handle, n_lines=n_lines)
-        self._check(handle)
-        if type(n_lines) is not int or n_lines < 1:
-            raise InvalidRequestError(f"n_lines must be a whole number from 1, not {n_lines!r}")
-        return "\n".join(self._logs(handle, LogQuery(n_lines=n_lines)).of(attempt, previous=previous))
-
-    def log_iter(
-        self,
-        handle: ReplicaHandle,
-        *,
-        follow: bool = False,
-        since: float | None = None,
-        until: float | None = None,
-        regex: str | None = None,
-        streams: str = "combined",
-        attempt: int | None = None,
-        previous: bool = False,
-    ) -> Iterator[str]:
-        """The lines of a replica's log; see :meth:`BaseExecutor.log_iter`.
-
-        Args:
-            handle: The replica.
-            follow: Go on through further attempts until the replica has ended.
-            since: Only lines from this time on, in Unix seconds.
-            until: Only lines before this time, in Unix seconds.
-            regex: Only lines in which this regular expression is found.
-            streams: ``"combined"``; Kubernetes keeps the two streams in one log.
-            attempt: Of this attempt alone; None for the newest.
-            previous: Of the attempt before the newest alone.
-        """
-        lines = super().log_iter(handle, follow=follow, since=since, until=until, regex=regex, streams=streams)
-        return cast("PodLog", lines).of(attempt, previous=previous)
-
-    def _logs(self, handle: ReplicaHandle, query: LogQuery) -> PodLog:
-        self._patiently(lambda: self._runs.job(handle))
-        return PodLog(self._source(handle), query)
-
-    def _source(self, handle: ReplicaHandle) -> LogSource:
-        def terminal() -> bool:
-            try:
-                return self._observe([handle])[handle].state.terminal
-            except ReplicaNotFoundError:
-                return True
-
-        index = handle.rank - int(handle.metadata["first_rank"])
-        uid = handle.metadata["job_uid"] or self._runs.job(handle).uid
-        pause = self._backoff.first
-        return LogSource(
-            self._cluster, handle.metadata["namespace"], uid, index, terminal, self._clock,
-            pause=lambda: self._backoff.sleep(pause),
-        )  # fmt: skip
-
     # --- ending and finding ---
 
     def _stop(self, handle: ReplicaHandle) -> None:
@@ -386,7 +311,3 @@ class EKSExecutor(BaseExecutor):
     def _check(self, handle: ReplicaHandle) -> None:
         super()._check(handle)
         check_handle(handle)
-
-    def _patiently(self, call: Callable[[], T]) -> T:
-        """Try again for a while as long as the cluster throttles or fails; everything we do so is repeatable."""
-        return retry(call, self._backoff, timeout=self._patience)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from . import _access, _discovery, _faults, _route, _status, _verbs
@@ -9,6 +10,9 @@ from ._http import CutError, Request, Response, as_json
 
 if TYPE_CHECKING:
     from ._cluster import Cluster
+
+
+_LOG = logging.getLogger("diloco_localcloud")
 
 
 class Api:
@@ -38,6 +42,13 @@ class Api:
         except _status.ApiError as refusal:
             status = refusal.code
             return as_json(refusal.code, refusal.body, refusal.headers)
+        except CutError:
+            raise
+        except Exception as wrong:  # noqa: BLE001 - a server answers, whatever it is
+            _LOG.exception("%s %s", request.method, request.path)
+            status = 500
+            message = f"the stand-in has a fault: {type(wrong).__name__}: {wrong}"
+            return as_json(500, _status.ApiError(500, "InternalError", message).body)
         finally:
             self.calls.note(_faults.Call(verb, what, name, status))
         return response

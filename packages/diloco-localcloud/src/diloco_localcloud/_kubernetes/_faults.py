@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from . import _status
 from ._http import CutError
 
-KINDS = ("throttle", "server_error", "unavailable", "unauthorized", "forbidden", "cut", "ambiguous")
+KINDS = ("throttle", "server_error", "unavailable", "unauthorized", "forbidden", "expired", "cut", "ambiguous")
 
 
 @dataclass
@@ -61,8 +61,8 @@ class Faults:
 
         Args:
             kind: ``throttle`` (429 with Retry-After), ``server_error`` (500), ``unavailable`` (503), ``unauthorized`` (401),
-                ``forbidden`` (403), ``cut`` (the connection is reset before anything happens) or ``ambiguous`` (what was
-                asked is done, and then the connection is reset).
+                ``forbidden`` (403), ``expired`` (410, as for a continue token that is too old), ``cut`` (the connection is
+                reset before anything happens) or ``ambiguous`` (what was asked is done, and then the connection is reset).
             verb: such as ``create``; None for any.
             resource: such as ``jobs`` or ``pods/log``; None for any.
             times: how many calls; None for all until ``clear``.
@@ -108,6 +108,12 @@ def before(fault: Fault | None) -> None:
         raise _status.ApiError(503, "ServiceUnavailable", message, {})
     if fault.kind == "unauthorized":
         raise _status.unauthorized()
+    if fault.kind == "expired":
+        message = (
+            "The provided continue parameter is too old to display a consistent list result. You must start a new list without "
+            "the continue parameter."
+        )
+        raise _status.gone(message)
     if fault.kind == "cut":
         raise CutError
 

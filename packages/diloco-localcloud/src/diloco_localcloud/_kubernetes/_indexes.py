@@ -9,6 +9,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+MOST = 10_000_000  # far above what any Job has
+
+
 def text(indexes: Iterable[int]) -> str:
     """Sorted, with three or more neighbours as a range: two stay ``1,2``."""
     ordered = sorted(set(indexes))
@@ -30,6 +33,10 @@ def parse(listed: str) -> set[int]:
     """
     found: set[int] = set()
     for part in filter(None, listed.split(",")):
-        first, _, last = part.partition("-")
+        first, dash, last = part.partition("-")
+        if not (first.isdecimal() and (last.isdecimal() or not dash)) or len(first + last) > 20:
+            raise ValueError(f"{part!r} is no index, and no range of indexes")
+        if int(last or first) > MOST:
+            raise ValueError(f"{last or first} is above {MOST}")
         found.update(range(int(first), int(last or first) + 1))
     return found

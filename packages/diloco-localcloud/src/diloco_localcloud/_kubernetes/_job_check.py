@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from . import _checks, _pod_check, _pods, _status
+from . import _checks, _indexes, _pod_check, _pods, _status
 from ._checks import Cause, invalid, not_supported, required
 
 Json = dict[str, Any]
@@ -20,12 +20,9 @@ def new(job: Json) -> Json:
     """A Job that was just sent, with defaults, selector and labels; ``job`` has its uid already.
 
     Raises:
-        ApiError: 400 or 422.
+        ApiError: 422.
     """
-    spec = job.get("spec") or {}
-    template = spec.get("template") or {}
-    _pod_check.types("Job", template.get("spec") or {})
-    job = {**job, "spec": _with_defaults(spec), "status": {}}
+    job = {**job, "spec": _with_defaults(job.get("spec") or {}), "status": {}}
     found = _causes(job)
     generated = _generated_labels(job)
     labels = dict((job["spec"]["template"].get("metadata") or {}).get("labels") or {})
@@ -35,7 +32,6 @@ def new(job: Json) -> Json:
     if found:
         raise _status.invalid("Job", "batch", job["metadata"].get("name", ""), found)
     meta = {**(job["spec"]["template"].get("metadata") or {}), "labels": {**labels, **generated}}
-    meta.setdefault("creationTimestamp", None)
     job["spec"]["template"] = {**job["spec"]["template"], "metadata": meta}
     job["spec"]["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": job["metadata"]["uid"]}}
     job["metadata"]["labels"] = {**meta["labels"], **(job["metadata"].get("labels") or {})}
@@ -46,10 +42,9 @@ def changed(old: Json, job: Json) -> Json:
     """A Job whose spec somebody updates.
 
     Raises:
-        ApiError: 400 or 422.
+        ApiError: 422.
     """
-    _pod_check.types("Job", ((job.get("spec") or {}).get("template") or {}).get("spec") or {})
-    job = {**job, "spec": _with_defaults(job["spec"])}
+    job = {**job, "spec": _with_defaults(job.get("spec") or {})}
     before, after = old["spec"], job["spec"]
     found = _causes(job)
     if before.get("completions") != after.get("completions"):
@@ -112,11 +107,6 @@ def _causes(job: Json) -> list[Cause]:
         "ttlSecondsAfterFinished",
     ):
         value = spec.get(field, 0)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise _status.bad_request(
-                'Job in version "v1" cannot be handled as a Job: json: cannot unmarshal '
-                f"{type(value).__name__} into Go struct field JobSpec.spec.{field} of type int32"
-            )
         if value < 0:
             found.append(invalid(f"spec.{field}", value, "must be greater than or equal to 0"))
     found += _indexed(spec, name)
@@ -166,6 +156,7 @@ def _policies(spec: Json) -> list[Cause]:
     policy = spec.get("podFailurePolicy")
     if replacement not in ("Failed", "TerminatingOrFailed"):
         found.append(not_supported("spec.podReplacementPolicy", replacement, ["Failed", "TerminatingOrFailed"]))
+    found += _success_policy(spec)
     if policy is None:
         return found
     if replacement == "TerminatingOrFailed":
@@ -189,6 +180,35 @@ def _policies(spec: Json) -> list[Cause]:
         elif codes and codes.get("containerName") not in (None, *names):
             words = "must be one of the container or initContainer names in the pod template"
             found.append(invalid(f"{where}.onExitCodes.containerName", codes["containerName"], words))
+    return found
+
+
+def _success_policy(spec: Json) -> list[Cause]:
+    found: list[Cause] = []
+    policy = spec.get("successPolicy")
+    if policy is None:
+        return found
+    if spec["completionMode"] != "Indexed" or "completions" not in spec:
+        return [invalid("spec.successPolicy", policy, "requires indexed completion mode")]
+    rules = policy.get("rules") or []
+    if not rules:
+        found.append(
+            required(
+                "spec.successPolicy.rules", "at least one rules must be specified when the successPolicy is specified"
+            )
+        )
+    for place, rule in enumerate(rules):
+        where, listed = f"spec.successPolicy.rules[{place}]", rule.get("succeededIndexes")
+        if not listed and rule.get("succeededCount") is None:
+            found.append(required(where, "at least one of succeededCount or succeededIndexes must be specified"))
+        try:
+            indexes = _indexes.parse(listed or "")
+        except ValueError:
+            found.append(invalid(f"{where}.succeededIndexes", listed, "error parsing succeededIndexes"))
+            continue
+        if any(index >= spec["completions"] for index in indexes):
+            words = "error parsing succeededIndexes: the last index is out of the range of the completions"
+            found.append(invalid(f"{where}.succeededIndexes", listed, words))
     return found
 
 

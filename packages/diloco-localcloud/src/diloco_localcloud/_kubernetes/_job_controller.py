@@ -28,6 +28,7 @@ class JobController:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self.backoff_seconds = FIRST_SECONDS
+        self.batch_seconds = POD_BATCH_SECONDS
         self._due: dict[Key, float] = {}
         self._records: dict[str, Backoff] = {}
         self._busy: set[Key] = set()
@@ -61,7 +62,7 @@ class JobController:
         elif change.resource is PODS:
             for owner in meta.get("ownerReferences", []):
                 if owner["kind"] == "Job":
-                    self.poke((meta["namespace"], owner["name"]), POD_BATCH_SECONDS)
+                    self.poke((meta["namespace"], owner["name"]), self.batch_seconds)
 
     def _look(self, key: Key) -> None:
         store, now = self._cluster.store, self._cluster.timeline.now()
@@ -79,7 +80,7 @@ class JobController:
         create, rest = plan.create[:MAX_PER_LOOK], plan.create[MAX_PER_LOOK:]
         if rest:
             plan.status["active"] = plan.status.get("active", 0) - len(rest)
-            self.poke(key, POD_BATCH_SECONDS)
+            self.poke(key, self.batch_seconds)
         made = self._create(job, create)
         if made < len(create):  # refused: nothing is active that was not made, and it is tried again
             plan.status["active"] = plan.status.get("active", 0) - len(create) + made

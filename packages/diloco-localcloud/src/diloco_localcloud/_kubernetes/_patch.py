@@ -63,10 +63,10 @@ def merge(thing: Any, patch: Any) -> Any:
     return result
 
 
-def _strategic(thing: Json, patch: Json) -> Json:
+def _strategic(thing: Any, patch: Json) -> Json:
     if patch.get("$patch") == "replace":
         return {key: copy.deepcopy(value) for key, value in patch.items() if key != "$patch"}
-    result = dict(thing)
+    result = dict(thing) if isinstance(thing, dict) else {}
     orders = {key.partition("/")[2]: value for key, value in patch.items() if key.startswith("$setElementOrder/")}
     for key, value in patch.items():
         if key.startswith("$deleteFromPrimitiveList/"):
@@ -98,10 +98,10 @@ def _strategic(thing: Json, patch: Json) -> Json:
     return result
 
 
-def _merge_list(old: list[Json], new: list[Json], key: str) -> list[Json]:
+def _merge_list(old: Any, new: list[Json], key: str) -> list[Json]:
     if any(each.get("$patch") == "replace" for each in new):
         return [copy.deepcopy(each) for each in new if each.get("$patch") != "replace"]
-    result = list(old)
+    result = [each for each in old if isinstance(each, dict)] if isinstance(old, list) else []
     for entry in new:
         place = next((place for place, each in enumerate(result) if each.get(key) == entry.get(key)), None)
         if entry.get("$patch") == "delete":

@@ -4,33 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _status
 from ._checks import LABEL_WORDS, Cause, invalid, is_label, not_supported, quantity, required
 
 Json = dict[str, Any]
-
-
-def types(kind: str, spec: Json) -> None:
-    """Refuse values of a wrong type, which a real server cannot even decode.
-
-    Raises:
-        ApiError: 400.
-    """
-    for container in _containers(spec):
-        for entry in container.get("env") or []:
-            if not isinstance(entry.get("value", ""), str):
-                raise _undecodable(kind, entry["value"], "EnvVar.spec.template.spec.containers.env.value", "string")
-        for field in ("command", "args"):
-            for word in container.get(field) or []:
-                if not isinstance(word, str):
-                    raise _undecodable(kind, word, f"Container.spec.template.spec.containers.{field}", "string")
-        for part in ("limits", "requests"):
-            for value in ((container.get("resources") or {}).get(part) or {}).values():
-                try:
-                    quantity(value)
-                except ValueError as wrong:
-                    message = f'{kind} in version "v1" cannot be handled as a {kind}: {wrong}'
-                    raise _status.bad_request(message) from None
 
 
 def causes(spec: Json, field: str) -> list[Cause]:
@@ -102,15 +78,3 @@ def _resources(resources: Json, where: str) -> list[Cause]:
         if "/" in name and quantity(value) != int(quantity(value)):
             found.append(invalid(f"{where}.limits[{name}]", str(value), "must be an integer"))
     return found
-
-
-def _containers(spec: Json) -> list[Json]:
-    return [*(spec.get("initContainers") or []), *(spec.get("containers") or [])]
-
-
-def _undecodable(kind: str, value: object, field: str, wanted: str) -> _status.ApiError:
-    given = {bool: "bool", int: "number", float: "number", list: "array", dict: "object"}.get(type(value), "null")
-    return _status.bad_request(
-        f'{kind} in version "v1" cannot be handled as a {kind}: json: cannot unmarshal {given} into Go struct field '
-        f"{field} of type {wanted}"
-    )

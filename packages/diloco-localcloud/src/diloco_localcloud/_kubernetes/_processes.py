@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import shutil
 import tempfile
 import time
@@ -76,9 +77,11 @@ class KubernetesProcesses(Service):
         if backoff_seconds <= 0:
             raise StandInError(f"backoff_seconds must be above 0, not {backoff_seconds}")
         wrapper = _namespaces.wrapper() if pid_namespaces else ()
-        cluster = Cluster(Timeline(0.0, clock=time.time), seed=time.time_ns(), node=node("local-0", has, labels))
+        offset = time.time() - time.monotonic()  # the wall clock may jump, and this one may not
+        clock = Timeline(0.0, clock=lambda: offset + time.monotonic())
+        cluster = Cluster(clock, seed=time.time_ns(), node=node("local-0", has, labels))
         cluster.jobs.backoff_seconds = backoff_seconds
-        self._folder = Path(tempfile.mkdtemp(prefix="stand-in-"))
+        self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
         base = image_environment() if env is None else env
         self._kubelet = ProcessKubelet(cluster, self._folder, base, wrapper)
         self._ticker = Ticker(cluster)
@@ -95,6 +98,7 @@ class KubernetesProcesses(Service):
         if self._over:
             raise StandInError("the stand-in has been stopped; make a new one")
         super().start()
+        self._folder.mkdir(mode=0o700)
         self._ticker.start()
         return self
 

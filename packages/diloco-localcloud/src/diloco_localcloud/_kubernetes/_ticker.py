@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ._cluster import Cluster
+
+
+_LOG = logging.getLogger("diloco_localcloud")
 
 
 class Ticker:
@@ -32,6 +36,9 @@ class Ticker:
         timeline = self._cluster.timeline
         with self._cluster.changed:
             while not self._ending:
-                timeline.run_until(timeline.now())
+                try:
+                    timeline.run_until(timeline.now())
+                except Exception:  # noqa: BLE001 - one fault must not stop the clock
+                    _LOG.exception("something that was due failed; the cluster goes on")
                 due = timeline.next_due()
                 self._cluster.changed.wait(None if due is None else max(0.0, due - timeline.now()))

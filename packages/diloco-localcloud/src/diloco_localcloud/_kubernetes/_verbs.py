@@ -18,6 +18,7 @@ from . import (
     _protobuf,
     _resources,
     _review,
+    _shape,
     _status,
 )
 from ._http import Request, Response, as_json
@@ -115,7 +116,6 @@ class Verbs:
         return route.namespace
 
     def _pod(self, new: Json) -> Json:
-        _pod_check.types("Pod", new.get("spec") or {})
         spec = _pods.with_defaults(new.get("spec") or {})
         spec.setdefault("serviceAccountName", "default")
         meta = new["metadata"]
@@ -201,6 +201,7 @@ def _dry(request: Request) -> bool:
 
 
 def _known(request: Request, resource: Resource, body: Json, warnings: list[str]) -> Json:
+    body = _shape.decode(resource.kind, body)
     if resource not in (_resources.JOBS, _resources.PODS):
         return body
     kept, words = _fields.known(resource.kind, body, request.query.get("fieldValidation") or "Warn")

@@ -1,0 +1,107 @@
+"""Whatever is sent, the server answers as a server: it never breaks."""
+
+from __future__ import annotations
+
+import copy
+import json
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from diloco_localcloud import KubernetesStandIn
+from diloco_localcloud._kubernetes._http import Request
+
+LEAVES = (
+    st.none()
+    | st.booleans()
+    | st.integers(-3, 2**70)
+    | st.floats(allow_nan=False)
+    | st.sampled_from(["", "a", "1Gi", "Never"])
+)
+THINGS = st.recursive(
+    LEAVES,
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["name", "a"]), inner, max_size=2),
+)
+
+RULE = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
+MAIN = {
+    "name": "main",
+    "image": "any",
+    "command": ["a"],
+    "env": [{"name": "A", "value": "b"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+    "envFrom": [{"configMapRef": {"name": "c"}}],
+    "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}},
+    "volumeMounts": [{"name": "v", "mountPath": "/v"}],
+}
+JOB = {
+    "apiVersion": "batch/v1",
+    "kind": "Job",
+    "metadata": {"name": "run", "labels": {"a": "b"}, "annotations": {"c": "d"}},
+    "spec": {
+        "completions": 2,
+        "parallelism": 2,
+        "completionMode": "Indexed",
+        "backoffLimitPerIndex": 1,
+        "maxFailedIndexes": 1,
+        "podFailurePolicy": {"rules": [RULE]},
+        "successPolicy": {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]},
+        "template": {
+            "metadata": {"labels": {"a": "b"}},
+            "spec": {"restartPolicy": "Never", "containers": [MAIN], "volumes": [{"name": "v", "emptyDir": {}}]},
+        },
+    },
+}
+
+
+def places(thing, path=()):
+    yield path
+    items = thing.items() if isinstance(thing, dict) else enumerate(thing) if isinstance(thing, list) else ()
+    for key, value in items:
+        yield from places(value, (*path, key))
+
+
+def put(thing, path, value):
+    if not path:
+        return value
+    new = copy.deepcopy(thing)
+    place = new
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    return new
+
+
+PLACES = sorted(places(JOB), key=str)
+
+
+def ask(stand_in, method, path, body, kind="application/json"):
+    headers = {"authorization": f"Bearer {stand_in.token}", "content-type": kind}
+    answer = stand_in._api.handle(Request(method, path, {}, headers, json.dumps(body).encode()))
+    return answer.status, json.loads(answer.body)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(PLACES), THINGS)
+def test_a_job_with_anything_anywhere(path, value):
+    stand_in = KubernetesStandIn(tls=False)
+    jobs = "/apis/batch/v1/namespaces/default/jobs"
+    status, answer = ask(stand_in, "POST", jobs, put(JOB, path, value))
+    assert status in (201, 400, 422), answer
+    if status == 201:
+        stand_in.world.settle()  # what was accepted, the controller can work with
+        assert ask(stand_in, "GET", f"{jobs}/{answer['metadata']['name']}", None)[0] == 200
+    else:
+        assert answer["message"]
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from([path for path in PLACES if path]), THINGS)
+def test_a_patch_with_anything_anywhere(path, value):
+    stand_in = KubernetesStandIn(tls=False)
+    job = "/apis/batch/v1/namespaces/default/jobs/run"
+    assert ask(stand_in, "POST", job.rpartition("/")[0], JOB)[0] == 201
+    stand_in.world.settle()
+    for kind in ("application/merge-patch+json", "application/strategic-merge-patch+json"):
+        status, answer = ask(stand_in, "PATCH", job, put(JOB, path, value), kind)
+        assert status in (200, 400, 404, 409, 422), answer
+    stand_in.world.settle()
