@@ -49,4 +49,4 @@ def test_fixed_tests_catch(name):
 def test_sequences_catch(name):
     cls, _, gang = MUTANTS[name]
     with pytest.raises(PromiseBroken):
-        run_machine(harness_of(cls, gang=gang), examples=40, steps=30, shrink=False)
+        run_machine(harness_of(cls, gang=gang), examples=100, steps=30, shrink=False)

@@ -16,8 +16,8 @@ from ._lab import Lab
 from ._model import Replica, Run
 from ._scenes import broken_cancel, broken_look, conflicting_launch, doubtful_launch, early_purge, failing_launch
 
-MOST_RUNS = 6
-MOST_REPLICAS = 9
+MOST_RUNS = 9
+MOST_LIVING = 6
 
 pick = st.integers(0, 1000)
 values = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.booleans(), max_size=2))
@@ -63,7 +63,7 @@ class ExecutorMachine(RuleBasedStateMachine):
     @property
     def room(self) -> bool:
         """Whether one more run fits in."""
-        return len(self.lab.runs) < MOST_RUNS and len(self.lab.replicas()) <= MOST_REPLICAS - 2
+        return len(self.lab.runs) < MOST_RUNS and sum(one.live for one in self.lab.replicas()) < MOST_LIVING
 
     @initialize(n=st.integers(1, 3))
     def first(self, n: int) -> None:
@@ -249,14 +249,11 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     @rule()
     def forget(self) -> None:
-        """Go on in another process."""
+        """Go on in another process, which finds every run again."""
         self.lab.forget()
-
-    @rule(number=pick)
-    def attach(self, number: int) -> None:
-        """Find a run again."""
-        if (run := self.some_run(number)) is not None:
-            self.lab.attach(run)
+        for run in self.lab.runs:
+            if not run.replicas[0].gone:
+                self.lab.attach(run)
 
     @rule()
     def poll(self) -> None:
@@ -295,12 +292,13 @@ class ExecutorMachine(RuleBasedStateMachine):
         if replica is not None and self.lab.can(fault, Operation.OBSERVE):
             broken_look(self.lab, replica, fault)
 
-    @rule(number=pick, fault=st.sampled_from([Fault.SERVER_ERROR, Fault.FORBIDDEN, Fault.CONFLICT]))
-    def broken_cancel(self, number: int, fault: Fault) -> None:
-        """Cancel while the backend cannot do it."""
+    @rule(number=pick)
+    def broken_cancel(self, number: int) -> None:
+        """Cancel while the backend cannot do it, for every reason."""
         replica = self.running(number)
-        if replica is not None and self.lab.can(fault, Operation.CANCEL):
-            broken_cancel(self.lab, replica, fault)
+        for fault in (Fault.SERVER_ERROR, Fault.FORBIDDEN, Fault.CONFLICT):
+            if replica is not None and self.lab.can(fault, Operation.CANCEL):
+                broken_cancel(self.lab, replica, fault)
 
     # --- after every step ---
 

@@ -182,6 +182,12 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
         if not error.status:  # the client's own dress for an SSLError
             raise _unreached(f"cannot {what}: {error.reason}") from error
         raise to_error(read_answer(int(error.status), error.body, error.headers), what) from error
+    except AttributeError as error:
+        # Some clients (36) trip over the empty body of that dress before it can be caught.
+        hidden = error.__context__
+        if isinstance(hidden, ApiException) and not hidden.status:
+            raise _unreached(f"cannot {what}: {hidden.reason}") from error
+        raise
     except (ConnectTimeoutError, SSLError) as error:
         raise _unreached(f"cannot {what}: {type(error).__name__}: {error}") from error
     except (HTTPError, OSError) as error:
