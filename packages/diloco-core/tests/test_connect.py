@@ -1,8 +1,19 @@
 """Who a replica is: arguments win over the environment, and what is missing or impossible is named."""
 
 import pytest
+import torch
 
-from diloco_core import ConfigurationError, StoreUnavailableError, connect
+from diloco_core import (
+    ConfigurationError,
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    ObjectStoreAllReduce,
+    ObjectStoreExchange,
+    RunExistsError,
+    StoreUnavailableError,
+    connect,
+)
 
 
 @pytest.fixture
@@ -90,3 +101,69 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(StoreUnavailableError, match="cannot be written"):
         connect(str(tmp_path / "file"), rank=0, world_size=1)
+
+
+class TestElastic:
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"min_replicas": 5}, "min_replicas must be one of 1 … 4"),
+            ({"min_replicas": 0}, "min_replicas must be one of 1 … 4"),
+            ({"min_replicas": 2, "grace": 1800.0}, "grace must be positive and less than sync_timeout"),
+            ({"min_replicas": 2, "grace": 0.0}, "grace must be positive"),
+            ({"min_replicas": 2, "late": "keep"}, "late must be 'carry' or 'drop', not 'keep'"),
+            ({"min_replicas": 2, "topology": "ring"}, "topology must be 'auto', 'sharded' or 'gather'"),
+            ({"grace": 5.0}, "grace=5.0 is for elastic runs: pass min_replicas="),
+            ({"topology": "gather"}, "is for elastic runs"),
+            ({"resume": True}, "is for elastic runs"),
+        ],
+    )
+    def test_what_is_impossible_is_named_before_anything_is_written(self, environ, tmp_path, options, told):
+        with pytest.raises(ConfigurationError, match=told):
+            connect(environ=environ, **options)
+        assert not (tmp_path / "run").exists()
+
+    def test_only_by_asking(self, environ):
+        strict = connect(environ=environ)
+        assert isinstance(strict, ObjectStoreExchange)
+        strict.leave()
+        elastic = connect(environ=environ, min_replicas=2)
+        assert isinstance(elastic, ElasticExchange)
+        assert elastic.settings == Elastic(2)
+        assert connect(environ=environ) is elastic
+        assert connect(environ=environ, min_replicas=2) is elastic
+        with pytest.raises(ConfigurationError, match="min_replicas=2, and cannot be"):
+            connect(environ=environ, min_replicas=3)
+        elastic.leave()
+
+    def test_an_exchange_that_is_strict_does_not_become_elastic(self, environ):
+        strict = connect(environ=environ)
+        with pytest.raises(ConfigurationError, match="min_replicas=None, and cannot be"):
+            connect(environ=environ, min_replicas=2)
+        strict.leave()
+
+    def test_plain_means_are_for_strict_runs(self, environ):
+        with (
+            ObjectStoreAllReduce(environ["RENDEZVOUS_URI"], rank=0, world_size=1, min_replicas=1) as reduce,
+            pytest.raises(ConfigurationError, match="carries a DiLoCo outer loop, not 'mean'"),
+        ):
+            reduce.mean([torch.ones(2)])
+
+    def test_another_launch_is_refused_unless_it_resumes(self, environ, lab):
+        def train(run_id, syncs, **options):
+            exchange = connect(rank=0, world_size=1, min_replicas=1, run_id=run_id, environ=environ, **options)
+            net = lab.small_model()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
+            outer = DiLoCo(net, optimizer, exchange, sync_every=1)
+            with outer:
+                while outer.committed < syncs:
+                    lab.small_step(net, optimizer)
+            return outer.inner_steps
+
+        assert train("monday", 3) == 3
+        with pytest.raises(
+            RunExistsError, match=r"belongs to run 'monday', and this replica to 'tuesday'.*resume=True"
+        ):
+            train("tuesday", 5)
+        assert train("tuesday", 5, resume=True) == 5
+        assert train("monday", 6) == 6

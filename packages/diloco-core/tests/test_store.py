@@ -19,7 +19,7 @@ from diloco_core import (
 )
 from diloco_core._store import open_store
 from diloco_core._store_folder import FolderStore
-from diloco_core._store_fsspec import FsspecStore
+from diloco_core._store_remote import RemoteStore
 from diloco_protocol import MissingDependencyError
 
 
@@ -38,7 +38,7 @@ def test_a_path_and_a_file_uri_are_the_same_folder(tmp_path):
 
 
 def test_other_schemes_go_through_fsspec():
-    assert isinstance(open_store("memory://somewhere/run"), FsspecStore)
+    assert isinstance(open_store("memory://somewhere/run"), RemoteStore)
 
 
 def test_put_then_get_and_list(store):
@@ -228,8 +228,9 @@ class TestBadUris:
 
     def test_missing_driver_names_the_package(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
+        monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # nor imported before
         with pytest.raises(MissingDependencyError, match=r"pip install 'diloco-core\[s3\]'"):
-            open_store("s3://bucket/run")
+            open_store("fsspec+s3://bucket/run")
 
     def test_missing_driver_of_another_scheme(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "adlfs", None)
@@ -257,7 +258,7 @@ class TestBadUris:
     def test_a_store_that_can_only_be_read(self, tmp_path):
         with zipfile.ZipFile(tmp_path / "old.zip", "w") as archive:
             archive.writestr("run/manifest.json", "{}")
-        with pytest.raises(StoreUnavailableError, match="cannot be written and read back"):
+        with pytest.raises(StoreUnavailableError, match="cannot be written, read back"):
             open_store(f"zip://run::file://{tmp_path}/old.zip")
 
 

@@ -3,11 +3,15 @@
 from .__about__ import __version__ as __version__
 from ._allreduce import ObjectStoreAllReduce
 from ._connect import connect
-from ._diloco import DiLoCo, make_diloco_outer_loop
+from ._diloco import DiLoCo
+from ._diloco_factory import make_diloco_outer_loop
+from ._elastic_settings import Elastic
 from ._errors import (
     ConfigurationError,
     CoreError,
     CorruptedObjectError,
+    DivergedError,
+    FencedError,
     MismatchError,
     NonFiniteDeltaError,
     ObjectNotFoundError,
@@ -22,9 +26,11 @@ from ._errors import (
     UnequalSyncsError,
 )
 from ._exchange import Exchange, SyncReport
+from ._exchange_elastic import ElasticExchange
 from ._exchange_group import ProcessGroupExchange
 from ._exchange_store import ObjectStoreExchange
 from ._exchange_threads import InProcessExchange, in_process
+from ._export import export
 from ._manager import ManagerExchange, MockManager
 from ._planner import ExchangePlan, StoreModel, plan_exchange
 from ._timing import Timing
@@ -34,8 +40,12 @@ __all__ = [
     "CoreError",
     "CorruptedObjectError",
     "DiLoCo",
+    "DivergedError",
+    "Elastic",
+    "ElasticExchange",
     "Exchange",
     "ExchangePlan",
+    "FencedError",
     "InProcessExchange",
     "ManagerExchange",
     "MismatchError",
@@ -58,6 +68,7 @@ __all__ = [
     "Timing",
     "UnequalSyncsError",
     "connect",
+    "export",
     "in_process",
     "make_diloco_outer_loop",
     "plan_exchange",

@@ -6,23 +6,25 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ._diloco_state import STATE_VERSION, OwnState, load_fragments
 from ._errors import ConfigurationError, SyncError
 from ._exchange import Schema
+from ._exchange_elastic import ElasticExchange
 from ._fragment import Fragment, Initial
 from ._fragments import Buffers, split
 from ._outer import OuterOptimizer, sgd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from types import TracebackType
 
     import torch
 
     from ._exchange import Exchange, SyncReport
+    from ._inner_state import Stateful
     from ._outer import OuterOptimizerFactory
 
 _log = logging.getLogger("diloco_core")
-_STATE_VERSION = 1
 
 
 class DiLoCo:
@@ -57,6 +59,9 @@ class DiLoCo:
         buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or ``"none"``. With several
             fragments, buffers are synced with the last one.
         init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused.
+        stateful: Elastic runs only: what else belongs to this replica and is saved and restored with its inner optimizer
+            and random generators: ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
+        save_inner_every: Elastic runs only: every how many syncs they are saved (and when the block is left); 0 for never.
         on_sync: Called after every outer step with its report.
 
     Raises:
@@ -77,6 +82,8 @@ class DiLoCo:
         outer_optimizer: OuterOptimizerFactory | None = None,
         buffers: Literal["mean", "rank0", "none"] = "mean",
         init: Literal["rank0", "check"] = "rank0",
+        stateful: Mapping[str, Stateful] | None = None,
+        save_inner_every: int = 10,
         on_sync: Callable[[SyncReport], None] | None = None,
     ) -> None:
         factory = outer_optimizer or sgd(outer_lr, outer_momentum, nesterov)
@@ -88,11 +95,14 @@ class DiLoCo:
             )
         if init not in {"rank0", "check"}:
             raise ConfigurationError(f"init must be 'rank0' or 'check', not {init!r}")
+        if stateful and not isinstance(exchange, ElasticExchange):
+            raise ConfigurationError("stateful= is for elastic runs: connect with min_replicas, or save it yourself")
         self.sync_every = sync_every
         self.exchange = exchange
         self._period = sync_every // len(parts)
         self._inner_optimizer = inner_optimizer
         self._init = init
+        self._own = OwnState(inner_optimizer, stateful or {}, save_inner_every)
         self._buffers = str(buffers)
         self._on_sync = on_sync
         self._outers = [OuterOptimizer(factory) for _ in parts]
@@ -118,6 +128,15 @@ class DiLoCo:
         """Inner steps taken so far."""
         return self._inner_steps
 
+    @property
+    def batches_to_skip(self) -> int:
+        """Inner steps of this rank that the run has counted since the inner state that was restored had been saved.
+
+        A data loader that was restored with it has to pass over so many batches, so that none is learned twice. 0 where
+        nothing was restored.
+        """
+        return self._own.behind
+
     def __enter__(self) -> Self:
         if self._hook is not None:
             raise SyncError("this outer loop has been entered already; make a new one for another run")
@@ -126,11 +145,10 @@ class DiLoCo:
                 fragment.take_snapshot()
         try:
             self.exchange.join(self._schema())
-            for number, fragment in enumerate(self._fragments):
-                fragment.begin()
-                report = self.exchange.sync(Initial(fragment, into_model=not self._restored))
-                fragment.finish()
-                self._published[number] = report.sync
+            if isinstance(self.exchange, ElasticExchange):
+                self._restore(self.exchange)
+            else:
+                self._share_initial()
         except BaseException as error:
             self.exchange.abort(error)
             raise
@@ -149,19 +167,22 @@ class DiLoCo:
         except BaseException as late:
             self.exchange.abort(late)
             raise
+        if isinstance(self.exchange, ElasticExchange):
+            self._own.save(self.exchange, self._committed, self._inner_steps, leaving=True)
         self.exchange.leave()
 
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.
 
-        All replicas must call it at the same point; leaving the ``with`` block does. Returns the reports.
+        All replicas must call it at the same point; leaving the ``with`` block does. In elastic runs a sync is left out
+        where too few replicas are left for it. Returns the reports.
         """
         reports = []
         # In turn, also a fragment that has nothing open because its last sync was refused: the others come after it.
         for _ in self._fragments:
             if not any(self._since_sync):
                 break
-            report = self._sync()
+            report = self._sync(last=True)
             reports.append(report)
             if not report.committed:
                 break
@@ -171,12 +192,11 @@ class DiLoCo:
         """The outer loop's state on this replica: counters, the global copy, and the outer state of its own shards.
 
         The values are references, as in ``torch.nn.Module.state_dict``. Save it with the model's and the inner optimizer's
-        state, per replica; :meth:`load_state_dict` wants the same rank and world size.
+        state, per replica; :meth:`load_state_dict` wants the same rank and world size. Elastic runs need none of it: their
+        store holds the state.
         """
         return {
-            "version": _STATE_VERSION,
-            "rank": self.exchange.rank,
-            "world_size": self.exchange.world_size,
+            **self._identity(),
             "committed": self._committed,
             "inner_steps": self._inner_steps,
             "since_event": self._since_event,
@@ -190,32 +210,20 @@ class DiLoCo:
         The replicas meet on a fresh prefix and refuse each other if their global copies differ.
 
         Raises:
-            ConfigurationError: It was saved by another rank, world size, version or model.
+            ConfigurationError: It was saved by another rank, world size, version or model, or the exchange is elastic.
             SyncError: The block has been entered already.
         """
         if self._hook is not None:
             raise SyncError("load_state_dict() comes before the block is entered")
-        here = {
-            "version": _STATE_VERSION,
-            "rank": self.exchange.rank,
-            "world_size": self.exchange.world_size,
-            "fragments": [[(c.numel(), str(c.dtype)) for c in f.copy] for f in self._fragments],
-        }
-        there = {key: state.get(key) for key in ("version", "rank", "world_size")}
-        there["fragments"] = [[(c.numel(), str(c.dtype)) for c in part["copy"]] for part in state.get("fragments", [])]
-        for key, value in here.items():
-            if there[key] != value:
-                raise ConfigurationError(
-                    f"the saved outer loop does not fit: its {key} is {there[key]}, here it is {value}"
-                )
+        if isinstance(self.exchange, ElasticExchange):
+            raise ConfigurationError(
+                "an elastic run is resumed from its store: connect to its prefix, and load nothing"
+            )
+        load_fragments(state, self._identity(), self._pairs())
         self._committed = state["committed"]
         self._inner_steps = state["inner_steps"]
         self._since_event = state["since_event"]
         self._since_sync = list(state["since_sync"])
-        for (fragment, outer), part in zip(self._pairs(), state["fragments"], strict=True):
-            for copy, saved in zip(fragment.copy, part["copy"], strict=True):
-                copy.copy_(saved)
-            outer.load_state_dict(part["outer"])
         self._restored = True
 
     def _after_inner_step(self, *_: Any) -> None:
@@ -225,18 +233,55 @@ class DiLoCo:
         if self._since_event == self._period:
             self._sync()
 
-    def _sync(self) -> SyncReport:
+    def _share_initial(self) -> None:
+        for number, fragment in enumerate(self._fragments):
+            fragment.begin()
+            report = self.exchange.sync(Initial(fragment, into_model=not self._restored))
+            fragment.finish()
+            self._published[number] = report.sync
+
+    def _restore(self, exchange: ElasticExchange) -> None:
+        position = exchange.restore(self._fragments)
+        self._committed, self._inner_steps = position.sync, position.inner_steps
+        self._catch_up()
+        self._own.restore(exchange, self._committed, self._inner_steps)
+
+    def _catch_up(self) -> None:
+        """Take the syncs that were committed without this replica."""
+        exchange = self.exchange
+        while isinstance(exchange, ElasticExchange) and exchange.behind():
+            self._sync_once(last=True)  # if the others have gone, there is nothing to wait for
+            # An earlier life of this rank may have had a part in it: its data is not to be learned again.
+            self._inner_steps = max(self._inner_steps, exchange.counted)
+
+    def _sync(self, last: bool = False) -> SyncReport:
+        report = self._sync_once(last)
+        self._catch_up()
+        if isinstance(self.exchange, ElasticExchange):
+            self._own.save(self.exchange, self._committed, self._inner_steps)
+        return report
+
+    def _sync_once(self, last: bool = False) -> SyncReport:
         number = self._committed % len(self._fragments)
         fragment = self._fragments[number]
         previous = self._published[number]
         fragment.supersedes = [] if previous is None else [previous]
+        inner_steps = self._since_sync[number]
+        fragment.steps = (self._inner_steps - inner_steps, self._inner_steps) if inner_steps else None
         fragment.begin()
-        report = self.exchange.sync(fragment)
+        if isinstance(self.exchange, ElasticExchange):
+            report = self.exchange.sync(fragment, last=last)
+        else:
+            report = self.exchange.sync(fragment)
         fragment.finish()
-        inner_steps, self._since_sync[number], self._since_event = self._since_sync[number], 0, 0
+        if report.contribution != "carried":
+            self._since_sync[number] = 0
+        self._since_event = 0
         if report.committed:
             self._published[number] = report.sync
             self._committed += 1
+        if report.reloaded:
+            self._committed, self._since_sync = report.sync, [0] * len(self._fragments)
         report = dataclasses.replace(
             report, sync=self._committed, inner_steps=inner_steps, total_inner_steps=self._inner_steps
         )
@@ -244,6 +289,9 @@ class DiLoCo:
         if self._on_sync is not None:
             self._on_sync(report)
         return report
+
+    def _identity(self) -> dict[str, Any]:
+        return {"version": STATE_VERSION, "rank": self.exchange.rank, "world_size": self.exchange.world_size}
 
     def _pairs(self) -> list[tuple[Fragment, OuterOptimizer]]:
         return list(zip(self._fragments, self._outers, strict=True))
@@ -266,30 +314,6 @@ class DiLoCo:
             **self._outers[0].settings,
         }
         return Schema(tensors, settings)
-
-
-def make_diloco_outer_loop(
-    model: torch.nn.Module,
-    inner_optimizer: torch.optim.Optimizer,
-    exchange: Exchange | None = None,
-    *,
-    sync_every: int = 500,
-    **options: Any,
-) -> DiLoCo:
-    """Make an outer loop with the usual settings: H = 500, outer SGD with Nesterov momentum, lr 0.7, momentum 0.9.
-
-    Args:
-        model: The model.
-        inner_optimizer: The optimizer that the training loop steps.
-        exchange: The connection to the other replicas; :func:`connect` with no arguments where it is left out.
-        sync_every: Inner steps between two syncs.
-        **options: Everything else that :class:`DiLoCo` takes.
-    """
-    if exchange is None:
-        from ._connect import connect
-
-        exchange = connect()
-    return DiLoCo(model, inner_optimizer, exchange, sync_every=sync_every, **options)
 
 
 def _one_of(name: str, value: str, kind: type[Buffers]) -> Buffers:

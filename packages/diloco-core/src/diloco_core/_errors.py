@@ -15,6 +15,8 @@ DilocoError (diloco_protocol)
     └── SyncError                             a sync cannot be completed
         ├── SyncTimeoutError (TimeoutError)   some ranks did not contribute in time
         ├── ReplicaLostError                  a replica died or failed
+        ├── FencedError                       a newer life of this rank has taken over
+        ├── DivergedError                     this replica computes other values than the others
         └── UnequalSyncsError                 a replica left after fewer syncs than the others
 """
 
@@ -113,6 +115,24 @@ class ReplicaLostError(SyncError):
     def __init__(self, message: str, rank: int) -> None:
         super().__init__(message)
         self.rank = rank
+
+
+class FencedError(SyncError):
+    """Raised when a newer life of the own rank has claimed the rank's place; this one must stop.
+
+    Attributes:
+        rank: The rank.
+        epoch: The life that must stop.
+    """
+
+    def __init__(self, message: str, rank: int, epoch: int) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.epoch = epoch
+
+
+class DivergedError(SyncError):
+    """Raised when this replica differs from the others again after it has reloaded the published state."""
 
 
 class UnequalSyncsError(SyncError):

@@ -38,6 +38,9 @@ class SyncReport:
         exchange_seconds: Time spent in the sync, waiting not counted.
         inner_steps: Inner steps that went into it (0 where there is no inner loop).
         total_inner_steps: Inner steps since the start of the run.
+        contribution: What became of the own contribution: ``counted``, ``carried`` into the next sync of the fragment,
+            ``dropped``, or ``none`` where there was none to make. Always ``counted`` in strict runs.
+        reloaded: Whether this replica had to start again from the published state (elastic runs only).
     """
 
     sync: int
@@ -50,6 +53,8 @@ class SyncReport:
     exchange_seconds: float
     inner_steps: int = 0
     total_inner_steps: int = 0
+    contribution: str = "counted"
+    reloaded: bool = False
 
     def to_json(self, **extra: Any) -> str:
         """The report and ``extra`` as one line of JSON."""
@@ -108,8 +113,8 @@ class SyncJob(Protocol):
         """The values of a piece of an own shard after its update."""
         ...
 
-    def outer_scalars(self) -> Mapping[str, float]:
-        """The outer optimizer's scalars (a step count, say), equal for all elements."""
+    def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
+        """The outer optimizer's scalars (a step count, say), equal for all elements of the own shards."""
         ...
 
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:

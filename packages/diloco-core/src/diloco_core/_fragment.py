@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
@@ -45,6 +45,9 @@ class Fragment:
         tensors: What it consists of.
         outer: Its outer optimizer; None where nothing of it takes an outer step.
         shards: Into how many shards it is cut.
+
+    Attributes:
+        steps: Which of this replica's inner steps the contribution covers, or None where it has none to make.
     """
 
     def __init__(self, name: str, tensors: Sequence[NamedTensor], outer: OuterOptimizer | None, shards: int) -> None:
@@ -53,6 +56,7 @@ class Fragment:
         self.outer = outer
         self.kind = "outer"
         self.supersedes: Sequence[int] = ()
+        self.steps: tuple[int, int] | None = None
         members: dict[tuple[torch.dtype, Rule], list[NamedTensor]] = {}
         for named in tensors:
             members.setdefault((named.wire_dtype, named.rule), []).append(named)
@@ -99,7 +103,9 @@ class Fragment:
         """Write copied tensors back and let go of the model's gradients, which belong to values that are gone."""
         with torch.no_grad():
             for segment in self._all_segments():
-                tensor, values = segment.named.tensor, _ready(segment)
+                tensor, values = segment.named.tensor, segment.values
+                if values is None:
+                    continue
                 if values.data_ptr() != tensor.data_ptr() and tensor.numel():
                     tensor.copy_(values.view(tensor.shape))
                 if segment.named.rule is Rule.OUTER:
@@ -151,13 +157,53 @@ class Fragment:
         """The global copy of a piece."""
         return self.destination(piece)
 
-    def outer_scalars(self) -> Mapping[str, float]:
-        """Scalars of the outer optimizer, equal for all chunks."""
-        return {} if self.outer is None else self.outer.scalars()
+    def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
+        """Scalars of the outer optimizer for a chunk of an own shard."""
+        return {} if self.outer is None else self.outer.scalars(piece)
 
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
         """Tensors of the outer optimizer for a chunk of an own shard."""
         return {} if self.outer is None else self.outer.tensors(piece)
+
+    def install_outer(self, chunks: Mapping[Piece, Mapping[str, torch.Tensor]], scalars: Mapping[str, float]) -> None:
+        """Replace the outer optimizer's state of some chunks by what was published."""
+        if self.outer is not None:
+            for piece, tensors in chunks.items():
+                self.outer.install(piece, self.destination(piece), tensors, scalars)
+
+    def table(self) -> dict[str, Any]:
+        """Where in the files of the fragment every tensor lies."""
+        groups = [{"dtype": str(g.dtype), "numel": g.numel, "rule": str(g.rule)} for g in self.layout.groups]
+        tensors = [
+            {
+                "name": segment.named.name,
+                "group": group,
+                "start": segment.start,
+                "shape": list(segment.named.tensor.shape),
+                "dtype": str(segment.named.tensor.dtype),
+            }
+            for group, segments in enumerate(self._segments)
+            for segment in segments
+        ]
+        own = {"name": self.name, "shards": self.layout.shards, "fingerprint": self.fingerprint}
+        return {**own, "groups": groups, "tensors": tensors}
+
+    def progress(self) -> list[torch.Tensor]:
+        """What the replica has learned since the last sync: model minus global copy, of the parameters."""
+        found = []
+        for index, group in enumerate(self.layout.groups):
+            whole = Piece(index, 0, group.numel)
+            if group.rule is Rule.OUTER:
+                found.append(self.contribution(whole, torch.empty(group.numel, dtype=group.dtype)).neg_())
+            else:
+                found.append(torch.empty(0))
+        return found
+
+    def reapply(self, progress: Sequence[torch.Tensor]) -> None:
+        """Add what :meth:`progress` returned to the model again, on top of values that were adopted since."""
+        for index, values in enumerate(progress):
+            for local, start, stop in self._overlaps(Piece(index, 0, values.numel())):
+                local.add_(values[start:stop].to(local.device, local.dtype))
 
     def _overlaps(self, piece: Piece) -> Iterator[tuple[torch.Tensor, int, int]]:
         """The model's values in a piece: flat tensors, and where in the group they start and stop."""
@@ -212,7 +258,7 @@ class Initial:
         if self._into_model:
             self._fragment.adopt(piece, values)
 
-    def outer_scalars(self) -> Mapping[str, float]:
+    def outer_scalars(self, piece: Piece) -> Mapping[str, float]:  # noqa: ARG002 - the protocol's signature
         """None: no outer step has been taken."""
         return {}
 

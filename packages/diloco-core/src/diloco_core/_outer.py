@@ -10,7 +10,7 @@ import torch
 from ._errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping
     from typing import TypeAlias
 
     from ._layout import Piece
@@ -101,12 +101,27 @@ class OuterOptimizer:
         """State that belongs to the elements of a chunk: flat tensors of its size. Empty before its first step."""
         return {name: value for name, value in self._state(piece).items() if _is_elementwise(value)}
 
-    def scalars(self) -> dict[str, float]:
-        """State that is one number for all chunks, such as a step count. Empty before the first step."""
-        for piece in self._chunks:
-            state = self._state(piece)
-            return {name: float(v) for name, v in state.items() if v is not None and not _is_elementwise(v)}
-        return {}
+    def scalars(self, piece: Piece) -> dict[str, float]:
+        """State of a chunk that is one number, such as a step count. Empty before its first step."""
+        state = self._state(piece)
+        return {name: float(v) for name, v in state.items() if v is not None and not _is_elementwise(v)}
+
+    def install(
+        self, piece: Piece, values: torch.Tensor, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]
+    ) -> None:
+        """Replace the state of a chunk; ``values`` is the flat view that is stepped, ``tensors`` are taken over."""
+        self.forget([piece])
+        parameter = self._chunks[piece] = torch.nn.Parameter(values)
+        if tensors or scalars:
+            numbers = {name: torch.tensor(value, dtype=torch.float32) for name, value in scalars.items()}
+            self._optimizer.state[parameter] = {**numbers, **tensors}
+
+    def forget(self, pieces: Iterable[Piece]) -> None:
+        """Let go of the state of some chunks."""
+        for piece in pieces:
+            parameter = self._chunks.pop(piece, None)
+            if parameter is not None:
+                self._optimizer.state.pop(parameter, None)
 
     def state_dict(self) -> dict[str, Any]:
         """All of its state: the ranges it covers (group, start, stop), their tensors, and the scalars."""
@@ -115,7 +130,7 @@ class OuterOptimizer:
         ]
         return {
             "ranges": ranges or self._loaded.get("ranges", []),
-            "scalars": self.scalars() or self._loaded.get("scalars", {}),
+            "scalars": next(map(self.scalars, self._chunks), {}) or self._loaded.get("scalars", {}),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -36,22 +36,34 @@ def sent_pieces(layout: Layout, shard: int, rank: int) -> tuple[Piece, ...]:
     return tuple(p for p in layout.shard(shard) if rank == 0 or layout.groups[p.group].rule is not Rule.FIRST)
 
 
-def contributions(job: SyncJob, shard: int, rank: int, chunk_bytes: int, scratch: Scratch) -> Iterator[torch.Tensor]:
+def contributions(
+    job: SyncJob, shard: int, rank: int, chunk_bytes: int, scratch: Scratch, *, everything: bool = False
+) -> Iterator[torch.Tensor]:
     """The own contribution to a shard, chunk by chunk, each checked to be finite.
+
+    ``everything``: also what only the first member's values are taken of, since anybody may turn out to be the first.
 
     Raises:
         NonFiniteDeltaError: A chunk holds NaN or infinity.
     """
     layout = job.layout
     for chunk in layout.chunks(shard, chunk_bytes):
-        if rank != 0 and layout.groups[chunk.group].rule is Rule.FIRST:
+        if rank != 0 and not everything and layout.groups[chunk.group].rule is Rule.FIRST:
             continue
         values = job.contribution(chunk, scratch.tensor(0, layout, chunk))
         _check_finite(job, chunk, values, rank)
         yield values
 
 
-def reduce_shard(job: SyncJob, shard: int, sources: Sequence[Source], chunk_bytes: int, scratch: Scratch) -> None:
+def reduce_shard(
+    job: SyncJob,
+    shard: int,
+    sources: Sequence[Source],
+    chunk_bytes: int,
+    scratch: Scratch,
+    *,
+    everything: bool = False,
+) -> None:
     """Sum a shard's contributions in rank order, update the own copy and adopt the new values.
 
     Args:
@@ -60,6 +72,7 @@ def reduce_shard(job: SyncJob, shard: int, sources: Sequence[Source], chunk_byte
         sources: For every rank, in order, what gives its contribution to a chunk. Chunks come in file order.
         chunk_bytes: Largest size of a chunk.
         scratch: Buffers.
+        everything: Whether the sources give also what only the first one's values are taken of.
     """
     layout = job.layout
     for chunk in layout.chunks(shard, chunk_bytes):
@@ -70,6 +83,9 @@ def reduce_shard(job: SyncJob, shard: int, sources: Sequence[Source], chunk_byte
                 total = torch.add(total, source(chunk, scratch.tensor(1, layout, chunk)), out=buffer)
             if len(sources) > 1:
                 total.div_(len(sources))
+        elif everything:
+            for source in sources[1:]:  # it is read, so that its section can be verified
+                source(chunk, scratch.tensor(1, layout, chunk))
         job.adopt(chunk, job.update(chunk, total))
 
 

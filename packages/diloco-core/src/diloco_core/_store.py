@@ -1,16 +1,19 @@
 """The object store: the few operations that a run needs, and the driver for a URI.
 
-Drivers: :mod:`._store_folder` for local folders (fsspec's ``file://`` is neither atomic nor exclusive) and
-:mod:`._store_fsspec` for everything that fsspec speaks.
+:mod:`._store_folder` is for local folders (fsspec's ``file://`` is neither atomic nor exclusive), :mod:`._store_remote` for
+everything behind a network, through the requests of :mod:`._store_fsspec` or :mod:`._store_obstore`.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias
+import secrets
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, runtime_checkable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
+
+_S3 = {"s3", "s3a"}
 
 # Anything with the buffer protocol; typing it as collections.abc.Buffer needs Python 3.12.
 Buffer: TypeAlias = "bytes | bytearray | memoryview"
@@ -40,6 +43,15 @@ class ObjectReader(Protocol):
     ) -> None: ...
 
 
+@runtime_checkable
+class ReadsAhead(Protocol):
+    """A reader that profits from knowing what will be read."""
+
+    def expect(self, start: int, stop: int) -> None:
+        """Bytes ``start`` to ``stop`` will be read, in order. Takes the place of what was said before."""
+        ...
+
+
 class Store(Protocol):
     """A prefix of an object store. Keys are relative, with ``/`` between parts. Thread-safe.
 
@@ -57,10 +69,12 @@ class Store(Protocol):
         """
         ...
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; returns whether this call wrote it.
 
-        Exactly one of several racing calls wins on stores with exclusive creation.
+        Exactly one of several racing calls wins on stores with exclusive creation. Parts are treated as in :meth:`put`.
+        Calls with the very same bytes cannot be told apart over a network, where answers get lost: all of them may "win".
+        Large objects that this call wrote may be taken for another's. So on False read what is there, whoever wrote it.
         """
         ...
 
@@ -96,21 +110,51 @@ class Store(Protocol):
         ...
 
 
+def creates_once(store: Store) -> bool:
+    """Whether the store keeps its promise of :meth:`Store.create`: some accept conditional writes and ignore them."""
+    key = f"probes/{secrets.token_hex(8)}"
+    try:
+        return store.create(key, b"first") and not store.create(key, b"second") and store.get(key) == b"first"
+    finally:
+        store.delete([key])
+
+
 def open_store(uri: str) -> Store:
-    """The store for a URI: a path or ``file://`` is a folder, everything else goes through fsspec.
+    """The store for a URI, opened and tried out.
+
+    A path or ``file://`` is a folder. ``s3://`` goes through obstore where that is installed and fsspec has no settings for
+    S3, which obstore would not see; all else goes through fsspec. ``obstore+s3://`` and ``fsspec+s3://`` choose by hand.
 
     Raises:
-        ConfigurationError: The URI is empty or malformed.
-        StoreUnavailableError: Unknown scheme, or no access.
-        MissingDependencyError: The fsspec driver of the scheme is not installed.
+        ConfigurationError: The URI is empty or malformed, or its scheme is unknown.
+        StoreUnavailableError: The bucket or folder is missing, access is denied, or the store does not answer.
+        MissingDependencyError: The driver of the scheme is not installed.
     """
     from ._errors import ConfigurationError
     from ._store_folder import FolderStore
-    from ._store_fsspec import FsspecStore
+    from ._store_fsspec import FsspecDriver
+    from ._store_obstore import ObstoreDriver
+    from ._store_remote import RemoteStore
 
     if not isinstance(uri, str) or not uri.strip():
         raise ConfigurationError(f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}")
-    scheme, separator, _ = uri.partition("://")
+    scheme, separator, rest = uri.partition("://")
     if not separator or scheme == "file":
         return FolderStore(uri)
-    return FsspecStore(uri)
+    asked, plus, scheme = scheme.rpartition("+")
+    plain = f"{scheme}://{rest}"
+    if asked == "obstore" and scheme not in _S3:
+        raise ConfigurationError(f"{uri!r}: through obstore there is s3:// only; write {plain!r}")
+    if asked == "obstore" or (not plus and scheme in _S3 and _prefers_obstore(scheme)):
+        return RemoteStore(plain, ObstoreDriver(plain))
+    return RemoteStore(plain, FsspecDriver(plain if asked == "fsspec" else uri))
+
+
+def _prefers_obstore(scheme: str) -> bool:
+    from fsspec.config import conf
+
+    try:
+        import obstore  # noqa: F401 - only whether it can be
+    except ImportError:
+        return False
+    return not conf.get(scheme)

@@ -14,7 +14,7 @@ from urllib.parse import unquote, urlparse
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
     from ._store import Buffer
@@ -65,9 +65,9 @@ class FolderStore:
             raise StoreUnavailableError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
         return size
 
-    def create(self, key: str, data: bytes) -> bool:
+    def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; see :meth:`._store.Store.create`."""
-        temporary, _ = self._write(key, [data])
+        temporary, _ = self._write(key, [data] if isinstance(data, bytes) else data)
         try:
             path = self._path(key)
             _in_its_folder(path, lambda: os.link(temporary, path))
@@ -117,9 +117,9 @@ class FolderStore:
             path = self._path(key)
             if not (unread and self._keep(key)):
                 path.unlink(missing_ok=True)
-            if path.parent != self.root:
-                with contextlib.suppress(OSError):  # not empty, or already gone
-                    path.parent.rmdir()
+            with contextlib.suppress(OSError):  # not empty, or already gone
+                for folder in path.parents[: len(path.parents) - len(self.root.parents) - 1]:
+                    folder.rmdir()
 
     def close(self) -> None:
         """Remove the files kept for reuse; see :meth:`._store.Store.close`."""
@@ -159,24 +159,31 @@ class FolderStore:
 
     def _write(self, key: str, parts: Iterable[Buffer]) -> tuple[Path, int]:
         """Write an object into a file that no reader sees; returns it and its size in bytes."""
-        temporary: Path | None = None
-        try:
+        size = 0
+        with self._writing(key):
             temporary, descriptor = self._begin(key)
+        try:
             try:
-                size = sum(_write_all(descriptor, part) for part in parts)
-                os.ftruncate(descriptor, size)  # a file that is written over may have been longer
+                for part in parts:  # which may raise errors of its own
+                    with self._writing(key):
+                        size += _write_all(descriptor, part)
+                with self._writing(key):
+                    os.ftruncate(descriptor, size)  # a file that is written over may have been longer
             finally:
                 os.close(descriptor)
-        except BaseException as error:
-            if temporary is not None:
-                temporary.unlink(missing_ok=True)
-            if isinstance(error, OSError):
-                raise StoreUnavailableError(
-                    f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. "
-                    "Nothing of it is visible to readers."
-                ) from error
+        except BaseException:
+            temporary.unlink(missing_ok=True)
             raise
         return temporary, size
+
+    @contextlib.contextmanager
+    def _writing(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Nothing of it is visible to readers."
+            ) from error
 
     def _missing(self, key: str) -> ObjectNotFoundError:
         return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")

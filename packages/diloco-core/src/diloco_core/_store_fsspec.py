@@ -1,31 +1,24 @@
-"""Objects through fsspec: S3, GCS, Azure, memory and whatever else has a driver."""
+"""Requests through fsspec: S3, GCS, Azure, memory and whatever else has a driver."""
 
 from __future__ import annotations
 
-import secrets
-from typing import TYPE_CHECKING, Any, Self
+import contextlib
+import errno
+import tempfile
+from typing import TYPE_CHECKING, Any
 
 import fsspec
 from fsspec.registry import known_implementations
 
 from diloco_protocol import MissingDependencyError
 
-from ._errors import (
-    ConfigurationError,
-    CorruptedObjectError,
-    ObjectNotFoundError,
-    StoreError,
-    StoreUnavailableError,
-)
+from ._errors import ConfigurationError, StoreUnavailableError
+from ._store_remote import PART_BYTES, PARTS_AT_ONCE, Verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from types import TracebackType
+    from collections.abc import Callable, Iterator, Sequence
 
     from ._store import Buffer
-
-# What the reader asks for at once: large enough to hide latency, small enough for one block per peer in memory.
-_BLOCK_BYTES = 16 * 2**20
 
 _PACKAGES = {
     "s3": "diloco-core[s3]",
@@ -36,151 +29,95 @@ _PACKAGES = {
     "abfs": "diloco-core[azure]",
     "abfss": "diloco-core[azure]",
 }
+_S3 = {"s3", "s3a"}
+# What a driver may name "no credentials", in classes that are not ours to import.
+_NO_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "DefaultCredentialsError",
+    "ClientAuthenticationError",
+}
+_HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 
 
-class FsspecStore:
-    """A prefix of any store that fsspec has a driver for; see :class:`._store.Store`. Thread-safe.
+class FsspecDriver:
+    """A prefix of any store that fsspec has a driver for; see :class:`._store_remote.Driver`. Thread-safe.
 
-    Credentials come from the driver's own chain. Listings are never cached. An object is held in memory while it is
-    uploaded; reads ask for 16 MiB at a time.
+    Credentials come from the driver's own chain. Listings are never cached. An object of more than 16 MiB goes through a
+    temporary file, from which it can be sent in parts, and once more; so ``$TMPDIR`` needs room for one object. On
+    ``memory://`` there is nothing to send.
     """
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri.rstrip("/")
         scheme = uri.partition("://")[0]
         self.near = scheme == "memory"
+        self.name = f"fsspec's driver for {scheme}://"
         self._fs, self._root = _filesystem(uri, scheme)
-        self._probe()
+        self._options = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE} if scheme in _S3 else {}
 
-    def put(self, key: str, parts: Iterable[Buffer]) -> int:
-        """Write an object in one step; see :meth:`._store.Store.put`."""
-        data = bytearray()
-        for part in parts:  # one by one: a part is reused when the next one is asked for
-            data += part
-        try:
-            self._fs.pipe_file(self._path(key), bytes(data))
-        except OSError as error:
-            raise self._failed("write", key, error) from error
-        return len(data)
+    def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
+        """Write a small object."""
+        self._fs.pipe_file(self._path(key), bytes(data), **_mode(exclusive))
 
-    def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless the key exists; see :meth:`._store.Store.create`."""
-        try:
-            self._fs.pipe_file(self._path(key), data, mode="create")
-        except FileExistsError:
-            return False
-        except OSError as error:
-            if _exists_already(error):
-                return False
-            raise self._failed("create", key, error) from error
-        return True
+    def upload(self, key: str, blocks: Iterator[Buffer], *, exclusive: bool, attempt: Callable[..., None]) -> None:
+        """Write a large object, by way of a temporary file."""
+        path, mode = self._path(key), _mode(exclusive)
+        if self.near:
+            data = b"".join(blocks)
+            attempt(lambda: self._fs.pipe_file(path, data, **mode))
+            return
+        with _spooled(key, blocks) as file:
+            attempt(lambda: self._fs.put_file(file, path, **mode, **self._options))
 
-    def get(self, key: str) -> bytes:
-        """Read a whole object; see :meth:`._store.Store.get`."""
-        try:
-            return bytes(self._fs.cat_file(self._path(key)))
-        except FileNotFoundError:
-            raise self._missing(key) from None
-        except OSError as error:
-            raise self._failed("read", key, error) from error
+    def get(self, key: str) -> Buffer:
+        """Read a whole object."""
+        return memoryview(self._fs.cat_file(self._path(key)))
 
-    def open(self, key: str) -> BlockReader:
-        """Open an object for ranged reads; see :meth:`._store.Store.open`."""
-        path = self._path(key)
-        try:
-            size = int(self._fs.info(path)["size"])
-        except FileNotFoundError:
-            raise self._missing(key) from None
-        except OSError as error:
-            raise self._failed("read", key, error) from error
-        return BlockReader(self._fs, path, f"{self.uri}/{key}", size)
+    def head(self, key: str) -> tuple[int, Buffer]:
+        """Size of an object."""
+        return int(self._fs.info(self._path(key))["size"]), b""
+
+    def range(self, key: str, start: int, stop: int) -> Buffer:
+        """Bytes ``start`` to ``stop`` of an object."""
+        return memoryview(self._fs.cat_file(self._path(key), start=start, end=stop))
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Keys below a folder and their sizes; see :meth:`._store.Store.list`."""
+        """Keys below a folder and their sizes."""
         self._fs.invalidate_cache()
-        try:
-            found = self._fs.find(self._path(prefix.rstrip("/")), detail=True)
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise self._failed("list", prefix, error) from error
+        found = self._fs.find(self._path(prefix.rstrip("/")), detail=True)
         start = len(self._root) + 1
-        return {path[start:]: int(info["size"]) for path, info in sorted(found.items())}
+        return {path[start:]: int(info["size"]) for path, info in found.items()}
 
-    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002 - nothing to reuse
-        """Remove objects; see :meth:`._store.Store.delete`."""
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects, one by one."""
         for key in keys:
-            try:
+            with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(self._path(key))
-            except FileNotFoundError:
-                continue
-            except OSError as error:
-                raise self._failed("delete", key, error) from error
+
+    def judge(self, error: Exception) -> tuple[Verdict, str]:
+        """What an error means: drivers raise OSErrors, their own errors, and OSErrors caused by their own."""
+        status, code = _status(error)
+        text = f"{type(error).__name__}: {error}" + (f" ({code})" if code else "")
+        if code == "NoSuchBucket":
+            return Verdict.NO_BUCKET, text
+        if code == "PreconditionFailed" or (isinstance(error, FileExistsError) and status != 409):
+            return Verdict.EXISTS, text
+        if isinstance(error, FileNotFoundError):
+            return Verdict.MISSING, text
+        if isinstance(error, PermissionError) or status in {401, 403} or type(error).__name__ in _NO_CREDENTIALS:
+            return Verdict.FORBIDDEN, text
+        if status is not None and 400 <= status < 500 and status not in {408, 409, 425, 429}:
+            return Verdict.PERMANENT, text
+        if isinstance(error, (TypeError, ValueError, NotImplementedError)) or getattr(error, "errno", 0) in _HOPELESS:
+            return Verdict.PERMANENT, text
+        return Verdict.TRANSIENT, text
 
     def close(self) -> None:
-        """Nothing is held."""
-
-    def _probe(self) -> None:
-        key, token = f"probes/{secrets.token_hex(8)}", secrets.token_bytes(8)
-        try:
-            self._fs.pipe_file(self._path(key), token)
-            found = bytes(self._fs.cat_file(self._path(key)))
-            self._fs.rm_file(self._path(key))
-        except Exception as error:  # every driver has its own errors, and each means: not usable
-            raise StoreUnavailableError(
-                f"{self.uri} cannot be written and read back ({type(error).__name__}: {error}). "
-                "Check that the bucket exists and that this process's credentials may put, get, list and delete there."
-            ) from error
-        if found != token:
-            raise StoreUnavailableError(f"{self.uri} returned something else than what was just written there")
+        """Nothing to do: fsspec's drivers close their connections by themselves."""
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root
-
-    def _missing(self, key: str) -> ObjectNotFoundError:
-        return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
-
-    def _failed(self, verb: str, key: str, error: OSError) -> StoreError:
-        return StoreUnavailableError(f"cannot {verb} object {key!r} in {self.uri}: {error}")
-
-
-class BlockReader:
-    """Ranged reads through one block of read-ahead; see :class:`._store.ObjectReader`."""
-
-    def __init__(self, fs: Any, path: str, name: str, size: int) -> None:
-        self.size = size
-        self._fs = fs
-        self._path = path
-        self._name = name
-        self._start = 0
-        self._block = b""
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``offset``; see :meth:`._store.ObjectReader.read_into`."""
-        end = offset + len(buffer)
-        if end > self.size:
-            raise CorruptedObjectError(
-                f"{self._name} is truncated: it has {self.size} bytes, and bytes {offset} to {end} were asked for"
-            )
-        if not (self._start <= offset and end <= self._start + len(self._block)):
-            stop = min(self.size, max(end, offset + _BLOCK_BYTES))
-            self._block = bytes(self._fs.cat_file(self._path, start=offset, end=stop))
-            self._start = offset
-            if len(self._block) != stop - offset:
-                raise CorruptedObjectError(f"{self._name}: {len(self._block)} of {stop - offset} bytes came back")
-        buffer[:] = self._block[offset - self._start : end - self._start]
-
-    def close(self) -> None:
-        """Drop the block; repeatable."""
-        self._block = b""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def _filesystem(uri: str, scheme: str) -> tuple[Any, str]:
@@ -194,17 +131,46 @@ def _filesystem(uri: str, scheme: str) -> tuple[Any, str]:
             f"{uri!r} needs the fsspec driver for {scheme}://, which is missing: {advice}"
         ) from error
     except ValueError as error:
+        known = ", ".join(sorted(fsspec.available_protocols()))
         raise ConfigurationError(
-            f"{uri!r} has the unknown scheme {scheme!r}. Known are a folder, file://, memory://, s3://, gs://, az:// "
-            "and the other schemes that fsspec has a driver for."
+            f"{uri!r} has the unknown scheme {scheme!r}. Use a folder, file://, memory://, s3://, gs:// or az://, or one of "
+            f"the others that fsspec knows: {known}."
         ) from error
     except Exception as error:  # every driver has its own errors
         raise StoreUnavailableError(f"{uri} cannot be opened ({type(error).__name__}: {error})") from error
     return fs, str(root).rstrip("/")
 
 
-def _exists_already(error: OSError) -> bool:
-    """Whether a store said "exists already" in words that its driver did not turn into FileExistsError."""
-    response = getattr(error.__cause__, "response", None)
-    code = response.get("Error", {}).get("Code") if isinstance(response, dict) else None
-    return code == "PreconditionFailed"
+@contextlib.contextmanager
+def _spooled(key: str, blocks: Iterator[Buffer]) -> Iterator[str]:
+    """The blocks in a temporary file, which is gone afterwards."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="diloco-upload-"))
+            for block in blocks:
+                file.write(block)
+            file.flush()
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"cannot write object {key!r}: the folder for temporary files, which it goes through, cannot hold it "
+                f"({error.strerror or error}). Nothing was sent. Make room, or name another folder in TMPDIR."
+            ) from error
+        yield file.name
+
+
+def _mode(exclusive: bool) -> dict[str, str]:
+    # Some drivers know no mode, and write over what is there.
+    return {"mode": "create"} if exclusive else {}
+
+
+def _status(error: BaseException) -> tuple[int | None, str | None]:
+    """HTTP status and the store's own code, from the error or what caused it (botocore, google, azure, aiohttp)."""
+    for one in (error, error.__cause__):
+        response = getattr(one, "response", None)
+        if isinstance(response, dict):
+            return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get("Error", {}).get("Code")
+        for name in ("status", "status_code", "code"):
+            value = getattr(one, name, None)
+            if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
+                return int(value), None
+    return None, None

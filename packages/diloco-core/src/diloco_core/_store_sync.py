@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from ._errors import CorruptedObjectError, MismatchError, ObjectNotFoundError, SyncTimeoutError
 from ._exchange import SyncReport
-from ._layout import Rule
-from ._sharded import adopt_shard, contributions, reduce_shard, sent_pieces
+from ._published import Shard
+from ._sharded import contributions, reduce_shard, sent_pieces
 from ._timing import Wait
 from ._wire import Section, SectionReader, header, section_parts, seed
 
@@ -181,20 +181,8 @@ class StoreSync:
 
     def _publish(self, shard: int) -> None:
         """Store an own shard after its update: only verified contributions are in it."""
-        job, layout = self._job, self._layout
-        chunks = list(layout.chunks(shard, self._p.chunk_bytes))
-        outer = [chunk for chunk in chunks if layout.groups[chunk.group].rule is Rule.OUTER]
-        names = sorted(job.outer_state(outer[0])) if outer else []
-        sections = [self._values_section(shard), *(self._outer_section(shard, name) for name in names)]
-        metadata = self._metadata("state", shard=shard, scalars=json.dumps(dict(job.outer_scalars())))
-
-        def parts() -> Iterator[Buffer]:
-            yield header(layout, sections, metadata)
-            yield from section_parts(sections[0], (job.published(chunk) for chunk in chunks))
-            for section, name in zip(sections[1:], names, strict=True):
-                yield from section_parts(section, (job.outer_state(chunk)[name] for chunk in outer))
-
-        self._sent += self._p.store.put(self._state_key(self._number, shard), parts())
+        parts = self._shard(shard).parts(self._metadata("state"))
+        self._sent += self._p.store.put(self._state_key(self._number, shard), parts)
 
     def _adopt(self) -> None:
         """Read the other owners' shards, whichever is there first."""
@@ -223,9 +211,8 @@ class StoreSync:
         except ObjectNotFoundError:
             return False
         with reader:
-            values = SectionReader(reader, self._layout, [self._values_section(shard)], 0, f"{self._p.store.uri}/{key}")
-            adopt_shard(self._job, shard, partial(self._read, values), self._p.chunk_bytes, self._p.scratch)
-            values.verify()
+            self._shard(shard).adopt(reader, f"{self._p.store.uri}/{key}", self._p.scratch)
+        self._received += sum(self._layout.piece_bytes(piece) for piece in self._layout.shard(shard))
         return True
 
     def _read(self, section: SectionReader, piece: Piece, out: torch.Tensor) -> torch.Tensor:
@@ -260,13 +247,8 @@ class StoreSync:
         origin = f"{self._p.store.uri}/{self._delta_key(rank)}"
         return SectionReader(reader, self._layout, self._delta_sections(rank), index, origin)
 
-    def _values_section(self, shard: int) -> Section:
-        return Section("values", self._layout.shard(shard), self._seed("values", shard))
-
-    def _outer_section(self, shard: int, name: str) -> Section:
-        pieces = self._layout.shard(shard)
-        outer = tuple(piece for piece in pieces if self._layout.groups[piece.group].rule is Rule.OUTER)
-        return Section(f"outer.{name}", outer, self._seed("outer", name, shard))
+    def _shard(self, shard: int) -> Shard:
+        return Shard(self._job, shard, self._seed, self._p.chunk_bytes)
 
     def _seed(self, *what: object) -> int:
         return seed(self._job.fingerprint, self._number, *what)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ._errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,8 @@ class Timing:
 class Wait:
     """One wait for others: polls quickly at first, then ever more slowly, and looks around from time to time.
 
-    A pause lasts a twentieth of the wait so far, within limits: what arrives is noticed at most 5 % late.
+    A pause lasts a twentieth of the wait so far, within limits: what arrives is noticed at most 5 % late. ``alarms`` are
+    seconds since the start at which to look around in any case.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Wait:
         timeout: float,
         look_around: Callable[[], None],
         expired: Callable[[], Exception],
+        alarms: Iterable[float] = (),
     ) -> None:
         self._timing = timing
         self._shortest, self._longest = (0.0002, 0.02) if near else (0.05, 2.0)
@@ -66,17 +68,20 @@ class Wait:
         self._start = timing.clock()
         self._deadline = self._start + timeout
         self._looked = self._start
+        self._alarms = sorted(self._start + alarm for alarm in alarms)
 
     def pause(self) -> None:
         """Sleep once. Calls ``look_around`` when it is time to, and raises what ``expired`` returns past the deadline."""
         now = self._timing.clock()
-        if now - self._looked >= self._look_every:
+        rang = bool(self._alarms) and now >= self._alarms[0]
+        if rang or now - self._looked >= self._look_every:
+            self._alarms = [alarm for alarm in self._alarms if alarm > now]
             self._looked = now
             self._look_around()
         if now >= self._deadline:
             raise self._expired()
         pause = min(max(self._shortest, (now - self._start) / 20), self._longest)
-        self._timing.sleep(min(pause, self._deadline - now))
+        self._timing.sleep(min(pause, *(alarm - now for alarm in self._alarms), self._deadline - now))
 
     def elapsed(self) -> float:
         """Seconds since the wait began."""

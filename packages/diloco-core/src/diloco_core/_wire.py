@@ -17,6 +17,7 @@ import torch
 import xxhash
 
 from ._errors import CorruptedObjectError
+from ._store import ReadsAhead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -99,19 +100,29 @@ class SectionReader:
         sections: The sections of the file in order, at least up to the one to read.
         index: Which of them to read.
         origin: Name of the object, for errors.
+        data: Offset of the data in bytes, where it is known; otherwise it is read from the object.
     """
 
     def __init__(
-        self, reader: ObjectReader, layout: Layout, sections: Sequence[Section], index: int, origin: str
+        self,
+        reader: ObjectReader,
+        layout: Layout,
+        sections: Sequence[Section],
+        index: int,
+        origin: str,
+        data: int | None = None,
     ) -> None:
-        length = bytearray(_LENGTH_BYTES)
-        reader.read_into(0, memoryview(length))
+        if data is None:
+            length = bytearray(_LENGTH_BYTES)
+            reader.read_into(0, memoryview(length))
+            data = _LENGTH_BYTES + int.from_bytes(length, "little")
         starts = section_starts(layout, sections)
-        data = _LENGTH_BYTES + int.from_bytes(length, "little")
         if data + starts[-1] > reader.size:
             raise CorruptedObjectError(
                 f"{origin} has {reader.size} bytes, which is too few: it is truncated, or was written for another model"
             )
+        if isinstance(reader, ReadsAhead):
+            reader.expect(data + starts[index], data + starts[index + 1])
         self._reader = reader
         self._offset = data + starts[index]
         self._hash = xxhash.xxh3_64(seed=sections[index].seed)
@@ -123,6 +134,11 @@ class SectionReader:
         self._reader.read_into(self._offset, buffer)
         self._hash.update(buffer)
         self._offset += len(buffer)
+
+    @property
+    def digest(self) -> int:
+        """Checksum of what was read so far."""
+        return self._hash.intdigest()
 
     def verify(self) -> None:
         """Compare the checksum.

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import inspect
 import json
 import os
 import sys
@@ -21,6 +22,7 @@ from ._errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from ._exchange_elastic import ElasticExchange
     from ._exchange_store import ObjectStoreExchange
 
 
@@ -32,6 +34,7 @@ def run(
     rendezvous_uri: str | None = None,
     rank: int | None = None,
     world_size: int | None = None,
+    connect_options: Mapping[str, Any] | None = None,
 ) -> Any:
     """Connect to the run and call ``trainer_module.trainer_fn(**trainer_kwargs)``; returns what it returns.
 
@@ -44,26 +47,38 @@ def run(
         rendezvous_uri: Where the replicas meet; from ``RENDEZVOUS_URI`` if left out.
         rank: This replica; from ``REPLICA_RANK`` if left out.
         world_size: Number of replicas; from ``WORLD_SIZE`` if left out.
+        connect_options: More arguments of :func:`diloco_core.connect`: ``{"min_replicas": 2}`` makes the run elastic.
 
     Raises:
         ConfigurationError: The trainer cannot be found, or the replica cannot be identified.
         StoreUnavailableError: The URI cannot be written and read.
     """
-    exchange, trainer = _prepare(trainer_module, trainer_fn, rendezvous_uri, rank, world_size)
+    exchange, trainer = _prepare(trainer_module, trainer_fn, rendezvous_uri, rank, world_size, connect_options or {})
     return _call(exchange, trainer, trainer_kwargs or {})
 
 
 def _prepare(
-    trainer_module: str, trainer_fn: str, rendezvous_uri: str | None, rank: int | None, world_size: int | None
-) -> tuple[ObjectStoreExchange, Callable[..., Any]]:
+    trainer_module: str,
+    trainer_fn: str,
+    rendezvous_uri: str | None,
+    rank: int | None,
+    world_size: int | None,
+    options: Mapping[str, Any],
+) -> tuple[ObjectStoreExchange | ElasticExchange, Callable[..., Any]]:
     trainer = load_trainer(trainer_module, trainer_fn)
     # What came as arguments goes into the environment too, for the trainer's own connect() and its worker processes.
     given = {"RENDEZVOUS_URI": rendezvous_uri, "REPLICA_RANK": rank, "WORLD_SIZE": world_size}
     os.environ.update({name: str(value) for name, value in given.items() if value is not None})
-    return connect(), trainer
+    known = set(inspect.signature(connect).parameters) - {"uri", "rank", "world_size", "environ"}
+    for name in options:
+        if name not in known:
+            raise ConfigurationError(f"connect_options has {name!r}, but allowed are {', '.join(sorted(known))}")
+    return connect(**options), trainer
 
 
-def _call(exchange: ObjectStoreExchange, trainer: Callable[..., Any], kwargs: Mapping[str, Any]) -> Any:
+def _call(
+    exchange: ObjectStoreExchange | ElasticExchange, trainer: Callable[..., Any], kwargs: Mapping[str, Any]
+) -> Any:
     try:
         result = trainer(**kwargs)
     except BaseException as error:
@@ -105,13 +120,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--trainer-module", required=True, help="importable module of the trainer")
     parser.add_argument("--trainer-fn", default="train", help="function in it (default: train)")
     parser.add_argument("--trainer-kwargs-json", default="{}", help="its keyword arguments, a JSON object")
+    parser.add_argument(
+        "--connect-options-json",
+        default="{}",
+        help="""more arguments of connect(), a JSON object: '{"min_replicas": 2}' makes the run elastic""",
+    )
     arguments = parser.parse_args(argv)
-    try:
-        kwargs = json.loads(arguments.trainer_kwargs_json)
-    except ValueError as error:
-        parser.error(f"--trainer-kwargs-json is not JSON: {error}")
-    if not isinstance(kwargs, dict):
-        parser.error(f"--trainer-kwargs-json must be a JSON object, not {type(kwargs).__name__}")
+    kwargs = _json_object(parser, "--trainer-kwargs-json", arguments.trainer_kwargs_json)
+    options = _json_object(parser, "--connect-options-json", arguments.connect_options_json)
     try:
         exchange, trainer = _prepare(
             arguments.trainer_module,
@@ -119,6 +135,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             arguments.rendezvous,
             arguments.rank,
             arguments.world_size,
+            options,
         )
     except ConfigurationError as error:
         parser.error(str(error))
@@ -126,6 +143,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     if result is not None:
         sys.stdout.write(f"{json.dumps(result)}\n")
     return 0
+
+
+def _json_object(parser: argparse.ArgumentParser, name: str, text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        parser.error(f"{name} is not JSON: {error}")
+    if not isinstance(found, dict):
+        parser.error(f"{name} must be a JSON object, not {type(found).__name__}")
+    return found
 
 
 if __name__ == "__main__":

@@ -1,14 +1,34 @@
-"""For tests and simulations: several replicas in one process."""
+"""For tests and simulations: several replicas in one process, in real time or in virtual time with faults."""
 
 from __future__ import annotations
 
 import threading
 from typing import TYPE_CHECKING, TypeVar
 
+from ._sim_checks import SimulatedTraining, broken_promises, violations
+from ._sim_scheduler import Killed
+from ._sim_store import KINDS, Fault, SimulatedStore
+from ._simulation import Node, Outcome, Schedule, simulate
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ._exchange import Exchange
+
+__all__ = [
+    "KINDS",
+    "Fault",
+    "Killed",
+    "Node",
+    "Outcome",
+    "Schedule",
+    "SimulatedStore",
+    "SimulatedTraining",
+    "broken_promises",
+    "run_replicas",
+    "simulate",
+    "violations",
+]
 
 T = TypeVar("T")
 

@@ -1,0 +1,82 @@
+"""What an outer loop saves and loads: its own state by hand (strict runs), a replica's inner state by itself (elastic)."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ._errors import ConfigurationError
+from ._inner_state import InnerState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ._exchange_elastic import ElasticExchange
+    from ._fragment import Fragment
+    from ._inner_state import Stateful
+    from ._outer import OuterOptimizer
+
+STATE_VERSION = 1
+
+
+def load_fragments(
+    state: Mapping[str, Any], identity: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer]]
+) -> None:
+    """Copy saved global copies and outer state into the fragments.
+
+    Args:
+        state: What ``DiLoCo.state_dict`` returned.
+        identity: What it must say of the replica.
+        pairs: The fragments and their outer optimizers.
+
+    Raises:
+        ConfigurationError: It was saved by another rank, world size, version or model.
+    """
+    here = {**identity, "fragments": [[(c.numel(), str(c.dtype)) for c in f.copy] for f, _ in pairs]}
+    there = {key: state.get(key) for key in identity}
+    there["fragments"] = [[(c.numel(), str(c.dtype)) for c in part["copy"]] for part in state.get("fragments", [])]
+    for key, value in here.items():
+        if there[key] != value:
+            raise ConfigurationError(
+                f"the saved outer loop does not fit: its {key} is {there[key]}, here it is {value}"
+            )
+    for (fragment, outer), part in zip(pairs, state["fragments"], strict=True):
+        for copy, saved in zip(fragment.copy, part["copy"], strict=True):
+            copy.copy_(saved)
+        outer.load_state_dict(part["outer"])
+
+
+class OwnState:
+    """When a replica of an elastic run saves what belongs to it alone, and what it gets back.
+
+    Args:
+        optimizer: The inner optimizer.
+        stateful: More things to save, by name.
+        every: Every how many syncs; 0 for never.
+
+    Attributes:
+        behind: Inner steps that the run has counted since what was restored had been saved.
+
+    Raises:
+        ConfigurationError: An argument is not allowed.
+    """
+
+    def __init__(self, optimizer: Stateful, stateful: Mapping[str, Stateful], every: int) -> None:
+        if not isinstance(every, int) or every < 0:
+            raise ConfigurationError(f"save_inner_every must be 0 (never) or a number of syncs, not {every!r}")
+        self.behind = 0
+        self._inner = InnerState(optimizer, stateful)
+        self._every = every
+        self._saved_at = 0
+
+    def restore(self, exchange: ElasticExchange, sync: int, inner_steps: int) -> None:
+        """Take over what the rank's earlier lives have saved last."""
+        saved = exchange.load_inner() if self._every else None
+        if saved is not None:
+            self.behind = max(0, inner_steps - self._inner.restore(*saved))
+        self._saved_at = sync
+
+    def save(self, exchange: ElasticExchange, sync: int, inner_steps: int, *, leaving: bool = False) -> None:
+        """Save it, if it is time."""
+        if self._every and sync - self._saved_at >= (1 if leaving else self._every):
+            exchange.save_inner(lambda: self._inner.parts(inner_steps))
+            self._saved_at = sync

@@ -1,0 +1,236 @@
+"""Adopting a committed sync: update the own shards, take the others' as published, and finish what others left undone."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ._elastic_life import Reload
+from ._elastic_publish import publish_previous, write_done
+from ._elastic_rules import newest_done
+from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
+from ._patient import PAUSES
+from ._sharded import reduce_shard
+from ._timing import Wait
+
+if TYPE_CHECKING:
+    import torch
+
+    from ._elastic_life import Life
+    from ._elastic_records import Commit
+    from ._layout import Piece
+    from ._sharded import Source
+    from ._store import ObjectReader
+    from ._wire import SectionReader
+
+_STAGGER = 0.5
+
+
+class Adoption:
+    """One life's adoption of one sync. Used once.
+
+    Sharded: the k-th member owns shards k, k + members, …: it updates and publishes them, and everybody reads them. When
+    an owner is late by one grace, the next member does its work; create-once settles a race, and all adopt what is there.
+    Gather: everybody updates everything, and some syncs are published.
+
+    Args:
+        life: Whose.
+        commit: The record, to be obeyed as it is.
+        local: Whether this life's own contribution is in it, so that it need not be read back.
+    """
+
+    def __init__(self, life: Life, commit: Commit, local: bool) -> None:
+        self._life = life
+        self._commit = commit
+        self._local = local
+        self._progress = life.fragments[commit.fragment]
+        self._previous = self._progress.sync
+        self._job = self._progress.job
+        self._layout = self._job.layout
+        ranks = [member.rank for member in commit.members]
+        self._member = ranks.index(life.rank) if life.rank in ranks else None
+
+    def run(self) -> None:
+        """Adopt it; afterwards memory and store agree.
+
+        Raises:
+            Reload: Inputs are gone because newer state is complete.
+            CorruptedObjectError: Inputs are gone or damaged, and nothing newer is there.
+            SyncTimeoutError: A shard did not come in time.
+        """
+        shards = range(self._layout.shards)
+        if self._life.gather:
+            publish_previous(self._life, self._commit, self._member)
+            for shard in shards:
+                self._compute(shard)
+            return
+        for shard in shards:
+            if self.owner(shard) == self._member:
+                self._compute(shard)
+        self._take([shard for shard in shards if self.owner(shard) != self._member])
+        if self.designated:
+            write_done(self._life, self._commit)
+
+    def owner(self, shard: int) -> int:
+        """Which member updates a shard."""
+        return shard % len(self._commit.members)
+
+    @property
+    def designated(self) -> bool:
+        """Whether this life does the chores of this sync."""
+        return self._member == self._commit.sync % len(self._commit.members)
+
+    def turn(self, shard: int) -> float:
+        """Seconds after which this life does the work of a shard's owner: the next member first, then the one after it."""
+        members = len(self._commit.members)
+        distance = members if self._member is None else (self._member - self.owner(shard)) % members
+        grace = self._life.settings.grace
+        return grace + (distance - 1) * min(_STAGGER, grace / 10)
+
+    def _take(self, pending: list[int]) -> None:
+        """Read published shards, whichever is there first; do the work of owners that are late."""
+        life = self._life
+        turns = sorted({self.turn(shard) for shard in pending})
+
+        def expired() -> Exception:
+            ranks = sorted({self._commit.members[self.owner(shard)].rank for shard in pending})
+            text = f"sync {self._commit.sync} at {life.store.uri}: the shards of ranks {ranks} did not come in time"
+            return SyncTimeoutError(text, ranks)
+
+        wait: Wait | None = None
+        while pending:
+            elapsed = wait.elapsed() if wait else 0.0
+            arrived = [shard for shard in pending if self._adopt(shard)]
+            for shard in pending:
+                if shard not in arrived and elapsed >= self.turn(shard):
+                    self._compute(shard)
+                    arrived.append(shard)
+            pending = [shard for shard in pending if shard not in arrived]
+            if pending and not arrived:
+                wait = wait or Wait(
+                    life.timing, life.store.near, life.timing.sync_timeout, lambda: None, expired, alarms=turns
+                )
+                wait.pause()
+        if wait is not None:
+            life.traffic.waited += wait.elapsed()
+
+    def _adopt(self, shard: int) -> bool:
+        """Adopt a shard as it was published, if it was."""
+        life, sync, index = self._life, self._commit.sync, self._commit.fragment
+        key = life.key(sync, index, shard)
+
+        def use(reader: ObjectReader) -> int:
+            self._progress.values_at[shard] = None
+            return life.shard(sync, index, shard).adopt(reader, life.origin(key), life.scratch)
+
+        found = life.store.read(key, use)
+        if found is None:
+            return False
+        self._settle(shard, found)
+        self._progress.forget_outer(shard, life.chunk_bytes)
+        life.traffic.received += sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
+        return True
+
+    def _settle(self, shard: int, checksum: int) -> None:
+        self._progress.values_at[shard] = self._commit.sync
+        self._progress.sums[shard] = checksum
+
+    def _compute(self, shard: int) -> None:
+        """Update a shard from the contributions."""
+        local = self._local
+        for pause in (*PAUSES, None):
+            try:
+                self._prepare(shard)
+                self._progress.values_at[shard] = None
+                self._reduce(shard, local)
+                break
+            except ObjectNotFoundError:
+                self._look_again(shard)
+                return
+            except (StoreUnavailableError, CorruptedObjectError) as error:
+                if pause is None:
+                    raise
+                if self._life.gather:  # what was updated in part can only be had again from what is published
+                    self._life.timing.sleep(pause)
+                    raise Reload from error
+                local = False  # parts of the own values may be updated already
+                self._life.timing.sleep(pause)
+        self._progress.outer_at[shard] = self._commit.sync
+        if self._life.gather:
+            self._settle(shard, self._life.shard(self._commit.sync, self._commit.fragment, shard).digest())
+        else:
+            self._publish(shard)
+
+    def _prepare(self, shard: int) -> None:
+        """See to it that memory holds the values and the outer state that the update starts from."""
+        life, progress = self._life, self._progress
+        index, previous = self._commit.fragment, self._previous
+        whole = progress.values_at[shard] == previous
+        if whole and progress.outer_at[shard] == previous:
+            return
+        progress.forget_outer(shard, life.chunk_bytes)
+        if whole and previous == 0:
+            progress.outer_at[shard] = 0  # no outer step has been taken yet
+            return
+        key = life.key(previous, index, shard)
+
+        def use(reader: ObjectReader) -> None:
+            stored = life.shard(previous, index, shard)
+            if not whole:
+                stored.adopt(reader, life.origin(key), life.scratch)
+            if previous:
+                self._job.install_outer(*stored.outer_state(reader, life.origin(key)))
+            life.traffic.received += reader.size
+
+        with life.store.store.open(key) as reader:
+            use(reader)
+        progress.values_at[shard] = progress.outer_at[shard] = previous
+
+    def _reduce(self, shard: int, local: bool) -> None:
+        life, job = self._life, self._job
+        sources: list[Source] = []
+        sections: list[SectionReader] = []
+        with ExitStack() as stack:
+            for member in self._commit.members:
+                if local and (member.rank, member.epoch) == (life.rank, life.epoch):
+                    sources.append(job.contribution)
+                    continue
+                reader = stack.enter_context(life.store.store.open(member.key))
+                section = self._progress.format.reader(member, reader, shard, life.origin(member.key))
+                sections.append(section)
+                sources.append(_source(section))
+                life.traffic.received += sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
+            reduce_shard(job, shard, sources, life.chunk_bytes, life.scratch, everything=True)
+            for section in sections:
+                section.verify()
+
+    def _publish(self, shard: int) -> None:
+        life, sync, index = self._life, self._commit.sync, self._commit.fragment
+        metadata = {"diloco": "state", "sync": str(sync), "name": self._job.name, "fingerprint": self._job.fingerprint}
+        sums: list[int] = []
+        stored = life.shard(sync, index, shard)
+        if life.store.create(life.key(sync, index, shard), lambda: stored.parts(metadata, sums.append)):
+            self._settle(shard, sums[-1])
+            life.traffic.sent += sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
+        elif not self._adopt(shard):  # somebody was faster: there is one version, and everybody takes it
+            self._look_again(shard)
+
+    def _look_again(self, shard: int) -> None:
+        """Inputs are gone: then the result is there, or newer state is complete."""
+        life, sync, index = self._life, self._commit.sync, self._commit.fragment
+        if not life.gather and self._adopt(shard):
+            return
+        if newest_done(life.store.list("state/"), len(life.fragments))[index] >= sync:
+            raise Reload
+        raise CorruptedObjectError(
+            f"sync {sync} in {life.store.uri} cannot be completed: contributions that its record names, or the state before "
+            "it, are gone, and no newer state is complete. Something else has deleted objects of this run."
+        )
+
+
+def _source(section: SectionReader) -> Source:
+    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - the signature of a source
+        section.read(out)
+        return out
+
+    return read

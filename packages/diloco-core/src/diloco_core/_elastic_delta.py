@@ -1,0 +1,61 @@
+"""The file of a contribution to an elastic sync: every shard of it, since any member may have to update any shard."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._sharded import contributions
+from ._wire import Section, SectionReader, header, section_parts, section_starts, seed
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ._elastic_records import Delta
+    from ._exchange import SyncJob
+    from ._sharded import Scratch
+    from ._store import Buffer, ObjectReader
+
+SCHEMA_DIGITS = 16
+"""How much of a fragment's fingerprint the key of a contribution shows."""
+
+
+class DeltaFormat:
+    """What the contributions to a fragment look like. All have the same size; whose it is, its checksums say.
+
+    Args:
+        job: The fragment.
+    """
+
+    def __init__(self, job: SyncJob) -> None:
+        self._job = job
+        sections = [self._section(shard, 0) for shard in range(job.layout.shards)]
+        metadata = {"diloco": "delta", "name": job.name, "fingerprint": job.fingerprint}
+        self._header = header(job.layout, sections, metadata)
+        self._starts = [len(self._header) + start for start in section_starts(job.layout, sections)]
+
+    @property
+    def size(self) -> int:
+        """Size of a contribution in bytes."""
+        return self._starts[-1]
+
+    def parts(self, delta: Delta, chunk_bytes: int, scratch: Scratch) -> Iterator[Buffer]:
+        """The file, from the job's contribution.
+
+        Raises:
+            NonFiniteDeltaError: It holds NaN or infinity.
+        """
+        yield self._header
+        for shard in range(self._job.layout.shards):
+            chunks = contributions(self._job, shard, delta.rank, chunk_bytes, scratch, everything=True)
+            yield from section_parts(self._section(shard, self._seed(delta, shard)), chunks)
+
+    def reader(self, delta: Delta, reader: ObjectReader, shard: int, origin: str) -> SectionReader:
+        """A reader of one shard of a contribution."""
+        section = self._section(shard, self._seed(delta, shard))
+        return SectionReader(reader, self._job.layout, [section], 0, origin, self._starts[shard])
+
+    def _section(self, shard: int, checksum_seed: int) -> Section:
+        return Section(f"shard.{shard}", self._job.layout.shard(shard), checksum_seed)
+
+    def _seed(self, delta: Delta, shard: int) -> int:
+        return seed(self._job.fingerprint, delta.key, shard)

@@ -1,0 +1,193 @@
+"""One life of a rank in an elastic run: where it stands in the log of syncs, and what it holds in memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ._elastic_delta import DeltaFormat
+from ._elastic_records import Commit, commit_key, digest, shard_key, state_digest
+from ._errors import CorruptedObjectError
+from ._published import Shard
+from ._wire import seed
+
+if TYPE_CHECKING:
+    from ._elastic_records import Done, Manifest
+    from ._elastic_settings import Elastic
+    from ._fragment import Fragment
+    from ._layout import Layout
+    from ._patient import Patient
+    from ._sharded import Scratch
+    from ._timing import Timing
+
+
+class Reload(Exception):  # noqa: N818 - never leaves the exchange
+    """What this life holds is of no use: start again from the newest published state."""
+
+
+@dataclass(frozen=True, slots=True)
+class Position:
+    """Where a life begins.
+
+    Attributes:
+        sync: How many syncs the run has committed.
+        inner_steps: How many inner steps of this rank they have counted.
+    """
+
+    sync: int
+    inner_steps: int
+
+
+@dataclass(slots=True)
+class Progress:
+    """What a life holds of one fragment.
+
+    Attributes:
+        job: The fragment.
+        sync: The last sync of it that was adopted (0: the initial state).
+        sums: Checksums of the shards' values after it.
+        values_at: For every shard, after which sync the values in memory are; None where they are undefined.
+        outer_at: The same for the outer optimizer's state; None where it is not in memory.
+        positions: Inner steps of every rank that have been counted.
+        unfinished: What is being published (gather only).
+        format: What contributions to it look like.
+    """
+
+    job: Fragment
+    sync: int
+    sums: list[int]
+    values_at: list[int | None]
+    outer_at: list[int | None]
+    positions: dict[int, int]
+    unfinished: Done | None = None
+    format: DeltaFormat = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.format = DeltaFormat(self.job)
+
+    @property
+    def digest(self) -> str:
+        """Digest of the state after the last sync."""
+        return state_digest(self.sums)
+
+    def forget_outer(self, shard: int, chunk_bytes: int) -> None:
+        """Let go of a shard's outer state: somebody else has updated it."""
+        if self.outer_at[shard] is not None and self.job.outer is not None:
+            self.job.outer.forget(self.job.layout.chunks(shard, chunk_bytes))
+        self.outer_at[shard] = None
+
+
+@dataclass(slots=True)
+class Traffic:
+    """Counters of one sync: payload bytes and seconds."""
+
+    sent: int = 0
+    received: int = 0
+    waited: float = 0.0
+
+
+@dataclass(slots=True)
+class Life:
+    """One life of a rank.
+
+    Attributes:
+        store: The run's prefix.
+        timing: Limits and clock.
+        settings: How this replica behaves.
+        manifest: What the run is.
+        rank: Its rank.
+        epoch: Which life of the rank it is.
+        chunk_bytes: Bytes handled at once.
+        scratch: Buffers.
+        fragments: What it holds.
+        sync: The last sync it has adopted.
+        previous: Digest of that sync's record (of the manifest, before the first).
+        members: Epoch by rank of that sync's members; all ranks, before the first.
+        traffic: What the sync in progress has cost.
+    """
+
+    store: Patient
+    timing: Timing
+    settings: Elastic
+    manifest: Manifest
+    rank: int
+    epoch: int
+    chunk_bytes: int
+    scratch: Scratch
+    fragments: list[Progress]
+    sync: int = 0
+    previous: str = ""
+    members: dict[int, int] = field(default_factory=dict)
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def gather(self) -> bool:
+        """Whether everybody updates everything."""
+        return self.manifest.topology == "gather"
+
+    def index(self, sync: int) -> int:
+        """Which fragment a sync is of."""
+        return (sync - 1) % len(self.fragments)
+
+    def published(self, sync: int) -> bool:
+        """Whether the state after a sync is published by rule."""
+        return not self.gather or ((sync - 1) // len(self.fragments) + 1) % self.manifest.publish_every == 0
+
+    def key(self, sync: int, fragment: int, shard: int) -> str:
+        """Key of a published shard."""
+        return shard_key(sync, fragment, shard, self.manifest.initial)
+
+    def origin(self, key: str) -> str:
+        """A key as shown in errors."""
+        return f"{self.store.uri}/{key}"
+
+    def shard(self, sync: int, fragment: int, number: int) -> Shard:
+        """A shard of the state after a sync."""
+        return published_shard(self.fragments[fragment].job, sync, number, self.manifest.initial, self.chunk_bytes)
+
+    def commit(self, sync: int) -> tuple[Commit, str] | None:
+        """The record of a sync and its digest, if there is one."""
+        data = self.store.get(commit_key(sync))
+        if data is None:
+            return None
+        return Commit.from_json(data, self.origin(commit_key(sync))), digest(data)
+
+    def verify(self, commit: Commit) -> None:
+        """Refuse a record that is not the next one of the log.
+
+        Raises:
+            CorruptedObjectError: It does not follow the one before it.
+        """
+        if (commit.sync, commit.fragment, commit.previous) != (self.sync + 1, self.index(self.sync + 1), self.previous):
+            raise CorruptedObjectError(
+                f"{self.origin(commit_key(commit.sync))} does not follow the record before it: the log of this run was "
+                "tampered with, or two runs share the prefix"
+            )
+
+    def advance(self, commit: Commit, record: str) -> None:
+        """This life has adopted a sync whose record has this digest."""
+        progress = self.fragments[commit.fragment]
+        progress.sync = commit.sync
+        progress.positions.update({member.rank: member.stop for member in commit.members})
+        self.skip(commit, record)
+
+    def skip(self, commit: Commit, record: str) -> None:
+        """The state in memory holds this sync already."""
+        self.sync = commit.sync
+        self.previous = record
+        self.members = {member.rank: member.epoch for member in commit.members}
+
+
+def published_shard(job: Fragment, sync: int, number: int, initial: str, chunk_bytes: int) -> Shard:
+    """A shard of a fragment's state after a sync."""
+    where: int | str = sync or initial
+
+    def section_seed(*what: object) -> int:
+        return seed(job.fingerprint, where, *what)
+
+    return Shard(job, number, section_seed, chunk_bytes)
+
+
+def layout_bytes(layout: Layout) -> int:
+    """Size of all values of a layout in bytes."""
+    return sum(group.numel * group.dtype.itemsize for group in layout.groups)

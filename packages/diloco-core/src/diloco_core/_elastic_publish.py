@@ -1,0 +1,107 @@
+"""Publishing and collecting: when a state counts as complete, and what may go then."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ._elastic_records import Done, done_key
+from ._elastic_rules import collectable, newest_done
+
+if TYPE_CHECKING:
+    from ._elastic_life import Life, Progress
+    from ._elastic_records import Commit
+    from ._store import ObjectReader
+
+
+def write_done(life: Life, commit: Commit) -> None:
+    """All shards of a sync are published and adopted: say so."""
+    progress = life.fragments[commit.fragment]
+    positions = {**progress.positions, **{member.rank: member.stop for member in commit.members}}
+    _create_done(life, Done(commit.sync, commit.fragment, tuple(progress.sums), positions))
+
+
+def publish_previous(life: Life, commit: Commit, member: int | None) -> None:
+    """Gather: publish the state that a sync starts from, if it is due; memory still holds it.
+
+    By now all members have agreed on it: the record names its digest. Member k publishes the shards k, k + members, ….
+    Whether all arrived is seen when the next sync of the fragment comes; if not, the next publication makes up for it.
+    """
+    progress = life.fragments[commit.fragment]
+    before, progress.unfinished = progress.unfinished, None
+    members = len(commit.members)
+    if before is not None and member == commit.sync % members and _is_complete(life, before):
+        _create_done(life, before)
+    if progress.sync == 0 or not life.published(progress.sync):
+        return
+    progress.unfinished = Done(progress.sync, commit.fragment, tuple(progress.sums), dict(progress.positions))
+    if member is not None:
+        _publish(life, progress, range(member, progress.job.layout.shards, members))
+
+
+def finish(life: Life) -> None:
+    """The last thing a life does: see to it that the state it stands at is a place to start from."""
+    listing = life.store.list("state/")
+    for index, newest in enumerate(newest_done(listing, len(life.fragments))):
+        progress = life.fragments[index]
+        if newest >= progress.sync or None in progress.values_at:
+            continue
+        done = Done(progress.sync, index, tuple(progress.sums), dict(progress.positions))
+        shards = range(progress.job.layout.shards)
+        missing = [shard for shard in shards if life.key(progress.sync, index, shard) not in listing]
+        if life.gather:
+            # Lives that leave at the same time begin at different shards.
+            start = life.rank % len(shards)
+            _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
+            if not all(_stored_sum(life, progress, index, shard) == done.sums[shard] for shard in shards):
+                continue
+        elif missing:
+            continue
+        _create_done(life, done)
+
+
+def collect(life: Life) -> None:
+    """Remove what no life can need any more."""
+    states = life.store.list("state/")
+    keys = [*life.store.list("deltas/"), *states]
+    if life.sync <= life.manifest.retention + len(life.fragments) * life.manifest.publish_every * 2:
+        keys += life.store.list("initial/")
+    gone = collectable(
+        keys,
+        last=life.sync,
+        done=newest_done(states, len(life.fragments)),
+        retention=life.manifest.retention,
+        keep_deltas=life.gather,
+        initial=life.manifest.initial,
+    )
+    if gone:
+        life.store.delete(gone)
+
+
+def _publish(life: Life, progress: Progress, shards: range | list[int]) -> None:
+    job, index = progress.job, life.index(progress.sync)
+    metadata = {"diloco": "state", "sync": str(progress.sync), "name": job.name, "fingerprint": job.fingerprint}
+    for number in shards:
+        shard = life.shard(progress.sync, index, number)
+        key = life.key(progress.sync, index, number)
+        if life.store.create(key, partial(shard.parts, metadata)):
+            life.traffic.sent += sum(map(job.layout.piece_bytes, job.layout.shard(number)))
+
+
+def _is_complete(life: Life, done: Done) -> bool:
+    listing = life.store.list(f"state/{done.sync:08}/")
+    return all(life.key(done.sync, done.fragment, shard) in listing for shard in range(len(done.sums)))
+
+
+def _stored_sum(life: Life, progress: Progress, index: int, number: int) -> int | None:
+    key = life.key(progress.sync, index, number)
+    shard = life.shard(progress.sync, index, number)
+
+    def use(reader: ObjectReader) -> int:
+        return shard.check(reader, life.origin(key), life.scratch)
+
+    return life.store.read(key, use)
+
+
+def _create_done(life: Life, done: Done) -> None:
+    life.store.create(done_key(done.sync, done.fragment), done.to_json)

@@ -1,0 +1,114 @@
+"""The rules of elastic membership, as functions of what was listed: who counts, who is waited for, what may go.
+
+They are exactly those of the model-checked protocol; nothing here reads a store or a clock.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ._elastic_records import Delta, Hint
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+_STATE = re.compile(r"state/(\d{8})/(\d{3})\.(?:\d{5}\.safetensors|done\.json)", re.ASCII)
+_DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)
+_PAYLOAD = re.compile(r"deltas/(\d{8})/.*", re.ASCII)
+
+
+def valid(
+    listing: Mapping[str, int],
+    *,
+    base: str,
+    schema: str,
+    positions: Mapping[int, int],
+    size: int,
+) -> dict[int, Delta]:
+    """At most one valid contribution per rank, that of its highest epoch, in rank order.
+
+    Valid: made from the state that the sync starts from, of inner steps that have not been counted yet, and whole.
+
+    Args:
+        listing: Keys and sizes below the sync's folder.
+        base: Digest of the fragment's state before the sync.
+        schema: Beginning of the fragment's fingerprint.
+        positions: Inner steps counted so far, by rank.
+        size: How many bytes a contribution must have.
+    """
+    chosen: dict[int, Delta] = {}
+    for key, found in listing.items():
+        delta = Delta.parse(key)
+        if delta is None or (delta.base, delta.schema) != (base, schema) or found != size:
+            continue
+        if not positions.get(delta.rank, 0) <= delta.start < delta.stop:
+            continue
+        other = chosen.get(delta.rank)
+        if other is None or other.epoch < delta.epoch:
+            chosen[delta.rank] = delta
+    return dict(sorted(chosen.items()))
+
+
+def expected(members: Mapping[int, int], listing: Iterable[str]) -> set[int]:
+    """Ranks to wait for: those of the last commit and those that announced themselves, without those that leave.
+
+    Args:
+        members: Epoch by rank of the last commit's members.
+        listing: Keys below the sync's folder.
+    """
+    alive, left = dict(members), dict[int, int]()
+    for hint in filter(None, map(Hint.parse, listing)):
+        seen = alive if hint.event == "join" else left
+        seen[hint.rank] = max(seen.get(hint.rank, 0), hint.epoch)
+    return {rank for rank, epoch in alive.items() if left.get(rank, -1) < epoch}
+
+
+def may_commit(
+    chosen: Mapping[int, Delta], waited_for: set[int], *, rank: int, min_replicas: int, overdue: bool
+) -> bool:
+    """Whether a life may create the commit record: its rank contributed, the quorum is there, nobody is waited for."""
+    return rank in chosen and len(chosen) >= min_replicas and (overdue or waited_for <= chosen.keys())
+
+
+def newest_done(listing: Iterable[str], fragments: int) -> list[int]:
+    """For every fragment, the newest sync whose state is complete (0: the initial one)."""
+    newest = [0] * fragments
+    for found in filter(None, map(_DONE.fullmatch, listing)):
+        sync, fragment = map(int, found.groups())
+        if fragment < fragments:
+            newest[fragment] = max(newest[fragment], sync)
+    return newest
+
+
+def collectable(
+    keys: Iterable[str], *, last: int, done: list[int], retention: int, keep_deltas: bool, initial: str
+) -> list[str]:
+    """Keys that no life can need any more. Conditions only ever become truer, so late deletes are safe.
+
+    Args:
+        keys: Keys below ``deltas/``, ``state/`` and ``initial/``.
+        last: The last commit known.
+        done: For every fragment, the newest sync whose state is complete.
+        retention: How many syncs a life may lag without reloading.
+        keep_deltas: Whether such a life needs contributions too (gather), and not just published shards.
+        initial: Nonce of the initial state.
+    """
+    found = []
+    for key in keys:
+        state, payload = _STATE.fullmatch(key), _PAYLOAD.fullmatch(key)
+        if payload:
+            sync = int(payload[1])
+            old = 0 < sync <= min(last, done[(sync - 1) % len(done)])
+            if old and (not keep_deltas or sync <= last - retention):
+                found.append(key)
+        elif state:
+            sync, fragment = int(state[1]), int(state[2])
+            if fragment < len(done) and sync < done[fragment] and sync <= last - retention:
+                found.append(key)
+        elif key.startswith("initial/") and last >= retention:
+            folder, _, name = key.removeprefix("initial/").partition("/")
+            number = name[:3]
+            if folder != initial or (number.isdecimal() and int(number) < len(done) and done[int(number)] > 0):
+                found.append(key)
+    return found

@@ -1,0 +1,223 @@
+"""How a life begins: the manifest, the claim of an epoch, and the newest state in the store."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ._elastic_life import Progress, layout_bytes, published_shard
+from ._elastic_records import MANIFEST, Done, Manifest, claim_key, commit_key, digest, done_key, shard_key
+from ._elastic_rules import newest_done
+from ._elastic_settings import choose_topology
+from ._errors import (
+    CorruptedObjectError,
+    MismatchError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    RunExistsError,
+)
+from ._exchange import Schema
+from ._rendezvous import compare_schemas
+from ._timing import Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ._elastic_life import Life
+    from ._elastic_settings import Elastic
+    from ._fragment import Fragment
+    from ._patient import Patient
+    from ._store import ObjectReader
+    from ._timing import Timing
+
+_TRIES = 8
+
+
+def open_run(
+    store: Patient,
+    jobs: Sequence[Fragment],
+    schema: Schema,
+    *,
+    rank: int,
+    world_size: int,
+    run_id: str,
+    settings: Elastic,
+    timing: Timing,
+    chunk_bytes: int,
+) -> Manifest:
+    """The run's manifest, made by this replica if nobody else does.
+
+    Rank 0 brings the initial state at once; the others wait one grace for it and bring theirs then. Whoever creates the
+    manifest decides, and all take the state that it names.
+
+    Raises:
+        RendezvousError: There is no run to resume.
+        RunExistsError: The prefix belongs to another run.
+        MismatchError: This replica has another model or other settings.
+    """
+    data = store.get(MANIFEST)
+    if data is None and settings.resume:
+        raise RendezvousError(
+            f"{store.uri} holds no run that could be resumed: there is no {MANIFEST}. Check the URI, or leave resume out."
+        )
+    if data is None and rank != 0:
+        data = _wait_for_manifest(store, settings, timing)
+    if data is None:
+        if store.list("claims/"):
+            raise RunExistsError(f"{store.uri} holds claims but no {MANIFEST}: it belongs to another kind of run")
+        own = _initial(store, jobs, schema, rank, world_size, run_id, settings, chunk_bytes)
+        store.create(MANIFEST, own.to_json)
+        data = store.get(MANIFEST)
+        if data is None:
+            raise CorruptedObjectError(f"{store.uri}/{MANIFEST} was created and is not there")
+        if Manifest.from_json(data, f"{store.uri}/{MANIFEST}").initial != own.initial:
+            store.delete(store.list(f"initial/{own.initial}/"))
+    manifest = Manifest.from_json(data, f"{store.uri}/{MANIFEST}")
+    _check(manifest, schema, rank, world_size, run_id, settings, store.uri)
+    return manifest
+
+
+def claim(store: Patient, rank: int) -> int:
+    """Claim the next epoch of a rank; the rank's earlier lives will stop."""
+    nonce = secrets.token_hex(8)
+    record = json.dumps({"nonce": nonce, "host": socket.gethostname(), "pid": os.getpid()}).encode()
+    epoch = 0
+    for key in store.list(f"claims/{rank:05}/"):
+        epoch = max(epoch, int(key.rpartition("/")[2].removesuffix(".json")))
+    for _ in range(1000):
+        epoch += 1
+        if store.create(claim_key(rank, epoch), lambda: record) or store.get(claim_key(rank, epoch)) == record:
+            return epoch
+    raise RunExistsError(f"rank {rank} of {store.uri} is claimed over and over again: something starts it in a loop")
+
+
+def load(life: Life) -> None:
+    """Take the newest published state of every fragment; what was committed after it is up to the caller.
+
+    Raises:
+        CorruptedObjectError: The store does not hold what its records promise.
+    """
+    for _ in range(_TRIES):
+        newest = newest_done(life.store.list("state/"), len(life.fragments))
+        if all([_load_fragment(life, index, sync) for index, sync in enumerate(newest)]):  # noqa: C419 - all of them
+            break
+    else:
+        raise CorruptedObjectError(f"the published state in {life.store.uri} kept vanishing while it was read")
+    first = min(progress.sync for progress in life.fragments)
+    found = life.commit(first) if first else None
+    if found is not None:
+        life.skip(*found)
+        return
+    if first:
+        raise CorruptedObjectError(f"{life.origin(commit_key(first))} is gone, but commit records are never deleted")
+    life.sync = 0
+    life.previous = digest(life.store.get(MANIFEST) or b"")
+    life.members = dict.fromkeys(range(life.manifest.world_size), 0)
+
+
+def _load_fragment(life: Life, index: int, sync: int) -> bool:
+    """Load a fragment's state; False where it was collected in the meantime."""
+    job = life.fragments[index].job
+    if sync:
+        data = life.store.get(done_key(sync, index))
+        if data is None:
+            return False
+        done = Done.from_json(data, life.origin(done_key(sync, index)))
+    else:
+        done = life.manifest.done(index)
+    shards = job.layout.shards
+    if len(done.sums) != shards:
+        raise CorruptedObjectError(f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}")
+    fresh = Progress(job, sync, list(done.sums), [None] * shards, [None] * shards, dict(done.positions))
+    for number in range(shards):
+        life.fragments[index].forget_outer(number, life.chunk_bytes)
+        key = life.key(sync, index, number)
+        found = life.store.read(key, partial(_load_shard, life, fresh, number, key))
+        if found is None:
+            return False
+        if found != done.sums[number]:
+            raise CorruptedObjectError(f"{life.origin(key)} is not what the record of its sync says")
+        fresh.values_at[number] = sync
+    life.fragments[index] = fresh
+    return True
+
+
+def _load_shard(life: Life, progress: Progress, number: int, key: str, reader: ObjectReader) -> int:
+    shard = published_shard(progress.job, progress.sync, number, life.manifest.initial, life.chunk_bytes)
+    life.traffic.received += reader.size
+    if life.gather and progress.sync:
+        progress.job.install_outer(*shard.outer_state(reader, life.origin(key)))
+        progress.outer_at[number] = progress.sync
+    return shard.adopt(reader, life.origin(key), life.scratch)
+
+
+def _wait_for_manifest(store: Patient, settings: Elastic, timing: Timing) -> bytes | None:
+    wait = Wait(timing, store.near, timing.join_timeout, lambda: None, lambda: _late(store, timing))
+    while (data := store.get(MANIFEST)) is None and wait.elapsed() < settings.grace:
+        wait.pause()
+    return data
+
+
+def _late(store: Patient, timing: Timing) -> Exception:
+    return RendezvousTimeoutError(f"nobody began the run at {store.uri} within {timing.join_timeout:g} s", [0])
+
+
+def _initial(
+    store: Patient,
+    jobs: Sequence[Fragment],
+    schema: Schema,
+    rank: int,
+    world_size: int,
+    run_id: str,
+    settings: Elastic,
+    chunk_bytes: int,
+) -> Manifest:
+    nonce = secrets.token_hex(8)
+    sums: list[list[str]] = []
+    for index, job in enumerate(jobs):
+        found: list[int] = []
+        for number in range(job.layout.shards):
+            shard = published_shard(job, 0, number, nonce, chunk_bytes)
+            metadata = {"diloco": "state", "sync": "0", "name": job.name, "fingerprint": job.fingerprint}
+            found.append(shard.digest())
+            store.put(shard_key(0, index, number, nonce), partial(shard.parts, metadata))
+        sums.append([f"{value:016x}" for value in found])
+    largest = max(layout_bytes(job.layout) for job in jobs)
+    return Manifest(
+        run_id=run_id,
+        writer=rank,
+        world_size=world_size,
+        min_replicas=settings.min_replicas,
+        topology=choose_topology(settings.topology, state_bytes=largest, world_size=world_size, near=store.near),
+        publish_every=settings.publish_every,
+        retention=settings.retention,
+        settings=dict(schema.settings),
+        tensors=dict(schema.tensors),
+        fragments=[job.table() for job in jobs],
+        initial=nonce,
+        sums=sums,
+    )
+
+
+def _check(
+    manifest: Manifest, schema: Schema, rank: int, world_size: int, run_id: str, settings: Elastic, uri: str
+) -> None:
+    if manifest.run_id != run_id and not settings.resume:
+        raise RunExistsError(
+            f"{uri} belongs to run {manifest.run_id!r}, and this replica to {run_id!r}. Give every run a prefix of its own, "
+            "or pass resume=True to go on with that run."
+        )
+    there = {"world_size": manifest.world_size, "min_replicas": manifest.min_replicas, "topology": manifest.topology}
+    here = {"world_size": world_size, "min_replicas": settings.min_replicas, "topology": settings.topology}
+    if settings.topology == "auto":
+        here["topology"] = manifest.topology
+    for name, value in here.items():
+        if there[name] != value:
+            raise MismatchError(
+                f"the run at {uri} has {name} {there[name]!r}, but this replica (rank {rank}) has {value!r}"
+            )
+    compare_schemas(rank, schema, manifest.writer, Schema(manifest.tensors, manifest.settings))

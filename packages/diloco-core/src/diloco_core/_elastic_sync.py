@@ -1,0 +1,223 @@
+"""One sync of an elastic run: contribute, wait for the record, obey it."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ._elastic_adopt import Adoption
+from ._elastic_delta import SCHEMA_DIGITS
+from ._elastic_life import Reload, Traffic
+from ._elastic_publish import collect
+from ._elastic_records import Commit, Delta, commit_key, deltas, state_digest
+from ._elastic_rules import expected, may_commit, valid
+from ._errors import SyncError, SyncTimeoutError
+from ._exchange import SyncReport
+from ._timing import Wait
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ._elastic_life import Life
+
+_log = logging.getLogger("diloco_core")
+
+
+class ElasticSync:
+    """The next sync of one life. Used once.
+
+    Args:
+        life: Whose.
+        patience: Where given, seconds after which this life leaves without the sync, and sooner if nobody is left to wait
+            for; otherwise the sync must be completed in time.
+    """
+
+    def __init__(self, life: Life, patience: float | None = None) -> None:
+        self._life = life
+        self._patience = patience
+        self._sync = life.sync + 1
+        self._index = life.index(self._sync)
+        self._progress = life.fragments[self._index]
+        self._job = self._progress.job
+        self._schema = self._job.fingerprint[:SCHEMA_DIGITS]
+        self._base = self._progress.digest
+        self._own: Delta | None = None
+        self._missing: list[int] = []
+
+    def run(self) -> SyncReport:
+        """Run it; afterwards this life stands at the sync's state.
+
+        Raises:
+            Reload: This life's state is of no use.
+            GaveUp: Nobody was left to wait for.
+            SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
+            NonFiniteDeltaError: The own contribution holds NaN or infinity; nothing was sent.
+        """
+        life = self._life
+        life.traffic = Traffic()
+        start = life.timing.clock()
+        found = life.commit(self._sync)
+        if found is None:
+            if self._job.steps is not None:
+                self._contribute(*self._job.steps)
+            found = self._wait()
+        commit, record = found
+        self._check(commit)
+        fate = self._fate(commit)
+        learned = self._job.progress() if fate == "carried" else []
+        Adoption(life, commit, local=fate == "counted").run()
+        if learned:
+            self._job.reapply(learned)
+        life.advance(commit, record)
+        if commit.members[commit.sync % len(commit.members)].rank == life.rank:
+            collect(life)
+        return SyncReport(
+            sync=self._sync,
+            fragment=self._job.name,
+            committed=True,
+            members=len(commit.members),
+            bytes_sent=life.traffic.sent,
+            bytes_received=life.traffic.received,
+            wait_seconds=life.traffic.waited,
+            exchange_seconds=life.timing.clock() - start - life.traffic.waited,
+            contribution=fate,
+        )
+
+    def stands_in(self) -> bool:
+        """Whether an earlier life of this rank has contributed already: it stands for the rank."""
+        delta = self._valid(self._life.store.list(deltas(self._sync))).get(self._life.rank)
+        return delta is not None and delta.epoch < self._life.epoch
+
+    def _contribute(self, start: int, stop: int) -> None:
+        life, job = self._life, self._job
+        shards = range(job.layout.shards)
+        now = [life.shard(self._progress.sync, self._index, shard).digest() for shard in shards]
+        if now != self._progress.sums:
+            _log.error(
+                "rank %d: the global copy of fragment %s changed in memory since sync %d (digest %s, published %s). "
+                "Reloading the published state; look at this machine's memory.",
+                life.rank,
+                job.name,
+                self._progress.sync,
+                state_digest(now),
+                self._base,
+            )
+            raise Reload
+        delta = Delta(self._sync, life.rank, life.epoch, start, stop, self._base, self._schema)
+        if not self._valid({delta.key: self._progress.format.size}):
+            raise SyncError(
+                f"rank {life.rank} would contribute its inner steps {start} to {stop} to sync {self._sync}, but steps up to "
+                f"{self._progress.positions.get(life.rank, 0)} are counted already"
+            )
+        life.traffic.sent += life.store.put(
+            delta.key, partial(self._progress.format.parts, delta, life.chunk_bytes, life.scratch)
+        )
+        self._own = delta
+
+    def _wait(self) -> tuple[Commit, str]:
+        """Wait for the record; create it when this life may."""
+        life = self._life
+        timing = life.timing
+        start = timing.clock()
+
+        def look_around() -> None:
+            self._look(overdue=timing.clock() - start >= life.settings.grace)
+
+        timeout = timing.sync_timeout if self._patience is None else self._patience
+        wait = Wait(timing, life.store.near, timeout, look_around, self._expired, alarms=[life.settings.grace])
+        self._look(overdue=False)
+        while (found := life.commit(self._sync)) is None:
+            wait.pause()
+        life.traffic.waited += wait.elapsed()
+        return found
+
+    def _look(self, overdue: bool) -> None:
+        life = self._life
+        listing = life.store.list(deltas(self._sync))
+        chosen = self._valid(listing)
+        others = self._others(listing, chosen)
+        waited_for = expected(life.members, listing) - others.keys()
+        if overdue or waited_for <= chosen.keys():
+            self._compare(chosen, others)
+        self._missing = sorted(waited_for - chosen.keys())
+        if may_commit(chosen, waited_for, rank=life.rank, min_replicas=life.manifest.min_replicas, overdue=overdue):
+            commit = Commit(self._sync, self._index, self._base, life.previous, tuple(chosen.values()))
+            life.store.create(commit_key(self._sync), commit.to_json)
+        elif self._patience is not None and not self._missing and life.commit(self._sync) is None:
+            raise GaveUp
+
+    def _valid(self, listing: Mapping[str, int]) -> dict[int, Delta]:
+        return valid(
+            listing,
+            base=self._base,
+            schema=self._schema,
+            positions=self._progress.positions,
+            size=self._progress.format.size,
+        )
+
+    def _others(self, listing: Mapping[str, int], chosen: Mapping[int, Delta]) -> dict[int, str]:
+        """Ranks that contributed from another state than this life's, and the digest of that."""
+        newest: dict[int, Delta] = {}
+        for delta in filter(None, map(Delta.parse, listing)):
+            if delta.schema == self._schema and newest.get(delta.rank, delta).epoch <= delta.epoch:
+                newest[delta.rank] = delta
+        return {rank: delta.base for rank, delta in newest.items() if rank not in chosen and delta.base != self._base}
+
+    def _compare(self, chosen: Mapping[int, Delta], others: Mapping[int, str]) -> None:
+        """Gather: a replica that computes other values than most must not decide anything."""
+        if not others:
+            return
+        bases = {**dict.fromkeys(chosen, self._base), **others}
+        count = Counter(bases.values())
+        first = min(rank for rank, base in bases.items() if count[base] == max(count.values()))
+        if bases[first] != self._base:
+            self._differs(bases[first])
+
+    def _differs(self, theirs: str) -> None:
+        _log.error(
+            "rank %d: the state of fragment %s after sync %d has digest %s here and %s at most other replicas. "
+            "Reloading the published state.",
+            self._life.rank,
+            self._job.name,
+            self._progress.sync,
+            self._base,
+            theirs,
+        )
+        raise Differs
+
+    def _check(self, commit: Commit) -> None:
+        self._life.verify(commit)
+        if commit.base != self._base:
+            self._differs(commit.base)
+
+    def _fate(self, commit: Commit) -> str:
+        """What becomes of what this life has learned since the fragment's last sync."""
+        if self._job.steps is None:
+            return "none"
+        for member in commit.members:
+            if member.rank == self._life.rank:
+                # Another life of this rank in the record covers the same data: what this one learned must not count again.
+                return "counted" if member == self._own else "dropped"
+        return "carried" if self._life.settings.late == "carry" else "dropped"
+
+    def _expired(self) -> Exception:
+        life = self._life
+        if self._patience is not None:
+            return GaveUp()
+        ranks = ", ".join(map(str, self._missing)) or "any other rank"
+        return SyncTimeoutError(
+            f"sync {self._sync} ({self._job.name}) at {life.store.uri} did not get contributions of {life.manifest.min_replicas} "
+            f"replicas (min_replicas) within {life.timing.sync_timeout:g} s; waiting for rank {ranks}. Nothing was "
+            "decided; the run can be resumed from its prefix.",
+            self._missing,
+        )
+
+
+class GaveUp(Exception):  # noqa: N818 - never leaves the exchange
+    """A last sync that could be left out was left out."""
+
+
+class Differs(Reload):
+    """This life's state is not that of the others."""

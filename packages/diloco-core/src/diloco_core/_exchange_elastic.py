@@ -1,0 +1,302 @@
+"""The exchange over an object store with elastic membership: replicas may die, come back, join late and leave.
+
+The protocol is a log of syncs: contributions first, then one create-once record that says which of them count. What the
+store holds is always enough to go on: the newest published state, and everything that was committed after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ._elastic_catchup import catch_up, diverged
+from ._elastic_life import Life, Position, Progress, Reload
+from ._elastic_publish import finish
+from ._elastic_records import Hint, claim_key
+from ._elastic_settings import Elastic
+from ._elastic_start import claim, open_run
+from ._elastic_sync import Differs, ElasticSync, GaveUp
+from ._errors import ConfigurationError, FencedError, SyncError
+from ._exchange import CHUNK_BYTES, Schema, SyncReport
+from ._patient import Patient
+from ._rendezvous import check_identity
+from ._sharded import Scratch
+from ._timing import Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ._exchange import SyncJob
+    from ._fragment import Fragment
+    from ._layout import Layout
+    from ._store import Buffer, Store
+
+_log = logging.getLogger("diloco_core")
+
+
+class ElasticExchange:
+    """Replicas that may come and go meet in an object store; see :class:`._exchange.Exchange`. One thread at a time.
+
+    It carries one outer loop (:class:`DiLoCo`). There are at most ``world_size`` ranks; a sync needs contributions of
+    ``min_replicas`` of them. A rank that comes back is a new life of it and takes the place of the earlier one.
+
+    Args:
+        store: The run's prefix; it must create objects exclusively.
+        rank: This replica.
+        world_size: How many ranks there may be; the number of shards, fixed for the run.
+        settings: How membership behaves.
+        run_id: The launch they belong to.
+        timing: Limits in seconds.
+        chunk_bytes: Size of the buffers; two of them are held.
+
+    Raises:
+        ConfigurationError: A setting is impossible, or the store does not create exclusively.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        settings: Elastic,
+        *,
+        run_id: str = "",
+        timing: Timing | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        check_identity(rank, world_size)
+        if chunk_bytes < 1:
+            raise ConfigurationError(f"chunk_bytes must be positive, not {chunk_bytes}")
+        self._timing = timing or Timing()
+        settings.check(world_size, self._timing.sync_timeout)
+        if not Patient(store, self._timing).creates_once():
+            raise ConfigurationError(
+                f"{store.uri} lets an object be created twice: it ignores conditional writes, so replicas could not agree on "
+                "who takes part. Use a store with exclusive creation, or strict membership (leave min_replicas out)."
+            )
+        self.rank = rank
+        self.world_size = world_size
+        self.run_id = run_id
+        self.store = store
+        self.settings = settings
+        self._chunk_bytes = chunk_bytes
+        self._schema: Schema | None = None
+        self._life: Life | None = None
+        self._ended = ""
+        self._first = True
+        self._hinted = 0
+        self._differed = False
+
+    def join(self, schema: Schema) -> None:
+        """Say what the replicas must have in common; they meet in :meth:`restore`."""
+        self._check_open()
+        if schema.settings.get("operation"):
+            raise ConfigurationError(
+                f"an elastic exchange carries a DiLoCo outer loop, not {schema.settings['operation']!r}: plain means have no "
+                "state that a replica could come back to. Connect without min_replicas."
+            )
+        if self._schema is not None:
+            raise ConfigurationError("this exchange has already joined its run; connect again for another outer loop")
+        self._schema = schema
+
+    def restore(self, jobs: Sequence[Fragment]) -> Position:
+        """Begin or join the run, and take its newest state: published shards, and what was committed after them.
+
+        Args:
+            jobs: All fragments, in the order in which they are synced. Without a run, theirs is the initial state.
+
+        Raises:
+            RunExistsError: The prefix belongs to another run.
+            MismatchError: This replica has another model or other settings.
+            RendezvousError: There is no run to resume.
+            CorruptedObjectError: The store does not hold what its records promise.
+        """
+        self._check_open()
+        if self._schema is None:
+            raise SyncError("join() comes before restore()")
+        store = Patient(self.store, self._timing)
+        try:
+            manifest = open_run(
+                store,
+                jobs,
+                self._schema,
+                rank=self.rank,
+                world_size=self.world_size,
+                run_id=self.run_id,
+                settings=self.settings,
+                timing=self._timing,
+                chunk_bytes=self._chunk_bytes,
+            )
+            life = Life(
+                store=store,
+                timing=self._timing,
+                settings=self.settings,
+                manifest=manifest,
+                rank=self.rank,
+                epoch=claim(store, self.rank),
+                chunk_bytes=self._chunk_bytes,
+                scratch=Scratch(self._chunk_bytes),
+                fragments=[
+                    Progress(job, 0, [], [None] * job.layout.shards, [None] * job.layout.shards, {}) for job in jobs
+                ],
+            )
+            self._life = life
+            catch_up(life)
+        except BaseException as error:
+            self.abort(error)
+            raise
+        _log.info("rank %d: life %d begins at sync %d, inner step %d", self.rank, life.epoch, life.sync, self.counted)
+        return Position(life.sync, self.counted)
+
+    def behind(self) -> bool:
+        """Whether there is a sync that this replica can take without contributing.
+
+        So it is when the sync is committed already, or when an earlier life of this rank has contributed to it. To be asked
+        between syncs: it also announces this replica where nobody expects it.
+        """
+        life = self._running()
+        if life.commit(life.sync + 1) is not None:
+            return True
+        if self._first and ElasticSync(life).stands_in():
+            return True
+        self._first = False
+        if life.members.get(life.rank) != life.epoch and self._hinted != life.sync + 1:
+            self._hint(life, "join")
+            self._hinted = life.sync + 1
+        return False
+
+    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
+        """Contribute, obey the record, adopt; see :meth:`._exchange.Exchange.sync`.
+
+        With ``committed=False`` and ``reloaded=True`` in the report this replica has reloaded the published state, and trains
+        on from there.
+
+        Args:
+            job: The fragment whose turn it is.
+            last: The sync may be left out where too few replicas are left for it: after two graces, or at once when all
+                that were expected are gone, the report says ``committed=False``.
+
+        Raises:
+            FencedError: A newer life of this rank has taken over.
+            SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
+            DivergedError: This replica computes other values than the others, even after reloading.
+        """
+        self._check_open()
+        life = self._running()
+        try:
+            self._check_claim(life)
+            try:
+                if job is not life.fragments[life.index(life.sync + 1)].job:
+                    raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
+                self._first = False
+                report = ElasticSync(life, 2 * self.settings.grace if last else None).run()
+            except GaveUp:
+                report = self._nothing(life, job, reloaded=False)
+            except Reload as reason:
+                if isinstance(reason, Differs):
+                    self._refuse_to_differ_again()
+                catch_up(life)
+                report = self._nothing(life, job, reloaded=True)
+        except BaseException as error:
+            self.abort(error)
+            raise
+        return report
+
+    def save_inner(self, parts: Callable[[], Iterable[Buffer]]) -> None:
+        """Keep what belongs to this replica alone, for the next life of its rank; replaces what was kept before."""
+        life = self._running()
+        folder = f"inner/{life.rank:05}/"
+        key = f"{folder}{life.sync:08}.{life.epoch:04}.safetensors"
+        life.store.put(key, parts)
+        life.store.delete(other for other in life.store.list(folder) if other < key)
+
+    def load_inner(self) -> tuple[bytes, str] | None:
+        """What an earlier life of this rank has kept last, and its name for errors; None if there is nothing."""
+        life = self._running()
+        for key in sorted(life.store.list(f"inner/{life.rank:05}/"), reverse=True):
+            data = life.store.get(key)
+            if data is not None:
+                return data, life.origin(key)
+        return None
+
+    def owned_shards(self, layout: Layout) -> Iterator[int]:
+        """All: any replica may have to update any shard."""
+        return iter(range(layout.shards))
+
+    @property
+    def counted(self) -> int:
+        """How many inner steps of this rank the run has counted, in all of its lives."""
+        fragments = self._life.fragments if self._life else []
+        return max((progress.positions.get(self.rank, 0) for progress in fragments), default=0)
+
+    @property
+    def epoch(self) -> int:
+        """Which life of its rank this is, from 1; 0 before :meth:`restore`."""
+        return self._life.epoch if self._life else 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether this replica has left its run or failed."""
+        return bool(self._ended)
+
+    def leave(self) -> None:
+        """Tell the others that this replica is done, and see to it that the run can be resumed; repeatable."""
+        if not self._ended:
+            self._ended = "left"
+            if self._life is not None and self._life.fragments[0].sums:
+                self._hint(self._life, "leave")
+                finish(self._life)
+            self.store.close()
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the others not to wait for this replica; repeatable, never raises."""
+        if self._ended:
+            return
+        self._ended = f"failed ({type(error).__name__}: {error})"
+        try:
+            if self._life is not None:
+                self._hint(self._life, "leave")
+            self.store.close()
+        except Exception as second:  # noqa: BLE001 - the first error is the one to tell
+            error.add_note(f"the other replicas could not be told: {second}")
+
+    @staticmethod
+    def _nothing(life: Life, job: SyncJob, reloaded: bool) -> SyncReport:
+        return SyncReport(
+            sync=life.sync,
+            fragment=job.name,
+            committed=False,
+            members=0,
+            bytes_sent=life.traffic.sent,
+            bytes_received=life.traffic.received,
+            wait_seconds=life.traffic.waited,
+            exchange_seconds=0.0,
+            contribution="dropped",
+            reloaded=reloaded,
+        )
+
+    def _refuse_to_differ_again(self) -> None:
+        if self._differed:
+            raise diverged(self.rank)
+        self._differed = True
+
+    def _check_claim(self, life: Life) -> None:
+        if life.store.get(claim_key(life.rank, life.epoch + 1)) is not None:
+            raise FencedError(
+                f"a newer life of rank {life.rank} has joined the run at {life.store.uri}: this one (epoch {life.epoch}) stops",
+                life.rank,
+                life.epoch,
+            )
+
+    def _hint(self, life: Life, event: str) -> None:
+        life.store.put(Hint(life.sync + 1, life.rank, life.epoch, event).key, lambda: [b"\n"])
+
+    def _running(self) -> Life:
+        self._check_open()
+        if self._life is None:
+            raise SyncError("restore() comes before the first sync")
+        return self._life
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise SyncError(f"this exchange has ended: it {self._ended}. Connect again to go on with the run.")

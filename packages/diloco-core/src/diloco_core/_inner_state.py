@@ -1,0 +1,179 @@
+"""What belongs to one replica alone: inner optimizer, random generators, and whatever else the user names."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+import xxhash
+from safetensors.torch import load as load_tensors
+
+from ._errors import ConfigurationError, CorruptedObjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from ._store import Buffer
+
+_LENGTH_BYTES = 8
+_CHECKSUM = "xxh3"
+_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+class Stateful(Protocol):
+    """Anything whose position can be saved: a data loader, a learning rate schedule, a gradient scaler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its state: numbers, text, lists, dicts and tensors."""
+        ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> object:
+        """Go on from a state."""
+        ...
+
+
+class InnerState:
+    """Saves and restores what a replica has to itself. No pickle: a valid safetensors file, checksummed.
+
+    Args:
+        optimizer: The inner optimizer.
+        stateful: More things to save, by name.
+    """
+
+    def __init__(self, optimizer: Stateful, stateful: Mapping[str, Stateful]) -> None:
+        for name, thing in stateful.items():
+            if not callable(getattr(thing, "state_dict", None)) or not callable(
+                getattr(thing, "load_state_dict", None)
+            ):
+                raise ConfigurationError(
+                    f"stateful[{name!r}] is a {type(thing).__name__} without state_dict() and load_state_dict()"
+                )
+        self._things = {"optimizer": optimizer, **{f"stateful.{name}": thing for name, thing in stateful.items()}}
+
+    def parts(self, inner_steps: int) -> Iterator[Buffer]:
+        """The file. One tensor at a time is copied to the CPU.
+
+        Raises:
+            ConfigurationError: A state holds something that is no number, text, list, dict or tensor.
+        """
+        tensors: list[torch.Tensor] = []
+        tree = {name: _pack(thing.state_dict(), tensors, name) for name, thing in self._things.items()}
+        tree["random"] = _pack(_random_state(), tensors, "random")
+        tree["inner_steps"] = inner_steps
+        header: dict[str, object] = {"__metadata__": {"diloco": "inner", "tree": json.dumps(tree)}}
+        offset = 0
+        for number, tensor in enumerate(tensors):
+            end = offset + tensor.numel() * tensor.itemsize
+            header[str(number)] = {
+                "dtype": _DTYPES[tensor.dtype],
+                "shape": list(tensor.shape),
+                "data_offsets": [offset, end],
+            }
+            offset = end
+        header[_CHECKSUM] = {"dtype": "U8", "shape": [8], "data_offsets": [offset, offset + 8]}
+        text = json.dumps(header).encode()
+        text += b" " * (-(_LENGTH_BYTES + len(text)) % 64)
+        checksum = xxhash.xxh3_64(text)
+        yield len(text).to_bytes(_LENGTH_BYTES, "little") + text
+        for tensor in tensors:
+            data = _bytes(tensor)
+            checksum.update(data)
+            yield data
+        yield checksum.intdigest().to_bytes(8, "little")
+
+    def restore(self, data: bytes, origin: str) -> int:
+        """Take over a saved state; returns at which inner step it was saved.
+
+        Raises:
+            CorruptedObjectError: It is not what was written.
+            ConfigurationError: It was saved with other things in ``stateful``.
+        """
+        body = memoryview(data)[_LENGTH_BYTES:]
+        if len(body) < 8 or xxhash.xxh3_64_intdigest(body[:-8]) != int.from_bytes(body[-8:], "little"):
+            raise CorruptedObjectError(f"{origin}: the checksum is wrong, the saved inner state was damaged")
+        size = int.from_bytes(data[:_LENGTH_BYTES], "little")
+        tree = json.loads(json.loads(body[:size].tobytes())["__metadata__"]["tree"])
+        tensors = load_tensors(data)
+        saved, here = tree.keys() - {"random", "inner_steps"}, self._things.keys()
+        if saved != here:
+            raise ConfigurationError(
+                f"the inner state in {origin} was saved with {sorted(saved)}, but this replica has {sorted(here)}: "
+                "pass the same stateful= as before"
+            )
+        for name, thing in self._things.items():
+            thing.load_state_dict(_unpack(tree[name], tensors))
+        _set_random_state(_unpack(tree["random"], tensors))
+        return int(tree["inner_steps"])
+
+
+def _random_state() -> dict[str, Any]:
+    python = random.getstate()
+    kind, keys, position, has_gauss, gauss = np.random.get_state()
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": [python[0], list(python[1]), python[2]],
+        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
+    }
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def _set_random_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    version, internal, gauss = state["python"]
+    random.setstate((version, tuple(internal), gauss))
+    kind, keys, position, has_gauss, cached = state["numpy"]
+    np.random.set_state((kind, np.array(keys, dtype=np.uint32), position, has_gauss, cached))
+    if torch.cuda.is_available() and len(state.get("cuda", ())) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
+    """A value as JSON, in which tensors are numbers of entries."""
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return value
+    if isinstance(value, torch.Tensor):
+        if value.dtype not in _DTYPES:
+            raise ConfigurationError(f"{where} is a tensor of {value.dtype}, which cannot be saved")
+        tensors.append(value.detach())
+        return {"tensor": len(tensors) - 1}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_pack(item, tensors, f"{where}[{number}]") for number, item in enumerate(value)]}
+    if isinstance(value, dict):
+        return {"dict": [[_pack(k, tensors, where), _pack(v, tensors, f"{where}[{k!r}]")] for k, v in value.items()]}
+    raise ConfigurationError(
+        f"{where} is a {type(value).__name__}; numbers, text, lists, tuples, dicts and tensors can be saved"
+    )
+
+
+def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
+    if not isinstance(value, dict):
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[str(content)]
+    if kind == "dict":
+        return {_unpack(key, tensors): _unpack(item, tensors) for key, item in content}
+    items = [_unpack(item, tensors) for item in content]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _bytes(tensor: torch.Tensor) -> bytes:
+    flat = tensor.contiguous().cpu().reshape(-1)
+    return flat.view(torch.uint8).numpy().tobytes() if flat.numel() else b""

@@ -1,0 +1,94 @@
+"""A store whose hiccups are waited out: what may be repeated is repeated a few times before it counts as failed."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from typing import TYPE_CHECKING, TypeVar
+
+from ._errors import ObjectNotFoundError, StoreUnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ._store import Buffer, ObjectReader, Store
+    from ._timing import Timing
+
+T = TypeVar("T")
+
+PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
+"""Seconds between two tries."""
+
+_log = logging.getLogger("diloco_core")
+
+
+class Patient:
+    """The operations of a store, repeated while it is unavailable, and with None for what is not there.
+
+    Everything that is written has a key and content of its own, so a repeated write is harmless, and so is one whose
+    answer got lost. Not more thread-safe than the store.
+
+    Args:
+        store: The store.
+        timing: Its ``sleep`` is used.
+    """
+
+    def __init__(self, store: Store, timing: Timing) -> None:
+        self.store = store
+        self.uri = store.uri
+        self.near = store.near
+        self._timing = timing
+
+    def get(self, key: str) -> bytes | None:
+        """A whole small object."""
+        try:
+            return self._try(lambda: self.store.get(key))
+        except ObjectNotFoundError:
+            return None
+
+    def read(self, key: str, use: Callable[[ObjectReader], T]) -> T | None:
+        """What ``use`` makes of an open object; it may be called again from the start."""
+
+        def act() -> T:
+            with self.store.open(key) as reader:
+                return use(reader)
+
+        try:
+            return self._try(act)
+        except ObjectNotFoundError:
+            return None
+
+    def put(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> int:
+        """Write an object; returns its size in bytes."""
+        return self._try(lambda: self.store.put(key, parts()))
+
+    def create(self, key: str, parts: Callable[[], bytes | Iterable[Buffer]]) -> bool:
+        """See to it that an object exists. True: this call wrote it. False: read it, whoever wrote it."""
+        return self._try(lambda: self.store.create(key, parts()))
+
+    def creates_once(self) -> bool:
+        """Whether the store keeps its promise of ``create``: some accept conditional writes and ignore them."""
+        key = f"probes/{secrets.token_hex(8)}"
+        try:
+            self.create(key, lambda: b"first")
+            return not self.create(key, lambda: b"second") and self.get(key) == b"first"
+        finally:
+            self.delete([key])
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes."""
+        return self._try(lambda: self.store.list(prefix))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """Remove objects."""
+        keys = list(keys)
+        self._try(lambda: self.store.delete(keys))
+
+    def _try(self, act: Callable[[], T]) -> T:
+        for pause in PAUSES:
+            try:
+                return act()
+            except StoreUnavailableError as error:
+                _log.warning("trying again in %g s: %s", pause, error)
+                self._timing.sleep(pause)
+        return act()

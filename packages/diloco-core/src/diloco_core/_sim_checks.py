@@ -1,0 +1,208 @@
+"""What must hold after any simulated run, and a training function whose results can be computed from the log alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from ._diloco import DiLoCo
+from ._elastic_records import MANIFEST, Commit, Manifest, commit_key, digest, done_key, shard_key
+from ._elastic_rules import newest_done
+from ._errors import FencedError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ._exchange import SyncReport
+    from ._sim_store import SimulatedStore
+    from ._simulation import Node, Outcome
+
+_OUTER_LR, _OUTER_MOMENTUM = 0.7, 0.9
+_TOLERANCE = 1e-4
+
+
+@dataclass(slots=True)
+class SimulatedTraining:
+    """Training of a tiny model with made-up gradients, for :func:`simulate`; remembers what every replica came to.
+
+    Args:
+        syncs: After how many syncs it ends.
+        sizes: Elements of the model's tensors; each is a fragment.
+        sync_every: Inner steps between two syncs of a fragment.
+        seconds: Virtual seconds that an inner step takes.
+        pauses: More seconds for a rank's first life at an inner step.
+
+    Attributes:
+        states: For every sync, what replicas held after it: (rank, life, global copies).
+        reports: All reports, by (rank, life).
+        salts: Which life of a rank an epoch was.
+        longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
+            seconds.
+    """
+
+    syncs: int = 6
+    sizes: tuple[int, ...] = (40, 30)
+    sync_every: int = 2
+    seconds: float = 1.0
+    pauses: dict[tuple[int, int], float] = field(default_factory=dict)
+    states: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = field(default_factory=dict)
+    reports: dict[tuple[int, int], list[SyncReport]] = field(default_factory=dict)
+    salts: dict[tuple[int, int], int] = field(default_factory=dict)
+    longest: float = 0.0
+
+    def __call__(self, node: Node) -> int:
+        """Train; returns the number of syncs."""
+        model = torch.nn.ParameterList([torch.zeros(size) for size in self.sizes])
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        reports = self.reports.setdefault((node.rank, node.life), [])
+
+        def seen(report: SyncReport) -> None:
+            reports.append(report)
+            if report.committed:
+                copies = [copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]]
+                states = self.states.setdefault(outer.committed, [])
+                if states and all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
+                    copies = states[0][2]  # long runs would fill the memory
+                states.append((node.rank, node.life, copies))
+
+        outer = DiLoCo(
+            model,
+            inner,
+            node.exchange,
+            sync_every=self.sync_every,
+            fragments=len(self.sizes),
+            outer_lr=_OUTER_LR,
+            outer_momentum=_OUTER_MOMENTUM,
+            on_sync=seen,
+        )
+        with outer:
+            self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
+            while outer.committed < self.syncs:
+                start = self._spent(node)
+                pause = self.pauses.get((node.rank, outer.inner_steps), 0.0) if node.life == 1 else 0.0
+                node.sleep(self.seconds * (0.9 + 0.2 * node.chance.random()) + pause)
+                for tensor in model:
+                    tensor.grad = self.gradient(node.rank, node.life, outer.inner_steps, tensor.numel())
+                inner.step()
+                self.longest = max(self.longest, self._spent(node) - start)
+        return outer.committed
+
+    @staticmethod
+    def _spent(node: Node) -> float:
+        """Time of the simulation, without what faults have cost this replica."""
+        connection = node.connection
+        return connection.clock() - connection.offset - connection.injected
+
+    @staticmethod
+    def gradient(rank: int, life: int, step: int, size: int) -> torch.Tensor:
+        """The gradient of an inner step; a multiple of 1/16, so that sums are exact."""
+        return ((torch.arange(size) * 7 + rank * 13 + life * 5 + step * 29) % 17 - 8).float() / 16
+
+    def expected(self, commits: list[Commit]) -> dict[int, list[torch.Tensor]]:
+        """What every replica must hold after every sync, computed from the log."""
+        values = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
+        momenta = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
+        found = {}
+        for commit in commits:
+            index = commit.fragment
+            mean = torch.zeros_like(values[index])
+            for member in commit.members:
+                life = self.salts.get((member.rank, member.epoch), 0)
+                for step in range(member.start, member.stop):
+                    mean += self.gradient(member.rank, life, step, self.sizes[index]) / len(commit.members)
+            momenta[index] = _OUTER_MOMENTUM * momenta[index] + mean
+            values[index] = values[index] - _OUTER_LR * (mean + _OUTER_MOMENTUM * momenta[index])
+            found[commit.sync] = list(values)
+        return found
+
+
+def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float = 700.0) -> list[str]:
+    """What a simulated run has done wrong; empty where nothing.
+
+    Replicas at the same sync hold the same bytes, which are those that the log says: no contribution counted twice, half
+    or not at all. The log is a chain, with a quorum in every record. No replica waits past the deadline. Every rank gets
+    to the end, and no life ends by an error unless a newer one took its place.
+
+    Args:
+        outcome: The run.
+        training: What it trained.
+        deadline: Virtual seconds that a replica may spend in one step.
+    """
+    found = [f"life {key} raised {error!r}" for key, error in outcome.errors().items() if not _is_fenced(error)]
+    if not outcome.finished:
+        found.append(f"not every rank came to the end (virtual time {outcome.seconds:.0f} s)")
+    if training.longest > deadline:
+        found.append(f"a replica waited for {training.longest:.0f} s")
+    if MANIFEST not in outcome.store.objects:
+        return [*found, "there is no manifest"]
+    commits, broken = read_log(outcome.store)
+    found += broken
+    expected = training.expected(commits)
+    for sync, states in sorted(training.states.items()):
+        for rank, life, copies in states:
+            if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
+                found.append(f"after sync {sync}, rank {rank} (life {life}) differs from rank {states[0][0]}")
+            if sync in expected:
+                far = max(float((a - b).abs().max()) for a, b in zip(copies, expected[sync], strict=True))
+                if not far < _TOLERANCE:
+                    found.append(f"after sync {sync}, rank {rank} (life {life}) is {far:.3g} off what the log says")
+    return found
+
+
+def read_log(store: SimulatedStore) -> tuple[list[Commit], list[str]]:
+    """All commit records, and what is wrong with them."""
+    manifest = Manifest.from_json(store.objects[MANIFEST], MANIFEST)
+    previous, found, commits = digest(store.objects[MANIFEST]), [], list[Commit]()
+    counted: dict[tuple[int, int], int] = {}
+    while (data := store.objects.get(commit_key(len(commits) + 1))) is not None:
+        commit = Commit.from_json(data, commit_key(len(commits) + 1))
+        if commit.previous != previous:
+            found.append(f"record {commit.sync} does not follow the one before")
+        ranks = [member.rank for member in commit.members]
+        if len(set(ranks)) < manifest.min_replicas or ranks != sorted(set(ranks)):
+            found.append(f"record {commit.sync} has members {ranks}")
+        for member in commit.members:
+            key = (commit.fragment, member.rank)
+            if member.start < counted.get(key, 0):
+                found.append(f"record {commit.sync} counts steps of rank {member.rank} twice")
+            counted[key] = member.stop
+        commits.append(commit)
+        previous = digest(data)
+    return commits, found
+
+
+def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[str]:
+    """What is missing in a store: to go on with its run, or for a life that lags no more than it may.
+
+    The newest complete state must be there, and everything that was committed after it. Published states of the last
+    ``retention`` syncs must stay, in the gather topology contributions too.
+
+    Args:
+        store: The store.
+        removed: What has just been deleted there.
+    """
+    if MANIFEST not in store.objects:
+        return []
+    manifest = Manifest.from_json(store.objects[MANIFEST], MANIFEST)
+    count = len(manifest.fragments)
+    kept = len(store.below("commits/")) - manifest.retention
+    folders = ("state", "deltas") if manifest.topology == "gather" else ("state",)
+    found = [
+        f"{key} was removed too early"
+        for key in removed
+        if key.partition("/")[0] in folders and int(key.split("/")[1]) > kept
+    ]
+    for index, sync in enumerate(newest_done(store.objects, count)):
+        keys = [shard_key(sync, index, shard, manifest.initial) for shard in range(manifest.world_size)]
+        following = sync + count if sync else index + 1
+        while (data := store.objects.get(commit_key(following))) is not None:
+            keys += [member.key for member in Commit.from_json(data, "").members]
+            following += count
+        found += [f"{key} is gone, and {done_key(sync, index)} needs it" for key in keys if key not in store.objects]
+    return found
+
+
+def _is_fenced(error: BaseException) -> bool:
+    return isinstance(error, FencedError)

@@ -1,0 +1,293 @@
+"""An object store in memory for simulations: it counts, it can fail in every way that real ones do, and time is virtual."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Self, TypeVar
+
+from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from ._sim_scheduler import Killed, Scheduler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from types import TracebackType
+
+    from ._store import Buffer
+
+T = TypeVar("T")
+
+KINDS = (
+    "kill before",  # the process dies before the operation takes effect
+    "kill after",  # it dies when it has taken effect
+    "tear",  # it dies in the middle of an upload; a truncated object is visible where it was a plain put
+    "lose request",  # an error, and the operation has not taken effect
+    "lose answer",  # an error, but it has
+    "delay",  # it takes long
+    "repeat",  # the network delivers a write again, later
+    "jump",  # the process's clock jumps forward
+    "zombie",  # the process hangs for long, is taken for dead and replaced, and then goes on
+)
+"""What can happen at an operation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that goes wrong at one store operation of one life.
+
+    Attributes:
+        rank: Whose.
+        life: In which life of the rank, from 1.
+        operation: At which of its operations, from 1.
+        kind: One of ``KINDS``.
+        seconds: How long, for what takes time.
+    """
+
+    rank: int
+    life: int
+    operation: int
+    kind: str
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class SimulatedStore:
+    """What all simulated processes share: objects, counters and checks.
+
+    Attributes:
+        objects: Key to content.
+        requests: Number of requests by kind.
+        sent: Bytes written.
+        received: Bytes read.
+        largest: The largest size that all objects together had, in bytes.
+        after_delete: Called with the keys of every deletion, to check what must still be there.
+        exclusive: Whether ``create`` refuses existing keys; some stores do not.
+    """
+
+    objects: dict[str, bytes] = field(default_factory=dict)
+    requests: Counter[str] = field(default_factory=Counter)
+    sent: Counter[int] = field(default_factory=Counter)
+    received: Counter[int] = field(default_factory=Counter)
+    largest: int = 0
+    after_delete: Callable[[list[str]], object] | None = None
+    exclusive: bool = True
+    _folders: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
+    _size: int = 0
+
+    def write(self, key: str, data: bytes) -> None:
+        """Write an object in one step."""
+        self._size += len(data) - len(self.objects.get(key, b""))
+        self.objects[key] = data
+        for folder in _folders(key):
+            self._folders[folder][key] = len(data)
+        self.largest = max(self.largest, self._size)
+
+    def remove(self, key: str) -> None:
+        """Remove an object, if it is there."""
+        data = self.objects.pop(key, None)
+        if data is not None:
+            self._size -= len(data)
+            for folder in _folders(key):
+                self._folders[folder].pop(key, None)
+
+    def below(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes."""
+        folder = prefix.rstrip("/")
+        return dict(sorted(self._folders[folder].items())) if folder else {k: len(v) for k, v in self.objects.items()}
+
+
+class Connection:
+    """One simulated process's access to the store; see :class:`._store.Store`. Every operation takes virtual time.
+
+    Args:
+        shared: The objects.
+        scheduler: The time.
+        rank: Whose process.
+        life: Which of its lives.
+        faults: What goes wrong in it.
+        latency: Mean seconds that a request takes.
+        chance: Source of latencies.
+        replace: Starts the next life of the rank.
+    """
+
+    near = False
+
+    def __init__(
+        self,
+        shared: SimulatedStore,
+        scheduler: Scheduler,
+        *,
+        rank: int = 0,
+        life: int = 1,
+        faults: Sequence[Fault] = (),
+        latency: float = 0.02,
+        chance: random.Random | None = None,
+        replace: Callable[[], None] | None = None,
+    ) -> None:
+        self.uri = "simulated://run"
+        self.rank = rank
+        self.operations = 0
+        self.offset = 0.0
+        self.killed = False
+        self.injected = 0.0
+        self.counted: Counter[str] = Counter()
+        self._shared = shared
+        self._scheduler = scheduler
+        self._faults = {f.operation: f for f in faults if (f.rank, f.life) == (rank, life)}
+        self._latency = latency
+        self._chance = chance or random.Random(0)
+        self._replace = replace
+
+    def clock(self) -> float:
+        """The process's monotonic clock."""
+        return self._scheduler.now + self.offset
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass for the process."""
+        if self.killed:
+            raise Killed
+        self._scheduler.sleep(seconds)
+
+    def put(self, key: str, parts: Iterable[Buffer]) -> int:
+        """Write an object in one step."""
+        data = b"".join(bytes(part) for part in parts)
+        self._request("put", lambda: self._shared.write(key, data), torn=lambda: self._tear(key, data))
+        self._shared.sent[self.rank] += len(data)
+        return len(data)
+
+    def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
+        """Write an object unless the key exists."""
+        whole = data if isinstance(data, bytes) else b"".join(bytes(part) for part in data)
+
+        def act() -> bool:
+            if self._shared.exclusive and key in self._shared.objects:
+                return False
+            self._shared.write(key, whole)
+            return True
+
+        created = self._request("create", act)
+        self._shared.sent[self.rank] += len(whole)
+        return created
+
+    def get(self, key: str) -> bytes:
+        """Read a whole small object."""
+        return self._request("get", lambda: self._find(key))
+
+    def open(self, key: str) -> Reader:
+        """Open an object for ranged reads."""
+        size = self._request("open", lambda: len(self._find(key)))
+        return Reader(self, key, size)
+
+    def read(self, key: str, offset: int, size: int, fresh: bool) -> bytes:
+        """A range of an object; ``fresh`` where it is a request of its own."""
+        if fresh:
+            self._request("read", lambda: None)
+        self._shared.received[self.rank] += size
+        return self._find(key)[offset : offset + size]
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes."""
+        return self._request("list", lambda: self._shared.below(prefix))
+
+    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002 - nothing to reuse
+        """Remove objects."""
+        gone = list(keys)
+
+        def act() -> None:
+            for key in gone:
+                self._shared.remove(key)
+            if self._shared.after_delete is not None:
+                self._shared.after_delete(gone)
+
+        self._request("delete", act)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _find(self, key: str) -> bytes:
+        try:
+            return self._shared.objects[key]
+        except KeyError:
+            raise ObjectNotFoundError(f"there is no object {key!r}") from None
+
+    def _tear(self, key: str, data: bytes) -> None:
+        self._shared.write(key, data[: len(data) // 2])
+
+    def _request(self, kind: str, act: Callable[[], T], torn: Callable[[], None] | None = None) -> T:
+        """One request: it travels, takes effect at one instant, and its answer travels back."""
+        if self.killed:
+            raise Killed
+        self.operations += 1
+        self._shared.requests[kind] += 1
+        self.counted[kind] += 1
+        fault = self._faults.get(self.operations)
+        what, seconds = (fault.kind, fault.seconds) if fault else ("", 0.0)
+        if what in {"delay", "zombie"}:
+            self.injected += seconds
+        self._wait(seconds if what == "delay" else 0.0)
+        if what == "tear" and torn is not None:
+            torn()
+        if what in {"kill before", "tear"}:
+            self._kill()
+        if what == "lose request":
+            raise StoreUnavailableError(f"injected: {kind} was lost")
+        if what == "zombie" and self._replace is not None:
+            self._replace()
+            self.sleep(seconds)
+        result = act()
+        if what == "repeat" and kind in {"put", "create"}:
+            self._scheduler.call_at(self._scheduler.now + seconds, lambda: _ignore(act()))
+        self._wait()
+        if what == "kill after":
+            self._kill()
+        if what == "lose answer":
+            raise StoreUnavailableError(f"injected: the answer to {kind} was lost")
+        if what == "jump":
+            self.offset += seconds
+        return result
+
+    def _wait(self, more: float = 0.0) -> None:
+        self.sleep(self._chance.expovariate(2 / self._latency) + more)
+
+    def _kill(self) -> None:
+        self.killed = True
+        raise Killed
+
+
+class Reader:
+    """An open object; every reading of it begins with a request."""
+
+    def __init__(self, connection: Connection, key: str, size: int) -> None:
+        self.size = size
+        self._connection = connection
+        self._key = key
+        self._fresh = True
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset``."""
+        data = self._connection.read(self._key, offset, len(buffer), self._fresh)
+        self._fresh = False
+        if len(data) != len(buffer):
+            raise CorruptedObjectError(f"{self._key} is truncated")
+        buffer[:] = data
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        pass
+
+
+def _folders(key: str) -> list[str]:
+    parts = key.split("/")[:-1]
+    return ["/".join(parts[: number + 1]) for number in range(len(parts))]
+
+
+def _ignore(_: object) -> None:
+    pass

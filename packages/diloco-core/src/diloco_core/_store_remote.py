@@ -1,0 +1,300 @@
+"""What every store behind a network needs: tries that are repeated, creates whose answer got lost, errors with a name.
+
+A :class:`Driver` sends single requests and says what its errors mean; :class:`RemoteStore` makes a store of it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from dataclasses import replace
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Protocol, TypeVar
+
+from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
+from ._retry import Retries
+from ._store_blocks import BLOCK_BYTES, BlockReader, Transfers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from ._store import Buffer
+
+T = TypeVar("T")
+
+PART_BYTES = BLOCK_BYTES
+"""Objects up to this size are one request; larger ones go up in parts of this size, several at a time."""
+PARTS_AT_ONCE = 4
+
+_PROBE_SECONDS = 5.0
+
+_log = logging.getLogger("diloco_core")
+
+
+class Verdict(Enum):
+    """What an error of a driver means."""
+
+    MISSING = auto()
+    """There is no such object."""
+    EXISTS = auto()
+    """There is one already."""
+    NO_BUCKET = auto()
+    """There is no such bucket."""
+    FORBIDDEN = auto()
+    """No credentials, wrong ones, or ones that may not do this."""
+    TRANSIENT = auto()
+    """It may go through the next time. Whether it has taken effect is not known."""
+    PERMANENT = auto()
+    """It will not go through the next time either."""
+
+
+class Driver(Protocol):
+    """Single requests to one prefix; keys are relative to it. Thread-safe. Every error is the driver's own."""
+
+    name: str
+    near: bool
+
+    def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
+        """Write a small object, only if there is none where ``exclusive``."""
+        ...
+
+    def upload(self, key: str, blocks: Iterator[Buffer], *, exclusive: bool, attempt: Callable[..., None]) -> None:
+        """Write a large object in one step, whose blocks of ``PART_BYTES`` can be had once.
+
+        ``attempt(act)`` calls ``act`` until it succeeds, for what can be repeated.
+        """
+        ...
+
+    def get(self, key: str) -> Buffer:
+        """Read a whole object."""
+        ...
+
+    def head(self, key: str) -> tuple[int, Buffer]:
+        """An object's size in bytes, and its first bytes where they come with the same request."""
+        ...
+
+    def range(self, key: str, start: int, stop: int) -> Buffer:
+        """Bytes ``start`` to ``stop`` of an object."""
+        ...
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes in bytes."""
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects; those that do not exist are passed over."""
+        ...
+
+    def judge(self, error: Exception) -> tuple[Verdict, str]:
+        """What an error means, and its text without what only a developer of the driver wants to read."""
+        ...
+
+    def close(self) -> None:
+        """Let go of connections; repeatable, and the driver may still be used."""
+        ...
+
+
+class RemoteStore:
+    """A prefix of a store behind a driver; see :class:`._store.Store`. Thread-safe.
+
+    What fails for a reason that may pass is tried again for a minute, with jitter. A part of an upload is 16 MiB, and four
+    are under way at once; all open readers together hold 128 MiB (but each at least 512 KiB).
+
+    Args:
+        uri: The prefix, for people.
+        driver: Sends the requests.
+        retries: How often what fails is tried again.
+    """
+
+    def __init__(self, uri: str, driver: Driver, retries: Retries | None = None) -> None:
+        self.uri = uri.rstrip("/")
+        self.near = driver.near
+        self.driver = driver
+        self._retries = retries or Retries()
+        self._transfers = Transfers()
+        self._probe()
+
+    def put(self, key: str, parts: Iterable[Buffer]) -> int:
+        """Write an object in one step; see :meth:`._store.Store.put`."""
+        return self._write(key, parts, exclusive=False)
+
+    def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
+        """Write an object unless the key exists; see :meth:`._store.Store.create`.
+
+        "Exists" may be the answer to the second try of a request whose first went through. So an object of less than 16 MiB
+        is read and compared: what is there with the very same bytes counts as written by this call. A larger one counts as
+        another's.
+        """
+        try:
+            self._write(key, [data] if isinstance(data, bytes) else data, exclusive=True)
+        except _Exists as exists:
+            return exists.data is not None and self._is_there(key, exists.data)
+        return True
+
+    def get(self, key: str) -> bytes:
+        """Read a whole object; see :meth:`._store.Store.get`."""
+        return bytes(self._do("read", key, lambda: self.driver.get(key)))
+
+    def open(self, key: str) -> BlockReader:
+        """Open an object for ranged reads; see :meth:`._store.Store.open`."""
+        size, head = self._do("read", key, lambda: self.driver.head(key))
+
+        def fetch(start: int, stop: int) -> Buffer:
+            data = self._do("read", key, lambda: self.driver.range(key, start, stop))
+            if len(data) != stop - start:
+                raise CorruptedObjectError(f"{self.uri}/{key}: {len(data)} of {stop - start} bytes came back")
+            return data
+
+        return BlockReader(fetch, size, head, f"{self.uri}/{key}", self._transfers)
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes; see :meth:`._store.Store.list`."""
+        try:
+            return dict(sorted(self._do("list", prefix, lambda: self.driver.list(prefix)).items()))
+        except ObjectNotFoundError:
+            return {}
+
+    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002 - nothing to reuse
+        """Remove objects; see :meth:`._store.Store.delete`."""
+        gone = list(keys)
+        if gone:
+            self._do("delete", gone[0], lambda: self.driver.delete(gone))
+
+    def close(self) -> None:
+        """End the threads and let go of connections; repeatable, and the store may still be used."""
+        self._transfers.close()
+        self.driver.close()
+
+    def _write(self, key: str, parts: Iterable[Buffer], *, exclusive: bool) -> int:
+        """Write a small object at once, a large one by upload."""
+        size = 0
+
+        def counted() -> Iterator[bytearray]:
+            nonlocal size
+            for block in _blocks(parts, PART_BYTES):
+                size += len(block)
+                yield block
+
+        blocks = counted()
+        first = next(blocks, bytearray())
+        verb = "create" if exclusive else "write"
+        if len(first) < PART_BYTES:
+            self._do(verb, key, lambda: self.driver.put(key, first, exclusive=exclusive), first)
+        else:
+            source = _Source(first, blocks)
+            del first  # the source lets go of a block when it has been sent
+
+            def attempt(act: Callable[[], None]) -> None:
+                self._do(verb, key, act)
+
+            try:
+                self.driver.upload(key, source, exclusive=exclusive, attempt=attempt)
+            except Exception as error:
+                if source.error is not None:
+                    raise source.error from None
+                if isinstance(error, (StoreError, _Exists)):
+                    raise
+                raise self._named(error, verb, key, None) from error
+        return size
+
+    def _is_there(self, key: str, data: Buffer) -> bool:
+        try:
+            return self.get(key) == data
+        except ObjectNotFoundError:  # it has been there, and was deleted since
+            return False
+
+    def _do(self, verb: str, key: str, act: Callable[[], T], created: Buffer | None = None) -> T:
+        """Send a request, again and again while it fails for a reason that may pass."""
+
+        def again(error: Exception) -> bool:
+            verdict, text = self.driver.judge(error)
+            if verdict is Verdict.TRANSIENT:
+                _log.info("cannot %s %r in %s, trying again: %s", verb, key, self.uri, text)
+            return verdict is Verdict.TRANSIENT
+
+        try:
+            return self._retries.run(act, again)
+        except Exception as error:
+            raise self._named(error, verb, key, created) from error
+
+    def _named(self, error: Exception, verb: str, key: str, created: Buffer | None) -> Exception:
+        verdict, text = self.driver.judge(error)
+        if verdict is Verdict.EXISTS and verb == "create":
+            return _Exists(created)
+        if verdict is Verdict.MISSING and verb != "create":
+            return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
+        advice = {
+            Verdict.NO_BUCKET: " The bucket does not exist: create it, or correct the URI.",
+            Verdict.FORBIDDEN: " Access was denied: see that this process's credentials (those that "
+            f"{self.driver.name} finds by itself) may put, get, list and delete below the prefix.",
+            Verdict.TRANSIENT: f" It was tried again for up to {self._retries.patience:g} s.",
+        }.get(verdict, "")
+        return StoreUnavailableError(f"cannot {verb} object {key!r} in {self.uri}: {text}.{advice}")
+
+    def _probe(self) -> None:
+        """Do once what a run will do. What is down should not take a minute to say so."""
+        retries, self._retries = self._retries, replace(self._retries, patience=_PROBE_SECONDS)
+        key, token = f"probes/{secrets.token_hex(8)}", secrets.token_bytes(8)
+        try:
+            self.put(key, [token])
+            found = self.get(key)
+            listed = self.list("probes/")
+            self.delete([key])
+        except StoreError as error:
+            raise StoreUnavailableError(
+                f"{self.uri} cannot be written, read back, listed and emptied: {error}"
+            ) from error
+        finally:
+            self._retries = retries
+        if found != token or listed.get(key) != len(token):
+            raise StoreUnavailableError(
+                f"{self.uri} does not show what was just written there: replicas could not meet in such a store"
+            )
+
+
+class _Exists(Exception):  # noqa: N818 - never leaves this file
+    """The key exists. ``data`` is what should have been written, where it went in one request."""
+
+    def __init__(self, data: Buffer | None) -> None:
+        super().__init__()
+        self.data = data
+
+
+class _Source:
+    """The blocks of an upload. Remembers the error that ended them, since a driver may wrap it in one of its own."""
+
+    def __init__(self, first: Buffer, rest: Iterator[Buffer]) -> None:
+        self.error: BaseException | None = None
+        self._first: Buffer | None = first
+        self._rest = rest
+
+    def __iter__(self) -> _Source:
+        return self
+
+    def __next__(self) -> Buffer:
+        if self._first is not None:
+            first, self._first = self._first, None
+            return first
+        try:
+            return next(self._rest)
+        except StopIteration:
+            raise
+        except BaseException as error:
+            self.error = error
+            raise
+
+
+def _blocks(parts: Iterable[Buffer], size: int) -> Iterator[bytearray]:
+    """The same bytes in new buffers of ``size`` (the last one may be shorter): a part is reused by its maker."""
+    block = bytearray()
+    for part in parts:
+        view = memoryview(part).cast("B")
+        while view:
+            room = size - len(block)
+            block += view[:room]
+            view = view[room:]
+            if len(block) == size:
+                yield block
+                block = bytearray()
+    if block:
+        yield block

@@ -1,0 +1,227 @@
+"""A small S3 over HTTP, for what moto does not do: ignore conditions, fail, conflict, and lose answers.
+
+One bucket, ``bucket``; path-style addressing; no signatures are checked. Every request is counted in ``log``. ``faults`` is a
+list of :class:`Fault`; a fault is used up by the first requests that it fits.
+"""
+
+import hashlib
+import threading
+import xml.etree.ElementTree as ET
+from dataclasses import dataclass, field
+from email.utils import formatdate
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import parse_qs, unquote, urlsplit
+from xml.sax.saxutils import escape
+
+
+@dataclass
+class Fault:
+    """What goes wrong: an HTTP status, or ``drop`` (nothing happens, no answer), ``lose`` (it happens, no answer) or ``cut`` (the
+    connection ends in the middle of the body)."""
+
+    what: int | str
+    method: str
+    times: int = 1
+    part: str = ""
+    code: str = "Injected"
+
+
+@dataclass
+class SmallS3:
+    """The server; ``with SmallS3() as server`` starts and stops it."""
+
+    conditions: bool = True
+    page: int = 1000
+    objects: dict[str, bytes] = field(default_factory=dict)
+    faults: list[Fault] = field(default_factory=list)
+    log: list[tuple[str, str]] = field(default_factory=list)
+    uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
+    every: int = 0
+    disturbed: int = 0
+
+    def __enter__(self):
+        self.lock = threading.Lock()
+        handler = type("Handler", (_Handler,), {"s3": self})
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        self.server.daemon_threads = True
+        self.url = f"http://127.0.0.1:{self.server.server_address[1]}"
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.02,), daemon=True)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *details):
+        self.server.shutdown()
+        self.server.server_close()
+        self.thread.join()
+
+    def reset(self):
+        with self.lock:
+            self.conditions, self.page, self.every, self.disturbed = True, 1000, 0, 0
+            for collection in (self.objects, self.faults, self.log, self.uploads):
+                collection.clear()
+
+    def fail(self, what, method, times=1, part="", code="Injected"):
+        self.faults.append(Fault(what, method, times, part, code))
+
+    def disturb(self, every, kinds):
+        """From now on, one of so many requests goes wrong."""
+        self.every, self.kinds = every, kinds
+
+    def fault(self, method, path):
+        with self.lock:
+            self.log.append((method, path))
+            if self.every and len(self.log) % self.every == 0:
+                self.disturbed += 1
+                return Fault(self.kinds[self.disturbed % len(self.kinds)], method)
+            for fault in self.faults:
+                if fault.times and fault.method == method and fault.part in path:
+                    fault.times -= 1
+                    return fault
+        return None
+
+    def store(self, key, data, condition):
+        """Whether the object was written."""
+        with self.lock:
+            if condition == "*" and self.conditions and key in self.objects:
+                return False
+            self.objects[key] = data
+            return True
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    s3: SmallS3
+
+    def handle_one_request(self):
+        try:
+            super().handle_one_request()
+        except ConnectionError:  # the client has gone
+            self.close_connection = True
+
+    def log_message(self, *details):
+        pass
+
+    def answer(self, status, body=b"", **headers):
+        if self.fault_is("lose"):
+            self.close_connection = True
+            return
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), str(value))
+        self.send_header("Content-Length", str(headers.get("length", len(body))))
+        self.end_headers()
+        if self.command != "HEAD":
+            if self.fault_is("cut"):
+                self.wfile.write(body[: len(body) // 2])
+                self.close_connection = True
+            else:
+                self.wfile.write(body)
+
+    def refuse(self, status, code):
+        condition = "<Condition>If-None-Match</Condition>" if code == "PreconditionFailed" else ""
+        self.answer(status, f"<Error><Code>{code}</Code><Message>no</Message>{condition}</Error>".encode())
+
+    def fault_is(self, *kinds):
+        return self.current is not None and self.current.what in kinds
+
+    def handle_any(self):
+        split = urlsplit(self.path)
+        self.query = {name: value[0] for name, value in parse_qs(split.query, keep_blank_values=True).items()}
+        bucket, _, self.key = unquote(split.path).lstrip("/").partition("/")
+        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.current = self.s3.fault(self.command, self.path)
+        if self.fault_is("drop"):
+            self.close_connection = True
+        elif self.current is not None and isinstance(self.current.what, int):
+            self.refuse(self.current.what, self.current.code)
+        elif bucket != "bucket":
+            self.refuse(404, "NoSuchBucket")
+        else:
+            getattr(self, self.command.lower())()
+
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_any
+
+    def put(self):
+        if "uploadId" in self.query:
+            with self.s3.lock:
+                self.s3.uploads[self.query["uploadId"]][int(self.query["partNumber"])] = self.body
+            self.answer(200, ETag=_etag(self.body))
+        elif self.s3.store(self.key, self.body, self.headers.get("If-None-Match")):
+            self.answer(200, ETag=_etag(self.body))
+        else:
+            self.refuse(412, "PreconditionFailed")
+
+    def get(self):
+        if not self.key:
+            return self.list()
+        data = self.s3.objects.get(self.key)
+        if data is None:
+            return self.refuse(404, "NoSuchKey")
+        headers = {"ETag": _etag(data), "Last_Modified": formatdate(usegmt=True), "Accept_Ranges": "bytes"}
+        wanted = self.headers.get("Range")
+        if not wanted:
+            return self.answer(200, data, **headers)
+        first, last = (int(number) for number in wanted.removeprefix("bytes=").split("-"))
+        if first >= len(data):
+            return self.refuse(416, "InvalidRange")
+        part = data[first : last + 1]
+        span = f"bytes {first}-{first + len(part) - 1}/{len(data)}"
+        return self.answer(206, part, Content_Range=span, **headers)
+
+    def head(self):
+        data = self.s3.objects.get(self.key)
+        if data is None:
+            return self.answer(404)
+        return self.answer(200, ETag=_etag(data), Last_Modified=formatdate(usegmt=True), length=len(data))
+
+    def delete(self):
+        with self.s3.lock:
+            if "uploadId" in self.query:
+                self.s3.uploads.pop(self.query["uploadId"], None)
+            else:
+                self.s3.objects.pop(self.key, None)
+        self.answer(204)
+
+    def post(self):
+        if "uploads" in self.query:
+            with self.s3.lock:
+                number = f"upload-{len(self.s3.log)}"
+                self.s3.uploads[number] = {}
+            return self.answer(200, _xml("InitiateMultipartUploadResult", f"<UploadId>{number}</UploadId>"))
+        if "delete" in self.query:
+            keys = [element.text for element in ET.fromstring(self.body).iter() if element.tag.endswith("Key")]
+            with self.s3.lock:
+                for key in keys:
+                    self.s3.objects.pop(key, None)
+            deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
+            return self.answer(200, _xml("DeleteResult", deleted))
+        with self.s3.lock:
+            parts = self.s3.uploads.pop(self.query["uploadId"])
+        data = b"".join(parts[number] for number in sorted(parts))
+        if not self.s3.store(self.key, data, self.headers.get("If-None-Match")):
+            return self.refuse(412, "PreconditionFailed")
+        return self.answer(200, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(_etag(data))}</ETag>"))
+
+    def list(self):
+        prefix, after = self.query.get("prefix", ""), self.query.get("continuation-token", "")
+        with self.s3.lock:
+            found = sorted(key for key in self.s3.objects if key.startswith(prefix) and key > after)
+            page = {key: len(self.s3.objects[key]) for key in found[: self.s3.page]}
+        contents = "".join(
+            f"<Contents><Key>{escape(key)}</Key><Size>{size}</Size><ETag>e</ETag>"
+            "<LastModified>2026-01-01T00:00:00.000Z</LastModified></Contents>"
+            for key, size in page.items()
+        )
+        more = len(found) > len(page)
+        token = f"<NextContinuationToken>{escape(max(page))}</NextContinuationToken>" if more else ""
+        counts = f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>"
+        self.answer(200, _xml("ListBucketResult", counts + token + contents))
+
+
+def _etag(data):
+    return f'"{hashlib.md5(data).hexdigest()}"'
+
+
+def _xml(name, content):
+    space = "http://s3.amazonaws.com/doc/2006-03-01/"
+    return f'<?xml version="1.0"?><{name} xmlns="{space}">{content}</{name}>'.encode()

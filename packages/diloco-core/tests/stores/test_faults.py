@@ -1,0 +1,288 @@
+"""Stores that fail: what is tried again, what is not, and what a lost answer means. Real HTTP, both drivers for S3."""
+
+import sys
+
+import fsspec
+import pytest
+
+from diloco_core import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from diloco_core._retry import Retries
+from diloco_core._store import creates_once, open_store
+from diloco_core._store_fsspec import FsspecDriver
+from diloco_core._store_obstore import ObstoreDriver
+from diloco_core._store_remote import PART_BYTES, RemoteStore
+from diloco_protocol import MissingDependencyError
+
+
+@pytest.fixture(params=["obstore", "fsspec"])
+def driver(request, small_s3_drivers):
+    """Each driver for S3, at the small S3."""
+    return small_s3_drivers[request.param]
+
+
+@pytest.fixture
+def slept():
+    """The pauses that were made."""
+    return []
+
+
+@pytest.fixture
+def store(small_s3, driver, slept):
+    """A store on the small S3 whose pauses take no time."""
+    opened = RemoteStore("s3://bucket/run", driver, Retries(sleep=slept.append, jitter=lambda: 0.5))
+    small_s3.log.clear()
+    yield opened
+    opened.close()
+
+
+@pytest.mark.parametrize("what", [500, 503, 429, "drop", "lose", "cut"])
+def test_what_may_pass_is_tried_again(store, small_s3, slept, what):
+    store.put("k", [b"value" * 100])
+    for act, method in (
+        (lambda: store.put("other", [b"other"]), "PUT"),
+        (lambda: store.get("k"), "GET"),
+        (lambda: store.list(""), "GET"),
+        (lambda: store.open("k").close(), "GET"),
+        (lambda: store.open("k").close(), "HEAD"),
+    ):
+        small_s3.fail(what, method, times=2)
+        act()
+        small_s3.faults.clear()
+    assert store.get("k") == b"value" * 100
+    assert sorted(store.list("")) == ["k", "other"]
+    assert all(0 < pause <= 5 for pause in slept)
+
+
+def test_pauses_grow_and_have_jitter():
+    def attempts(jitter):
+        now, pauses = [0.0], []
+
+        def sleep(seconds):
+            pauses.append(seconds)
+            now[0] += seconds
+
+        retries = Retries(clock=lambda: now[0], sleep=sleep, jitter=lambda: jitter)
+        with pytest.raises(OSError, match="down"):
+            retries.run(lambda: (_ for _ in ()).throw(OSError("down")), lambda error: True)
+        return pauses
+
+    late, early = attempts(1.0), attempts(0.0)
+    assert late[:6] == pytest.approx([0.2, 0.4, 0.8, 1.6, 3.2, 5.0])
+    assert early[:6] == pytest.approx([0.1, 0.2, 0.4, 0.8, 1.6, 2.5])
+    assert sum(late) <= 60 < sum(late) + 5
+    assert sum(early) <= 60 < sum(early) + 2.5
+
+
+def test_what_will_not_pass_is_not_tried_again(store, small_s3, slept):
+    small_s3.fail(400, "PUT", times=9, code="InvalidRequest")
+    with pytest.raises(StoreUnavailableError, match=r"cannot write object 'k' in s3://bucket/run: .*InvalidRequest"):
+        store.put("k", [b"x"])
+    assert slept == []
+
+
+def test_patience_ends(small_s3, driver):
+    retries, now = patient_clock()
+    store = RemoteStore("s3://bucket/run", driver, retries)
+    small_s3.fail(503, "PUT", times=1000)
+    with pytest.raises(StoreUnavailableError, match=r"tried again for up to 20 s"):
+        store.put("k", [b"x"])
+    assert 10 < now[0] <= 20
+
+
+def patient_clock():
+    """Retries whose pauses take no time, and the time that they took."""
+    now = [0.0]
+    return Retries(patience=20, clock=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)), now
+
+
+class TestCreatesWhoseAnswerIsLost:
+    @pytest.mark.parametrize("what", ["lose", 500])
+    def test_it_is_ours_if_the_content_is(self, store, small_s3, what):
+        small_s3.fail(what, "PUT", part="claim")
+        assert store.create("claim", b"mine")
+        assert small_s3.objects["run/claim"] == b"mine"
+
+    def test_it_is_not_if_somebody_else_was_first(self, store, small_s3):
+        assert store.create("claim", b"theirs")
+        small_s3.fail("lose", "PUT", part="claim")
+        assert not store.create("claim", b"mine")
+        assert store.get("claim") == b"theirs"
+
+    def test_a_conflict_of_two_writers_is_tried_again(self, store, small_s3, slept):
+        small_s3.fail(409, "PUT", times=3, part="claim", code="ConditionalRequestConflict")
+        assert store.create("claim", b"mine")
+        assert len(slept) == 3
+
+    def test_a_conflict_that_the_other_wins(self, store, small_s3):
+        small_s3.fail(409, "PUT", part="claim", code="ConditionalRequestConflict")
+        small_s3.objects["run/claim"] = b"theirs"
+        assert not store.create("claim", b"mine")
+
+    def test_a_large_object_counts_as_anothers(self, store, small_s3):
+        data = bytes(PART_BYTES + 1)
+        small_s3.fail("lose", "PUT", part="claim")
+        assert not store.create("claim", data)
+        assert store.get("claim") == data
+
+    def test_it_exists_and_is_gone_before_it_is_read(self, store, small_s3):
+        small_s3.objects["run/claim"] = b"theirs"
+        small_s3.fail(404, "GET", part="claim", code="NoSuchKey")
+        assert not store.create("claim", b"mine")
+
+
+def test_a_store_that_ignores_conditions_is_found_out(store, small_s3):
+    small_s3.conditions = False
+    assert store.create("k", b"first")
+    assert store.create("k", b"second"), "it says it wrote, and it did: over the first"
+    assert not creates_once(store)
+    assert [key for key in small_s3.objects if "probes" in key] == []
+
+
+def test_a_store_that_heeds_them_passes(store):
+    assert creates_once(store)
+
+
+def test_parts_of_an_upload_are_sent_again(store, small_s3):
+    data = bytes(range(256)) * (3 * PART_BYTES // 256) + b"end"
+    for what in (500, "drop"):
+        small_s3.fail(what, "PUT", times=1, part="partNumber=2")
+        small_s3.fail(what, "POST", times=1, part="uploads")
+        assert store.put("large", iter([data])) == len(data)
+        assert small_s3.objects["run/large"] == data
+    assert small_s3.uploads == {}
+
+
+def test_an_upload_that_fails_leaves_nothing(store, small_s3):
+    small_s3.fail(400, "PUT", times=99, part="partNumber=3", code="InvalidPart")
+    with pytest.raises(StoreUnavailableError, match=r"cannot write object 'large'.*InvalidPart"):
+        store.put("large", [bytes(PART_BYTES)] * 3)
+    assert list(small_s3.objects) == []
+    assert small_s3.uploads == {}
+
+
+def test_uploads_and_reads_run_several_at_a_time_in_bounded_memory(store, small_s3):
+    made, size = [], 8 * PART_BYTES
+
+    def parts():
+        for _ in range(8):
+            made.append(sum(len(part) for upload in small_s3.uploads.values() for part in upload.values()))
+            yield bytes(PART_BYTES)
+
+    store.put("large", parts())
+    assert len(small_s3.objects["run/large"]) == size
+    if store.driver.name == "obstore":
+        held = [number * PART_BYTES - there for number, there in enumerate(made)]
+        assert max(held) <= 7 * PART_BYTES, "made, but not yet there"
+        assert max(held) >= 2 * PART_BYTES, "one part after the other"
+    small_s3.log.clear()
+    with store.open("large") as reader:
+        reader.expect(100, size)
+        assert reader._transfers.share()[0] <= PART_BYTES
+        buffer = bytearray(PART_BYTES // 2)
+        reader.read_into(100, memoryview(buffer))
+        assert len(reader._ahead) == 4
+
+
+@pytest.mark.parametrize("first", [0, 100, 65_536, 200_000])
+def test_reading_asks_for_what_was_announced_and_for_nothing_else(store, small_s3, first):
+    content = small_s3.objects["run/k"] = bytes(range(256)) * 4096
+    with store.open("k") as reader:
+        small_s3.log.clear()
+        reader.expect(first, 900_000)
+        buffer = bytearray(1000)
+        for start in range(first, 900_000 - 1000, 1000):
+            reader.read_into(start, memoryview(buffer))
+            assert bytes(buffer) == content[start : start + 1000]
+        assert len(small_s3.log) == 1, "256 KiB or more with each request"
+
+
+def test_what_was_announced_may_be_passed_over(store, small_s3):
+    content = small_s3.objects["run/k"] = bytes(range(256)) * 8192
+    store._transfers.count(1000)  # as if many readers were open: small blocks
+    with store.open("k") as reader:
+        reader.expect(100, 2_000_000)
+        buffer = bytearray(1000)
+        for start in (500_000, 1_500_000, 100, 1_900_000):
+            reader.read_into(start, memoryview(buffer))
+            assert bytes(buffer) == content[start : start + 1000]
+
+
+def test_a_range_that_comes_short_is_damage(store, small_s3):
+    small_s3.objects["run/k"] = bytes(500_000)
+    with store.open("k") as reader:
+        small_s3.objects["run/k"] = bytes(300_000)
+        with pytest.raises(CorruptedObjectError, match=r"s3://bucket/run/k: .* of .* bytes came back"):
+            reader.read_into(250_000, memoryview(bytearray(200_000)))
+        del small_s3.objects["run/k"]
+        with pytest.raises(ObjectNotFoundError, match="'k'"):
+            reader.read_into(100_000, memoryview(bytearray(1000)))
+
+
+def test_listings_go_over_all_pages(store, small_s3):
+    small_s3.page = 3
+    for number in range(10):
+        store.put(f"many/{number}", [b"x"])
+    assert list(store.list("many/")) == [f"many/{number}" for number in range(10)]
+
+
+class TestBadPlaces:
+    @pytest.mark.parametrize("scheme", ["obstore+s3", "fsspec+s3"])
+    def test_a_bucket_that_does_not_exist(self, small_s3, scheme):
+        with pytest.raises(StoreUnavailableError, match=r"s3://nowhere/run .*bucket does not exist: create it"):
+            open_store(f"{scheme}://nowhere/run")
+
+    @pytest.mark.parametrize("method", ["PUT", "GET"])
+    def test_a_bucket_that_is_forbidden(self, small_s3, driver, method):
+        small_s3.fail(403, method, times=99, code="AccessDenied")
+        with pytest.raises(StoreUnavailableError, match=r"Access was denied: .* may put, get, list and delete"):
+            RemoteStore("s3://bucket/run", driver)
+
+    def test_a_store_that_is_down(self, small_s3, driver):
+        small_s3.fail(503, "PUT", times=10**6)
+        retries, now = patient_clock()
+        with pytest.raises(StoreUnavailableError, match=r"cannot write .* tried again for up to 5 s"):
+            RemoteStore("s3://bucket/run", driver, retries)
+        assert now[0] <= 5
+
+    @pytest.mark.parametrize("kind", [ObstoreDriver, FsspecDriver])
+    def test_no_credentials(self, small_s3, monkeypatch, kind):
+        monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+        monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+        monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")  # where obstore asks a cloud machine's role
+        with pytest.raises(StoreUnavailableError, match=r"s3://bucket/run.*[Cc]redentials"):
+            RemoteStore("s3://bucket/run", kind("s3://bucket/run"), patient_clock()[0])
+
+    def test_no_room_for_a_temporary_file(self, small_s3, small_s3_drivers, monkeypatch):
+        store = RemoteStore("s3://bucket/run", small_s3_drivers["fsspec"])
+        monkeypatch.setattr("tempfile.tempdir", "/nowhere/at/all")
+        with pytest.raises(StoreUnavailableError, match=r"folder for temporary files.*TMPDIR"):
+            store.put("large", [bytes(PART_BYTES)] * 2)
+        assert small_s3.objects == {}
+        assert small_s3.uploads == {}
+
+
+class TestChoice:
+    def test_obstore_where_it_is_installed(self, small_s3):
+        assert isinstance(open_store("s3://bucket/run").driver, ObstoreDriver)
+
+    def test_fsspec_where_it_has_settings_for_s3(self, small_s3, monkeypatch):
+        monkeypatch.setitem(fsspec.config.conf, "s3", {"default_fill_cache": False})
+        assert isinstance(open_store("s3://bucket/run").driver, FsspecDriver)
+
+    def test_fsspec_where_obstore_is_not_installed(self, small_s3, monkeypatch):
+        monkeypatch.setitem(sys.modules, "obstore", None)
+        assert isinstance(open_store("s3://bucket/run").driver, FsspecDriver)
+        with pytest.raises(MissingDependencyError, match=r"pip install 'diloco-core\[obstore\]'"):
+            open_store("obstore+s3://bucket/run")
+
+    def test_by_hand(self, small_s3):
+        assert isinstance(open_store("obstore+s3://bucket/run").driver, ObstoreDriver)
+        assert open_store("fsspec+memory://by/hand").driver.near
+
+    def test_obstore_is_for_s3_only(self):
+        with pytest.raises(ConfigurationError, match=r"write 'gs://bucket/run'"):
+            open_store("obstore+gs://bucket/run")
+
+    def test_a_uri_without_a_bucket(self):
+        with pytest.raises(ConfigurationError, match="names no bucket"):
+            open_store("obstore+s3:///run")

@@ -1,0 +1,70 @@
+"""Whole runs over S3: the same bytes as over a local folder, with either driver, and nothing left running."""
+
+import itertools
+import threading
+
+import pytest
+import torch
+
+from diloco_core import DiLoCo, ObjectStoreExchange
+from diloco_core._retry import Retries
+from diloco_core._store import open_store
+from diloco_core._store_remote import RemoteStore
+from diloco_core.testing import run_replicas
+
+REPLICAS = 3
+_prefixes = itertools.count()
+
+
+def train(exchange):
+    """Three outer steps of a small model; what it holds at the end."""
+    generator = torch.Generator().manual_seed(7)
+    model = torch.nn.Linear(120, 120)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    generator.manual_seed(exchange.rank)
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    with DiLoCo(model, inner, exchange, sync_every=2):
+        for _ in range(6):
+            model(torch.randn(4, 120, generator=generator)).pow(2).mean().backward()
+            inner.step()
+            inner.zero_grad()
+    return torch.cat([parameter.detach().view(-1) for parameter in model.parameters()])
+
+
+def run(stores):
+    """What the replicas hold at the end; all the same."""
+    results = run_replicas(train, [ObjectStoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)])
+    assert not [result for result in results if isinstance(result, BaseException)], results
+    assert all(torch.equal(result, results[0]) for result in results)
+    return results[0]
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory):
+    """The result over a local folder."""
+    folder = str(tmp_path_factory.mktemp("expected"))
+    return run([open_store(folder) for _ in range(REPLICAS)])
+
+
+@pytest.mark.parametrize("scheme", ["obstore+s3", "fsspec+s3"])
+def test_over_moto(moto_url, point_at, expected, scheme):
+    point_at(moto_url)
+    uri = f"{scheme}://bucket/whole-{next(_prefixes)}"
+    stores = [open_store(uri) for _ in range(REPLICAS)]
+    assert torch.equal(run(stores), expected)
+    left = stores[0].list("")
+    assert "manifest.json" in left
+    assert not [key for key in left if key.startswith("probes/")]
+    running = [thread.name for thread in threading.enumerate() if thread.name.startswith("diloco-beat")]
+    assert running == []
+
+
+@pytest.mark.parametrize("name", ["obstore", "fsspec"])
+def test_over_a_store_that_fails_every_now_and_then(small_s3, small_s3_drivers, expected, name):
+    retries = Retries(first_pause=0.001, longest_pause=0.01)
+    stores = [RemoteStore("s3://bucket/run", small_s3_drivers[name], retries) for _ in range(REPLICAS)]
+    small_s3.disturb(every=5, kinds=[500, "lose", 503, "drop", "cut"])
+    assert torch.equal(run(stores), expected)
+    assert small_s3.disturbed > 20

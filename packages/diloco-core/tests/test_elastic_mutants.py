@@ -1,0 +1,159 @@
+"""Every safety rule is needed: without it, some simulated run goes wrong, and the simulator's checks say so."""
+
+import random
+
+import pytest
+import torch
+
+from diloco_core import Elastic, _elastic_adopt, _elastic_catchup, _elastic_publish, _elastic_sync, _exchange_elastic
+from diloco_core._elastic_adopt import Adoption
+from diloco_core._elastic_records import Commit, Delta, deltas
+from diloco_core._elastic_sync import ElasticSync
+from diloco_core._patient import Patient
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
+
+_HARMFUL = ("kill before", "kill after", "delay", "zombie", "jump", "lose answer")
+
+
+def _wrong(number, topology="sharded"):
+    """What goes wrong in the simulated run with this number."""
+    chance = random.Random(number)
+    faults = [
+        Fault(chance.randrange(3), chance.randint(1, 2), chance.randint(10, 110), chance.choice(_HARMFUL), 60.0)
+        for _ in range(7)
+    ]
+    training, store, broken = SimulatedTraining(syncs=5, sizes=(40,)), SimulatedStore(), []
+    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
+    starts = [chance.choice([0.0, 1.0, 25.0]) for _ in range(3)]
+    schedule = Schedule(3, seed=number, starts=starts, faults=faults, restart_after=2.0, latency=0.3)
+    elastic = Elastic(2, grace=8.0, topology=topology, retention=2, publish_every=2)
+    outcome = simulate(training, schedule, elastic, store=store, limit=5000.0)
+    return violations(outcome, training) + broken
+
+
+def decide_from_own_listing(monkeypatch):
+    wait = ElasticSync._wait
+
+    def mutant(self):
+        _, record = wait(self)
+        chosen = self._valid(self._life.store.list(deltas(self._sync)))
+        return Commit(self._sync, self._index, self._base, self._life.previous, tuple(chosen.values())), record
+
+    monkeypatch.setattr(ElasticSync, "_wait", mutant)
+
+
+def no_incarnation(monkeypatch):
+    monkeypatch.setattr(_exchange_elastic, "claim", lambda store, rank: 1)
+
+
+def record_before_payload(monkeypatch):
+    put, valid = Patient.put, ElasticSync._valid
+
+    def late(self, key, parts):
+        if Delta.parse(key) is None:
+            return put(self, key, parts)
+        whole = [bytes(part) for part in parts()]
+        self.held = (key, whole)
+        return sum(map(len, whole))
+
+    def valid_with_own(self, listing):
+        listing = dict(listing)
+        held = getattr(self._life.store, "held", None)
+        if held is not None and Delta.parse(held[0]).sync == self._sync:
+            listing[held[0]] = sum(map(len, held[1]))
+        return valid(self, listing)
+
+    look = ElasticSync._look
+
+    def look_then_put(self, overdue):
+        look(self, overdue)
+        key, whole = self._life.store.held
+        put(self._life.store, key, lambda: whole)
+
+    monkeypatch.setattr(Patient, "put", late)
+    monkeypatch.setattr(Patient, "held", None, raising=False)
+    monkeypatch.setattr(ElasticSync, "_valid", valid_with_own)
+    monkeypatch.setattr(ElasticSync, "_look", look_then_put)
+
+
+def owner_only_update(monkeypatch):
+    monkeypatch.setattr(Adoption, "turn", lambda self, shard: 1e9)
+
+
+def overwrite_instead_of_create(monkeypatch):
+    def put(self, key, parts):
+        data = parts()
+        self._try(lambda: self.store.put(key, [data] if isinstance(data, bytes) else data))
+        return True
+
+    monkeypatch.setattr(Patient, "create", put)
+    monkeypatch.setattr(Patient, "creates_once", lambda self: True)
+
+
+def no_replay(monkeypatch):
+    def skip(life):
+        while (found := life.commit(life.sync + 1)) is not None:
+            life.skip(*found)
+
+    monkeypatch.setattr(_elastic_catchup, "replay", skip)
+
+
+def collection_without_retention(monkeypatch):
+    def everything(keys, *, last, done, retention, keep_deltas, initial):
+        old = tuple(f"{folder}/{sync:08}/" for folder in ("deltas", "state") for sync in range(1, last))
+        return [key for key in keys if key.startswith(old)]
+
+    monkeypatch.setattr(_elastic_publish, "collectable", everything)
+
+
+def no_quorum(monkeypatch):
+    rule = _elastic_sync.may_commit
+    monkeypatch.setattr(
+        _elastic_sync, "may_commit", lambda *args, **options: rule(*args, **{**options, "min_replicas": 1})
+    )
+
+
+def done_before_the_shards(monkeypatch):
+    monkeypatch.setattr(_elastic_adopt, "publish_previous", lambda *_: None)
+    run = Adoption.run
+
+    def early(self):
+        if self.designated:
+            _elastic_adopt.write_done(self._life, self._commit)
+        run(self)
+
+    monkeypatch.setattr(Adoption, "run", early)
+
+
+MUTANTS = [
+    decide_from_own_listing,
+    no_incarnation,
+    record_before_payload,
+    owner_only_update,
+    overwrite_instead_of_create,
+    no_replay,
+    collection_without_retention,
+    no_quorum,
+    done_before_the_shards,
+]
+
+
+@pytest.mark.parametrize("mutate", MUTANTS, ids=lambda mutate: mutate.__name__)
+def test_a_broken_rule_is_caught(mutate, monkeypatch):
+    torch.set_num_threads(1)
+    mutate(monkeypatch)
+    assert any(_wrong(number) for number in range(60)), "60 simulated runs found nothing wrong"
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_the_same_runs_are_right_with_all_rules(topology):
+    torch.set_num_threads(1)
+    assert [_wrong(number, topology) for number in range(30)] == [[]] * 30

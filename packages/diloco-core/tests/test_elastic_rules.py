@@ -1,0 +1,151 @@
+"""The rules of elastic membership, one by one."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_core._elastic_records import Commit, Delta, Done, Hint, done_key, shard_key
+from diloco_core._elastic_rules import collectable, expected, may_commit, newest_done, valid
+from diloco_core._errors import CorruptedObjectError
+
+_BASE, _SCHEMA = "0" * 16, "f" * 16
+
+
+def _delta(rank, epoch=1, start=0, stop=5, sync=3, base=_BASE, schema=_SCHEMA):
+    return Delta(sync, rank, epoch, start, stop, base, schema)
+
+
+def _valid(deltas, positions=(), sizes=None):
+    listing = {delta.key: (sizes or {}).get(delta, 100) for delta in deltas}
+    return valid(listing, base=_BASE, schema=_SCHEMA, positions=dict(positions), size=100)
+
+
+class TestValid:
+    def test_the_highest_epoch_of_a_rank_stands_for_it(self):
+        chosen = _valid([_delta(1, 2), _delta(1, 10), _delta(1, 9), _delta(0)])
+        assert chosen == {0: _delta(0), 1: _delta(1, 10)}
+        assert list(chosen) == [0, 1]
+
+    def test_what_was_made_from_another_state_does_not_count(self):
+        assert _valid([_delta(0, base="1" * 16)]) == {}
+
+    def test_another_model_does_not_count(self):
+        assert _valid([_delta(0, schema="1" * 16)]) == {}
+
+    def test_steps_that_are_counted_already_do_not_count_again(self):
+        assert _valid([_delta(0, start=4, stop=9)], {0: 5}) == {}
+        assert _valid([_delta(0, start=5, stop=9)], {0: 5}) == {0: _delta(0, start=5, stop=9)}
+
+    def test_no_steps_do_not_count(self):
+        assert _valid([_delta(0, start=5, stop=5)]) == {}
+
+    def test_a_truncated_object_does_not_count(self):
+        assert _valid([_delta(0)], sizes={_delta(0): 50}) == {}
+
+    def test_an_invalid_later_life_does_not_hide_an_earlier_one(self):
+        assert _valid([_delta(0, 1), _delta(0, 2)], sizes={_delta(0, 2): 0}) == {0: _delta(0, 1)}
+
+    def test_foreign_keys_are_passed_over(self):
+        listing = {"deltas/00000003/notes.txt": 100, Hint(3, 1, 1, "join").key: 100}
+        assert valid(listing, base=_BASE, schema=_SCHEMA, positions={}, size=100) == {}
+
+
+class TestExpected:
+    def test_members_of_the_last_commit(self):
+        assert expected({0: 1, 2: 4}, []) == {0, 2}
+
+    def test_joiners_are_added_and_leavers_removed(self):
+        hints = [Hint(3, 5, 1, "join").key, Hint(3, 0, 1, "leave").key]
+        assert expected({0: 1, 2: 4}, hints) == {2, 5}
+
+    def test_an_old_life_does_not_take_its_successor_along(self):
+        assert expected({0: 2}, [Hint(3, 0, 1, "leave").key]) == {0}
+        assert expected({0: 1}, [Hint(3, 0, 1, "leave").key, Hint(3, 0, 2, "join").key]) == {0}
+
+    def test_before_the_first_sync_everybody_may_leave(self):
+        assert expected({0: 0, 1: 0}, [Hint(1, 1, 1, "leave").key]) == {0}
+
+
+class TestMayCommit:
+    @pytest.mark.parametrize(
+        ("rank", "waited_for", "quorum", "overdue", "may"),
+        [
+            (0, {0, 1}, 2, False, True),
+            (0, {0, 1, 2}, 2, False, False),
+            (0, {0, 1, 2}, 2, True, True),
+            (0, {0, 1}, 3, True, False),
+            (2, {0, 1}, 2, True, False),
+            (1, set(), 1, False, True),
+        ],
+    )
+    def test_quorum_own_contribution_and_nobody_waited_for(self, rank, waited_for, quorum, overdue, may):
+        assert (
+            may_commit({0: _delta(0), 1: _delta(1)}, waited_for, rank=rank, min_replicas=quorum, overdue=overdue) is may
+        )
+
+
+def _collect(keys, last, done, retention=2, keep_deltas=False):
+    return collectable(keys, last=last, done=done, retention=retention, keep_deltas=keep_deltas, initial="n")
+
+
+class TestCollectable:
+    def test_contributions_go_when_their_state_is_complete(self):
+        keys = [_delta(0, sync=sync).key for sync in (1, 2, 3)]
+        assert _collect(keys, last=3, done=[2]) == keys[:2]
+
+    def test_with_several_fragments_each_counts_for_itself(self):
+        keys = [_delta(0, sync=sync).key for sync in (1, 2, 3, 4)]
+        assert _collect(keys, last=4, done=[3, 2]) == keys[:3]
+        assert _collect(keys, last=4, done=[1, 4]) == [keys[0], keys[1], keys[3]]
+
+    def test_gather_keeps_them_for_those_who_lag(self):
+        keys = [_delta(0, sync=sync).key for sync in (1, 2, 3)]
+        assert _collect(keys, last=4, done=[4], keep_deltas=True) == keys[:2]
+
+    def test_states_go_when_a_newer_one_is_complete_and_nobody_may_lag_that_far(self):
+        keys = [shard_key(sync, 0, 0, "n") for sync in (1, 2, 3, 4)]
+        assert _collect(keys, last=4, done=[4]) == keys[:2]
+        assert _collect(keys, last=4, done=[2]) == keys[:1]
+
+    def test_the_newest_complete_state_stays(self):
+        keys = [shard_key(3, 0, 0, "n"), done_key(3, 0)]
+        assert _collect(keys, last=99, done=[3]) == []
+
+    def test_the_initial_state_goes_with_the_first_complete_one_and_leftovers_go_too(self):
+        keys = ["initial/n/000.00000.safetensors", "initial/n/001.00000.safetensors", "initial/x/001.00000.safetensors"]
+        assert _collect(keys, last=5, done=[5, 0]) == [keys[0], keys[2]]
+        assert _collect(keys, last=1, done=[1, 0]) == []
+
+    def test_records_never_go(self):
+        keys = ["commits/00000001.json", "claims/00000/0001.json", "manifest.json"]
+        assert _collect(keys, last=99, done=[99]) == []
+
+    @given(st.lists(st.integers(1, 30), unique=True), st.integers(1, 30), st.integers(0, 30), st.integers(1, 4))
+    def test_conditions_only_become_truer(self, syncs, last, done, retention):
+        keys = [_delta(0, sync=sync).key for sync in syncs] + [shard_key(sync, 0, 0, "n") for sync in syncs]
+        now = set(_collect(keys, last, [min(done, last)], retention))
+        assert now <= set(_collect(keys, last + 1, [min(done, last) + 1], retention))
+
+
+def test_newest_done_is_per_fragment_and_ignores_states_that_are_not_complete():
+    assert newest_done([done_key(1, 0), done_key(3, 0), done_key(2, 1), shard_key(5, 0, 0, "n")], 2) == [3, 2]
+    assert newest_done([], 2) == [0, 0]
+
+
+@given(st.builds(_delta, st.integers(0, 99999), st.integers(1, 10**6), st.integers(0, 10**9), st.integers(0, 10**9)))
+def test_keys_of_contributions_say_everything(delta):
+    assert Delta.parse(delta.key) == delta
+
+
+def test_records_survive_being_stored():
+    commit = Commit(3, 1, _BASE, "1" * 16, (_delta(0), _delta(4)))
+    assert Commit.from_json(commit.to_json(), "here") == commit
+    done = Done(3, 1, (1, 2**63), {0: 7, 3: 2})
+    assert Done.from_json(done.to_json(), "here") == done
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"format": 9}', b'{"format": 2, "members": [{"key": "x"}]}', b"[]"])
+@pytest.mark.parametrize("kind", [Commit, Done])
+def test_damaged_records_are_named(kind, data):
+    with pytest.raises(CorruptedObjectError, match="where it lies"):
+        kind.from_json(data, "where it lies")

@@ -1,0 +1,243 @@
+"""What elastic runs do, in virtual time: who is waited for, who comes and goes, what becomes of what was learned late."""
+
+from itertools import pairwise
+
+import pytest
+import torch
+
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    DiLoCo,
+    Elastic,
+    FencedError,
+    MismatchError,
+    NonFiniteDeltaError,
+    RendezvousError,
+    RunExistsError,
+    SyncTimeoutError,
+)
+from diloco_core._elastic_records import Commit, commit_key
+from diloco_core.testing import (
+    Fault,
+    Killed,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
+
+
+def _members(store):
+    found = []
+    while (data := store.objects.get(commit_key(len(found) + 1))) is not None:
+        found.append([member.rank for member in Commit.from_json(data, "").members])
+    return found
+
+
+class TestMembership:
+    def test_without_trouble_everybody_is_in_every_sync(self):
+        training = SimulatedTraining(syncs=6, sizes=(40,))
+        outcome = simulate(training, Schedule(4), Elastic(2, grace=30.0))
+        assert violations(outcome, training) == []
+        assert _members(outcome.store) == [[0, 1, 2, 3]] * 6
+
+    def test_a_dead_replica_is_waited_for_once_and_then_left_out_until_it_is_back(self):
+        training = SimulatedTraining(syncs=12, sizes=(40,))
+        fault = Fault(2, 1, 60, "kill before")
+        outcome = simulate(training, Schedule(3, faults=[fault], restart_after=12.0), Elastic(2, grace=10.0))
+        assert violations(outcome, training) == []
+        members = _members(outcome.store)
+        assert members[0] == members[-1] == [0, 1, 2]
+        assert [0, 1] in members
+        # Nobody waits longer than the grace for the dead one.
+        waits = [report.wait_seconds for report in training.reports[0, 1]]
+        assert max(waits) < 10 + 1
+        assert sum(wait > 9 for wait in waits) <= 2
+
+    def test_late_joiners_get_in(self):
+        training = SimulatedTraining(syncs=12, sizes=(40,))
+        outcome = simulate(training, Schedule(3, starts=[0.0, 0.0, 20.0]), Elastic(2, grace=5.0))
+        assert violations(outcome, training) == []
+        assert _members(outcome.store)[0] == [0, 1]
+        assert _members(outcome.store)[-1] == [0, 1, 2]
+        assert training.reports[2, 1][0].sync > 3  # it began with what was committed already
+
+    def test_leaving_is_noticed_without_waiting(self):
+        short, long = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedTraining(syncs=8, sizes=(40,))
+        outcome = simulate(lambda node: (short if node.rank == 2 else long)(node), Schedule(3), Elastic(2, grace=100.0))
+        assert outcome.finished
+        assert _members(outcome.store) == [[0, 1, 2]] * 3 + [[0, 1]] * 5
+        assert outcome.seconds < 100
+
+    def test_below_the_quorum_nothing_is_decided(self):
+        training = SimulatedTraining(syncs=6, sizes=(40,))
+        outcome = simulate(
+            training, Schedule(3, starts=[0.0, 1e6, 1e6]), Elastic(2, grace=5.0), sync_timeout=50.0, limit=400.0
+        )
+        (error,) = {str(error) for error in outcome.errors().values()}
+        assert all(isinstance(error, SyncTimeoutError) for error in outcome.errors().values())
+        assert "contributions of 2 replicas (min_replicas) within 50 s" in error
+        assert "waiting for rank 1, 2" in error
+        assert not [key for key in outcome.store.objects if key.startswith("commits/")]
+
+    def test_a_lone_fresh_replica_never_overwrites_a_run(self):
+        store = SimulatedStore()
+        settings = Elastic(2, grace=5.0)
+        first = SimulatedTraining(syncs=4, sizes=(40,))
+        assert simulate(first, Schedule(3), settings, store=store).finished
+        before = {
+            key: data for key, data in store.objects.items() if key.startswith(("commits/", "manifest", "state/"))
+        }
+        lone = SimulatedTraining(syncs=9, sizes=(40,))
+        outcome = simulate(
+            lone, Schedule(3, starts=[1e6, 0.0, 1e6]), settings, store=store, sync_timeout=50.0, limit=300.0
+        )
+        assert {type(error) for error in outcome.errors().values()} == {SyncTimeoutError}
+        assert before.items() <= store.objects.items()
+        assert not lone.states
+
+    def test_a_newer_life_fences_the_older(self):
+        training = SimulatedTraining(syncs=12, sizes=(40,))
+        fault = Fault(1, 1, 60, "zombie", 15.0)
+        outcome = simulate(training, Schedule(3, faults=[fault], restart_after=1.0), Elastic(2, grace=5.0))
+        assert violations(outcome, training) == []
+        error = outcome.results[1, 1]
+        assert isinstance(error, FencedError)
+        assert (error.rank, error.epoch) == (1, 1)
+        assert "newer life of rank 1" in str(error)
+
+
+class TestLateContributions:
+    @pytest.mark.parametrize("late", ["carry", "drop"])
+    def test_they_are_carried_or_dropped(self, late):
+        training = SimulatedTraining(syncs=6, sizes=(40,), pauses={(2, 3): 9.0})
+        outcome = simulate(training, Schedule(3), Elastic(2, grace=5.0, late=late))
+        assert violations(outcome, training) == []
+        fates = [report.contribution for report in training.reports[2, 1]]
+        assert {"carry": "carried", "drop": "dropped"}[late] in fates
+        ranges = [
+            (member.start, member.stop)
+            for number in range(1, 7)
+            for member in Commit.from_json(outcome.store.objects[commit_key(number)], "").members
+            if member.rank == 2
+        ]
+        covered = sum(stop - start for start, stop in ranges)
+        if late == "carry":
+            assert all(a[1] == b[0] for a, b in pairwise(ranges))
+            assert ranges[0][0] == 0
+            assert max(stop - start for start, stop in ranges) > 2
+        else:
+            assert covered < ranges[-1][1]
+            assert {stop - start for start, stop in ranges} == {2}
+
+
+class TestResuming:
+    @pytest.mark.parametrize("topology", ["sharded", "gather"])
+    @pytest.mark.parametrize("sizes", [(40,), (40, 30)])
+    def test_a_run_that_stopped_goes_on_as_if_it_had_not(self, topology, sizes):
+        settings = Elastic(2, grace=20.0, topology=topology, publish_every=3)
+        whole = SimulatedTraining(syncs=8, sizes=sizes)
+        assert simulate(whole, Schedule(3), settings).finished
+        store = SimulatedStore()
+        half = SimulatedTraining(syncs=4, sizes=sizes)
+        assert simulate(half, Schedule(3), settings, store=store).finished
+        rest = SimulatedTraining(syncs=8, sizes=sizes, salts=half.salts)
+        outcome = simulate(rest, Schedule(3), settings, store=store)
+        assert violations(outcome, rest) == []
+        if len(sizes) == 1:  # with several, the steps since the other fragments' last sync are taken again
+            assert all(torch.equal(a, b) for a, b in zip(whole.states[8][0][2], rest.states[8][0][2], strict=True))
+
+    def test_all_die_between_record_and_publication(self):
+        # Whoever starts next finishes the sync from the contributions that its record names.
+        found = 0
+        for operation in range(40, 80):
+            training = SimulatedTraining(syncs=5, sizes=(40,))
+            faults = [Fault(rank, 1, operation, "kill before") for rank in range(3)]
+            outcome = simulate(training, Schedule(3, faults=faults, latency=0.001), Elastic(2, grace=5.0))
+            assert violations(outcome, training) == []
+            found += sum(isinstance(result, Killed) for result in outcome.results.values()) == 3
+        assert found > 20
+
+
+class TestRefusals:
+    def _errors(self, store, settings, world_size=2, **options):
+        training = SimulatedTraining(syncs=5, sizes=options.pop("sizes", (40,)))
+        outcome = simulate(training, Schedule(world_size), settings, store=store, most_lives=1, **options)
+        return list(outcome.errors().values())
+
+    @pytest.fixture
+    def store(self):
+        store = SimulatedStore()
+        assert simulate(
+            SimulatedTraining(syncs=2, sizes=(40,)), Schedule(2), Elastic(1, grace=5.0), store=store
+        ).finished
+        return store
+
+    @pytest.mark.parametrize(
+        ("settings", "options", "kind", "told"),
+        [
+            (Elastic(2, grace=5.0), {}, MismatchError, "min_replicas 1, but this replica"),
+            (Elastic(1, grace=5.0), {"world_size": 3}, MismatchError, "world_size 2, but this replica"),
+            (Elastic(1, grace=5.0, topology="sharded"), {}, MismatchError, "topology 'gather', but this replica"),
+            (Elastic(1, grace=5.0), {"sizes": (41,)}, MismatchError, "tensor '0'"),
+            (Elastic(1, grace=5.0), {"sizes": (40, 40)}, MismatchError, "differ in"),
+        ],
+    )
+    def test_another_model_or_other_settings(self, store, settings, options, kind, told):
+        before = dict(store.objects)
+        errors = self._errors(store, settings, **options)
+        assert {type(error) for error in errors} == {kind}
+        assert told in str(errors[0])
+        assert before.items() <= store.objects.items()
+
+    def test_nothing_to_resume(self):
+        errors = self._errors(SimulatedStore(), Elastic(1, grace=5.0, resume=True))
+        assert {type(error) for error in errors} == {RendezvousError}
+        assert "holds no run that could be resumed" in str(errors[0])
+
+    def test_a_store_that_ignores_conditions(self):
+        errors = self._errors(SimulatedStore(exclusive=False), Elastic(1, grace=5.0))
+        assert {type(error) for error in errors} == {ConfigurationError}
+        assert "lets an object be created twice" in str(errors[0])
+
+    def test_a_strict_run(self):
+        store = SimulatedStore()
+        store.write("claims/00000.json", b"{}")
+        errors = self._errors(store, Elastic(1, grace=5.0))
+        assert RunExistsError in {type(error) for error in errors}
+        store.write("manifest.json", b'{"format": 1, "membership": "strict"}')
+        errors = self._errors(store, Elastic(1, grace=5.0))
+        assert {type(error) for error in errors} == {RunExistsError}
+        assert "that of a strict run" in str(errors[0])
+
+    def test_a_record_that_does_not_follow_the_one_before(self, store):
+        key = commit_key(3)
+        record = Commit.from_json(store.objects[commit_key(2)], "")
+        store.write(key, Commit(3, 0, record.base, "0" * 16, record.members).to_json())
+        errors = self._errors(store, Elastic(1, grace=5.0))
+        assert CorruptedObjectError in {type(error) for error in errors}
+
+    def test_what_is_not_finite_is_not_sent(self):
+        class Bad(SimulatedTraining):
+            @staticmethod
+            def gradient(rank, life, step, size):
+                return torch.full((size,), float("nan") if rank == 1 and step == 3 else 0.5)
+
+        training = Bad(syncs=4, sizes=(40,))
+        outcome = simulate(training, Schedule(3), Elastic(2, grace=5.0), most_lives=1)
+        assert isinstance(outcome.results[1, 1], NonFiniteDeltaError)
+        assert outcome.results[1, 1].rank == 1
+        assert _members(outcome.store) == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
+        assert outcome.seconds < 30  # it said that it leaves
+
+    def test_saved_states_are_for_strict_runs(self):
+        def train(node):
+            model = torch.nn.Linear(4, 4)
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            outer = DiLoCo(model, inner, node.exchange, sync_every=1)
+            outer.load_state_dict(outer.state_dict())
+
+        outcome = simulate(train, Schedule(1), Elastic(1, grace=5.0), most_lives=1)
+        assert "resumed from its store" in str(outcome.results[0, 1])

@@ -1,0 +1,91 @@
+"""Any schedule of crashes, delays, lost and repeated messages, hangs, clock jumps and late arrivals leaves a correct run."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from diloco_core import Elastic
+from diloco_core.testing import (
+    KINDS,
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
+
+_QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
+
+
+@st.composite
+def _runs(draw):
+    world_size = draw(st.integers(2, 4))
+    faults = draw(
+        st.lists(
+            st.builds(
+                Fault,
+                rank=st.integers(0, world_size - 1),
+                life=st.integers(1, 2),
+                operation=st.integers(1, 130),
+                kind=st.sampled_from(KINDS),
+                seconds=st.sampled_from([0.5, 5.0, 60.0, 400.0]),
+            ),
+            max_size=9,
+        )
+    )
+    starts = draw(st.lists(st.sampled_from([0.0, 0.01, 1.0, 40.0]), min_size=world_size, max_size=world_size))
+    schedule = Schedule(
+        world_size,
+        seed=draw(st.integers(0, 2**16)),
+        starts=starts,
+        faults=faults,
+        restart_after=draw(st.sampled_from([0.1, 5.0, 90.0])),
+        latency=draw(st.sampled_from([0.001, 0.05, 1.0])),
+    )
+    elastic = Elastic(
+        draw(st.integers(1, world_size)),
+        grace=draw(st.sampled_from([2.0, 30.0])),
+        late=draw(st.sampled_from(["carry", "drop"])),
+        topology=draw(st.sampled_from(["sharded", "gather"])),
+        publish_every=draw(st.integers(1, 3)),
+        retention=draw(st.integers(1, 2)),
+    )
+    return schedule, elastic, draw(st.sampled_from([(40,), (40, 30)]))
+
+
+def _check(run):
+    schedule, elastic, sizes = run
+    torch.set_num_threads(1)
+    training = SimulatedTraining(syncs=5, sizes=sizes, sync_every=2)
+    store, broken = SimulatedStore(), []
+    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
+    outcome = simulate(training, schedule, elastic, store=store)
+    assert violations(outcome, training) == []
+    assert broken == []
+
+
+@given(_runs())
+@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=_QUIET)
+def test_schedules(run):
+    _check(run)
+
+
+@pytest.mark.slow
+@given(_runs())
+@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=_QUIET)
+def test_many_schedules(run):
+    _check(run)
+
+
+def test_a_simulation_is_repeatable_to_the_last_request():
+    faults = [Fault(1, 1, 30, "kill after"), Fault(0, 1, 50, "zombie", 90.0), Fault(2, 1, 40, "delay", 60.0)]
+    traces = []
+    for _ in range(2):
+        training = SimulatedTraining()
+        outcome = simulate(training, Schedule(3, seed=5, faults=faults), Elastic(2, grace=20.0))
+        traces.append((outcome.seconds, outcome.store.requests, sorted(training.states), len(outcome.results)))
+    assert traces[0] == traces[1]
+    assert traces[0][3] > 3

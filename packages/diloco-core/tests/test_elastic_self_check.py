@@ -1,0 +1,85 @@
+"""A replica whose state is not that of the others finds out, says so, and heals or stops."""
+
+import logging
+
+import pytest
+
+from diloco_core import DivergedError, Elastic
+from diloco_core._elastic_adopt import Adoption
+from diloco_core.testing import Schedule, SimulatedTraining, simulate, violations
+
+
+def _spoil(monkeypatch, when):
+    """Rank 1 computes other values in the syncs for which ``when`` is true."""
+    reduce = Adoption._reduce
+
+    def other(self, shard, local):
+        reduce(self, shard, local)
+        if self._life.rank == 1 and shard == 0 and when(self._commit.sync):
+            self._job.copy[0][3] += 2**-10
+
+    monkeypatch.setattr(Adoption, "_reduce", other)
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_memory_that_changed_is_noticed_before_anything_is_sent(caplog, topology):
+    class Flipped(SimulatedTraining):
+        def gradient(self, rank, life, step, size):
+            if rank == 1 and step == 4 and not self.pauses:
+                self.pauses[9, 9] = 0.0  # once
+                self.states[2][0][2][0]
+                copies[1][0][7] += 0.5
+            return SimulatedTraining.gradient(rank, life, step, size)
+
+        def __call__(self, node):
+            join = node.exchange.restore
+
+            def restore(jobs):
+                copies[node.rank] = jobs[0].copy
+                return join(jobs)
+
+            node.exchange.restore = restore
+            return super().__call__(node)
+
+    copies = {}
+    training = Flipped(syncs=6, sizes=(40,))
+    with caplog.at_level(logging.ERROR, "diloco_core"):
+        outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0, topology=topology, publish_every=1))
+    assert violations(outcome, training) == []
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "rank 1: the global copy of fragment 0 changed in memory since sync 2" in message
+    assert [report.reloaded for report in training.reports[1, 1]].count(True) == 1
+    assert not any(report.reloaded for rank in (0, 2) for report in training.reports[rank, 1])
+
+
+def test_gather_a_minority_reloads_and_goes_on(monkeypatch, caplog):
+    seen = []
+    _spoil(monkeypatch, lambda sync: sync == 2 and not seen and not seen.append(sync))
+    training = SimulatedTraining(syncs=6, sizes=(40,))
+    outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0, topology="gather", publish_every=1))
+    wrong = violations(outcome, training)
+    assert wrong
+    assert all(what.startswith("after sync 2, ") for what in wrong)
+    messages = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(messages) == 1
+    assert "rank 1: the state of fragment 0 after sync 2 has digest" in messages[0]
+    assert any(report.reloaded for report in training.reports[1, 1])
+    assert outcome.errors() == {}
+
+
+def test_gather_a_replica_that_always_differs_stops_and_says_what_to_do(monkeypatch):
+    _spoil(monkeypatch, lambda sync: sync > 1)
+    training = SimulatedTraining(syncs=8, sizes=(40,))
+    outcome = simulate(training, Schedule(3), Elastic(2, grace=5.0, topology="gather", publish_every=1), most_lives=1)
+    error = outcome.results[1, 1]
+    assert isinstance(error, DivergedError)
+    assert "topology='sharded'" in str(error)
+    assert all(not isinstance(outcome.results[rank, 1], BaseException) for rank in (0, 2))
+
+
+def test_sharded_different_rounding_does_not_matter(monkeypatch):
+    # Every shard is computed once, and all read the same bytes.
+    _spoil(monkeypatch, lambda sync: True)
+    training = SimulatedTraining(syncs=6, sizes=(48,))
+    outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0, topology="sharded"))
+    assert [what for what in violations(outcome, training) if "off what the log says" not in what] == []

@@ -1,0 +1,137 @@
+"""A rank that comes back gets its inner optimizer, its random numbers and its place in the data back."""
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, ElasticExchange, in_process
+from diloco_core._inner_state import InnerState
+from diloco_core._store import open_store
+
+
+class Loader:
+    def __init__(self):
+        self.position, self.seen = 0, []
+
+    def __iter__(self):
+        return self
+
+    def __next__(self):
+        self.position += 1
+        self.seen.append(self.position)
+        return torch.full((4, 3), float(self.position))
+
+    def state_dict(self):
+        return {"position": self.position, "seen": list(self.seen), "pair": (1, None), "weights": torch.ones(3)}
+
+    def load_state_dict(self, state):
+        assert state["pair"] == (1, None)
+        assert torch.equal(state["weights"], torch.ones(3))
+        self.position, self.seen = state["position"], state["seen"]
+
+
+def _train(uri, rank, syncs, loader, world_size=1, every=10, stop=None, **settings):
+    torch.manual_seed(5)
+    net = torch.nn.Linear(3, 2)
+    inner = torch.optim.AdamW(net.parameters(), lr=0.01)
+    exchange = ElasticExchange(open_store(uri), rank, world_size, Elastic(1, grace=1.0, **settings))
+    outer = DiLoCo(net, inner, exchange, sync_every=2, stateful={"loader": loader}, save_inner_every=every)
+    noise = []
+    with outer:
+        for _ in range(outer.batches_to_skip):
+            next(loader)
+        while outer.committed < syncs:
+            if stop is not None and outer.inner_steps == stop:
+                raise KeyboardInterrupt
+            noise.append((torch.rand(1).item(), random.random(), np.random.rand()))
+            net(next(loader)).pow(2).mean().backward()
+            inner.step()
+            inner.zero_grad()
+    return net, inner, noise, outer
+
+
+def test_a_run_in_two_parts_is_the_run_in_one(tmp_path):
+    whole_loader, parts_loader = Loader(), Loader()
+    random.seed(1), np.random.seed(1)
+    whole, whole_inner, whole_noise, _ = _train(str(tmp_path / "a"), 0, 6, whole_loader)
+    random.seed(1), np.random.seed(1)
+    _, _, first_noise, _ = _train(str(tmp_path / "b"), 0, 3, Loader())
+    net, inner, noise, outer = _train(str(tmp_path / "b"), 0, 6, parts_loader)
+    assert outer.batches_to_skip == 0
+    assert whole_noise == first_noise + noise
+    assert parts_loader.seen == whole_loader.seen == list(range(1, 13))
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), net.parameters(), strict=True))
+    for here, there in zip(inner.state.values(), whole_inner.state.values(), strict=True):
+        assert all(torch.equal(here[name], there[name]) for name in there)
+
+
+def test_what_was_counted_since_the_last_saving_is_to_be_passed_over(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        _train(str(tmp_path), 0, 9, Loader(), every=2, stop=7)  # killed after sync 3, saved at sync 2
+    loader = Loader()
+    _, _, _, outer = _train(str(tmp_path), 0, 6, loader, every=2)
+    assert outer.batches_to_skip == 2
+    # Steps 5 and 6 are counted already; the 7th was never done.
+    assert loader.seen == list(range(1, 13))
+
+
+def test_every_rank_has_its_own(tmp_path):
+    _train(str(tmp_path), 0, 3, Loader(), world_size=2)
+    other = Loader()
+    _, _, _, outer = _train(str(tmp_path), 1, 6, other, world_size=2)
+    assert other.seen[0] == 1
+    assert outer.batches_to_skip == 0
+
+
+def test_only_the_newest_is_kept(tmp_path):
+    _train(str(tmp_path), 0, 6, Loader(), every=1)
+    (kept,) = (tmp_path / "inner" / "00000").iterdir()
+    assert kept.name == "00000006.0001.safetensors"
+    with safe_open(kept, "pt") as file:
+        assert "xxh3" in file.keys()  # noqa: SIM118 - no mapping
+
+
+def test_never_means_never(tmp_path):
+    _train(str(tmp_path), 0, 6, Loader(), every=0)
+    assert not (tmp_path / "inner").exists()
+
+
+class TestRefusals:
+    def test_damage_is_found(self, tmp_path):
+        _train(str(tmp_path), 0, 3, Loader())
+        (kept,) = (tmp_path / "inner" / "00000").iterdir()
+        data = bytearray(kept.read_bytes())
+        data[-20] ^= 1
+        kept.write_bytes(data)
+        with pytest.raises(CorruptedObjectError, match="inner state was damaged"):
+            _train(str(tmp_path), 0, 6, Loader())
+
+    def test_other_things_are_refused(self, tmp_path):
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+        saved = b"".join(bytes(part) for part in InnerState(optimizer, {}).parts(3))
+        assert InnerState(optimizer, {}).restore(saved, "here") == 3
+        with pytest.raises(ConfigurationError, match="pass the same stateful="):
+            InnerState(optimizer, {"loader": Loader()}).restore(saved, "here")
+
+    def test_what_cannot_be_saved_is_named(self):
+        class Odd(Loader):
+            def state_dict(self):
+                return {"a": [1, object()]}
+
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+        with pytest.raises(ConfigurationError, match=r"stateful.odd\['a'\]\[1\] is a object"):
+            list(InnerState(optimizer, {"odd": Odd()}).parts(1))
+
+    def test_arguments(self):
+        net = torch.nn.Linear(2, 2)
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        (exchange,) = in_process(1)
+        with pytest.raises(ConfigurationError, match="without state_dict"):
+            InnerState(inner, {"x": 3})
+        with pytest.raises(ConfigurationError, match="for elastic runs"):
+            DiLoCo(net, inner, exchange, sync_every=1, stateful={"x": Loader()})
+        with pytest.raises(ConfigurationError, match="save_inner_every"):
+            DiLoCo(net, inner, exchange, sync_every=1, save_inner_every=-1)
