@@ -120,10 +120,10 @@ class LocalPods:
     def of(self, job: str, namespace: str = "default") -> list[LocalPod]:
         """The pods of a Job by name, by index and then age."""
         with self._cluster.changed:
-            found = self._cluster.store.list(PODS, namespace)
+            found = self._cluster.store.by_age(PODS, namespace)
         label = "batch.kubernetes.io/job-name"
         chosen = [pod for pod in found if (pod["metadata"].get("labels") or {}).get(label) == job]
-        chosen.sort(key=lambda pod: (_pods.index_of(pod) or 0, pod["metadata"]["creationTimestamp"]))
+        chosen.sort(key=lambda pod: _pods.index_of(pod) or 0)
         return [LocalPod(self._kubelet, pod["metadata"]) for pod in chosen]
 
     def newest(self, job: str, index: int, namespace: str = "default") -> LocalPod:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from . import _status
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from ._resources import Resource
 
@@ -77,6 +77,11 @@ class Store:
         """The objects of a namespace, or of all, ordered by namespace and name."""
         table = self._objects.get(_kind(resource), {})
         return [table[key] for key in sorted(table) if not namespace or key[0] == namespace]
+
+    def by_age(self, resource: Resource, namespace: str) -> Sequence[Json]:
+        """The objects of a namespace, the oldest first; creationTimestamp is too coarse for that."""
+        table = self._objects.get(_kind(resource), {})
+        return [thing for (where, _), thing in table.items() if where == namespace]
 
     def owned(self, uid: str) -> Iterator[tuple[str, Json]]:
         """(kind of table, object) for all that name ``uid`` as an owner."""

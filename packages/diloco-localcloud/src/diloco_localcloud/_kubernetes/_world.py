@@ -105,10 +105,10 @@ class World(Habits):
     def pods(self, job: str | None = None, namespace: str = "default") -> list[ScriptedPod]:
         """All pods, or those of a Job by name, by index and then age; deleting and ended ones too."""
         with self._cluster.changed:
-            found = self._cluster.store.list(PODS, namespace)
+            found = self._cluster.store.by_age(PODS, namespace)
         label = "batch.kubernetes.io/job-name"
         chosen = [pod for pod in found if job is None or (pod["metadata"].get("labels") or {}).get(label) == job]
-        chosen.sort(key=lambda pod: (_pods.index_of(pod) or 0, _age(pod)))
+        chosen.sort(key=lambda pod: _pods.index_of(pod) or 0)
         return [ScriptedPod(self._kubelet, pod["metadata"]) for pod in chosen]
 
     def pod(self, job: str, index: int, namespace: str = "default") -> ScriptedPod:
@@ -121,7 +121,3 @@ class World(Habits):
         if not found:
             raise LookupError(f"Job {namespace}/{job} has no pod of index {index}; it may need world.settle() first")
         return found[-1]
-
-
-def _age(pod: Json) -> tuple[str, int]:
-    return pod["metadata"]["creationTimestamp"], int(pod["metadata"]["resourceVersion"])
