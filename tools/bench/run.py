@@ -19,6 +19,8 @@ import sys
 import tempfile
 from pathlib import Path
 
+from diloco_core import StoreModel, plan_exchange
+
 HERE = Path(__file__).parent
 MIB = 2**20
 
@@ -39,6 +41,7 @@ def main() -> int:
     for replicas in arguments.replicas:
         timings = _run("times", replicas, arguments)
         _print_times(replicas, timings)
+        _print_plan(replicas, timings, arguments.parameters)
         if not arguments.no_memory:
             _print_memory(replicas, arguments)
     print(f"\nimport diloco_protocol: {_import_milliseconds():.0f} ms over a bare interpreter (goal: < 50)")
@@ -83,6 +86,16 @@ def _print_times(replicas: int, timings: dict[str, list[float]]) -> None:
         print(f"        {label:<44} {ratio:6.2f}  {limit:>7}  {name}")
     seconds = ", ".join(f"{name} {statistics.median(values):.3f}" for name, values in timings.items())
     print(f"        medians in seconds: {seconds}")
+
+
+def _print_plan(replicas: int, timings: dict[str, list[float]], parameters: int) -> None:
+    """What the planner foresees for this folder: it moves bytes as the floor does, and nothing else takes time."""
+    moved = 4 * parameters * (1 + 2 * (replicas - 1) / replicas)  # by each replica, in the floor
+    bandwidth = moved / statistics.median(timings["exchange floor, files reused"])
+    folder = StoreModel(connection_bandwidth=1e15, first_byte=0.0, put=0.0, poll=0.0, part_bytes=2**40)
+    planned = plan_exchange(parameters, replicas, bandwidth, topology="sharded", store=folder).seconds
+    measured = statistics.median(timings["exchange"])
+    print(f"        exchange, planned {planned:.3f} s, measured / planned {measured / planned:.2f}")
 
 
 def _print_memory(replicas: int, arguments: argparse.Namespace) -> None:
