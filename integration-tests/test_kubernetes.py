@@ -9,15 +9,19 @@ import time
 import uuid
 from pathlib import Path
 
+import boto3
 import pytest
 import torch
+from moto.server import ThreadedMotoServer
 
+from diloco_core import export
 from diloco_eks import EKSExecutor
 from diloco_local import LocalProcessExecutor
 from diloco_localcloud import KubernetesProcesses
 from diloco_protocol import Backoff, ReplicaHandle
 
-DEMO = Path(__file__).parents[1] / "tools" / "demo"
+TOOLS = Path(__file__).parents[1] / "tools"
+DEMO = TOOLS / "demo"
 MARK = "DILOCO_REHEARSAL"
 TRAINER = """
 import json, os, time
@@ -31,6 +35,32 @@ def square(folder, seconds):
     while time.monotonic() < deadline and not Path(folder, "go").exists():
         time.sleep(0.01)
     return rank * rank
+"""
+ELASTIC = """
+import json, time
+import torch
+from worker import Batches, make_model
+from diloco_core import DiLoCo, connect
+
+
+def train(syncs, step_seconds):
+    torch.set_num_threads(1)
+    exchange = connect()
+    model = make_model()
+    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    batches = Batches(exchange.rank, exchange.world_size)
+    report = lambda sync: print(sync.to_json(), flush=True)
+    outer = DiLoCo(model, inner, exchange, sync_every=10, stateful={"batches": batches}, on_sync=report)
+    with outer:
+        for _ in range(outer.batches_to_skip):
+            next(batches)
+        while outer.committed < syncs:
+            images, labels = next(batches)
+            torch.nn.functional.cross_entropy(model(images), labels).backward()
+            inner.step()
+            inner.zero_grad()
+            time.sleep(step_seconds)
+    return outer.committed
 """
 LAUNCHER = """
 import json, os, sys, time
@@ -62,13 +92,16 @@ class Rehearsal:
         self.folder = folder
         self.mark = uuid.uuid4().hex
         (folder / "small_trainer.py").write_text(TRAINER)
-        folders = [str(DEMO), str(folder), *(entry for entry in sys.path if entry)]
+        (folder / "elastic_trainer.py").write_text(ELASTIC)
+        folders = [str(DEMO), str(TOOLS / "chaos"), str(folder), *(entry for entry in sys.path if entry)]
         self.variables = {"PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", MARK: self.mark}
-        self.stand_in = KubernetesProcesses().start()
+        self.stand_in = KubernetesProcesses(backoff_seconds=0.5).start()
         self.kubeconfig = self.stand_in.kubeconfig(folder / "kubeconfig")
 
-    def executor(self):
-        options = {"env": self.variables, "grace": 2.0, "backoff": Backoff(first=0.1, factor=1.2, cap=0.5)}
+    def executor(self, **more):
+        more.setdefault("env", {})
+        more["env"] = {**self.variables, **more["env"]}
+        options = {**more, "grace": 2.0, "backoff": Backoff(first=0.1, factor=1.2, cap=0.5)}
         return EKSExecutor("any/image:1", kubeconfig=self.kubeconfig, **options)
 
     def processes(self):
@@ -172,3 +205,77 @@ def test_a_launcher_that_was_killed_finds_its_run_again(rehearsal, tmp_path):
         results = executor.collect(handles, timeout=60)
         assert [(entry["status"], entry["result"]) for entry in results] == [("succeeded", 0), ("succeeded", 1)]
         assert executor.stream_logs(handles[1]) == "here is 1"
+
+
+@pytest.fixture
+def bucket():
+    """An S3 bucket on this machine; the variables that lead replicas to it."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    endpoint = f"http://{host}:{port}"
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
+    options = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    boto3.client("s3", endpoint_url=endpoint, **options).create_bucket(Bucket="runs")
+    yield {**keys, "AWS_ENDPOINT_URL": endpoint}
+    server.stop()
+
+
+@pytest.mark.slow
+def test_an_elastic_run_over_s3_survives_a_kill_and_an_eviction(rehearsal, bucket, tmp_path, monkeypatch):
+    syncs, options = 16, {"min_replicas": 2, "grace": 3.0, "topology": "sharded"}
+
+    def arguments(uri, step_seconds):
+        kwargs = {"syncs": syncs, "step_seconds": step_seconds}
+        common = {"trainer_module": "elastic_trainer", "connect_options": options, "rendezvous_uri": uri}
+        return {**common, "trainer_kwargs": kwargs}
+
+    entrypoint = "diloco_core.replica_entrypoint:run"
+    with rehearsal.executor(env=bucket, on_replica_failure="continue", backoff_limit=3) as executor:
+        handles = executor.launch_replicas(4, entrypoint, arguments("s3://runs/one", 0.05), run_id="elastic")
+
+        def made(rank, count):
+            return lambda: executor.poll(handles[rank]) == "running" and count <= len(
+                [line for line in executor.log_iter(handles[rank]) if line.startswith("{")]
+            )
+
+        wait_for(made(1, 2), "two syncs", 120)
+        rehearsal.stand_in.pods.newest("elastic", 1).kill()
+        wait_for(made(2, 6), "six syncs", 120)
+        rehearsal.stand_in.pods.newest("elastic", 2).evict()
+        results = executor.collect(handles, timeout=240)
+        assert [result["status"] for result in results] == ["succeeded"] * 4, results
+        assert [result["attempt"] for result in results] == [1, 2, 2, 1]
+        assert {result["result"] for result in results} == {syncs}
+    for name, value in bucket.items():
+        monkeypatch.setenv(name, value)
+    export("s3://runs/one", tmp_path / "one.safetensors")
+    local = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
+    undisturbed = str(tmp_path / "undisturbed")
+    again = local.launch_replicas(4, entrypoint, arguments(undisturbed, 0.0), run_id="undisturbed")
+    assert {result["result"] for result in local.collect(again, timeout=240)} == {syncs}
+    export(undisturbed, tmp_path / "two.safetensors")
+    losses = [loss_of(tmp_path / f"{name}.safetensors") for name in ("one", "two")]
+    assert abs(losses[0] - losses[1]) < 0.2, losses
+    assert max(losses) < 1.5, losses
+
+
+def test_check_has_a_pod_try_the_bucket(rehearsal, bucket):
+    with rehearsal.executor(env=bucket) as executor:
+        found = {finding.subject: finding for finding in executor.check(2, rendezvous_uri="s3://runs/check")}
+        assert all(finding.ok for finding in found.values()), found
+        assert "conditional writes included" in found["rendezvous"].message
+        (wrong,) = [one for one in executor.check(rendezvous_uri="s3://no-such/check") if one.subject == "rendezvous"]
+        assert wrong.ok is False
+        assert "no-such" in wrong.message
+        wait_for(lambda: not executor.list_runs(), "the pods that tried to be removed")
+    rehearsal.nothing_runs()
+
+
+def loss_of(path):
+    """Validation loss of the small classifier."""
+    program = "import sys; from worker import *; from safetensors.torch import load_file\n"
+    program += "model = make_model(); model.load_state_dict(load_file(sys.argv[1])); images, labels = data()\n"
+    program += "print(torch.nn.functional.cross_entropy(model(images[TRAINING:]), labels[TRAINING:]).item())"
+    command = [sys.executable, "-c", program, str(path)]
+    return float(subprocess.run(command, cwd=TOOLS / "chaos", check=True, capture_output=True, text=True).stdout)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from diloco_protocol import BackendError, ForbiddenError
+from diloco_protocol import BackendError, BaseExecutor, ForbiddenError
 
 from ._cluster import Cluster
 from ._launch import check_service_account
@@ -28,7 +29,7 @@ class Finding:
     """One thing that was checked.
 
     Attributes:
-        subject: What: ``"cluster"``, ``"rights"``, ``"service account"``, ``"manifest"`` or ``"quota"``.
+        subject: What: ``"cluster"``, ``"rights"``, ``"service account"``, ``"manifest"``, ``"quota"`` or ``"rendezvous"``.
         ok: Whether it is as it must be; None if that could not be found out.
         message: What was found, and what to do about it.
     """
@@ -56,6 +57,32 @@ def check_cluster(cluster: Cluster, manifest: dict[str, Any], account: str | Non
         found.append(_service_account(cluster, space, account))
     found.append(_manifest(cluster, manifest))
     return [*found, *_quotas(cluster, manifest)]
+
+
+def check_rendezvous(executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any]) -> Finding:
+    """Have one pod try the rendezvous, and remove it."""
+    try:
+        handles = executor.launch_replicas(1, "diloco_core.probe:run", {"uri": uri}, timeout=patience, **options)
+    except BackendError as error:
+        return Finding("rendezvous", False, f"the pod that was to try {uri} could not be launched: {error}")
+    try:
+        (result,) = executor.collect(handles, timeout=patience)
+    except BackendError as error:
+        return Finding("rendezvous", None, f"what became of the pod that tried {uri} is not known: {error}")
+    finally:
+        with contextlib.suppress(BackendError):
+            executor.cancel(handles[0])
+            executor.collect(handles, timeout=60)
+            executor.purge(handles[0])
+    if result["status"] in {"pending", "running"}:
+        why = f"the pod that was to try {uri} was still {result['status']} after {patience:g} s ({result['reason']})"
+        return Finding("rendezvous", None, why)
+    if result["status"] != "succeeded":
+        return Finding("rendezvous", False, f"a pod cannot use {uri}: {result['error']}")
+    told = f"a pod wrote and read {uri} in {result['result']['seconds']} s"
+    if not result["result"]["exclusive"]:
+        return Finding("rendezvous", True, f"{told}; it ignores conditional writes, so only strict runs can meet there")
+    return Finding("rendezvous", True, f"{told}, conditional writes included")
 
 
 def _rights(cluster: Cluster, space: str, *, queued: bool) -> Iterator[Finding]:

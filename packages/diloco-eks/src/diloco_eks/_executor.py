@@ -26,7 +26,7 @@ from diloco_protocol import (
 )
 
 from . import _names as names
-from ._check import Finding, check_cluster
+from ._check import Finding, check_cluster, check_rendezvous
 from ._client import Client
 from ._cluster import Cluster
 from ._facts import JobFacts, read_job
@@ -222,14 +222,19 @@ class EKSExecutor(LogVerbs):
         self._patiently(lambda: self._cluster.create_job(manifest, dry_run=True))
         return Plan(request.run_id, (redacted(manifest),))
 
-    def check(self, n_replicas: int = 1, **options: Any) -> list[Finding]:
-        """What stands in the way of a launch; creates nothing.
+    def check(
+        self, n_replicas: int = 1, *, rendezvous_uri: str | None = None, patience: float = 600.0, **options: Any
+    ) -> list[Finding]:
+        """What stands in the way of a launch; creates nothing, but for one pod where ``rendezvous_uri`` is given.
 
         Looks at the cluster's address and credentials, our rights, the service account, quotas, and has the cluster
-        check the Job (a dry run). Whether the replicas can reach their bucket only a replica can find out.
+        check the Job (a dry run). Whether replicas can reach their bucket only a replica can find out: one without GPUs is
+        started with the run's image, account and environment, tries the bucket, and is removed.
 
         Args:
             n_replicas: As for the launch.
+            rendezvous_uri: Have a pod try this prefix; its image needs ``diloco-core``.
+            patience: Seconds that this pod may take, image and node included.
             **options: As for the launch: ``gpu``, ``cpu``, ``memory``, ``spot`` and so on.
 
         Returns:
@@ -239,7 +244,11 @@ class EKSExecutor(LogVerbs):
             InvalidRequestError: The launch itself would be refused.
         """
         manifest = job_manifest(self._request(n_replicas, "check:check", None, **options), self._settings)
-        return check_cluster(self._cluster, manifest, self._settings.service_account_name)
+        found = check_cluster(self._cluster, manifest, self._settings.service_account_name)
+        if rendezvous_uri is not None and all(finding.ok is not False for finding in found):
+            small: dict[str, Any] = {name: options[name] for name in ("env", "secrets") if name in options}
+            found.append(check_rendezvous(self, rendezvous_uri, patience, small))
+        return found
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         return [redacted(job_manifest(request, self._settings))]
