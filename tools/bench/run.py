@@ -78,6 +78,9 @@ def _print_times(replicas: int, timings: dict[str, list[float]]) -> None:
         ("", "outer step", "outer floor", "input/output floor, fresh files", None),
         ("", "outer step", "outer floor, files reused", "input/output floor, files written over", None),
         ("", "outer step", "torch.save step", "torch.save, stack, mean, SGD", 0.25),
+        ("the same, elastic and sharded", "elastic sharded step", "gloo step", "gloo in place + fused SGD", None),
+        ("", "elastic sharded step", "outer step", "strict", None),
+        ("the same, elastic and gather", "elastic gather step", "gloo step", "gloo in place + fused SGD", None),
     ]
     print(f"\nN = {replicas}   {'contender':<44} {'ratio':>6}  {'goal':>7}  against")
     for label, ours, peer, name, goal in rows:

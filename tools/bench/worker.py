@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.distributed as dist
@@ -67,6 +67,29 @@ class Contenders:
         exchange = connect(str(folder / "outer"), rank=rank, world_size=world)
         self.outer = DiLoCo(self.model, self.trigger, exchange, sync_every=1)
         self.outer.__enter__()
+        self.elastic = {topology: self._elastic(topology) for topology in ("sharded", "gather")}
+
+    def _elastic(self, topology: Literal["sharded", "gather"]) -> tuple[DiLoCo, torch.optim.Optimizer]:
+        """An elastic outer loop over the same tensors."""
+        trigger = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        exchange = connect(
+            str(self.folder / topology),
+            rank=self.rank,
+            world_size=self.world,
+            min_replicas=self.world,
+            topology=topology,
+        )
+        outer = DiLoCo(self.model, trigger, exchange, sync_every=1, save_inner_every=0)
+        outer.__enter__()
+        return outer, trigger
+
+    def elastic_sharded_step(self) -> None:
+        """Our outer step in an elastic run, sharded."""
+        self.elastic["sharded"][1].step()
+
+    def elastic_gather_step(self) -> None:
+        """Our outer step in an elastic run, gather (the state is published every fourth time)."""
+        self.elastic["gather"][1].step()
 
     def exchange(self) -> None:
         """Our mean of one flat tensor."""
@@ -192,6 +215,8 @@ def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> 
         "exchange floor": contenders.exchange_floor,
         "exchange floor, files reused": contenders.exchange_floor_reused,
         "outer step": contenders.outer_step,
+        "elastic sharded step": contenders.elastic_sharded_step,
+        "elastic gather step": contenders.elastic_gather_step,
         "gloo step": contenders.gloo_step,
         "outer floor": contenders.outer_floor,
         "outer floor, files reused": contenders.outer_floor_reused,
@@ -208,6 +233,8 @@ def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> 
             if number >= WARM_UP:
                 seconds[name].append(time.perf_counter() - start)
     contenders.outer.__exit__(None, None, None)
+    for outer, _ in contenders.elastic.values():
+        outer.__exit__(None, None, None)
     contenders.mean.close()
     return seconds
 

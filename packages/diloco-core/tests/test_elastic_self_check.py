@@ -47,7 +47,7 @@ def test_memory_that_changed_is_noticed_before_anything_is_sent(caplog, topology
         outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0, topology=topology, publish_every=1))
     assert violations(outcome, training) == []
     (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert "rank 1: the global copy of fragment 0 changed in memory since sync 2" in message
+    assert "rank 1: the global copy of fragment 0 changed in memory since sync 2 (shard 1" in message
     assert [report.reloaded for report in training.reports[1, 1]].count(True) == 1
     assert not any(report.reloaded for rank in (0, 2) for report in training.reports[rank, 1])
 

@@ -123,7 +123,12 @@ class Adoption:
             self._progress.values_at[shard] = None
             return life.shard(sync, index, shard).adopt(reader, life.origin(key), life.scratch)
 
-        found = life.store.read(key, use)
+        try:
+            found = life.store.read(key, use)
+        except CorruptedObjectError:
+            if key in life.store.list(f"state/{sync:08}/"):
+                raise
+            return False  # it was removed while it was read, and its space written over
         if found is None:
             return False
         self._settle(shard, found)

@@ -103,8 +103,13 @@ def load(life: Life) -> None:
     """
     for _ in range(_TRIES):
         newest = newest_done(life.store.list("state/"), len(life.fragments))
-        if all([_load_fragment(life, index, sync) for index, sync in enumerate(newest)]):  # noqa: C419 - all of them
-            break
+        try:
+            if all([_load_fragment(life, index, sync) for index, sync in enumerate(newest)]):  # noqa: C419 - all of them
+                break
+        except CorruptedObjectError:
+            # Damaged, or removed while it was read, and its space written over? Then there is newer state.
+            if newest_done(life.store.list("state/"), len(life.fragments)) == newest:
+                raise
     else:
         raise CorruptedObjectError(f"the published state in {life.store.uri} kept vanishing while it was read")
     first = min(progress.sync for progress in life.fragments)

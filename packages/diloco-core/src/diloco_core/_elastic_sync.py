@@ -8,10 +8,10 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ._elastic_adopt import Adoption
-from ._elastic_delta import SCHEMA_DIGITS
+from ._elastic_delta import SCHEMA_DIGITS, ChangedError
 from ._elastic_life import Reload, Traffic
 from ._elastic_publish import collect
-from ._elastic_records import Commit, Delta, commit_key, deltas, state_digest
+from ._elastic_records import Commit, Delta, commit_key, deltas
 from ._elastic_rules import expected, may_commit, valid
 from ._errors import SyncError, SyncTimeoutError
 from ._exchange import SyncReport
@@ -91,29 +91,27 @@ class ElasticSync:
         return delta is not None and delta.epoch < self._life.epoch
 
     def _contribute(self, start: int, stop: int) -> None:
-        life, job = self._life, self._job
-        shards = range(job.layout.shards)
-        now = [life.shard(self._progress.sync, self._index, shard).digest() for shard in shards]
-        if now != self._progress.sums:
-            _log.error(
-                "rank %d: the global copy of fragment %s changed in memory since sync %d (digest %s, published %s). "
-                "Reloading the published state; look at this machine's memory.",
-                life.rank,
-                job.name,
-                self._progress.sync,
-                state_digest(now),
-                self._base,
-            )
-            raise Reload
+        life, progress = self._life, self._progress
         delta = Delta(self._sync, life.rank, life.epoch, start, stop, self._base, self._schema)
-        if not self._valid({delta.key: self._progress.format.size}):
+        if not self._valid({delta.key: progress.format.size}):
             raise SyncError(
                 f"rank {life.rank} would contribute its inner steps {start} to {stop} to sync {self._sync}, but steps up to "
-                f"{self._progress.positions.get(life.rank, 0)} are counted already"
+                f"{progress.positions.get(life.rank, 0)} are counted already"
             )
-        life.traffic.sent += life.store.put(
-            delta.key, partial(self._progress.format.parts, delta, life.chunk_bytes, life.scratch)
-        )
+        base = partial(life.shard, progress.sync, self._index)
+        parts = partial(progress.format.parts, delta, life.chunk_bytes, life.scratch, base, progress.sums)
+        try:
+            life.traffic.sent += life.store.put(delta.key, parts)
+        except ChangedError as error:
+            _log.error(
+                "rank %d: the global copy of fragment %s changed in memory since sync %d (shard %s is not what was published). "
+                "Nothing was sent. Reloading the published state; look at this machine's memory.",
+                life.rank,
+                self._job.name,
+                progress.sync,
+                error,
+            )
+            raise Reload from None
         self._own = delta
 
     def _wait(self) -> tuple[Commit, str]:

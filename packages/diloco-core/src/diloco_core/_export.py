@@ -64,6 +64,10 @@ def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None 
             break
         except ObjectNotFoundError:
             continue  # the run has gone on and collected it
+        except CorruptedObjectError:
+            # Or it was removed while it was read, and its space written over.
+            if newest_done(store.list("state/"), len(manifest.fragments)) == newest:
+                raise
     else:
         raise CorruptedObjectError(f"the published state in {store.uri} kept vanishing while it was read")
     target = Path(path)

@@ -79,10 +79,10 @@ class Patient:
         """Keys below a folder and their sizes."""
         return self._try(lambda: self.store.list(prefix))
 
-    def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects."""
+    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
+        """Remove objects; with ``unread``, a driver may write over their space."""
         keys = list(keys)
-        self._try(lambda: self.store.delete(keys))
+        self._try(lambda: self.store.delete(keys, unread=unread))
 
     def _try(self, act: Callable[[], T]) -> T:
         for pause in PAUSES:

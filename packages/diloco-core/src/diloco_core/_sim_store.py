@@ -62,6 +62,7 @@ class SimulatedStore:
         received: Bytes read.
         largest: The largest size that all objects together had, in bytes.
         after_delete: Called with the keys of every deletion, to check what must still be there.
+        written_over: Removed objects whose space was used for others, to the surprise of late readers.
         exclusive: Whether ``create`` refuses existing keys; some stores do not.
     """
 
@@ -72,6 +73,7 @@ class SimulatedStore:
     largest: int = 0
     after_delete: Callable[[list[str]], object] | None = None
     exclusive: bool = True
+    written_over: set[str] = field(default_factory=set)
     _folders: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     _size: int = 0
 
@@ -184,19 +186,23 @@ class Connection:
         if fresh:
             self._request("read", lambda: None)
         self._shared.received[self.rank] += size
+        if key not in self._shared.objects and key in self._shared.written_over:
+            return b"\x55" * size
         return self._find(key)[offset : offset + size]
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes."""
         return self._request("list", lambda: self._shared.below(prefix))
 
-    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002 - nothing to reuse
-        """Remove objects."""
+    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
+        """Remove objects; readers of what is called unread see other bytes from then on."""
         gone = list(keys)
 
         def act() -> None:
             for key in gone:
                 self._shared.remove(key)
+            if unread:
+                self._shared.written_over.update(gone)
             if self._shared.after_delete is not None:
                 self._shared.after_delete(gone)
 
