@@ -1,33 +1,20 @@
-"""The five operations of every store, on the drivers that need no server."""
+"""What is particular to local folders, and URIs that cannot be used. What every store promises is in ``stores/``."""
 
 import os
 import subprocess
 import sys
-import threading
 import zipfile
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from diloco_core import (
     ConfigurationError,
-    CorruptedObjectError,
-    ObjectNotFoundError,
     StoreUnavailableError,
 )
 from diloco_core._store import open_store
 from diloco_core._store_folder import FolderStore
 from diloco_core._store_remote import RemoteStore
 from diloco_protocol import MissingDependencyError
-
-
-@pytest.fixture(params=["folder", "memory"])
-def store(request, tmp_path):
-    if request.param == "folder":
-        return open_store(str(tmp_path / "run"))
-    return open_store(f"memory://{tmp_path}/run")
 
 
 def test_a_path_and_a_file_uri_are_the_same_folder(tmp_path):
@@ -39,106 +26,6 @@ def test_a_path_and_a_file_uri_are_the_same_folder(tmp_path):
 
 def test_other_schemes_go_through_fsspec():
     assert isinstance(open_store("memory://somewhere/run"), RemoteStore)
-
-
-def test_put_then_get_and_list(store):
-    assert store.put("a/b/1", [b"one", b"-", bytearray(b"two")]) == 7
-    store.put("a/2", [b""])
-    assert store.get("a/b/1") == b"one-two"
-    assert store.list("a/") == {"a/2": 0, "a/b/1": 7}
-    assert store.list("a/b/") == {"a/b/1": 7}
-    assert store.list("nothing/") == {}
-
-
-def test_put_replaces(store):
-    store.put("k", [b"a longer one"])
-    store.put("k", [b"short"])
-    assert store.get("k") == b"short"
-
-
-def test_a_part_may_be_reused_after_it_was_taken(store):
-    def parts():
-        buffer = bytearray(1)
-        for number in range(5):
-            buffer[0] = number
-            yield memoryview(buffer)
-
-    store.put("k", parts())
-    assert store.get("k") == bytes(range(5))
-
-
-def test_nothing_is_written_when_the_parts_fail(store):
-    def parts():
-        yield b"begun"
-        raise RuntimeError("lost the thread")
-
-    with pytest.raises(RuntimeError, match="lost the thread"):
-        store.put("a/k", parts())
-    assert store.list("a/") == {}
-    with pytest.raises(ObjectNotFoundError, match="a/k"):
-        store.get("a/k")
-
-
-def test_create_is_once(store):
-    assert store.create("c/k", b"first")
-    assert not store.create("c/k", b"second")
-    assert store.get("c/k") == b"first"
-
-
-def test_one_of_many_racing_creates_wins(store):
-    for number in range(20):
-        start = threading.Barrier(8)
-        won = []
-
-        def racer(name, number=number, start=start, won=won):
-            start.wait()
-            if store.create(f"race/{number}", name.encode() * 1000):
-                won.append(name)
-
-        threads = [threading.Thread(target=racer, args=(str(i),)) for i in range(8)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert len(won) == 1
-        assert store.get(f"race/{number}") == won[0].encode() * 1000
-
-
-def test_ranged_reads(store):
-    store.put("k", [bytes(range(200))])
-    with store.open("k") as reader:
-        assert reader.size == 200
-        buffer = bytearray(10)
-        for offset in (0, 190, 55):
-            reader.read_into(offset, memoryview(buffer))
-            assert bytes(buffer) == bytes(range(offset, offset + 10))
-        with pytest.raises(CorruptedObjectError, match="truncated"):
-            reader.read_into(195, memoryview(buffer))
-
-
-def test_what_is_absent_is_a_named_error(store):
-    with pytest.raises(ObjectNotFoundError, match="no/such"):
-        store.get("no/such")
-    with pytest.raises(ObjectNotFoundError, match="no/such"):
-        store.open("no/such")
-
-
-def test_delete_passes_over_what_is_absent(store):
-    store.put("d/1", [b"x"])
-    store.put("d/2", [b"x"])
-    store.delete(["d/1", "d/none"])
-    assert list(store.list("d/")) == ["d/2"]
-    store.delete(["d/2"])
-    assert store.list("d/") == {}
-    store.put("d/3", [b"y"])  # the folder may have gone with its last object
-    assert store.get("d/3") == b"y"
-
-
-@given(st.lists(st.binary(max_size=300), max_size=6))
-def test_any_parts_come_back_joined(parts):
-    store = open_store("memory://hypothesis/parts")
-    assert store.put("k", parts) == sum(map(len, parts))
-    assert store.get("k") == b"".join(parts)
 
 
 _WRITE_OFTEN = """
@@ -260,21 +147,3 @@ class TestBadUris:
             archive.writestr("run/manifest.json", "{}")
         with pytest.raises(StoreUnavailableError, match="cannot be written, read back"):
             open_store(f"zip://run::file://{tmp_path}/old.zip")
-
-
-def test_disk_full_leaves_nothing_visible(tmp_path, monkeypatch):
-    store = open_store(str(tmp_path))
-    real = os.write
-    calls = []
-
-    def full(descriptor, data):
-        calls.append(1)
-        if len(calls) > 1:
-            raise OSError(28, "No space left on device")
-        return real(descriptor, data)
-
-    monkeypatch.setattr(os, "write", full)
-    with pytest.raises(StoreUnavailableError, match="No space left"):
-        store.put("k", [b"first", b"second"])
-    monkeypatch.undo()
-    assert list(Path(tmp_path).iterdir()) == []

@@ -6,9 +6,8 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from ._diloco_state import STATE_VERSION, OwnState, load_fragments
+from ._diloco_state import STATE_VERSION, OwnState, describe, load_fragments
 from ._errors import ConfigurationError, SyncError
-from ._exchange import Schema
 from ._exchange_elastic import ElasticExchange
 from ._fragment import Fragment, Initial
 from ._fragments import Buffers, split
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ._exchange import Exchange, SyncReport
+    from ._exchange import Exchange, Schema, SyncReport
     from ._inner_state import Stateful
     from ._outer import OuterOptimizerFactory
 
@@ -42,6 +41,10 @@ class DiLoCo:
     Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it cleanly flushes a partial period
     and tells the others that this replica is done; leaving it by an exception tells them that it failed, so that they need
     not wait. A sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync.
+
+    In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's newest state instead, and
+    leaving it syncs a partial period only if enough replicas are left. Train until :attr:`committed` has the wanted value:
+    it counts the run's syncs, also those before this replica came.
 
     Not thread-safe: use it from the thread that trains.
 
@@ -297,13 +300,6 @@ class DiLoCo:
         return list(zip(self._fragments, self._outers, strict=True))
 
     def _schema(self) -> Schema:
-        tensors: dict[str, str] = {}
-        for fragment in self._fragments:
-            tensors.update(fragment.schema())
-        if self._init == "check" or self._restored:
-            for fragment in self._fragments:
-                for name, digest in fragment.digests().items():
-                    tensors[name] += f" with values {digest}"
         settings = {
             "sync_every": str(self.sync_every),
             "fragments": str(len(self._fragments)),
@@ -313,7 +309,7 @@ class DiLoCo:
             "inner_steps": str(self._inner_steps),
             **self._outers[0].settings,
         }
-        return Schema(tensors, settings)
+        return describe(self._fragments, settings, values=self._init == "check" or self._restored)
 
 
 def _one_of(name: str, value: str, kind: type[Buffers]) -> Buffers:

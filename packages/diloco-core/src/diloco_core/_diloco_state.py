@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from ._errors import ConfigurationError
+from ._exchange import Schema
 from ._inner_state import InnerState
 
 if TYPE_CHECKING:
@@ -16,6 +17,18 @@ if TYPE_CHECKING:
     from ._outer import OuterOptimizer
 
 STATE_VERSION = 1
+
+
+def describe(fragments: Sequence[Fragment], settings: Mapping[str, str], *, values: bool) -> Schema:
+    """What replicas must have in common: settings, tensors, and with ``values`` also what the global copies hold."""
+    tensors: dict[str, str] = {}
+    for fragment in fragments:
+        tensors.update(fragment.schema())
+    if values:
+        for fragment in fragments:
+            for name, digest in fragment.digests().items():
+                tensors[name] += f" with values {digest}"
+    return Schema(tensors, settings)
 
 
 def load_fragments(

@@ -67,8 +67,8 @@ def open_run(
     if data is None and rank != 0:
         data = _wait_for_manifest(store, settings, timing)
     if data is None:
-        if store.list("claims/"):
-            raise RunExistsError(f"{store.uri} holds claims but no {MANIFEST}: it belongs to another kind of run")
+        if any(key.count("/") == 1 for key in store.list("claims/")):
+            raise RunExistsError(f"{store.uri} holds claims of a strict run, which no elastic replica can join")
         own = _initial(store, jobs, schema, rank, world_size, run_id, settings, chunk_bytes)
         store.create(MANIFEST, own.to_json)
         data = store.get(MANIFEST)

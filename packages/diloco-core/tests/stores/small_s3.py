@@ -1,7 +1,7 @@
 """A small S3 over HTTP, for what moto does not do: ignore conditions, fail, conflict, and lose answers.
 
-One bucket, ``bucket``; path-style addressing; no signatures are checked. Every request is counted in ``log``. ``faults`` is a
-list of :class:`Fault`; a fault is used up by the first requests that it fits.
+One bucket, ``bucket``; path-style addressing; no signatures are checked. Every request is in ``log``, ``served``
+counts the bytes of all answers, and ``faults`` is a list of :class:`Fault`, each used up by the first requests that it fits.
 """
 
 import hashlib
@@ -38,6 +38,7 @@ class SmallS3:
     uploads: dict[str, dict[int, bytes]] = field(default_factory=dict)
     every: int = 0
     disturbed: int = 0
+    served: int = 0
 
     def __enter__(self):
         self.lock = threading.Lock()
@@ -56,7 +57,7 @@ class SmallS3:
 
     def reset(self):
         with self.lock:
-            self.conditions, self.page, self.every, self.disturbed = True, 1000, 0, 0
+            self.conditions, self.page, self.every, self.disturbed, self.served = True, 1000, 0, 0, 0
             for collection in (self.objects, self.faults, self.log, self.uploads):
                 collection.clear()
 
@@ -90,6 +91,7 @@ class SmallS3:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # or the client's delayed acknowledgement costs 40 ms per answer
     s3: SmallS3
 
     def handle_one_request(self):
@@ -116,6 +118,8 @@ class _Handler(BaseHTTPRequestHandler):
                 self.close_connection = True
             else:
                 self.wfile.write(body)
+                with self.s3.lock:
+                    self.s3.served += len(body)
 
     def refuse(self, status, code):
         condition = "<Condition>If-None-Match</Condition>" if code == "PreconditionFailed" else ""

@@ -1,5 +1,6 @@
 """Stores that fail: what is tried again, what is not, and what a lost answer means. Real HTTP, both drivers for S3."""
 
+import resource
 import sys
 
 import fsspec
@@ -225,6 +226,34 @@ def test_listings_go_over_all_pages(store, small_s3):
     assert list(store.list("many/")) == [f"many/{number}" for number in range(10)]
 
 
+@pytest.fixture
+def full_disk():
+    """From now on, no file of this process can grow beyond a megabyte: the system refuses the write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10**6, before[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize("write", ["put", "create"])
+def test_a_disk_that_is_full_in_the_middle_leaves_nothing(tmp_path, full_disk, write):
+    store = open_store(str(tmp_path))
+    store.put("k", [b"before"])
+    with pytest.raises(StoreUnavailableError, match=r"cannot be written: File too large. Nothing of it is visible"):
+        getattr(store, write)("k", [bytes(600_000)] * 3)
+    assert store.get("k") == b"before"
+    assert [path.name for path in tmp_path.iterdir()] == ["k"]
+
+
+def test_a_temporary_folder_that_is_full_leaves_nothing(small_s3, small_s3_drivers, tmp_path, monkeypatch, full_disk):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    store = RemoteStore("s3://bucket/run", small_s3_drivers["fsspec"])
+    with pytest.raises(StoreUnavailableError, match=r"folder for temporary files.*File too large.*TMPDIR"):
+        store.put("large", [bytes(PART_BYTES)] * 2)
+    assert small_s3.objects == {}
+    assert list(tmp_path.iterdir()) == []
+
+
 class TestBadPlaces:
     @pytest.mark.parametrize("scheme", ["obstore+s3", "fsspec+s3"])
     def test_a_bucket_that_does_not_exist(self, small_s3, scheme):
@@ -251,14 +280,6 @@ class TestBadPlaces:
         monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")  # where obstore asks a cloud machine's role
         with pytest.raises(StoreUnavailableError, match=r"s3://bucket/run.*[Cc]redentials"):
             RemoteStore("s3://bucket/run", kind("s3://bucket/run"), patient_clock()[0])
-
-    def test_no_room_for_a_temporary_file(self, small_s3, small_s3_drivers, monkeypatch):
-        store = RemoteStore("s3://bucket/run", small_s3_drivers["fsspec"])
-        monkeypatch.setattr("tempfile.tempdir", "/nowhere/at/all")
-        with pytest.raises(StoreUnavailableError, match=r"folder for temporary files.*TMPDIR"):
-            store.put("large", [bytes(PART_BYTES)] * 2)
-        assert small_s3.objects == {}
-        assert small_s3.uploads == {}
 
 
 class TestChoice:

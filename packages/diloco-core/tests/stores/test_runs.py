@@ -6,7 +6,7 @@ import threading
 import pytest
 import torch
 
-from diloco_core import DiLoCo, ObjectStoreExchange
+from diloco_core import DiLoCo, ObjectStoreAllReduce, ObjectStoreExchange
 from diloco_core._retry import Retries
 from diloco_core._store import open_store
 from diloco_core._store_remote import RemoteStore
@@ -68,3 +68,25 @@ def test_over_a_store_that_fails_every_now_and_then(small_s3, small_s3_drivers, 
     small_s3.disturb(every=5, kinds=[500, "lose", 503, "drop", "cut"])
     assert torch.equal(run(stores), expected)
     assert small_s3.disturbed > 20
+
+
+@pytest.mark.parametrize("name", ["obstore", "fsspec"])
+def test_no_byte_is_fetched_twice(small_s3, small_s3_drivers, name):
+    """2 (N-1)/N of the tensor per replica, and at most 64 KiB more for every object that is opened."""
+    size = 4 * 1_500_000
+
+    def mean(exchange):
+        tensor = torch.full((size // 4,), float(exchange.rank))
+        with ObjectStoreAllReduce(exchange) as reduce:
+            report = reduce.mean([tensor])
+        assert (tensor == 1.0).all()
+        return report
+
+    driver = small_s3_drivers[name]
+    stores = [RemoteStore("s3://bucket/run", driver) for _ in range(REPLICAS)]
+    small_s3.served = 0
+    reports = run_replicas(mean, [ObjectStoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)])
+    wanted = 2 * size * (REPLICAS - 1) / REPLICAS
+    assert all(wanted <= report.bytes_received <= wanted + 1000 for report in reports)
+    opened = REPLICAS * 2 * (REPLICAS - 1)
+    assert REPLICAS * wanted <= small_s3.served <= REPLICAS * wanted + opened * 2**16 + 200_000
