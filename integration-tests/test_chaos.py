@@ -37,4 +37,4 @@ def test_kill_9(tmp_path):
     assert found["disturbed"]["loss"] < found["undisturbed"]["loss"] + 0.15
     assert found["disturbed"]["accuracy"] > found["undisturbed"]["accuracy"] - 0.06
     assert found["disturbed"]["files"] < 150 + found["disturbed"]["syncs"]
-    assert not list(tmp_path.iterdir())
+    assert not list(tmp_path.glob("diloco-chaos-*"))

@@ -36,6 +36,9 @@ def two_means():
 def nothing(**kwargs):
     return kwargs
 
+def quorum():
+    return connect().settings.min_replicas
+
 def fails():
     connect()
     raise ValueError("no data")
@@ -77,6 +80,14 @@ def test_the_trainer_connects_with_no_arguments(trainer, tmp_path, monkeypatch):
     monkeypatch.setenv("REPLICA_RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "1")
     assert run(trainer_module=trainer, trainer_fn="mean", trainer_kwargs={"start": 2.5}) == [2.5]
+
+
+def test_connect_options_make_the_run_elastic(trainer, tmp_path):
+    where = {"rendezvous_uri": str(tmp_path / "run"), "rank": 0, "world_size": 3}
+    options = {"min_replicas": 2, "grace": 5.0}
+    assert run(trainer_module=trainer, trainer_fn="quorum", connect_options=options, **where) == 2
+    with pytest.raises(ConfigurationError, match=r"connect_options has 'quorum', but allowed are .*min_replicas"):
+        run(trainer_module=trainer, trainer_fn="quorum", connect_options={"quorum": 2}, **where)
 
 
 def test_a_failure_ends_the_exchange(trainer, tmp_path, monkeypatch):
