@@ -31,6 +31,7 @@ class SmallS3:
     """The server; ``with SmallS3() as server`` starts and stops it."""
 
     conditions: bool = True
+    says_which: bool = True
     page: int = 1000
     objects: dict[str, bytes] = field(default_factory=dict)
     faults: list[Fault] = field(default_factory=list)
@@ -57,6 +58,7 @@ class SmallS3:
 
     def reset(self):
         with self.lock:
+            self.says_which = True
             self.conditions, self.page, self.every, self.disturbed, self.served = True, 1000, 0, 0, 0
             for collection in (self.objects, self.faults, self.log, self.uploads):
                 collection.clear()
@@ -117,12 +119,14 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body[: len(body) // 2])
                 self.close_connection = True
             else:
-                self.wfile.write(body)
-                with self.s3.lock:
+                with self.s3.lock:  # before the client can know
                     self.s3.served += len(body)
+                self.wfile.write(body)
 
     def refuse(self, status, code):
-        condition = "<Condition>If-None-Match</Condition>" if code == "PreconditionFailed" else ""
+        # AWS and moto say which condition failed; other servers do not.
+        which = code == "PreconditionFailed" and self.s3.says_which
+        condition = "<Condition>If-None-Match</Condition>" if which else ""
         self.answer(status, f"<Error><Code>{code}</Code><Message>no</Message>{condition}</Error>".encode())
 
     def fault_is(self, *kinds):
