@@ -9,7 +9,7 @@ import resource
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 import torch.distributed as dist
@@ -239,22 +239,26 @@ def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> 
     return seconds
 
 
-def memory(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> dict[str, list[int]]:
+def memory(
+    folder: Path, rank: int, world: int, parameters: int, rounds: int, **options: Any
+) -> dict[str, list[int]]:
     """Growth of the peak resident memory from before the model is made to after some outer steps."""
     trigger = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     trigger.step()
-    small = DiLoCo(make_model(1000), trigger, connect(str(folder / "warm"), rank=rank, world_size=world), sync_every=1)
-    with small:
-        trigger.step()
+
+    def outer_steps(name: str, model: torch.nn.ParameterList, steps: int) -> None:
+        exchange = connect(str(folder / name), rank=rank, world_size=world, **options)
+        saving = {"save_inner_every": 0} if options else {}
+        with DiLoCo(model, trigger, exchange, sync_every=1, **saving):
+            for _ in range(steps):
+                with torch.no_grad():
+                    for tensor in model:
+                        tensor.mul_(0.999)
+                trigger.step()
+
+    outer_steps("warm", make_model(1000), 1)
     before = _peak_bytes()
-    model = make_model(parameters)
-    exchange = connect(str(folder / "outer"), rank=rank, world_size=world)
-    with DiLoCo(model, trigger, exchange, sync_every=1):
-        for _ in range(min(rounds, 3)):
-            with torch.no_grad():
-                for tensor in model:
-                    tensor.mul_(0.999)
-            trigger.step()
+    outer_steps("outer", make_model(parameters), min(rounds, 6))
     return {"bytes": [_peak_bytes() - before]}
 
 
@@ -268,10 +272,14 @@ def main() -> None:
     what, folder, world, parameters, rounds, rank = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=world)
-    result = {"times": times, "memory": memory}[what](folder, rank, world, parameters, rounds)
+    if what == "times":
+        result = times(folder, rank, world, parameters, rounds)
+    else:
+        options = {} if what == "strict" else {"min_replicas": world, "topology": what}
+        result = memory(folder, rank, world, parameters, rounds, **options)
     everybody: list[dict[str, list[float]]] = [{}] * world
     dist.all_gather_object(everybody, result)
-    if what == "memory":
+    if what != "times":
         result = {"bytes": [value for one in everybody for value in one["bytes"]]}
     if rank == 0:
         (folder / "result.json").write_text(json.dumps(result))

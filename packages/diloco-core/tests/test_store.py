@@ -16,6 +16,8 @@ from diloco_core._store_folder import FolderStore
 from diloco_core._store_remote import RemoteStore
 from diloco_protocol import MissingDependencyError
 
+LARGE = 2**16  # bytes from which on the file of a deleted object is kept
+
 
 def test_a_path_and_a_file_uri_are_the_same_folder(tmp_path):
     by_path, by_uri = open_store(str(tmp_path / "a b")), open_store((tmp_path / "a b").as_uri())
@@ -72,13 +74,14 @@ def test_temporary_files_are_no_objects(tmp_path):
 
 def test_files_of_unread_objects_are_written_over(tmp_path):
     store = open_store(str(tmp_path))
-    store.put("deltas/1/a", [b"x" * 1000])
+    store.put("deltas/1/a", [b"x" * LARGE])
     inode = (tmp_path / "deltas/1/a").stat().st_ino
     store.delete(["deltas/1/a"], unread=True)
     assert store.list("") == {}
     assert store.put("deltas/2/a", [b"short"]) == 5
     assert (tmp_path / "deltas/2/a").stat().st_ino == inode
     assert store.get("deltas/2/a") == b"short", "the longer old content is cut off"
+    store.put("deltas/2/a", [b"y" * LARGE])
     store.delete(["deltas/2/a"], unread=True)
     store.put("state/1", [b"another kind"])
     assert (tmp_path / "state/1").stat().st_ino != inode
@@ -88,13 +91,24 @@ def test_files_of_unread_objects_are_written_over(tmp_path):
     assert store.get("deltas/3/a") == b"goes on"
 
 
+def test_records_do_not_take_the_files_of_large_objects(tmp_path):
+    store = open_store(str(tmp_path))
+    store.put("state/1", [b"x" * LARGE])
+    inode = (tmp_path / "state/1").stat().st_ino
+    store.create("state/1.done", b"a record")
+    store.delete(["state/1.done", "state/1"], unread=True)
+    store.create("state/2.done", b"a record")
+    assert store.create("state/2", iter([b"y" * LARGE]))
+    assert (tmp_path / "state/2").stat().st_ino == inode
+
+
 def test_a_failed_write_over_an_old_file_shows_nothing(tmp_path):
     def parts():
         yield b"begun"
         raise RuntimeError("lost the thread")
 
     store = open_store(str(tmp_path))
-    store.put("k/1", [b"x" * 1000])
+    store.put("k/1", [b"x" * LARGE])
     store.delete(["k/1"], unread=True)
     with pytest.raises(RuntimeError, match="lost the thread"):
         store.put("k/2", parts())

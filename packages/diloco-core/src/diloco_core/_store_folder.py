@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _TEMPORARY = ".tmp-"
 _MOST_SPARES = 8
+_LARGE_BYTES = 2**16
 
 T = TypeVar("T")
 
@@ -67,7 +68,10 @@ class FolderStore:
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; see :meth:`._store.Store.create`."""
-        temporary, _ = self._write(key, [data] if isinstance(data, bytes) else data)
+        if isinstance(data, bytes):
+            temporary, _ = self._write(key, [data], small=True)
+        else:
+            temporary, _ = self._write(key, data)
         try:
             path = self._path(key)
             _in_its_folder(path, lambda: os.link(temporary, path))
@@ -129,22 +133,22 @@ class FolderStore:
             path.unlink(missing_ok=True)
 
     def _keep(self, key: str) -> bool:
-        """Set an object's file aside, to be written over by the next object of the same top folder."""
-        with self._lock:
+        """Set a large object's file aside, to be written over by the next large object of the same top folder."""
+        with self._lock, contextlib.suppress(FileNotFoundError):
             spares = self._spares.setdefault(key.partition("/")[0], [])
-            if len(spares) >= _MOST_SPARES:
+            path = self._path(key)
+            if len(spares) >= _MOST_SPARES or path.stat().st_size < _LARGE_BYTES:
                 return False
             spare = self._temporary(self.root / "spare")
-            with contextlib.suppress(FileNotFoundError):
-                self._path(key).replace(spare)
-                spares.append(spare)
+            path.replace(spare)
+            spares.append(spare)
         return True
 
-    def _begin(self, key: str) -> tuple[Path, int]:
+    def _begin(self, key: str, small: bool) -> tuple[Path, int]:
         """A file to write an object into, which no reader sees yet, and its descriptor."""
         with self._lock:
             spares = self._spares.get(key.partition("/")[0])
-            spare = spares.pop() if spares else None
+            spare = spares.pop() if spares and not small else None
         if spare is not None:
             with contextlib.suppress(FileNotFoundError):  # somebody has cleaned up the folder
                 return spare, os.open(spare, os.O_WRONLY | os.O_CLOEXEC)
@@ -157,11 +161,11 @@ class FolderStore:
     def _temporary(self, path: Path) -> Path:
         return path.parent / f"{_TEMPORARY}{os.getpid()}-{self._life}-{next(self._names)}"
 
-    def _write(self, key: str, parts: Iterable[Buffer]) -> tuple[Path, int]:
+    def _write(self, key: str, parts: Iterable[Buffer], *, small: bool = False) -> tuple[Path, int]:
         """Write an object into a file that no reader sees; returns it and its size in bytes."""
         size = 0
         with self._writing(key):
-            temporary, descriptor = self._begin(key)
+            temporary, descriptor = self._begin(key, small)
         try:
             try:
                 for part in parts:  # which may raise errors of its own
