@@ -82,11 +82,11 @@ def test_costs_are_flat_and_as_modelled(replicas, syncs, topology, elements):
     if topology == "sharded":
         assert (1 + 2 / replicas) * least <= sent < 1 + 2 / replicas + 0.2
         assert 2 * others / replicas * least <= received < 2 * others / replicas + 0.1
-        assert 4 * others * least <= requests < 4 * others + 24
+        assert 3 * others * least <= requests < 3 * others + 24
     else:
         assert (1 + 2 / replicas / 4) * least <= sent < 1 + 2 / replicas / 4 + 0.2
         assert others * least <= received < others + 0.1
-        assert 2 * others * replicas * least <= requests < 2 * others * replicas + 24
+        assert others * replicas * least <= requests < others * replicas + 24
 
     # The store holds a few syncs, however long the run.
     payload = [sample[3] for sample in samples]

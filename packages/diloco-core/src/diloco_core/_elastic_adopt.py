@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING
 
 from ._elastic_life import Reload
@@ -11,6 +11,7 @@ from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
 from ._patient import PAUSES
 from ._sharded import reduce_shard
+from ._store_ahead import open_ahead
 from ._timing import Wait
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ class Adoption:
         wait: Wait | None = None
         while pending:
             elapsed = wait.elapsed() if wait else 0.0
-            arrived = [shard for shard in pending if self._adopt(shard)]
+            arrived = self._adopt_published(pending)
             for shard in pending:
                 if shard not in arrived and elapsed >= self.turn(shard):
                     self._compute(shard)
@@ -114,7 +115,20 @@ class Adoption:
         if wait is not None:
             life.traffic.waited += wait.elapsed()
 
-    def _adopt(self, shard: int) -> bool:
+    def _adopt_published(self, shards: list[int]) -> list[int]:
+        """Adopt those shards that are published by now; returns them."""
+        life, sync, index = self._life, self._commit.sync, self._commit.fragment
+        listing = life.store.list(f"state/{sync:08}/")
+        keys = {life.key(sync, index, shard): shard for shard in shards}
+        there = [key for key in keys if key in listing]
+
+        def announce(key: str, reader: ObjectReader) -> None:
+            life.shard(sync, index, keys[key]).announce(reader, life.origin(key))
+
+        with closing(open_ahead(life.store.store, there, announce)) as readers:
+            return [keys[key] for key, reader in zip(there, readers, strict=True) if self._adopt(keys[key], reader)]
+
+    def _adopt(self, shard: int, opened: ObjectReader | None = None) -> bool:
         """Adopt a shard as it was published, if it was."""
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
         key = life.key(sync, index, shard)
@@ -124,7 +138,7 @@ class Adoption:
             return life.shard(sync, index, shard).adopt(reader, life.origin(key), life.scratch)
 
         try:
-            found = life.store.read(key, use)
+            found = life.store.read(key, use, opened)
         except CorruptedObjectError:
             if key in life.store.list(f"state/{sync:08}/"):
                 raise
@@ -153,7 +167,7 @@ class Adoption:
                 self._look_again(shard)
                 return
             except (StoreUnavailableError, CorruptedObjectError) as error:
-                if pause is None:
+                if pause is None or (self._life.store.store.retries and isinstance(error, StoreUnavailableError)):
                     raise
                 if self._life.gather:  # what was updated in part can only be had again from what is published
                     self._life.timing.sleep(pause)
@@ -200,7 +214,8 @@ class Adoption:
                 if local and (member.rank, member.epoch) == (life.rank, life.epoch):
                     sources.append(job.contribution)
                     continue
-                reader = stack.enter_context(life.store.store.open(member.key))
+                # Its size is known, since nothing else is valid.
+                reader = stack.enter_context(life.store.store.open(member.key, self._progress.format.size))
                 section = self._progress.format.reader(member, reader, shard, life.origin(member.key))
                 sections.append(section)
                 sources.append(_source(section))

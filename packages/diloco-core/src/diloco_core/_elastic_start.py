@@ -6,6 +6,7 @@ import json
 import os
 import secrets
 import socket
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,7 @@ from ._errors import (
 )
 from ._exchange import Schema
 from ._rendezvous import compare_schemas
+from ._store_ahead import open_ahead
 from ._timing import Wait
 
 if TYPE_CHECKING:
@@ -138,15 +140,16 @@ def _load_fragment(life: Life, index: int, sync: int) -> bool:
     if len(done.sums) != shards:
         raise CorruptedObjectError(f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}")
     fresh = Progress(job, sync, list(done.sums), [None] * shards, [None] * shards, dict(done.positions))
-    for number in range(shards):
-        life.fragments[index].forget_outer(number, life.chunk_bytes)
-        key = life.key(sync, index, number)
-        found = life.store.read(key, partial(_load_shard, life, fresh, number, key))
-        if found is None:
-            return False
-        if found != done.sums[number]:
-            raise CorruptedObjectError(f"{life.origin(key)} is not what the record of its sync says")
-        fresh.values_at[number] = sync
+    keys = [life.key(sync, index, number) for number in range(shards)]
+    with closing(open_ahead(life.store.store, keys)) as readers:
+        for number, (key, reader) in enumerate(zip(keys, readers, strict=True)):
+            life.fragments[index].forget_outer(number, life.chunk_bytes)
+            found = life.store.read(key, partial(_load_shard, life, fresh, number, key), reader)
+            if found is None:
+                return False
+            if found != done.sums[number]:
+                raise CorruptedObjectError(f"{life.origin(key)} is not what the record of its sync says")
+            fresh.values_at[number] = sync
     life.fragments[index] = fresh
     return True
 

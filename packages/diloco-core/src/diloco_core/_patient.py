@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import logging
-import secrets
 from typing import TYPE_CHECKING, TypeVar
 
 from ._errors import ObjectNotFoundError, StoreUnavailableError
+from ._store import creates_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -37,6 +37,7 @@ class Patient:
         self.store = store
         self.uri = store.uri
         self.near = store.near
+        self.pauses = () if store.retries else PAUSES
         self._timing = timing
 
     def get(self, key: str) -> bytes | None:
@@ -46,11 +47,16 @@ class Patient:
         except ObjectNotFoundError:
             return None
 
-    def read(self, key: str, use: Callable[[ObjectReader], T]) -> T | None:
-        """What ``use`` makes of an open object; it may be called again from the start."""
+    def read(self, key: str, use: Callable[[ObjectReader], T], opened: ObjectReader | None = None) -> T | None:
+        """What ``use`` makes of an open object; it may be called again from the start.
+
+        ``opened`` is the object where it is open already; it is closed.
+        """
 
         def act() -> T:
-            with self.store.open(key) as reader:
+            nonlocal opened
+            first, opened = opened, None
+            with first or self.store.open(key) as reader:
                 return use(reader)
 
         try:
@@ -68,12 +74,7 @@ class Patient:
 
     def creates_once(self) -> bool:
         """Whether the store keeps its promise of ``create``: some accept conditional writes and ignore them."""
-        key = f"probes/{secrets.token_hex(8)}"
-        try:
-            self.create(key, lambda: b"first")
-            return not self.create(key, lambda: b"second") and self.get(key) == b"first"
-        finally:
-            self.delete([key])
+        return self._try(lambda: creates_once(self.store))
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes."""
@@ -85,7 +86,7 @@ class Patient:
         self._try(lambda: self.store.delete(keys, unread=unread))
 
     def _try(self, act: Callable[[], T]) -> T:
-        for pause in PAUSES:
+        for pause in self.pauses:
             try:
                 return act()
             except StoreUnavailableError as error:

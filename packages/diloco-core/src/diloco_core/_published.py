@@ -65,13 +65,21 @@ class Shard:
         (last,) = deque(parts, maxlen=1)
         return int.from_bytes(last, "little")
 
+    def announce(self, reader: ObjectReader, origin: str) -> None:
+        """Have the values of a file fetched ahead, where the store does that.
+
+        Raises:
+            CorruptedObjectError: The file is too short for them.
+        """
+        self._values_of(reader, origin)
+
     def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> int:
         """Adopt the values of a file; returns their checksum.
 
         Raises:
             CorruptedObjectError: They are not what was written. The own values are undefined then.
         """
-        values = SectionReader(reader, self._layout, [self.values()], 0, origin)
+        values = self._values_of(reader, origin)
 
         def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - the signature of a source
             values.read(out)
@@ -87,7 +95,7 @@ class Shard:
         Raises:
             CorruptedObjectError: They are not what was written.
         """
-        values = SectionReader(reader, self._layout, [self.values()], 0, origin)
+        values = self._values_of(reader, origin)
         for chunk in self._layout.chunks(self.number, self._chunk_bytes):
             values.read(scratch.tensor(0, self._layout, chunk))
         values.verify()
@@ -119,6 +127,9 @@ class Shard:
         pieces = self._layout.shard(self.number)
         outer = tuple(piece for piece in pieces if self._is_outer(piece))
         return Section(f"outer.{name}", outer, self._seed("outer", name, self.number))
+
+    def _values_of(self, reader: ObjectReader, origin: str) -> SectionReader:
+        return SectionReader(reader, self._layout, [self.values()], 0, origin)
 
     def _outer_chunks(self) -> list[Piece]:
         return list(filter(self._is_outer, self._layout.chunks(self.number, self._chunk_bytes)))

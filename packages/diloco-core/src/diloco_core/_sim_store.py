@@ -114,6 +114,7 @@ class Connection:
     """
 
     near = False
+    retries = False
 
     def __init__(
         self,
@@ -176,15 +177,18 @@ class Connection:
         """Read a whole small object."""
         return self._request("get", lambda: self._find(key))
 
-    def open(self, key: str) -> Reader:
+    def open(self, key: str, size: int | None = None) -> Reader:
         """Open an object for ranged reads."""
-        size = self._request("open", lambda: len(self._find(key)))
-        return Reader(self, key, size)
+        if size is not None:
+            return Reader(self, key, size, unseen=True)
+        return Reader(self, key, self._request("open", lambda: len(self._find(key))))
 
-    def read(self, key: str, offset: int, size: int, fresh: bool) -> bytes:
-        """A range of an object; ``fresh`` where it is a request of its own."""
+    def read(self, key: str, offset: int, size: int, *, fresh: bool, unseen: bool) -> bytes:
+        """A range of an object; ``fresh`` where it is a request of its own, ``unseen`` where opening it was none."""
         if fresh:
             self._request("read", lambda: None)
+            if unseen:
+                self._find(key)
         self._shared.received[self.rank] += size
         if key not in self._shared.objects and key in self._shared.written_over:
             return b"\x55" * size
@@ -264,15 +268,16 @@ class Connection:
 class Reader:
     """An open object; every reading of it begins with a request."""
 
-    def __init__(self, connection: Connection, key: str, size: int) -> None:
+    def __init__(self, connection: Connection, key: str, size: int, unseen: bool = False) -> None:
         self.size = size
         self._connection = connection
         self._key = key
         self._fresh = True
+        self._unseen = unseen
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset``."""
-        data = self._connection.read(self._key, offset, len(buffer), self._fresh)
+        data = self._connection.read(self._key, offset, len(buffer), fresh=self._fresh, unseen=self._unseen)
         self._fresh = False
         if len(data) != len(buffer):
             raise CorruptedObjectError(f"{self._key} is truncated")

@@ -7,11 +7,14 @@ everything behind a network, through the requests of :mod:`._store_fsspec` or :m
 from __future__ import annotations
 
 import secrets
-from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
+    from concurrent.futures import Future
     from types import TracebackType
+
+T = TypeVar("T")
 
 _S3 = {"s3", "s3a"}
 
@@ -52,6 +55,15 @@ class ReadsAhead(Protocol):
         ...
 
 
+@runtime_checkable
+class InBackground(Protocol):
+    """A store that can have several requests under way."""
+
+    def submit(self, act: Callable[[], T]) -> Future[T]:
+        """Do something in one of the store's threads."""
+        ...
+
+
 class Store(Protocol):
     """A prefix of an object store. Keys are relative, with ``/`` between parts. Thread-safe.
 
@@ -61,6 +73,8 @@ class Store(Protocol):
     uri: str
     near: bool
     """True where a request costs microseconds (a local folder, memory), False where it costs milliseconds."""
+    retries: bool
+    """Whether the store itself has tried for long when it raises StoreUnavailableError, so that nobody else has to."""
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step: no reader ever sees a part of it. Returns its size in bytes.
@@ -86,11 +100,13 @@ class Store(Protocol):
         """
         ...
 
-    def open(self, key: str) -> ObjectReader:
+    def open(self, key: str, size: int | None = None) -> ObjectReader:
         """Open an object for ranged reads.
 
+        Where the caller knows its ``size`` in bytes, a driver may leave out asking for it.
+
         Raises:
-            ObjectNotFoundError: The key does not exist.
+            ObjectNotFoundError: The key does not exist. Where ``size`` was given it may be raised by the first read.
         """
         ...
 

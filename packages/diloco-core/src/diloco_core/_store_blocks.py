@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TYPE_CHECKING, Self
+from functools import partial
+from typing import TYPE_CHECKING, Self, TypeVar
 
 from ._errors import CorruptedObjectError
 
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ._store import Buffer
+
+T = TypeVar("T")
 
 BLOCK_BYTES = 16 * 2**20
 """Largest range that is asked for at once: large enough to hide the latency of a request."""
@@ -34,12 +37,12 @@ class Transfers:
         self._executor: ThreadPoolExecutor | None = None
         self._readers = 0
 
-    def submit(self, fetch: Callable[[int, int], Buffer], start: int, stop: int) -> Future[Buffer]:
-        """Ask for a range in the background."""
+    def submit(self, act: Callable[[], T]) -> Future[T]:
+        """Do something in the background; it must not wait for anything else that is done there."""
         with self._lock:
             if self._executor is None:
                 self._executor = ThreadPoolExecutor(_CONNECTIONS, "diloco-transfer")
-            return self._executor.submit(fetch, start, stop)
+            return self._executor.submit(act)
 
     def count(self, change: int) -> None:
         """A reader was opened (1) or closed (-1)."""
@@ -88,12 +91,16 @@ class BlockReader:
         self._next = self._stop = 0
         self._block_bytes, self._most = 0, 0
         self._ahead: deque[tuple[int, Future[Buffer]]] = deque()
+        self._expected: tuple[int, int] | None = None
         self._open = True
         transfers.count(1)
 
     def expect(self, start: int, stop: int) -> None:
         """Fetch from ``start`` to ``stop`` in the background; see :class:`._store.ReadsAhead`."""
+        if (start, stop) == self._expected:
+            return  # it was said before, and nothing of it was read yet
         self._forget()
+        self._expected = start, stop
         here = self._at + len(self._block)
         if self._at <= start < here:
             start = here  # as far as it is here already
@@ -128,6 +135,7 @@ class BlockReader:
 
     def _turn_to(self, offset: int, end: int) -> None:
         """Make a block current that holds ``offset``."""
+        self._expected = None
         self._block = memoryview(b"")  # before the next one comes, so that there is one less in memory
         while self._ahead and self._ahead[0][0] + self._block_bytes <= offset:
             self._ahead.popleft()[1].cancel()  # passed over
@@ -143,7 +151,7 @@ class BlockReader:
     def _go_ahead(self) -> None:
         while self._next < self._stop and len(self._ahead) < self._most:
             stop = min(self._stop, self._next + self._block_bytes)
-            self._ahead.append((self._next, self._transfers.submit(self._fetch, self._next, stop)))
+            self._ahead.append((self._next, self._transfers.submit(partial(self._fetch, self._next, stop))))
             self._next = stop
 
     def _forget(self) -> None:

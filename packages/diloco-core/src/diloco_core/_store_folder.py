@@ -36,6 +36,7 @@ class FolderStore:
     """
 
     near = True
+    retries = False
 
     def __init__(self, uri: str) -> None:
         self.root = _folder(uri)
@@ -90,7 +91,7 @@ class FolderStore:
         except OSError as error:
             raise self._unreadable(key, error) from error
 
-    def open(self, key: str) -> FileReader:
+    def open(self, key: str, size: int | None = None) -> FileReader:  # noqa: ARG002 - the file tells
         """Open an object for ranged reads; see :meth:`._store.Store.open`."""
         path = self._path(key)
         try:

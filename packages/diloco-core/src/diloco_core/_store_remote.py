@@ -17,6 +17,7 @@ from ._store_blocks import BLOCK_BYTES, BlockReader, Transfers
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from concurrent.futures import Future
 
     from ._store import Buffer
 
@@ -108,6 +109,7 @@ class RemoteStore:
 
     def __init__(self, uri: str, driver: Driver, retries: Retries | None = None) -> None:
         self.uri = uri.rstrip("/")
+        self.retries = True
         self.near = driver.near
         self.driver = driver
         self._retries = retries or Retries()
@@ -135,9 +137,11 @@ class RemoteStore:
         """Read a whole object; see :meth:`._store.Store.get`."""
         return bytes(self._do("read", key, lambda: self.driver.get(key)))
 
-    def open(self, key: str) -> BlockReader:
+    def open(self, key: str, size: int | None = None) -> BlockReader:
         """Open an object for ranged reads; see :meth:`._store.Store.open`."""
-        size, head = self._do("read", key, lambda: self.driver.head(key))
+        head: Buffer = b""
+        if size is None:
+            size, head = self._do("read", key, lambda: self.driver.head(key))
 
         def fetch(start: int, stop: int) -> Buffer:
             data = self._do("read", key, lambda: self.driver.range(key, start, stop))
@@ -146,6 +150,10 @@ class RemoteStore:
             return data
 
         return BlockReader(fetch, size, head, f"{self.uri}/{key}", self._transfers)
+
+    def submit(self, act: Callable[[], T]) -> Future[T]:
+        """Do something in the background; see :meth:`._store.InBackground.submit`."""
+        return self._transfers.submit(act)
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes; see :meth:`._store.Store.list`."""

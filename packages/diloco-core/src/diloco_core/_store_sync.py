@@ -12,6 +12,7 @@ from ._errors import CorruptedObjectError, MismatchError, ObjectNotFoundError, S
 from ._exchange import SyncReport
 from ._published import Shard
 from ._sharded import contributions, reduce_shard, sent_pieces
+from ._store_ahead import open_ahead
 from ._timing import Wait
 from ._wire import Section, SectionReader, header, section_parts, seed
 
@@ -167,8 +168,13 @@ class StoreSync:
             return
         rank = self._p.rank
         others = [other for other in range(self._p.world_size) if other != rank]
+        store, keys = self._p.store, [self._delta_key(other) for other in others]
         with contextlib.ExitStack() as stack:
-            readers = {o: stack.enter_context(self._p.store.open(self._delta_key(o))) for o in others}
+            ahead = stack.enter_context(contextlib.closing(open_ahead(store, keys)))
+            readers = {
+                other: stack.enter_context(reader or store.open(key))
+                for other, key, reader in zip(others, keys, ahead, strict=True)
+            }
             for shard in self._owned:
                 deltas = {o: self._delta_reader(o, readers[o], shard) for o in others}
                 sources: list[Source] = [
@@ -193,7 +199,7 @@ class StoreSync:
 
         wait: Wait | None = None
         while pending:
-            arrived = [shard for shard in pending if self._adopt_if_there(shard)]
+            arrived = self._adopt_published(pending)
             pending = [shard for shard in pending if shard not in arrived]
             if arrived or not pending:
                 if wait is not None:
@@ -204,16 +210,22 @@ class StoreSync:
                 wait = self._wait(lambda: self._p.liveness.check(owners(), self._number), owners)
             wait.pause()
 
-    def _adopt_if_there(self, shard: int) -> bool:
-        key = self._state_key(self._number, shard)
-        try:
-            reader = self._p.store.open(key)
-        except ObjectNotFoundError:
-            return False
-        with reader:
-            self._shard(shard).adopt(reader, f"{self._p.store.uri}/{key}", self._p.scratch)
-        self._received += sum(self._layout.piece_bytes(piece) for piece in self._layout.shard(shard))
-        return True
+    def _adopt_published(self, shards: list[int]) -> list[int]:
+        """Adopt those shards that are published by now; returns them."""
+        store = self._p.store
+        listing = store.list(f"state/{self._number:08}/")
+        keys = {self._state_key(self._number, shard): shard for shard in shards}
+        there = [key for key in keys if key in listing]
+
+        def announce(key: str, reader: ObjectReader) -> None:
+            self._shard(keys[key]).announce(reader, f"{store.uri}/{key}")
+
+        with contextlib.closing(open_ahead(store, there, announce)) as readers:
+            for key, reader in zip(there, readers, strict=True):
+                with reader or store.open(key) as opened:
+                    self._shard(keys[key]).adopt(opened, f"{store.uri}/{key}", self._p.scratch)
+                self._received += sum(map(self._layout.piece_bytes, self._layout.shard(keys[key])))
+        return [keys[key] for key in there]
 
     def _read(self, section: SectionReader, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         section.read(out)

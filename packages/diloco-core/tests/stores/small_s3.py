@@ -2,6 +2,7 @@
 
 One bucket, ``bucket``; path-style addressing; no signatures are checked. Every request is in ``log``, ``served``
 counts the bytes of all answers, and ``faults`` is a list of :class:`Fault`, each used up by the first requests that it fits.
+Where there is a ``gate``, readings are answered only when so many of them are under way at once.
 """
 
 import hashlib
@@ -40,6 +41,7 @@ class SmallS3:
     every: int = 0
     disturbed: int = 0
     served: int = 0
+    gate: threading.Barrier | None = None
 
     def __enter__(self):
         self.lock = threading.Lock()
@@ -60,6 +62,7 @@ class SmallS3:
         with self.lock:
             self.says_which = True
             self.conditions, self.page, self.every, self.disturbed, self.served = True, 1000, 0, 0, 0
+            self.gate = None
             for collection in (self.objects, self.faults, self.log, self.uploads):
                 collection.clear()
 
@@ -71,6 +74,8 @@ class SmallS3:
         self.every, self.kinds = every, kinds
 
     def fault(self, method, path):
+        if self.gate is not None and method in {"GET", "HEAD"}:
+            self.gate.wait(20)
         with self.lock:
             self.log.append((method, path))
             if self.every and len(self.log) % self.every == 0:
