@@ -11,7 +11,7 @@ from diloco_core import ConfigurationError, MismatchError, ObjectStoreAllReduce,
 from diloco_core._allreduce import Mean
 from diloco_core._exchange import Schema
 from diloco_core._fragments import NamedTensor
-from diloco_core._layout import Layout, Rule
+from diloco_core._layout import Rule
 from diloco_core._store import open_store
 from diloco_core.testing import run_replicas
 
@@ -176,9 +176,3 @@ def test_repeated_runs_give_the_same_bytes():
 
     runs = [run_replicas(replica, exchanges("threads", 5, 128)) for _ in range(3)]
     assert all(torch.equal(tensor, runs[0][0]) for run in runs for tensor in run)
-
-
-def test_shards_of_a_layout_are_shared_out_evenly():
-    layout = Layout((), 7)
-    owned = [list(exchange.owned_shards(layout)) for exchange in exchanges("memory", 3, 64)]
-    assert owned == [[0, 3, 6], [1, 4], [2, 5]]

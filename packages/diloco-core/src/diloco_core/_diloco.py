@@ -110,7 +110,7 @@ class DiLoCo:
         self._on_sync = on_sync
         self._outers = [OuterOptimizer(factory) for _ in parts]
         self._fragments = [
-            Fragment(str(number), tensors, outer, exchange.world_size)
+            Fragment(str(number), tensors, outer, exchange.shards(sum(tensor.wire_bytes for tensor in tensors)))
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
         self._committed = 0

@@ -13,7 +13,7 @@ from json import dumps
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     import torch
 
@@ -165,8 +165,8 @@ class Exchange(Protocol):
         """
         ...
 
-    def owned_shards(self, layout: Layout) -> Iterator[int]:
-        """The shards of a layout that this replica updates."""
+    def shards(self, size: int) -> int:
+        """Into how many shards values of ``size`` bytes are cut; the same on every replica."""
         ...
 
     def leave(self) -> None:

@@ -24,12 +24,14 @@ from ._sharded import Scratch
 from ._timing import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ._exchange import SyncJob
     from ._fragment import Fragment
-    from ._layout import Layout
     from ._store import Buffer, Store
+
+SHARD_BYTES = 256 * 2**20
+"""Most bytes of values in a shard; with the momentum its object has twice as many."""
 
 _log = logging.getLogger("diloco_core")
 
@@ -219,9 +221,9 @@ class ElasticExchange:
                 return data, life.origin(key)
         return None
 
-    def owned_shards(self, layout: Layout) -> Iterator[int]:
-        """All: any replica may have to update any shard."""
-        return iter(range(layout.shards))
+    def shards(self, size: int) -> int:
+        """Some for every replica: a shard is published in one piece, which some drivers hold in memory meanwhile."""
+        return self.world_size * max(1, -(-size // (self.world_size * SHARD_BYTES)))
 
     @property
     def counted(self) -> int:

@@ -19,9 +19,8 @@ from ._sharded import Scratch, contributions
 from ._timing import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from ._layout import Layout, Piece
+    from ._layout import Piece
 
 GROUP_CHUNK_BYTES = 4 * 2**20
 """Default size of a chunk in bytes: large enough to hide a message's latency, small beside a model."""
@@ -92,9 +91,9 @@ class ProcessGroupExchange:
         self._syncs += 1
         return report
 
-    def owned_shards(self, layout: Layout) -> Iterator[int]:
-        """The shards that this replica updates."""
-        return iter(range(self.rank, layout.shards, self.world_size))
+    def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
+        """One for every replica."""
+        return self.world_size
 
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""

@@ -28,9 +28,7 @@ from ._store_sync import Participant, StoreSync
 from ._timing import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
-    from ._layout import Layout
     from ._store import Store
 
 
@@ -124,9 +122,9 @@ class ObjectStoreExchange:
         self._syncs += 1
         return report
 
-    def owned_shards(self, layout: Layout) -> Iterator[int]:
-        """The shards that this replica updates."""
-        return iter(self._participant.owned(layout))
+    def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
+        """One for every replica."""
+        return self.world_size
 
     @property
     def ended(self) -> bool:

@@ -21,11 +21,10 @@ from ._sharded import Scratch, adopt_shard, contributions, reduce_shard
 from ._timing import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
 
     import torch
 
-    from ._layout import Layout, Piece
+    from ._layout import Piece
 
 
 def in_process(
@@ -130,9 +129,9 @@ class InProcessExchange:
         self._syncs += 1
         return report
 
-    def owned_shards(self, layout: Layout) -> Iterator[int]:
-        """The shards that this replica updates."""
-        return iter(range(self.rank, layout.shards, self.world_size))
+    def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
+        """One for every replica."""
+        return self.world_size
 
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
@@ -162,7 +161,7 @@ class InProcessExchange:
                 raise MismatchError(
                     f"in sync {self._syncs}, rank {rank} contributes something else than rank {self.rank} ({job.name})"
                 )
-        own = list(self.owned_shards(layout))
+        own = range(self.rank, layout.shards, self.world_size)
         for shard in own:
             reduce_shard(job, shard, [other.contribution for other in jobs], self._chunk_bytes, self._scratch)
         ready = clock()

@@ -47,6 +47,11 @@ class NamedTensor:
             return torch.promote_types(self.tensor.dtype, torch.float32)
         return torch.int64
 
+    @property
+    def wire_bytes(self) -> int:
+        """Size of its global copy in bytes."""
+        return self.tensor.numel() * self.wire_dtype.itemsize
+
     def describe(self) -> str:
         """Shape and dtype, as compared between replicas."""
         return f"{str(self.tensor.dtype).removeprefix('torch.')}{list(self.tensor.shape)} {self.rule}"

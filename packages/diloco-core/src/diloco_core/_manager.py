@@ -14,10 +14,9 @@ from ._layout import Rule
 from ._sharded import Scratch, contributions
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
 
     from ._exchange import Exchange
-    from ._layout import Layout
 
 
 class Work(Protocol):
@@ -184,9 +183,9 @@ class ManagerExchange:
             exchange_seconds=time.monotonic() - start,
         )
 
-    def owned_shards(self, layout: Layout) -> Iterator[int]:
-        """All: every replica updates everything."""
-        return iter(range(layout.shards))
+    def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
+        """One: every replica updates everything."""
+        return 1
 
     def leave(self) -> None:
         """Nothing to do: the manager belongs to the caller."""

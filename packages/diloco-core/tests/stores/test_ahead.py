@@ -27,7 +27,7 @@ def read(reader):
 
 
 def test_several_are_opened_at_once_and_come_in_order(store, small_s3):
-    small_s3.gate = threading.Barrier(16)  # one after another, nothing would ever be answered
+    small_s3.gate = threading.Barrier(8)  # one after another, nothing would ever be answered
     with closing(open_ahead(store, map(str, range(16)))) as readers:
         first = [next(readers) for _ in range(16)]
         small_s3.gate = None

@@ -1,0 +1,46 @@
+"""Shards of an elastic run: small enough to be published in one piece, so a large model has several for every replica."""
+
+import random
+
+import pytest
+import torch
+
+from diloco_core import Elastic, _exchange_elastic
+from diloco_core._elastic_records import MANIFEST, Manifest
+from diloco_core.testing import KINDS, Fault, Schedule, SimulatedTraining, simulate, violations
+
+
+@pytest.mark.parametrize(
+    ("size", "shards"), [(0, 4), (4, 4), (4 * 2**28, 4), (4 * 2**28 + 1, 8), (28 * 10**9, 4 * 27), (280 * 10**9, 4 * 261)]
+)
+def test_no_shard_is_larger_than_the_limit(size, shards, exchange_of_four):
+    assert exchange_of_four.shards(size) == shards
+    assert size / shards <= _exchange_elastic.SHARD_BYTES
+
+
+@pytest.fixture
+def exchange_of_four(tmp_path):
+    from diloco_core import connect
+
+    exchange = connect(str(tmp_path), rank=0, world_size=4, min_replicas=2)
+    yield exchange
+    exchange.leave()
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_with_several_shards_for_every_replica_whatever_goes_wrong(topology, monkeypatch):
+    torch.set_num_threads(1)
+    monkeypatch.setattr(_exchange_elastic, "SHARD_BYTES", 128)
+    for number in range(12):
+        chance = random.Random(number)
+        faults = [
+            Fault(chance.randrange(3), chance.randint(1, 2), chance.randint(10, 200), chance.choice(KINDS), 60.0)
+            for _ in range(6)
+        ]
+        training = SimulatedTraining(syncs=4, sizes=(400,))
+        schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.2)
+        elastic = Elastic(2, grace=8.0, topology=topology, publish_every=2)
+        outcome = simulate(training, schedule, elastic, limit=5000.0)
+        assert violations(outcome, training) == []
+        table = Manifest.from_json(outcome.store.objects[MANIFEST], "").fragments[0]
+        assert table["shards"] == 15
