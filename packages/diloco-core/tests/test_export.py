@@ -1,5 +1,7 @@
 """A model comes out of the store alone, under its own names."""
 
+import copy
+
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -10,8 +12,8 @@ from diloco_core import (
     DiLoCo,
     Elastic,
     ElasticExchange,
+    ObjectStoreAllReduce,
     RendezvousError,
-    RunExistsError,
     export,
 )
 from diloco_core._store import open_store
@@ -82,9 +84,76 @@ def test_a_damaged_shard_is_no_model(lab, tmp_path):
     assert not (tmp_path / "model").exists()
 
 
-def test_no_run_and_a_strict_run_are_refused(lab, tmp_path):
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_a_strict_run_too(lab, tmp_path, fragments):
+    def replica(exchange):
+        torch.manual_seed(exchange.rank)
+        net = lab.fill(Net())
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        with DiLoCo(net, inner, exchange, sync_every=2, fragments=fragments) as outer:
+            for _ in range(7):
+                net(torch.randn(8, 6)).pow(2).mean().backward()
+                inner.step()
+        states[exchange.rank] = outer.state_dict()
+        return lab.values(net)
+
+    states = {}
+    (values, *_) = runs = lab.run(replica, lab.store_exchanges(tmp_path, 3))
+    assert lab.identical(runs)
+    steps = export(str(tmp_path / "run"), tmp_path / "model")
+    found = load_file(tmp_path / "model")
+    assert steps == states[0]["committed"] >= 4
+    assert found.keys() == values.keys()
+    assert all(torch.equal(found[name], values[name]) for name in found)
+
+
+def test_a_strict_run_that_went_on_from_a_saved_state(lab, tmp_path):
+    def replica(exchange):
+        net = lab.fill(Net())
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        outer = DiLoCo(net, inner, exchange, sync_every=2, fragments=2)
+        if exchange.rank in saved:
+            net.load_state_dict(saved[exchange.rank][0])
+            outer.load_state_dict(saved[exchange.rank][1])
+        with outer:
+            for _ in range(3):
+                net(torch.ones(8, 6)).pow(2).mean().backward()
+                inner.step()
+            saved[exchange.rank] = lab.values(net), copy.deepcopy(outer.state_dict())
+        return lab.values(net)
+
+    saved = {}
+    lab.run(replica, lab.store_exchanges(tmp_path / "first", 2))
+    assert saved[0][1]["committed"] == 3, "the next fragment is not the first"
+    values, _ = lab.run(replica, lab.store_exchanges(tmp_path / "second", 2))
+    assert export(str(tmp_path / "second" / "run"), tmp_path / "model") >= 6
+    found = load_file(tmp_path / "model")
+    assert all(torch.equal(found[name], values[name]) for name in found)
+
+
+def test_a_strict_run_that_ended_in_the_middle_of_a_sync(lab, tmp_path):
+    """Its newest state is not whole: the one before is."""
+    uri = tmp_path / "run"
+    before = lab.train(lambda rank: lab.small_model(), lab.store_exchanges(tmp_path, 2))
+    whole = sorted((uri / "state").iterdir())[-1]
+    assert export(str(uri), tmp_path / "model") > 0
+    expected = load_file(tmp_path / "model")
+    begun = uri / "state" / f"{int(whole.name) + 1:08}"
+    begun.mkdir()
+    (begun / "00000.safetensors").write_bytes(b"whatever")
+    export(str(uri), tmp_path / "again")
+    assert before
+    assert all(torch.equal(value, expected[name]) for name, value in load_file(tmp_path / "again").items())
+
+
+def test_a_store_without_a_model_is_named(lab, tmp_path):
     with pytest.raises(RendezvousError, match="holds no run"):
         export(str(tmp_path / "none"), tmp_path / "model")
-    lab.train(lambda rank: lab.small_model(), lab.store_exchanges(tmp_path, 2))
-    with pytest.raises(RunExistsError, match="strict run"):
-        export(str(tmp_path / "run"), tmp_path / "model")
+    with ObjectStoreAllReduce(str(tmp_path / "mean"), rank=0, world_size=1) as reduce:
+        reduce.mean([torch.ones(3)])
+    with pytest.raises(RendezvousError, match="without a model"):
+        export(str(tmp_path / "mean"), tmp_path / "model")
+    (tmp_path / "damaged").mkdir()
+    (tmp_path / "damaged" / "manifest.json").write_text("[]")
+    with pytest.raises(CorruptedObjectError, match=r"manifest\.json is damaged"):
+        export(str(tmp_path / "damaged"), tmp_path / "model")

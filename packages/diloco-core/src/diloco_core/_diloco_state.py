@@ -28,7 +28,7 @@ def describe(fragments: Sequence[Fragment], settings: Mapping[str, str], *, valu
         for fragment in fragments:
             for name, digest in fragment.digests().items():
                 tensors[name] += f" with values {digest}"
-    return Schema(tensors, settings)
+    return Schema(tensors, settings, [fragment.table() for fragment in fragments])
 
 
 def load_fragments(

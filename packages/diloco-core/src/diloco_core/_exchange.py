@@ -129,10 +129,13 @@ class Schema:
     Attributes:
         tensors: A line per tensor: name, then shape, dtype and whatever else must agree.
         settings: Settings of the outer loop.
+        fragments: What the files of every fragment hold, for those who read them without a replica; it follows from the
+            rest, and is not compared.
     """
 
     tensors: Mapping[str, str]
     settings: Mapping[str, str]
+    fragments: Sequence[Mapping[str, Any]] = ()
 
 
 class Exchange(Protocol):

@@ -19,7 +19,6 @@ from ._sharded import Scratch, contributions
 from ._timing import Timing
 
 if TYPE_CHECKING:
-
     from ._layout import Piece
 
 GROUP_CHUNK_BYTES = 4 * 2**20

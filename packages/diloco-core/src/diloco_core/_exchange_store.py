@@ -28,7 +28,6 @@ from ._store_sync import Participant, StoreSync
 from ._timing import Timing
 
 if TYPE_CHECKING:
-
     from ._store import Store
 
 
@@ -104,6 +103,7 @@ class ObjectStoreExchange:
                 "topology": "sharded",
                 "settings": dict(schema.settings),
                 "tensors": dict(schema.tensors),
+                "fragments": list(schema.fragments),
             }
             self.store.put("manifest.json", [json.dumps(manifest, indent=1).encode()])
 

@@ -21,7 +21,6 @@ from ._sharded import Scratch, adopt_shard, contributions, reduce_shard
 from ._timing import Timing
 
 if TYPE_CHECKING:
-
     import torch
 
     from ._layout import Piece

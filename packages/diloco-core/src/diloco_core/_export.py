@@ -3,23 +3,25 @@
 from __future__ import annotations
 
 import secrets
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import save_file
 
-from ._elastic_records import MANIFEST, Done, Manifest, done_key, shard_key
-from ._elastic_rules import newest_done
-from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
+from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
+from ._export_sources import find_source
 from ._layout import Group, Layout, Piece, Rule
 from ._store import open_store
-from ._wire import Section, SectionReader, seed
+from ._store_ahead import open_ahead
+from ._wire import Section, SectionReader
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
+    from ._export_sources import Source
     from ._store import Store
 
 _TRIES = 8
@@ -29,7 +31,7 @@ def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None 
     """Write the model that a run's store holds to a safetensors file: every synced tensor under its name in the model.
 
     It is the newest state whose shards are all published; a run that goes on meanwhile is not disturbed. What was
-    committed but not published when a run stopped is taken by the first replica that resumes it. Elastic runs only.
+    committed but not published when an elastic run stopped is taken by the first replica that resumes it.
 
     Args:
         uri: The run's prefix.
@@ -37,10 +39,10 @@ def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None 
         dtype: Dtype of floating-point tensors; that of the model if left out (the store holds at least float32).
 
     Returns:
-        How many syncs the newest part of the state has seen (0: the initial state).
+        How many outer steps the newest part of the state has seen (0: the initial state).
 
     Raises:
-        RendezvousError: There is no run, or a strict one.
+        RendezvousError: There is no run, or one without a model, or it has not published one yet.
         CorruptedObjectError: The store does not hold what its records promise.
         ConfigurationError: ``dtype`` is no floating-point dtype.
     """
@@ -48,57 +50,57 @@ def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None 
         raise ConfigurationError(f"dtype must be a floating-point dtype, not {dtype}")
     store = open_store(uri)
     try:
-        data = store.get(MANIFEST)
-    except ObjectNotFoundError:
-        raise RendezvousError(f"{store.uri} holds no run: there is no {MANIFEST}") from None
-    manifest = Manifest.from_json(data, f"{store.uri}/{MANIFEST}")
-    newest: list[int] = []
+        source = find_source(store)
+        newest, tensors = _newest_whole(store, source, dtype)
+    finally:
+        store.close()
+    steps = source.outer_steps(max(newest))
+    target = Path(path)
+    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
+    try:
+        save_file(tensors, temporary, {"run_id": source.run_id, "sync": str(steps), "format": "pt"})
+        temporary.replace(target)
+    finally:
+        temporary.unlink(missing_ok=True)
+    return steps
+
+
+def _newest_whole(store: Store, source: Source, dtype: torch.dtype | None) -> tuple[list[int], dict[str, torch.Tensor]]:
+    """The newest state, and after which sync of each fragment it is; the run may go on while it is read."""
     for _ in range(_TRIES):
-        newest = newest_done(store.list("state/"), len(manifest.fragments))
         try:
-            tensors = {
-                name: tensor
-                for index, sync in enumerate(newest)
-                for name, tensor in _fragment(store, manifest, index, sync, dtype).items()
-            }
-            break
+            newest = source.newest()
+        except ObjectNotFoundError:
+            continue  # collected between two looks
+        try:
+            parts = [_fragment(store, source, index, sync, dtype) for index, sync in enumerate(newest)]
+            return newest, {name: tensor for part in parts for name, tensor in part.items()}
         except ObjectNotFoundError:
             continue  # the run has gone on and collected it
         except CorruptedObjectError:
             # Or it was removed while it was read, and its space written over.
-            if newest_done(store.list("state/"), len(manifest.fragments)) == newest:
+            if source.newest() == newest:
                 raise
-    else:
-        raise CorruptedObjectError(f"the published state in {store.uri} kept vanishing while it was read")
-    target = Path(path)
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
-    try:
-        save_file(tensors, temporary, {"run_id": manifest.run_id, "sync": str(max(newest)), "format": "pt"})
-        temporary.replace(target)
-    finally:
-        temporary.unlink(missing_ok=True)
-    return max(newest)
+    raise CorruptedObjectError(f"the published state in {store.uri} kept vanishing while it was read")
 
 
 def _fragment(
-    store: Store, manifest: Manifest, index: int, sync: int, dtype: torch.dtype | None
+    store: Store, source: Source, index: int, sync: int, dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    table = manifest.fragments[index]
-    key = done_key(sync, index)
-    done = Done.from_json(store.get(key), f"{store.uri}/{key}") if sync else manifest.done(index)
+    table = source.fragments[index]
     layout = Layout(tuple(map(_group, table["groups"])), table["shards"])
     flat = [torch.empty(group.numel, dtype=group.dtype) for group in layout.groups]
-    for number, checksum in enumerate(done.sums):
-        key = shard_key(sync, index, number, manifest.initial)
-        where = seed(table["fingerprint"], sync or manifest.initial, "values", number)
-        section = Section("values", layout.shard(number), where)
-        with store.open(key) as reader:
-            values = SectionReader(reader, layout, [section], 0, f"{store.uri}/{key}")
-            for piece in section.pieces:
-                values.read(_part(flat, piece))
-            values.verify()
-        if values.digest != checksum:
-            raise CorruptedObjectError(f"{store.uri}/{key} is not what the record of its sync says")
+    files = source.files(index, sync)
+    with closing(open_ahead(store, [file.key for file in files])) as readers:
+        for number, (file, opened) in enumerate(zip(files, readers, strict=True)):
+            section = Section("values", layout.shard(number), file.seed)
+            with opened or store.open(file.key) as reader:
+                values = SectionReader(reader, layout, [section], 0, f"{store.uri}/{file.key}")
+                for piece in section.pieces:
+                    values.read(_part(flat, piece))
+                values.verify()
+            if file.checksum not in {None, values.digest}:
+                raise CorruptedObjectError(f"{store.uri}/{file.key} is not what the record of its sync says")
     return {entry["name"]: _tensor(flat, entry, dtype) for entry in table["tensors"]}
 
 

@@ -237,7 +237,7 @@ class Initial:
         self.name = fragment.name
         groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
         self.layout = Layout(tuple(groups), fragment.layout.shards)
-        self.fingerprint = fingerprint("initial", fragment.fingerprint)
+        self.fingerprint = initial_fingerprint(fragment.fingerprint)
         self.locate = fragment.locate
         self.destination = fragment.destination
         self.published = fragment.destination
@@ -265,6 +265,11 @@ class Initial:
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - the protocol's signature
         """None: no outer step has been taken."""
         return {}
+
+
+def initial_fingerprint(fragment: str) -> str:
+    """The fingerprint of the first sync of a fragment, from that of the fragment."""
+    return fingerprint("initial", fragment)
 
 
 def _ready(segment: _Segment) -> torch.Tensor:

@@ -84,7 +84,7 @@ class StoreSync:
 
     def obsolete_keys(self) -> list[str]:
         """Own keys that may go when all replicas have finished this sync."""
-        state = (self._state_key(sync, shard) for sync in self._job.supersedes for shard in self._owned)
+        state = (state_key(sync, shard) for sync in self._job.supersedes for shard in self._owned)
         return [self._delta_key(self._p.rank), *state]
 
     def _contribute(self) -> None:
@@ -188,7 +188,7 @@ class StoreSync:
     def _publish(self, shard: int) -> None:
         """Store an own shard after its update: only verified contributions are in it."""
         parts = self._shard(shard).parts(self._metadata("state"))
-        self._sent += self._p.store.put(self._state_key(self._number, shard), parts)
+        self._sent += self._p.store.put(state_key(self._number, shard), parts)
 
     def _adopt(self) -> None:
         """Read the other owners' shards, whichever is there first."""
@@ -214,7 +214,7 @@ class StoreSync:
         """Adopt those shards that are published by now; returns them."""
         store = self._p.store
         listing = store.list(f"state/{self._number:08}/")
-        keys = {self._state_key(self._number, shard): shard for shard in shards}
+        keys = {state_key(self._number, shard): shard for shard in shards}
         there = [key for key in keys if key in listing]
 
         def announce(key: str, reader: ObjectReader) -> None:
@@ -272,6 +272,7 @@ class StoreSync:
     def _delta_key(self, rank: int) -> str:
         return f"deltas/{self._number:08}/{rank:05}.{self._job.fingerprint[:16]}.safetensors"
 
-    @staticmethod
-    def _state_key(sync: int, shard: int) -> str:
-        return f"state/{sync:08}/{shard:05}.safetensors"
+
+def state_key(sync: int, shard: int) -> str:
+    """Key of a published shard of a strict run."""
+    return f"state/{sync:08}/{shard:05}.safetensors"

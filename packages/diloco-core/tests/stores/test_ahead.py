@@ -42,7 +42,9 @@ def test_what_is_announced_is_there_when_it_is_read(store, small_s3):
     for reader in opened:
         reader.expect(100_000, 300_000)  # again, as whoever reads does
     assert [read(reader) for reader in opened] == [bytes([number]) * 1000 for number in range(4)]
-    asked = [path for method, path in small_s3.log if method == "GET" and "probes" not in path and "list-type" not in path]
+    asked = [
+        path for method, path in small_s3.log if method == "GET" and "probes" not in path and "list-type" not in path
+    ]
     each = 2 if store.driver.name == "obstore" else 1  # which gets the beginning with the size
     assert len(asked) == 4 * each
 
