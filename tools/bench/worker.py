@@ -239,9 +239,7 @@ def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> 
     return seconds
 
 
-def memory(
-    folder: Path, rank: int, world: int, parameters: int, rounds: int, **options: Any
-) -> dict[str, list[int]]:
+def memory(folder: Path, rank: int, world: int, parameters: int, rounds: int, **options: Any) -> dict[str, list[int]]:
     """Growth of the peak resident memory from before the model is made to after some outer steps."""
     trigger = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     trigger.step()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ._elastic_life import Reload
@@ -125,7 +125,7 @@ class Adoption:
         def announce(key: str, reader: ObjectReader) -> None:
             life.shard(sync, index, keys[key]).announce(reader, life.origin(key))
 
-        with closing(open_ahead(life.store.store, there, announce)) as readers:
+        with open_ahead(life.store.store, there, announce) as readers:
             return [keys[key] for key, reader in zip(there, readers, strict=True) if self._adopt(keys[key], reader)]
 
     def _adopt(self, shard: int, opened: ObjectReader | None = None) -> bool:

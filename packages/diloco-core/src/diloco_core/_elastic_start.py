@@ -6,7 +6,6 @@ import json
 import os
 import secrets
 import socket
-from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -141,7 +140,7 @@ def _load_fragment(life: Life, index: int, sync: int) -> bool:
         raise CorruptedObjectError(f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}")
     fresh = Progress(job, sync, list(done.sums), [None] * shards, [None] * shards, dict(done.positions))
     keys = [life.key(sync, index, number) for number in range(shards)]
-    with closing(open_ahead(life.store.store, keys)) as readers:
+    with open_ahead(life.store.store, keys) as readers:
         for number, (key, reader) in enumerate(zip(keys, readers, strict=True)):
             life.fragments[index].forget_outer(number, life.chunk_bytes)
             found = life.store.read(key, partial(_load_shard, life, fresh, number, key), reader)

@@ -169,7 +169,11 @@ class Exchange(Protocol):
         ...
 
     def shards(self, size: int) -> int:
-        """Into how many shards values of ``size`` bytes are cut; the same on every replica."""
+        """Into how many shards values of ``size`` bytes are cut; the same on every replica.
+
+        Raises:
+            ConfigurationError: They are too large for one object.
+        """
         ...
 
     def leave(self) -> None:

@@ -21,6 +21,7 @@ from ._exchange import CHUNK_BYTES, Schema, SyncReport
 from ._patient import Patient
 from ._rendezvous import check_identity
 from ._sharded import Scratch
+from ._store import check_size
 from ._timing import Timing
 
 if TYPE_CHECKING:
@@ -223,6 +224,7 @@ class ElasticExchange:
 
     def shards(self, size: int) -> int:
         """Some for every replica: a shard is published in one piece, which some drivers hold in memory meanwhile."""
+        check_size(self.store, size)
         return self.world_size * max(1, -(-size // (self.world_size * SHARD_BYTES)))
 
     @property

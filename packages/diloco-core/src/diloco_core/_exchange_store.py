@@ -24,6 +24,7 @@ from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._liveness import Liveness
 from ._rendezvous import check_identity, claim, claim_key, meet
 from ._sharded import Scratch
+from ._store import check_size
 from ._store_sync import Participant, StoreSync
 from ._timing import Timing
 
@@ -122,8 +123,9 @@ class ObjectStoreExchange:
         self._syncs += 1
         return report
 
-    def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
+    def shards(self, size: int) -> int:
         """One for every replica."""
+        check_size(self.store, size)
         return self.world_size
 
     @property

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import secrets
-from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -91,7 +90,7 @@ def _fragment(
     layout = Layout(tuple(map(_group, table["groups"])), table["shards"])
     flat = [torch.empty(group.numel, dtype=group.dtype) for group in layout.groups]
     files = source.files(index, sync)
-    with closing(open_ahead(store, [file.key for file in files])) as readers:
+    with open_ahead(store, [file.key for file in files]) as readers:
         for number, (file, opened) in enumerate(zip(files, readers, strict=True)):
             section = Section("values", layout.shard(number), file.seed)
             with opened or store.open(file.key) as reader:

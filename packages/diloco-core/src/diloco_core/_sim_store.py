@@ -115,6 +115,7 @@ class Connection:
 
     near = False
     retries = False
+    largest = None
 
     def __init__(
         self,

@@ -6,8 +6,11 @@ everything behind a network, through the requests of :mod:`._store_fsspec` or :m
 
 from __future__ import annotations
 
+import math
 import secrets
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
+
+from ._errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -55,15 +58,6 @@ class ReadsAhead(Protocol):
         ...
 
 
-@runtime_checkable
-class InBackground(Protocol):
-    """A store that can have several requests under way."""
-
-    def submit(self, act: Callable[[], T]) -> Future[T]:
-        """Do something in one of the store's threads."""
-        ...
-
-
 class Store(Protocol):
     """A prefix of an object store. Keys are relative, with ``/`` between parts. Thread-safe.
 
@@ -75,6 +69,9 @@ class Store(Protocol):
     """True where a request costs microseconds (a local folder, memory), False where it costs milliseconds."""
     retries: bool
     """Whether the store itself has tried for long when it raises StoreUnavailableError, so that nobody else has to."""
+
+    largest: int | None
+    """The most bytes that an object may have, if there is a limit."""
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step: no reader ever sees a part of it. Returns its size in bytes.
@@ -126,6 +123,15 @@ class Store(Protocol):
         ...
 
 
+@runtime_checkable
+class InBackground(Store, Protocol):
+    """A store that can have several requests under way."""
+
+    def submit(self, act: Callable[[], T]) -> Future[T]:
+        """Do something in one of the store's threads."""
+        ...
+
+
 def creates_once(store: Store) -> bool:
     """Whether the store keeps its promise of :meth:`Store.create`: some accept conditional writes and ignore them."""
     key = f"probes/{secrets.token_hex(8)}"
@@ -133,6 +139,24 @@ def creates_once(store: Store) -> bool:
         return store.create(key, b"first") and not store.create(key, b"second") and store.get(key) == b"first"
     finally:
         store.delete([key])
+
+
+def check_size(store: Store, size: int) -> None:
+    """Refuse fragments whose contributions the store could not take.
+
+    Args:
+        store: The store.
+        size: A fragment's values in bytes.
+
+    Raises:
+        ConfigurationError: It says how many fragments it takes.
+    """
+    # A contribution is about as large as the values; its header and checksums are far below a hundredth.
+    if store.largest is not None and size > 0.99 * store.largest:
+        raise ConfigurationError(
+            f"a fragment of {size / 1e9:.0f} GB is too large for one object in {store.uri}, which can have "
+            f"{store.largest / 1e9:.0f} GB: cut it into {math.ceil(size / (0.99 * store.largest))} fragments or more"
+        )
 
 
 def open_store(uri: str) -> Store:
@@ -146,7 +170,6 @@ def open_store(uri: str) -> Store:
         StoreUnavailableError: The bucket or folder is missing, access is denied, or the store does not answer.
         MissingDependencyError: The driver of the scheme is not installed.
     """
-    from ._errors import ConfigurationError
     from ._store_folder import FolderStore
     from ._store_fsspec import FsspecDriver
     from ._store_obstore import ObstoreDriver

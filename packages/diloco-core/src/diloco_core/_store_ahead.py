@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
@@ -11,7 +12,7 @@ from ._errors import StoreError
 from ._store import InBackground
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Generator, Iterable, Iterator
     from concurrent.futures import Future
 
     from ._store import ObjectReader, Store
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 _MOST = 16
 
 
+@contextmanager
 def open_ahead(
     store: Store, keys: Iterable[str], announce: Callable[[str, ObjectReader], object] | None = None
-) -> Iterator[ObjectReader | None]:
-    """Open objects in the background, where that saves time; yields a reader for every key, in order.
+) -> Iterator[Iterator[ObjectReader | None]]:
+    """Open objects in the background, where that saves time; gives an iterator with a reader for every key, in order.
 
     None: open it yourself. It was not opened ahead, or that failed: errors belong into the foreground. A reader belongs to
-    the caller; those that were not taken are closed when the iterator is.
+    who takes it; those that nobody took are closed at the end.
 
     Args:
         store: Where they are.
@@ -33,8 +35,15 @@ def open_ahead(
         announce: Called with the key and the open object, to say what will be read of it; also in the background.
     """
     if store.near or not isinstance(store, InBackground):
-        yield from (None for _ in keys)
+        yield (None for _ in keys)
         return
+    with closing(_opened(store, keys, announce)) as readers:
+        yield readers
+
+
+def _opened(
+    store: InBackground, keys: Iterable[str], announce: Callable[[str, ObjectReader], object] | None
+) -> Generator[ObjectReader | None, None, None]:
     rest = iter(keys)
     opened: deque[Future[ObjectReader]] = deque()
     try:
@@ -55,7 +64,7 @@ def open_ahead(
             future.add_done_callback(_close)
 
 
-def _open(store: Store, key: str, announce: Callable[[str, ObjectReader], object] | None) -> ObjectReader:
+def _open(store: InBackground, key: str, announce: Callable[[str, ObjectReader], object] | None) -> ObjectReader:
     reader = store.open(key)
     if announce is not None:
         try:

@@ -37,6 +37,7 @@ class FolderStore:
 
     near = True
     retries = False
+    largest = None
 
     def __init__(self, uri: str) -> None:
         self.root = _folder(uri)

@@ -26,6 +26,8 @@ T = TypeVar("T")
 PART_BYTES = BLOCK_BYTES
 """Objects up to this size are one request; larger ones go up in parts of this size, several at a time."""
 PARTS_AT_ONCE = 4
+MOST_PARTS = 10_000
+"""S3 takes no more (https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)."""
 
 _PROBE_SECONDS = 5.0
 
@@ -110,6 +112,7 @@ class RemoteStore:
     def __init__(self, uri: str, driver: Driver, retries: Retries | None = None) -> None:
         self.uri = uri.rstrip("/")
         self.retries = True
+        self.largest = None if driver.near else MOST_PARTS * PART_BYTES
         self.near = driver.near
         self.driver = driver
         self._retries = retries or Retries()

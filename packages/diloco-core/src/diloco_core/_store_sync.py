@@ -170,7 +170,7 @@ class StoreSync:
         others = [other for other in range(self._p.world_size) if other != rank]
         store, keys = self._p.store, [self._delta_key(other) for other in others]
         with contextlib.ExitStack() as stack:
-            ahead = stack.enter_context(contextlib.closing(open_ahead(store, keys)))
+            ahead = stack.enter_context(open_ahead(store, keys))
             readers = {
                 other: stack.enter_context(reader or store.open(key))
                 for other, key, reader in zip(others, keys, ahead, strict=True)
@@ -220,7 +220,7 @@ class StoreSync:
         def announce(key: str, reader: ObjectReader) -> None:
             self._shard(keys[key]).announce(reader, f"{store.uri}/{key}")
 
-        with contextlib.closing(open_ahead(store, there, announce)) as readers:
+        with open_ahead(store, there, announce) as readers:
             for key, reader in zip(there, readers, strict=True):
                 with reader or store.open(key) as opened:
                     self._shard(keys[key]).adopt(opened, f"{store.uri}/{key}", self._p.scratch)

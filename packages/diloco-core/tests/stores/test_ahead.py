@@ -1,7 +1,6 @@
 """Opening many objects: several requests at once, in order, and nothing stays open."""
 
 import threading
-from contextlib import closing
 
 import pytest
 
@@ -28,7 +27,7 @@ def read(reader):
 
 def test_several_are_opened_at_once_and_come_in_order(store, small_s3):
     small_s3.gate = threading.Barrier(8)  # one after another, nothing would ever be answered
-    with closing(open_ahead(store, map(str, range(16)))) as readers:
+    with open_ahead(store, map(str, range(16))) as readers:
         first = [next(readers) for _ in range(16)]
         small_s3.gate = None
         assert next(readers, "the end") == "the end"
@@ -37,7 +36,7 @@ def test_several_are_opened_at_once_and_come_in_order(store, small_s3):
 
 def test_what_is_announced_is_there_when_it_is_read(store, small_s3):
     keys = [str(number) for number in range(4)]
-    with closing(open_ahead(store, keys, lambda _, reader: reader.expect(100_000, 300_000))) as readers:
+    with open_ahead(store, keys, lambda _, reader: reader.expect(100_000, 300_000)) as readers:
         opened = list(readers)
     for reader in opened:
         reader.expect(100_000, 300_000)  # again, as whoever reads does
@@ -51,7 +50,7 @@ def test_what_is_announced_is_there_when_it_is_read(store, small_s3):
 
 def test_what_cannot_be_opened_is_left_to_the_caller(store, small_s3):
     del small_s3.objects["run/1"]
-    with closing(open_ahead(store, ["0", "1", "2"])) as readers:
+    with open_ahead(store, ["0", "1", "2"]) as readers:
         first, second, third = readers
     assert second is None
     with pytest.raises(ObjectNotFoundError, match="'1'"):
@@ -60,7 +59,7 @@ def test_what_cannot_be_opened_is_left_to_the_caller(store, small_s3):
 
 
 def test_what_was_not_taken_is_closed(store):
-    with closing(open_ahead(store, map(str, range(32)))) as readers:
+    with open_ahead(store, map(str, range(32))) as readers:
         next(readers).close()
     executor = store._transfers._executor
     store.close()
@@ -70,7 +69,8 @@ def test_what_was_not_taken_is_closed(store):
 
 def test_where_requests_cost_nothing_everything_is_left_to_the_caller(tmp_path):
     for store in (open_store(str(tmp_path)), open_store("memory://ahead/run")):
-        assert list(open_ahead(store, ["a", "b"])) == [None, None]
+        with open_ahead(store, ["a", "b"]) as readers:
+            assert list(readers) == [None, None]
 
 
 def test_an_object_whose_size_is_known_needs_no_request_to_be_opened(store, small_s3):

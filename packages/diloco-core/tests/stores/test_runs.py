@@ -6,7 +6,14 @@ import threading
 import pytest
 import torch
 
-from diloco_core import DiLoCo, ObjectStoreAllReduce, ObjectStoreExchange
+from diloco_core import (
+    ConfigurationError,
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    ObjectStoreAllReduce,
+    ObjectStoreExchange,
+)
 from diloco_core._retry import Retries
 from diloco_core._store import open_store
 from diloco_core._store_remote import RemoteStore
@@ -90,3 +97,14 @@ def test_no_byte_is_fetched_twice(small_s3, small_s3_drivers, name):
     assert all(wanted <= report.bytes_received <= wanted + 1000 for report in reports)
     opened = REPLICAS * 2 * (REPLICAS - 1)
     assert REPLICAS * wanted <= small_s3.served <= REPLICAS * wanted + opened * 2**16 + 200_000
+
+
+def test_a_fragment_that_no_object_could_hold_is_refused_before_anything_is_made(small_s3, small_s3_drivers, tmp_path):
+    far = RemoteStore("s3://bucket/run", small_s3_drivers["obstore"])
+    seventy_billion = 4 * 70 * 10**9
+    for exchange in (ObjectStoreExchange(far, 0, 8), ElasticExchange(far, 0, 8, Elastic(4))):
+        with pytest.raises(ConfigurationError, match=r"280 GB is too large .* 168 GB: cut it into 2 fragments or more"):
+            exchange.shards(seventy_billion)
+        assert exchange.shards(seventy_billion // 2) >= 8
+    for near in (str(tmp_path), "memory://large/run"):
+        assert ObjectStoreExchange(open_store(near), 0, 8).shards(seventy_billion) == 8
