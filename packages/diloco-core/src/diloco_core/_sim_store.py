@@ -115,7 +115,7 @@ class Connection:
 
     near = False
     retries = False
-    largest = None
+    largest: int | None = None
 
     def __init__(
         self,

@@ -37,7 +37,7 @@ class FolderStore:
 
     near = True
     retries = False
-    largest = None
+    largest: int | None = None
 
     def __init__(self, uri: str) -> None:
         self.root = _folder(uri)
