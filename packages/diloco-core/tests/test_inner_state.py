@@ -7,9 +7,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, ElasticExchange, in_process
+from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, in_process
 from diloco_core._inner_state import InnerState
 from diloco_core._store import open_store
+from diloco_core.testing import Schedule, simulate
 
 
 class Loader:
@@ -99,15 +100,67 @@ def test_never_means_never(tmp_path):
     assert not (tmp_path / "inner").exists()
 
 
-class TestRefusals:
-    def test_damage_is_found(self, tmp_path):
+class TestDamage:
+    def _damage(self, path):
+        data = bytearray(path.read_bytes())
+        data[-20] ^= 1
+        path.write_bytes(data)
+
+    def test_it_is_said_and_the_rank_goes_on_where_it_was_with_a_fresh_one(self, tmp_path, caplog):
         _train(str(tmp_path), 0, 3, Loader())
         (kept,) = (tmp_path / "inner" / "00000").iterdir()
-        data = bytearray(kept.read_bytes())
-        data[-20] ^= 1
-        kept.write_bytes(data)
-        with pytest.raises(CorruptedObjectError, match="inner state was damaged"):
-            _train(str(tmp_path), 0, 6, Loader())
+        self._damage(kept)
+        loader = Loader()
+        _, _, _, outer = _train(str(tmp_path), 0, 6, loader)
+        assert "inner state was damaged" in caplog.text
+        assert outer.batches_to_skip == 6
+        assert loader.seen == list(range(1, 13)), "none is learned twice"
+
+    def test_what_was_saved_before_is_taken_where_it_is_still_there(self, tmp_path, caplog):
+        folder = tmp_path / "inner" / "00000"
+        _train(str(tmp_path), 0, 2, Loader())
+        (older,) = folder.iterdir()
+        content = older.read_bytes()
+        _train(str(tmp_path), 0, 4, Loader())
+        (newer,) = folder.iterdir()
+        self._damage(newer)
+        older.write_bytes(content)  # as when a replica dies while it saves
+        _, _, _, outer = _train(str(tmp_path), 0, 6, Loader())
+        assert "inner state was damaged" in caplog.text
+        assert outer.batches_to_skip == 4
+
+
+def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
+    """Else a loader that is restored would stand behind batches that were never counted."""
+    lives = {}
+
+    def train(node):
+        net, loader = torch.nn.ParameterList([torch.zeros(4)]), Loader()
+        inner = torch.optim.SGD(net.parameters(), lr=1.0)
+        options = {"stateful": {"loader": loader}, "save_inner_every": 1}
+        with DiLoCo(net, inner, node.exchange, sync_every=2, **options) as outer:
+            lives[node.rank, node.life] = outer.inner_steps, outer.batches_to_skip, loader.position
+            while outer.committed < 8:
+                first = (node.rank, node.life) == (1, 1)
+                if first and outer.inner_steps == 7:
+                    raise RuntimeError("crash")
+                node.sleep(9.0 if first and outer.inner_steps == 5 else 1.0)  # late: steps 5 and 6 are carried
+                next(loader)
+                net[0].grad = torch.ones(4)
+                inner.step()
+
+    simulate(train, Schedule(3, restart_after=1.0), Elastic(2, grace=4.0))
+    steps, skip, position = lives[1, 2]
+    assert steps == 4
+    assert position + skip == steps, "the loader stands where the counted steps end"
+
+
+class TestRefusals:
+    def test_another_kind_of_optimizer(self):
+        parameters = [torch.nn.Parameter(torch.zeros(2))]
+        saved = b"".join(bytes(part) for part in InnerState(torch.optim.SGD(parameters, lr=0.1), {}).parts(3))
+        with pytest.raises(ConfigurationError, match=r"'SGD'.*'AdamW'"):
+            InnerState(torch.optim.AdamW(parameters), {}).restore(saved, "here")
 
     def test_other_things_are_refused(self, tmp_path):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_core import ConfigurationError, StoreModel, plan_exchange
+from diloco_core._elastic_settings import choose_topology
 
 #: What a network card of 100 Gb/s moves of payload, in bytes per second.
 NIC = 11.65e9
@@ -69,6 +70,26 @@ def test_more_bandwidth_is_never_slower(params, replicas, bandwidth, factor):
 def test_alone_there_is_nothing_to_fetch():
     plan = plan_exchange(1e6, 1, 1e9)
     assert (plan.bytes_received, plan.gets) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("params", "replicas", "topology"),
+    [
+        (1e6, 1, "gather"),
+        (1e6, 4, "gather"),
+        (25e6, 4, "gather"),
+        (1e8, 8, "sharded"),
+        (1e9, 4, "sharded"),
+        (1e7, 64, "sharded"),
+    ],
+)
+def test_the_topology_that_a_run_chooses(params, replicas, topology):
+    def choose(asked, near):
+        return choose_topology(asked, state_bytes=int(4 * params), world_size=replicas, near=near)
+
+    assert choose("auto", near=False) == topology
+    assert choose("auto", near=True) == "sharded"
+    assert (choose("gather", near=True), choose("sharded", near=False)) == ("gather", "sharded")
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,8 @@ def connect(
     grace: float | None = None,
     late: Literal["carry", "drop"] | None = None,
     topology: Literal["auto", "sharded", "gather"] | None = None,
+    publish_every: int | None = None,
+    retention: int | None = None,
     resume: bool | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> ObjectStoreExchange | ElasticExchange:
@@ -66,6 +68,8 @@ def connect(
         grace: Seconds to wait for a late replica before the others go on.
         late: Whether a contribution that came too late goes into the next sync (``carry``) or is forgotten (``drop``).
         topology: Who updates what: ``sharded``, ``gather``, or ``auto`` by the size of the model and of the run.
+        publish_every: Every how many syncs of a fragment the gather topology publishes the state.
+        retention: How many syncs a replica may lag without having to reload; more of them means more objects.
         resume: Go on with the run that the prefix holds, whichever launch began it.
         environ: Instead of ``os.environ``.
 
@@ -83,6 +87,7 @@ def connect(
     check_identity(rank, world_size)
     timing = Timing(join_timeout, sync_timeout, beat_interval, lost_after)
     options = {"grace": grace, "late": late, "topology": topology, "resume": resume}
+    options |= {"publish_every": publish_every, "retention": retention}
     elastic = _elastic(min_replicas, {name: value for name, value in options.items() if value is not None})
     with _lock:
         for key in [key for key, exchange in _open.items() if exchange.ended]:

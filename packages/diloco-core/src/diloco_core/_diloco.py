@@ -135,8 +135,8 @@ class DiLoCo:
     def batches_to_skip(self) -> int:
         """Inner steps of this rank that the run has counted since the inner state that was restored had been saved.
 
-        A data loader that was restored with it has to pass over so many batches, so that none is learned twice. 0 where
-        nothing was restored.
+        A data loader that was restored with it has to pass over so many batches, so that none is learned twice. Where
+        nothing was saved yet, these are all that the run has counted of this rank; 0 in a rank's first life.
         """
         return self._own.behind
 
@@ -254,8 +254,6 @@ class DiLoCo:
         exchange = self.exchange
         while isinstance(exchange, ElasticExchange) and exchange.behind():
             self._sync_once(last=True)  # if the others have gone, there is nothing to wait for
-            # An earlier life of this rank may have had a part in it: its data is not to be learned again.
-            self._inner_steps = max(self._inner_steps, exchange.counted)
 
     def _sync(self, last: bool = False) -> SyncReport:
         report = self._sync_once(last)
@@ -277,7 +275,7 @@ class DiLoCo:
         else:
             report = self.exchange.sync(fragment)
         fragment.finish()
-        if report.contribution != "carried":
+        if report.contribution not in {"carried", "open"}:
             self._since_sync[number] = 0
         self._since_event = 0
         if report.committed:
@@ -285,6 +283,9 @@ class DiLoCo:
             self._committed += 1
         if report.reloaded:
             self._committed, self._since_sync = report.sync, [0] * len(self._fragments)
+        if isinstance(self.exchange, ElasticExchange):
+            # An earlier life of this rank may have had a part in it: its data is not to be learned again.
+            self._inner_steps = max(self._inner_steps, self.exchange.counted)
         report = dataclasses.replace(
             report, sync=self._committed, inner_steps=inner_steps, total_inner_steps=self._inner_steps
         )

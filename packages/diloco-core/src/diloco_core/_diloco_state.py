@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any
 
-from ._errors import ConfigurationError
+from ._errors import ConfigurationError, CorruptedObjectError
 from ._exchange import Schema
 from ._inner_state import InnerState
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ._outer import OuterOptimizer
 
 STATE_VERSION = 1
+
+_log = logging.getLogger("diloco_core")
 
 
 def describe(fragments: Sequence[Fragment], settings: Mapping[str, str], *, values: bool) -> Schema:
@@ -67,7 +70,7 @@ class OwnState:
         every: Every how many syncs; 0 for never.
 
     Attributes:
-        behind: Inner steps that the run has counted since what was restored had been saved.
+        behind: Inner steps that the run has counted since what was restored had been saved (all, where nothing was).
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -83,13 +86,18 @@ class OwnState:
 
     def restore(self, exchange: ElasticExchange, sync: int, inner_steps: int) -> None:
         """Take over what the rank's earlier lives have saved last."""
-        saved = exchange.load_inner() if self._every else None
-        if saved is not None:
-            self.behind = max(0, inner_steps - self._inner.restore(*saved))
+        self.behind = inner_steps
+        for data, origin in exchange.saved_inner() if self._every else ():
+            try:
+                self.behind = max(0, inner_steps - self._inner.restore(data, origin))
+                break
+            except CorruptedObjectError as error:
+                _log.error("%s. This replica goes on with what was saved before, or with a fresh inner state.", error)
         self._saved_at = sync
 
     def save(self, exchange: ElasticExchange, sync: int, inner_steps: int, *, leaving: bool = False) -> None:
-        """Save it, if it is time."""
-        if self._every and sync - self._saved_at >= (1 if leaving else self._every):
+        """Save it, if it is time; not while something that was learned is still to be counted, or it could be lost."""
+        due = sync - self._saved_at >= (1 if leaving else self._every)
+        if self._every and due and exchange.counted >= inner_steps:
             exchange.save_inner(lambda: self._inner.parts(inner_steps))
             self._saved_at = sync

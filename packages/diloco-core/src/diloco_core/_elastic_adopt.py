@@ -99,8 +99,12 @@ class Adoption:
             return SyncTimeoutError(text, ranks)
 
         wait: Wait | None = None
+        life.absent = set()
         while pending:
             elapsed = wait.elapsed() if wait else 0.0
+            if elapsed >= life.settings.grace:
+                # Who does not publish in time is most likely gone: the next sync does not wait for it once more.
+                life.absent |= {self._commit.members[self.owner(shard)].rank for shard in pending} - {life.rank}
             arrived = self._adopt_published(pending)
             for shard in pending:
                 if shard not in arrived and elapsed >= self.turn(shard):

@@ -12,7 +12,7 @@ from ._published import Shard
 from ._wire import seed
 
 if TYPE_CHECKING:
-    from ._elastic_records import Done, Manifest
+    from ._elastic_records import Delta, Done, Manifest
     from ._elastic_settings import Elastic
     from ._fragment import Fragment
     from ._layout import Layout
@@ -104,6 +104,9 @@ class Life:
         previous: Digest of that sync's record (of the manifest, before the first).
         members: Epoch by rank of that sync's members; all ranks, before the first.
         traffic: What the sync in progress has cost.
+        differed: Whether it has reloaded because its state was not that of the others, and not completed a sync since.
+        absent: Ranks whose shards others had to update: they are not waited for.
+        open: The own contribution to a sync that this life did not wait for to its end.
     """
 
     store: Patient
@@ -119,6 +122,9 @@ class Life:
     previous: str = ""
     members: dict[int, int] = field(default_factory=dict)
     traffic: Traffic = field(default_factory=Traffic)
+    differed: bool = False
+    absent: set[int] = field(default_factory=set)
+    open: Delta | None = None
 
     @property
     def gather(self) -> bool:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ._elastic_records import Done, done_key
 from ._elastic_rules import collectable, newest_done
+from ._errors import CorruptedObjectError
 
 if TYPE_CHECKING:
     from ._elastic_life import Life, Progress
@@ -101,7 +102,12 @@ def _stored_sum(life: Life, progress: Progress, index: int, number: int) -> int 
     def use(reader: ObjectReader) -> int:
         return shard.check(reader, life.origin(key), life.scratch)
 
-    return life.store.read(key, use)
+    try:
+        return life.store.read(key, use)
+    except CorruptedObjectError:
+        if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
+            return None  # it was removed while it was read, and its space written over
+        raise
 
 
 def _create_done(life: Life, done: Done) -> None:

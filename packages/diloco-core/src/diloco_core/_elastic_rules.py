@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ._elastic_records import Delta, Hint
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Collection, Iterable, Mapping
 
 _STATE = re.compile(r"state/(\d{8})/(\d{3})\.(?:\d{5}\.safetensors|done\.json)", re.ASCII)
 _DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)
@@ -50,14 +50,15 @@ def valid(
     return dict(sorted(chosen.items()))
 
 
-def expected(members: Mapping[int, int], listing: Iterable[str]) -> set[int]:
+def expected(members: Mapping[int, int], listing: Iterable[str], absent: Collection[int] = ()) -> set[int]:
     """Ranks to wait for: those of the last commit and those that announced themselves, without those that leave.
 
     Args:
         members: Epoch by rank of the last commit's members.
         listing: Keys below the sync's folder.
+        absent: Members that did not do their part after the last commit.
     """
-    alive, left = dict(members), dict[int, int]()
+    alive, left = {rank: epoch for rank, epoch in members.items() if rank not in absent}, dict[int, int]()
     for hint in filter(None, map(Hint.parse, listing)):
         seen = alive if hint.event == "join" else left
         seen[hint.rank] = max(seen.get(hint.rank, 0), hint.epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import secrets
 import socket
@@ -37,6 +38,8 @@ if TYPE_CHECKING:
 
 _TRIES = 8
 
+_log = logging.getLogger("diloco_core")
+
 
 def open_run(
     store: Patient,
@@ -67,6 +70,13 @@ def open_run(
         )
     if data is None and rank != 0:
         data = _wait_for_manifest(store, settings, timing)
+        if data is None:
+            _log.warning(
+                "rank %d: rank 0 has not begun the run at %s within the grace of %g s, so this replica's initial values do",
+                rank,
+                store.uri,
+                settings.grace,
+            )
     if data is None:
         if any(key.count("/") == 1 for key in store.list("claims/")):
             raise RunExistsError(f"{store.uri} holds claims of a strict run, which no elastic replica can join")
@@ -79,6 +89,13 @@ def open_run(
             store.delete(store.list(f"initial/{own.initial}/"))
     manifest = Manifest.from_json(data, f"{store.uri}/{MANIFEST}")
     _check(manifest, schema, rank, world_size, run_id, settings, store.uri)
+    if rank == 0 and manifest.writer != 0:
+        _log.warning(
+            "rank 0: the run at %s was begun by rank %d with its initial values, since rank 0 came more than a grace late. "
+            "Those of this replica are not used.",
+            store.uri,
+            manifest.writer,
+        )
     return manifest
 
 

@@ -43,7 +43,9 @@ class ElasticSync:
         self._job = self._progress.job
         self._schema = self._job.fingerprint[:SCHEMA_DIGITS]
         self._base = self._progress.digest
-        self._own: Delta | None = None
+        # A life contributes once to a sync, also if it did not wait for the end the first time.
+        self._open, life.open = (life.open if life.open and life.open.sync == self._sync else None), None
+        self._own = self._open
         self._missing: list[int] = []
 
     def run(self) -> SyncReport:
@@ -60,14 +62,27 @@ class ElasticSync:
         start = life.timing.clock()
         found = life.commit(self._sync)
         if found is None:
-            if self._job.steps is not None:
+            if self._own is None and self._job.steps is not None:
                 self._contribute(*self._job.steps)
-            found = self._wait()
+            try:
+                found = self._wait()
+            except GaveUp:
+                life.open = self._own
+                raise
         commit, record = found
         self._check(commit)
         fate = self._fate(commit)
         learned = self._job.progress() if fate == "carried" else []
-        Adoption(life, commit, local=fate == "counted").run()
+        if fate == "counted" and self._open and self._job.steps and self._open.stop < self._job.steps[1]:
+            _log.warning(
+                "rank %d: inner steps %d to %d are dropped: they came after the contribution to sync %d, whose end this "
+                "replica had not waited for",
+                life.rank,
+                self._open.stop,
+                self._job.steps[1],
+                self._sync,
+            )
+        Adoption(life, commit, local=fate == "counted" and self._open is None).run()
         if learned:
             self._job.reapply(learned)
         life.advance(commit, record)
@@ -136,7 +151,7 @@ class ElasticSync:
         listing = life.store.list(deltas(self._sync))
         chosen = self._valid(listing)
         others = self._others(listing, chosen)
-        waited_for = expected(life.members, listing) - others.keys()
+        waited_for = expected(life.members, listing, life.absent) - others.keys()
         if overdue or waited_for <= chosen.keys():
             self._compare(chosen, others)
         self._missing = sorted(waited_for - chosen.keys())
@@ -164,18 +179,23 @@ class ElasticSync:
         return {rank: delta.base for rank, delta in newest.items() if rank not in chosen and delta.base != self._base}
 
     def _compare(self, chosen: Mapping[int, Delta], others: Mapping[int, str]) -> None:
-        """Gather: a replica that computes other values than most must not decide anything."""
+        """Gather: a replica that computes other values than most must not decide anything.
+
+        Where there is no majority, everybody reloads what is published, once: who then differs still is not believed.
+        """
         if not others:
             return
         bases = {**dict.fromkeys(chosen, self._base), **others}
-        count = Counter(bases.values())
-        first = min(rank for rank, base in bases.items() if count[base] == max(count.values()))
-        if bases[first] != self._base:
-            self._differs(bases[first])
+        ((most, count),) = Counter(bases.values()).most_common(1)
+        if 2 * count <= len(bases):
+            if not self._life.differed:
+                self._differs(next(iter(others.values())))
+        elif most != self._base:
+            self._differs(most)
 
     def _differs(self, theirs: str) -> None:
         _log.error(
-            "rank %d: the state of fragment %s after sync %d has digest %s here and %s at most other replicas. "
+            "rank %d: the state of fragment %s after sync %d has digest %s here and %s at other replicas. "
             "Reloading the published state.",
             self._life.rank,
             self._job.name,
@@ -204,10 +224,10 @@ class ElasticSync:
         life = self._life
         if self._patience is not None:
             return GaveUp()
-        ranks = ", ".join(map(str, self._missing)) or "any other rank"
+        ranks = "rank " + ", ".join(map(str, self._missing)) if self._missing else "any other rank (all have left)"
         return SyncTimeoutError(
             f"sync {self._sync} ({self._job.name}) at {life.store.uri} did not get contributions of {life.manifest.min_replicas} "
-            f"replicas (min_replicas) within {life.timing.sync_timeout:g} s; waiting for rank {ranks}. Nothing was "
+            f"replicas (min_replicas) within {life.timing.sync_timeout:g} s; waiting for {ranks}. Nothing was "
             "decided; the run can be resumed from its prefix.",
             self._missing,
         )

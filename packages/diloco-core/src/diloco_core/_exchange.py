@@ -39,7 +39,8 @@ class SyncReport:
         inner_steps: Inner steps that went into it (0 where there is no inner loop).
         total_inner_steps: Inner steps since the start of the run.
         contribution: What became of the own contribution: ``counted``, ``carried`` into the next sync of the fragment,
-            ``dropped``, or ``none`` where there was none to make. Always ``counted`` in strict runs.
+            ``dropped``, ``open`` where this replica did not wait for the end (it may be counted later), or ``none`` where
+            there was none to make. Always ``counted`` in strict runs.
         reloaded: Whether this replica had to start again from the published state (elastic runs only).
     """
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ._checks import check_whole
 from ._elastic_catchup import catch_up, diverged
 from ._elastic_life import Life, Position, Progress, Reload
 from ._elastic_publish import finish
@@ -25,7 +26,7 @@ from ._store import check_size
 from ._timing import Timing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ._exchange import SyncJob
     from ._fragment import Fragment
@@ -68,8 +69,7 @@ class ElasticExchange:
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         check_identity(rank, world_size)
-        if chunk_bytes < 1:
-            raise ConfigurationError(f"chunk_bytes must be positive, not {chunk_bytes}")
+        check_whole("chunk_bytes", chunk_bytes)
         self._timing = timing or Timing()
         settings.check(world_size, self._timing.sync_timeout)
         if not Patient(store, self._timing).creates_once():
@@ -88,7 +88,6 @@ class ElasticExchange:
         self._ended = ""
         self._first = True
         self._hinted = 0
-        self._differed = False
 
     def join(self, schema: Schema) -> None:
         """Say what the replicas must have in common; they meet in :meth:`restore`."""
@@ -193,13 +192,16 @@ class ElasticExchange:
                     raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
                 self._first = False
                 report = ElasticSync(life, 2 * self.settings.grace if last else None).run()
+                life.differed = False
             except GaveUp:
-                report = self._nothing(life, job, reloaded=False)
+                report = self._nothing(life, job, "none" if life.open is None else "open")
             except Reload as reason:
                 if isinstance(reason, Differs):
-                    self._refuse_to_differ_again()
+                    if life.differed:
+                        raise diverged(self.rank) from None
+                    life.differed = True
                 catch_up(life)
-                report = self._nothing(life, job, reloaded=True)
+                report = self._nothing(life, job, "dropped", reloaded=True)
         except BaseException as error:
             self.abort(error)
             raise
@@ -213,14 +215,13 @@ class ElasticExchange:
         life.store.put(key, parts)
         life.store.delete(other for other in life.store.list(folder) if other < key)
 
-    def load_inner(self) -> tuple[bytes, str] | None:
-        """What an earlier life of this rank has kept last, and its name for errors; None if there is nothing."""
+    def saved_inner(self) -> Iterator[tuple[bytes, str]]:
+        """What earlier lives of this rank have kept, the newest first, each with its name for errors."""
         life = self._running()
         for key in sorted(life.store.list(f"inner/{life.rank:05}/"), reverse=True):
             data = life.store.get(key)
             if data is not None:
-                return data, life.origin(key)
-        return None
+                yield data, life.origin(key)
 
     def shards(self, size: int) -> int:
         """Some for every replica: a shard is published in one piece, which some drivers hold in memory meanwhile."""
@@ -260,12 +261,13 @@ class ElasticExchange:
         try:
             if self._life is not None:
                 self._hint(self._life, "leave")
+                self._hint(self._life, "leave", 2)  # it may have failed in a sync that is committed already
             self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
             error.add_note(f"the other replicas could not be told: {second}")
 
     @staticmethod
-    def _nothing(life: Life, job: SyncJob, reloaded: bool) -> SyncReport:
+    def _nothing(life: Life, job: SyncJob, contribution: str, *, reloaded: bool = False) -> SyncReport:
         return SyncReport(
             sync=life.sync,
             fragment=job.name,
@@ -275,14 +277,9 @@ class ElasticExchange:
             bytes_received=life.traffic.received,
             wait_seconds=life.traffic.waited,
             exchange_seconds=0.0,
-            contribution="dropped",
+            contribution=contribution,
             reloaded=reloaded,
         )
-
-    def _refuse_to_differ_again(self) -> None:
-        if self._differed:
-            raise diverged(self.rank)
-        self._differed = True
 
     def _check_claim(self, life: Life) -> None:
         if life.store.get(claim_key(life.rank, life.epoch + 1)) is not None:
@@ -292,8 +289,8 @@ class ElasticExchange:
                 life.epoch,
             )
 
-    def _hint(self, life: Life, event: str) -> None:
-        life.store.put(Hint(life.sync + 1, life.rank, life.epoch, event).key, lambda: [b"\n"])
+    def _hint(self, life: Life, event: str, ahead: int = 1) -> None:
+        life.store.put(Hint(life.sync + ahead, life.rank, life.epoch, event).key, lambda: [b"\n"])
 
     def _running(self) -> Life:
         self._check_open()

@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
+from ._checks import check_whole
 from ._errors import ConfigurationError, ObjectNotFoundError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._liveness import Liveness
@@ -59,8 +60,7 @@ class ObjectStoreExchange:
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
         check_identity(rank, world_size)
-        if chunk_bytes < 1:
-            raise ConfigurationError(f"chunk_bytes must be positive, not {chunk_bytes}")
+        check_whole("chunk_bytes", chunk_bytes)
         self.rank = rank
         self.world_size = world_size
         self.run_id = run_id

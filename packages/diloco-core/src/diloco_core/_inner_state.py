@@ -64,6 +64,9 @@ class InnerState:
                 )
         self._things = {"optimizer": optimizer, **{f"stateful.{name}": thing for name, thing in stateful.items()}}
 
+    def _kinds(self) -> dict[str, str]:
+        return {name: type(thing).__name__ for name, thing in self._things.items()}
+
     def parts(self, inner_steps: int) -> Iterator[Buffer]:
         """The file. One tensor at a time is copied to the CPU.
 
@@ -74,6 +77,7 @@ class InnerState:
         tree = {name: _pack(thing.state_dict(), tensors, name) for name, thing in self._things.items()}
         tree["random"] = _pack(_random_state(), tensors, "random")
         tree["inner_steps"] = inner_steps
+        tree["kinds"] = self._kinds()
         header: dict[str, object] = {"__metadata__": {"diloco": "inner", "tree": json.dumps(tree)}}
         offset = 0
         for number, tensor in enumerate(tensors):
@@ -100,7 +104,7 @@ class InnerState:
 
         Raises:
             CorruptedObjectError: It is not what was written.
-            ConfigurationError: It was saved with other things in ``stateful``.
+            ConfigurationError: It was saved with other things in ``stateful``, or of another kind of optimizer.
         """
         body = memoryview(data)[_LENGTH_BYTES:]
         if len(body) < 8 or xxhash.xxh3_64_intdigest(body[:-8]) != int.from_bytes(body[-8:], "little"):
@@ -108,11 +112,16 @@ class InnerState:
         size = int.from_bytes(data[:_LENGTH_BYTES], "little")
         tree = json.loads(json.loads(body[:size].tobytes())["__metadata__"]["tree"])
         tensors = load_tensors(data)
-        saved, here = tree.keys() - {"random", "inner_steps"}, self._things.keys()
+        saved, here = tree.keys() - {"random", "inner_steps", "kinds"}, self._things.keys()
         if saved != here:
             raise ConfigurationError(
                 f"the inner state in {origin} was saved with {sorted(saved)}, but this replica has {sorted(here)}: "
                 "pass the same stateful= as before"
+            )
+        if tree["kinds"] != self._kinds():
+            raise ConfigurationError(
+                f"the inner state in {origin} was saved of {tree['kinds']}, but this replica has {self._kinds()}: pass "
+                "things of the same classes, or begin another run"
             )
         for name, thing in self._things.items():
             thing.load_state_dict(_unpack(tree[name], tensors))

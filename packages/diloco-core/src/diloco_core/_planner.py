@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ._checks import check_positive, check_whole
 from ._errors import ConfigurationError
 
 TOPOLOGIES = ("sharded", "gather")
@@ -40,7 +41,7 @@ class StoreModel:
 
     def __post_init__(self) -> None:
         for name in ("connection_bandwidth", "connections", "part_bytes"):
-            _positive(name, getattr(self, name))
+            check_positive(name, getattr(self, name))
 
     def seconds(self, objects: int, size: float, latency: float, bandwidth: float) -> float:
         """Time to move so many objects of one size, in bytes, at the same time."""
@@ -112,9 +113,8 @@ def plan_exchange(
     """
     store = store or StoreModel()
     for name, value in (("params", params), ("bandwidth", bandwidth), ("bytes_per_param", bytes_per_param)):
-        _positive(name, value)
-    if isinstance(replicas, bool) or not isinstance(replicas, int) or replicas < 1:
-        raise ConfigurationError(f"replicas must be a whole number from 1, not {replicas!r}")
+        check_positive(name, value)
+    check_whole("replicas", replicas)
     if topology not in {"auto", *TOPOLOGIES}:
         raise ConfigurationError(f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}")
     plans = [_sharded(params, replicas, bandwidth, bytes_per_param, store)]
@@ -150,8 +150,3 @@ def _gather(params: float, n: int, bandwidth: float, width: float, store: StoreM
     puts, gets = store.parts(delta), others * store.parts(delta)
     cost = n * (puts * store.put_price + gets * store.get_price)
     return ExchangePlan("gather", up + fetch + store.poll, delta, others * delta, puts, gets, cost, 4 * params * 3)
-
-
-def _positive(name: str, value: float) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
-        raise ConfigurationError(f"{name} must be a number above 0, not {value!r}")

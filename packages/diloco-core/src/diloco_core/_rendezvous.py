@@ -96,6 +96,10 @@ def claim(store: Store, rank: int, world_size: int, run_id: str, schema: Schema)
     Raises:
         RunExistsError: The rank has been claimed before.
     """
+    if any(key.count("/") > 1 for key in store.list("claims/")):
+        raise RunExistsError(
+            f"{store.uri} holds an elastic run, which no strict replica can join: pass min_replicas=, or use another prefix"
+        )
     own = Claim(rank, world_size, run_id, schema, secrets.token_hex(8), socket.gethostname(), os.getpid())
     if not store.create(claim_key(rank), own.to_json()):
         _refuse(store, own)

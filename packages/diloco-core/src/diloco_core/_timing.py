@@ -6,6 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ._checks import check_positive
 from ._errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -34,9 +35,7 @@ class Timing:
 
     def __post_init__(self) -> None:
         for name in ("join_timeout", "sync_timeout", "beat_interval", "lost_after"):
-            value = getattr(self, name)
-            if not value > 0:
-                raise ConfigurationError(f"{name} must be a positive number of seconds, not {value!r}")
+            check_positive(name, getattr(self, name), " of seconds")
         if self.lost_after < 2 * self.beat_interval:
             raise ConfigurationError(
                 f"lost_after ({self.lost_after} s) must be at least twice beat_interval ({self.beat_interval} s), "

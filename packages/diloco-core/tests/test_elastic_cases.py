@@ -1,0 +1,201 @@
+"""Elastic runs in situations that are easy to get wrong, one by one."""
+
+import pytest
+import torch
+
+from diloco_core import (
+    ConfigurationError,
+    CoreError,
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    RunExistsError,
+    Timing,
+    connect,
+)
+from diloco_core._elastic_adopt import Adoption
+from diloco_core._elastic_records import Commit, commit_key
+from diloco_core._retry import Retries
+from diloco_core._store_fsspec import FsspecDriver
+from diloco_core._store_remote import RemoteStore
+from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
+
+
+def _until(syncs, exchange, step=lambda: None, **options):
+    net = torch.nn.Linear(2, 1)
+    inner = torch.optim.SGD(net.parameters(), lr=0.1)
+    with DiLoCo(net, inner, exchange, sync_every=2, **options) as outer:
+        start = outer.inner_steps, outer.batches_to_skip
+        while outer.committed < syncs:
+            step()
+            net(torch.ones(1, 2)).sum().backward()
+            inner.step()
+            inner.zero_grad()
+    return start
+
+
+@pytest.mark.parametrize("seconds", [0.8, 1.5, 2.2])
+def test_a_life_whose_predecessor_is_counted_further_than_it_trained_goes_on(seconds):
+    # Life 1 was late, and carries steps 0 to 4; while they are sent, life 2 begins at step 0 and trains two.
+    training = SimulatedTraining(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
+    schedule = Schedule(3, faults=[Fault(1, 1, 41, "zombie", seconds)], restart_after=0.1, latency=0.01)
+    assert violations(simulate(training, schedule, Elastic(2, grace=5.0)), training) == []
+
+
+def test_a_rank_that_comes_back_before_anything_was_saved_learns_no_batch_twice(tmp_path):
+    count = iter(range(11))
+
+    def crash():
+        if next(count) == 10:
+            raise KeyboardInterrupt
+
+    def exchange():
+        return connect(str(tmp_path / "run"), rank=0, world_size=1, min_replicas=1)
+
+    with pytest.raises(KeyboardInterrupt):
+        _until(9, exchange(), crash)
+    assert _until(6, exchange()) == (10, 10)
+
+
+def test_gather_leaving_while_others_collect_what_was_just_published():
+    for operation in range(60, 125):
+        short, long = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedTraining(syncs=12, sizes=(40,))
+        schedule = Schedule(3, faults=[Fault(2, 1, operation, "delay", 40.0)], latency=0.01)
+        settings = Elastic(2, grace=5.0, topology="gather", publish_every=1, retention=1)
+        outcome = simulate(lambda node: (short if node.rank == 2 else long)(node), schedule, settings, most_lives=1)  # noqa: B023
+        assert outcome.errors() == {}
+
+
+def test_a_death_costs_the_survivors_one_grace():
+    training = SimulatedTraining(syncs=6, sizes=(40,))
+    schedule = Schedule(4, faults=[Fault(2, 1, 49, "kill before")], latency=0.01, restart_after=1e6)
+    simulate(training, schedule, Elastic(2, grace=30.0, topology="sharded"), most_lives=1)
+    assert sum(report.wait_seconds for report in training.reports[0, 1]) < 30 + 2
+
+
+def test_what_a_flush_left_behind_is_not_called_dropped_and_then_counted():
+    fates = []
+
+    def train(node):
+        net = torch.nn.ParameterList([torch.zeros(4)])
+        inner = torch.optim.SGD(net.parameters(), lr=1.0)
+
+        def seen(report):
+            if node.rank == 0:
+                fates.append(report.contribution)
+
+        with DiLoCo(net, inner, node.exchange, sync_every=2, on_sync=seen) as outer:
+            while outer.committed < 4:
+                node.sleep(20.0 if node.rank == 1 and outer.inner_steps < 2 else 1.0)
+                net[0].grad = torch.ones(4)
+                inner.step()
+                if node.rank == 0 and outer.inner_steps == 1:
+                    outer.flush()
+
+    outcome = simulate(train, Schedule(2), Elastic(2, grace=5.0), most_lives=1)
+    first = Commit.from_json(outcome.store.objects[commit_key(1)], "")
+    assert (first.members[0].start, first.members[0].stop) != (0, 1) or fates[0] != "dropped"
+
+
+@pytest.mark.parametrize("options", [{"grace": "60"}, {"sync_timeout": "90"}, {"late": ["carry"]}, {"resume": "false"}])
+def test_options_of_the_wrong_type_are_named(tmp_path, options):
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        connect(str(tmp_path / "run"), rank=0, world_size=2, min_replicas=1, **options)
+
+
+def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout(tmp_path):
+    now, down = [0.0], []
+
+    def sleep(seconds):
+        now[0] += seconds
+
+    def failing(name):
+        def act(self, *args, **options):
+            if down:
+                raise ConnectionError("refused")
+            return getattr(FsspecDriver, name)(self, *args, **options)
+
+        return act
+
+    names = ("put", "get", "head", "range", "list", "delete")
+    driver = type("Failing", (FsspecDriver,), {name: failing(name) for name in names})(f"memory://{tmp_path.name}/run")
+    store = RemoteStore("memory://run", driver, Retries(clock=lambda: now[0], sleep=sleep))
+    timing = Timing(sync_timeout=100.0, clock=lambda: now[0], sleep=sleep)
+    exchange, count = ElasticExchange(store, 0, 1, Elastic(1, grace=10.0), timing=timing), iter(range(100))
+
+    def step():
+        if next(count) == 6:
+            down.append(now[0])
+
+    with pytest.raises(CoreError):
+        _until(9, exchange, step)
+    assert now[0] - down[0] < 200
+
+
+@pytest.mark.parametrize("quorum", [1, 2])
+def test_gather_of_two_replicas_that_differ_the_wrong_one_does_not_win(monkeypatch, quorum):
+    # Nobody is a majority. Both must reload what is published; the lower rank is not right for being lower.
+    reduce, spoiled = Adoption._reduce, []
+
+    def other(self, shard, local):
+        reduce(self, shard, local)
+        if (self._life.rank, self._commit.sync, shard) == (0, 2, 0) and not spoiled:
+            spoiled.append(True)
+            self._job.copy[0][3] += 2**-10
+
+    monkeypatch.setattr(Adoption, "_reduce", other)
+    training = SimulatedTraining(syncs=6, sizes=(40,))
+    settings = Elastic(quorum, grace=5.0, topology="gather", publish_every=1)
+    outcome = simulate(training, Schedule(2, latency=0.01), settings)
+    assert outcome.errors() == {}
+    assert [what for what in violations(outcome, training) if not what.startswith("after sync 2,")] == []
+
+
+def test_a_late_rank_0_is_told_that_its_initial_values_are_not_used(tmp_path, caplog):
+    # Rank 0 comes one grace late, with weights that it alone has loaded: that they are not used must be said.
+    def weights(rank, value, syncs):
+        net = torch.nn.Linear(2, 1, bias=False)
+        torch.nn.init.constant_(net.weight, value)
+        inner = torch.optim.SGD(net.parameters(), lr=0.0)
+        exchange = connect(str(tmp_path / "run"), rank=rank, world_size=2, min_replicas=1, grace=0.2)
+        with DiLoCo(net, inner, exchange, sync_every=1) as outer:
+            while outer.committed < syncs:
+                net(torch.ones(1, 2)).sum().backward()
+                inner.step()
+        return net.weight[0, 0].item()
+
+    with caplog.at_level("WARNING", "diloco_core"):
+        assert weights(1, -1.0, 1) == -1.0
+        assert weights(0, 42.0, 2) == 42.0 or "initial" in caplog.text
+
+
+def test_a_strict_replica_is_told_that_the_run_is_elastic(tmp_path):
+    _until(1, connect(str(tmp_path / "run"), rank=0, world_size=2, min_replicas=1))
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(RunExistsError, match="holds an elastic run"):
+        _until(1, connect(str(tmp_path / "run"), rank=1, world_size=2))
+    assert [path for path in sorted(tmp_path.rglob("*")) if "claims" in str(path)] == [
+        path for path in before if "claims" in str(path)
+    ]
+
+
+def test_a_replica_that_fails_in_the_middle_of_a_sync_is_not_waited_for():
+    class Stumbles(SimulatedTraining):
+        def __call__(self, node):
+            if node.rank == 2:
+                run, count = Adoption.run, iter(range(3))
+
+                def fail(adoption):
+                    if adoption._life.rank == 2 and next(count) == 2:
+                        raise RuntimeError("out of memory")
+                    run(adoption)
+
+                monkeypatch.setattr(Adoption, "run", fail)
+            return super().__call__(node)
+
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        training = Stumbles(syncs=6, sizes=(40,))
+        settings = Elastic(2, grace=30.0, topology="gather")
+        simulate(training, Schedule(4, latency=0.01), settings, most_lives=1)
+    assert training.reports[0, 1][-1].sync == 6
+    assert sum(report.wait_seconds for report in training.reports[0, 1]) < 5
