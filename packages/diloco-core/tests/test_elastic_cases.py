@@ -6,6 +6,7 @@ import torch
 from diloco_core import (
     ConfigurationError,
     CoreError,
+    CorruptedObjectError,
     DiLoCo,
     Elastic,
     ElasticExchange,
@@ -18,7 +19,7 @@ from diloco_core._elastic_records import Commit, commit_key
 from diloco_core._retry import Retries
 from diloco_core._store_fsspec import FsspecDriver
 from diloco_core._store_remote import RemoteStore
-from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
+from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 
 def _until(syncs, exchange, step=lambda: None, **options):
@@ -170,7 +171,7 @@ def test_a_late_rank_0_is_told_that_its_initial_values_are_not_used(tmp_path, ca
 
 
 def test_a_strict_replica_is_told_that_the_run_is_elastic(tmp_path):
-    _until(1, connect(str(tmp_path / "run"), rank=0, world_size=2, min_replicas=1))
+    _until(1, connect(str(tmp_path / "run"), rank=0, world_size=2, min_replicas=1, grace=0.2))
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(RunExistsError, match="holds an elastic run"):
         _until(1, connect(str(tmp_path / "run"), rank=1, world_size=2))
@@ -199,3 +200,21 @@ def test_a_replica_that_fails_in_the_middle_of_a_sync_is_not_waited_for():
         simulate(training, Schedule(4, latency=0.01), settings, most_lives=1)
     assert training.reports[0, 1][-1].sync == 6
     assert sum(report.wait_seconds for report in training.reports[0, 1]) < 5
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_a_committed_contribution_that_is_damaged_says_what_can_be_done(topology):
+    class Damaging(SimulatedStore):
+        __slots__ = ()
+
+        def write(self, key, data):
+            if key.startswith("deltas/00000003/00001.") and not key.endswith("leave"):
+                data = data[:-40] + bytes([data[-40] ^ 1]) + data[-39:]
+            SimulatedStore.write(self, key, data)
+
+    settings = Elastic(2, grace=5.0, topology=topology, publish_every=2)
+    training = SimulatedTraining(syncs=6, sizes=(40,))
+    outcome = simulate(training, Schedule(3, latency=0.01), settings, store=Damaging(), most_lives=1)
+    errors = [error for error in outcome.errors().values() if isinstance(error, CorruptedObjectError)]
+    assert errors, outcome.errors()
+    assert all("export() writes it to a file" in error.__notes__[0] for error in errors)

@@ -171,6 +171,11 @@ class Adoption:
                 self._look_again(shard)
                 return
             except (StoreUnavailableError, CorruptedObjectError) as error:
+                if isinstance(error, CorruptedObjectError):
+                    error.add_note(
+                        f"Sync {self._commit.sync} is decided, so the run cannot go on without this object. The state before it "
+                        "is whole: export() writes it to a file, from which a new run can begin."
+                    )
                 if pause is None or (self._life.store.store.retries and isinstance(error, StoreUnavailableError)):
                     raise
                 if self._life.gather:  # what was updated in part can only be had again from what is published
