@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ._elastic_settings import Elastic
+from ._exchange import CHUNK_BYTES
 from ._exchange_elastic import ElasticExchange
 from ._sim_scheduler import Killed, Scheduler
 from ._sim_store import Connection, Fault, SimulatedStore
@@ -94,6 +95,7 @@ def simulate(
     sync_timeout: float = 600.0,
     limit: float = 20_000.0,
     most_lives: int = 6,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Outcome:
     """Run ``train(node)`` for every rank of an elastic run, in virtual time and deterministically.
 
@@ -108,6 +110,7 @@ def simulate(
         sync_timeout: Of the exchanges, in virtual seconds.
         limit: Virtual seconds after which the run counts as stuck.
         most_lives: How many lives a rank may have.
+        chunk_bytes: Of the exchanges, in bytes.
     """
     scheduler = Scheduler()
     outcome = Outcome(store or SimulatedStore())
@@ -136,7 +139,9 @@ def simulate(
         )
         timing = Timing(sync_timeout=sync_timeout, clock=connection.clock, sleep=connection.sleep)
         try:
-            exchange = ElasticExchange(connection, rank, schedule.world_size, settings, timing=timing)
+            exchange = ElasticExchange(
+                connection, rank, schedule.world_size, settings, timing=timing, chunk_bytes=chunk_bytes
+            )
             outcome.results[rank, life] = train(Node(rank, life, exchange, connection, chance))
             exchange.leave()
         except BaseException as error:  # noqa: BLE001 - handed to the caller

@@ -1,0 +1,237 @@
+"""Details of elastic runs that no other test would miss: updates that are interrupted, late owners, who stands for whom."""
+
+import pytest
+
+from diloco_core import CorruptedObjectError, Elastic, StoreUnavailableError
+from diloco_core._elastic_records import MANIFEST, Commit, Delta, Manifest, commit_key, deltas, done_key, shard_key
+from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+
+
+class Watched(SimulatedStore):
+    """Remembers the keys of all writes; ``act`` is called with each of them."""
+
+    def __init__(self, act=lambda key: None):
+        super().__init__()
+        self.written, self.act = [], act
+
+    def write(self, key, data):
+        super().write(key, data)
+        self.written.append(key)
+        self.act(key)
+
+
+class Other(SimulatedTraining):
+    """The same model, and other gradients."""
+
+    @staticmethod
+    def gradient(rank, life, step, size):
+        return SimulatedTraining.gradient(rank + 1, life, step, size)
+
+
+def _run(training, trouble, *args, **options):
+    """A simulated run in which ``trouble(node)`` prepares every life."""
+
+    def train(node):
+        trouble(node)
+        return training(node)
+
+    return simulate(train, *args, **options)
+
+
+def _before(node, request, act):
+    """Have ``act(key)`` called before every request of a kind."""
+    real = getattr(node.connection, request)
+
+    def first_act(key, *args, **options):
+        act(key)
+        return real(key, *args, **options)
+
+    setattr(node.connection, request, first_act)
+
+
+def _fault(node, request, prefix, kind, seconds=0.0):
+    """Something goes wrong at the first request of a kind for a key that begins so."""
+    due = [prefix]
+
+    def act(key):
+        if due and key.startswith(prefix):
+            due.clear()
+            number = node.connection.operations + 1
+            node.connection._faults[number] = Fault(node.rank, node.life, number, kind, seconds)
+
+    _before(node, request, act)
+
+
+def _commit(store, sync):
+    return Commit.from_json(store.objects[commit_key(sync)], "")
+
+
+def _epochs(store, sync):
+    return {member.rank: member.epoch for member in _commit(store, sync).members}
+
+
+class TestUpdates:
+    @pytest.mark.parametrize("how", ["lost", "damaged"])
+    def test_one_that_is_interrupted_in_the_middle_starts_again_from_the_published_values(self, how):
+        interrupted = []
+
+        def trouble(node):
+            real, seen = node.connection.read, {}
+
+            def read(key, offset, size, **options):
+                data = real(key, offset, size, **options)
+                seen[key] = seen.get(key, 0) + 1
+                if key.startswith("deltas/") and seen[key] == 3:
+                    interrupted.append(int(key.split("/")[1]))
+                    if how == "lost":
+                        raise StoreUnavailableError("injected: the connection was lost")
+                    return bytes(size)
+                return data
+
+            node.connection.read = read
+
+        training = SimulatedTraining(syncs=4, sizes=(400,))
+        elastic = Elastic(2, grace=30.0, topology="sharded")
+        outcome = _run(training, trouble, Schedule(3), elastic, chunk_bytes=64)
+        assert violations(outcome, training) == []
+        assert set(interrupted) == {1, 2, 3, 4}
+        assert len(outcome.results) == 3  # nobody had to start again
+
+    def test_only_one_replica_does_the_work_of_an_owner_that_is_late(self):
+        key, publishers = shard_key(2, 0, 3, ""), []
+
+        def trouble(node):
+            if node.rank == 3 and node.life == 1:
+                _fault(node, "create", key, "kill before")
+            _before(node, "create", lambda other: publishers.append((node.rank, node.life)) if other == key else None)
+
+        training = SimulatedTraining(syncs=4, sizes=(400,))
+        schedule = Schedule(4, restart_after=60.0, latency=0.005)
+        outcome = _run(training, trouble, schedule, Elastic(2, grace=10.0, topology="sharded"))
+        assert violations(outcome, training) == []
+        assert list(_epochs(outcome.store, 2)) == [0, 1, 2, 3]
+        assert publishers == [(3, 1), (0, 1)]  # the owner tried, and the one after it did it
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+class TestLivesOfARank:
+    def test_what_a_new_life_learned_is_dropped_where_the_record_names_the_one_before(self, topology):
+        def trouble(node):
+            if (node.rank, node.life) == (1, 1):
+                _fault(node, "put", deltas(2), "zombie", 2.5)
+
+        training = SimulatedTraining(syncs=6, sizes=(40,))
+        elastic = Elastic(2, grace=30.0, topology=topology)
+        outcome = _run(training, trouble, Schedule(3, restart_after=0.5), elastic)
+        assert violations(outcome, training) == []
+        first = training.reports[1, 2][0]
+        assert (first.sync, first.inner_steps, first.contribution) == (2, 2, "dropped")
+        assert _epochs(outcome.store, 2) == {0: 1, 1: 1, 2: 1}
+        assert _epochs(outcome.store, 3) == {0: 1, 1: 2, 2: 1}
+
+    def test_what_the_life_before_has_contributed_is_not_learned_again(self, topology):
+        def trouble(node):
+            if (node.rank, node.life) == (1, 1):
+                _fault(node, "put", deltas(2), "kill after")
+
+        training, store = SimulatedTraining(syncs=6, sizes=(40,), pauses={(0, 3): 9.0}), Watched()
+        elastic = Elastic(2, grace=30.0, topology=topology)
+        outcome = _run(training, trouble, Schedule(3, restart_after=0.5), elastic, store=store)
+        assert violations(outcome, training) == []
+        first = training.reports[1, 2][0]
+        assert (first.sync, first.inner_steps, first.contribution) == (2, 0, "none")
+        assert _epochs(store, 2) == {0: 1, 1: 1, 2: 1}
+        made = [delta for delta in map(Delta.parse, store.written) if delta is not None]
+        assert [delta.epoch for delta in made if (delta.sync, delta.rank) == (2, 1)] == [1]
+
+
+class TestWaiting:
+    @pytest.mark.parametrize("topology", ["sharded", "gather"])
+    def test_the_grace_is_met_to_the_point(self, topology):
+        def trouble(node):
+            if node.rank == 2 and node.life == 1:
+                _fault(node, "put", deltas(2), "kill before")
+
+        training = SimulatedTraining(syncs=3, sizes=(40,))
+        outcome = _run(training, trouble, Schedule(3, restart_after=100.0), Elastic(2, grace=13.0, topology=topology))
+        assert violations(outcome, training) == []
+        assert list(_epochs(outcome.store, 2)) == [0, 1]
+        for rank in (0, 1):
+            assert 13.0 <= training.reports[rank, 1][1].wait_seconds < 14.5  # the usual looks are 5 s apart
+
+
+class TestPublishedState:
+    def test_an_initial_state_that_lost_the_race_is_removed(self):
+        training, store = SimulatedTraining(syncs=2, sizes=(40,)), Watched()
+        elastic = Elastic(2, grace=5.0, retention=50)  # so that nobody collects it
+        outcome = simulate(training, Schedule(3, starts=[30.0, 0.0, 0.0]), elastic, store=store)
+        assert violations(outcome, training) == []
+        written = {key.split("/")[1] for key in store.written if key.startswith("initial/")}
+        assert len(written) == 2
+        initial = Manifest.from_json(store.objects[MANIFEST], "").initial
+        assert {key.split("/")[1] for key in store.below("initial/")} == {initial}
+
+    @pytest.fixture
+    def foreign(self):
+        """A whole and valid shard of sync 3, of another course of the same run."""
+        outcome = simulate(Other(syncs=3, sizes=(400,)), Schedule(3), Elastic(2, grace=30.0))
+        key = shard_key(3, 0, 0, "")
+        return key, outcome.store.objects[key]
+
+    @pytest.mark.parametrize("topology", ["sharded", "gather"])
+    def test_a_shard_that_its_record_does_not_mean_is_refused(self, foreign, topology):
+        elastic = Elastic(2, grace=30.0, topology=topology)
+        first = SimulatedTraining(syncs=3, sizes=(400,))
+        outcome = simulate(first, Schedule(3), elastic)
+        assert violations(outcome, first) == []
+        assert outcome.store.objects[foreign[0]] != foreign[1]
+        outcome.store.write(*foreign)
+        again = SimulatedTraining(syncs=5, sizes=(400,), salts=first.salts)
+        outcome = simulate(again, Schedule(3), elastic, store=outcome.store, most_lives=1, limit=200.0)
+        assert {type(result) for result in outcome.results.values()} == {CorruptedObjectError}
+        assert "000.00000.safetensors is not what the record of its sync says" in str(outcome.results[0, 1])
+        assert again.states == {}
+
+    def test_gather_a_state_of_which_somebody_published_another_shard_is_not_called_complete(self, foreign):
+        elastic, store = Elastic(2, grace=30.0, topology="gather", publish_every=8), SimulatedStore()
+        store.write(*foreign)
+        first = SimulatedTraining(syncs=3, sizes=(400,))
+        assert violations(simulate(first, Schedule(3), elastic, store=store), first) == []
+        assert shard_key(3, 0, 1, "") in store.objects
+        assert done_key(3, 0) not in store.objects
+        again = SimulatedTraining(syncs=5, sizes=(400,), salts=first.salts)
+        assert violations(simulate(again, Schedule(3), elastic, store=store), again) == []
+
+    def test_a_valid_contribution_under_the_key_of_another_is_refused(self):
+        def swap(key):
+            if key == commit_key(2):
+                members = _commit(store, 2).members
+                store.objects[members[2].key] = store.objects[members[1].key]
+
+        training, store = SimulatedTraining(syncs=4, sizes=(400,)), Watched(swap)
+        elastic = Elastic(2, grace=30.0, topology="sharded")
+        outcome = simulate(training, Schedule(3), elastic, store=store, most_lives=1, limit=200.0)
+        for rank in (0, 1):
+            assert isinstance(outcome.results[rank, 1], CorruptedObjectError)
+            assert "the checksum is wrong" in str(outcome.results[rank, 1])
+        assert not [what for what in violations(outcome, training) if "off what the log says" in what]
+
+
+class TestEnding:
+    @pytest.mark.parametrize("wrong", [False, True], ids=["left", "failed"])
+    def test_it_lets_go_of_its_store(self, wrong):
+        class Failing(SimulatedTraining):
+            @staticmethod
+            def gradient(rank, life, step, size):
+                if wrong and step == 3:
+                    raise ZeroDivisionError
+                return SimulatedTraining.gradient(rank, life, step, size)
+
+        closed = []
+
+        def trouble(node):
+            node.connection.close = lambda: closed.append(node.rank)
+
+        outcome = _run(Failing(syncs=3, sizes=(40,)), trouble, Schedule(2), Elastic(1, grace=5.0), most_lives=1)
+        assert {type(result) for result in outcome.results.values()} == {ZeroDivisionError if wrong else int}
+        assert sorted(closed) == [0, 1]
