@@ -235,3 +235,36 @@ class TestEnding:
         outcome = _run(Failing(syncs=3, sizes=(40,)), trouble, Schedule(2), Elastic(1, grace=5.0), most_lives=1)
         assert {type(result) for result in outcome.results.values()} == {ZeroDivisionError if wrong else int}
         assert sorted(closed) == [0, 1]
+
+    @pytest.mark.parametrize("wrong", [False, True], ids=["left", "failed"])
+    def test_it_lets_go_of_its_store_also_if_it_cannot_tell_the_others(self, wrong):
+        class Failing(SimulatedTraining):
+            @staticmethod
+            def gradient(rank, life, step, size):
+                if wrong and step == 3:
+                    raise ZeroDivisionError
+                return SimulatedTraining.gradient(rank, life, step, size)
+
+        def gone(key):
+            if key.endswith("leave"):
+                raise StoreUnavailableError("gone")
+
+        def trouble(node):
+            node.connection.close = lambda: closed.append(node.rank)
+            _before(node, "put", gone)
+
+        closed = []
+        _run(Failing(syncs=3, sizes=(40,)), trouble, Schedule(2), Elastic(1, grace=5.0), most_lives=1)
+        assert sorted(closed) == [0, 1]
+
+
+@pytest.mark.parametrize("seconds", [0.6, 1.2, 1.8])
+@pytest.mark.parametrize(("sync", "step"), [(3, 2), (4, 3), (5, 4), (6, 5)])
+def test_a_life_is_overtaken_by_what_the_one_before_sent_late_with_several_fragments(seconds, sync, step):
+    def trouble(node):
+        if (node.rank, node.life) == (1, 1):
+            _fault(node, "put", f"{deltas(sync)}00001.", "zombie", seconds)
+
+    training = SimulatedTraining(syncs=9, sizes=(40, 30), sync_every=4, pauses={(1, step): 13.0})
+    outcome = _run(training, trouble, Schedule(3, restart_after=0.1), Elastic(2, grace=10.0))
+    assert violations(outcome, training) == []

@@ -83,3 +83,29 @@ def test_sharded_different_rounding_does_not_matter(monkeypatch):
     training = SimulatedTraining(syncs=6, sizes=(48,))
     outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0, topology="sharded"))
     assert [what for what in violations(outcome, training) if "off what the log says" not in what] == []
+
+
+def test_memory_that_is_bad_for_good_ends_a_replica():
+    class Bad(SimulatedTraining):
+        def __call__(self, node):
+            restore = node.exchange.restore
+
+            def remember(jobs):
+                copies[node.rank] = jobs[0].copy
+                return restore(jobs)
+
+            node.exchange.restore = remember
+            return super().__call__(node)
+
+        def gradient(self, rank, life, step, size):
+            if rank == 1 and step >= 4:
+                copies[1][0][7] += 0.5
+            return SimulatedTraining.gradient(rank, life, step, size)
+
+    copies = {}
+    training = Bad(syncs=6, sizes=(40,))
+    outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0), most_lives=1)
+    assert isinstance(outcome.results[1, 1], DivergedError)
+    assert "memory is bad" in str(outcome.results[1, 1])
+    assert (outcome.results[0, 1], outcome.results[2, 1]) == (6, 6)
+    assert [what for what in violations(outcome, training) if what.startswith("after sync")] == []

@@ -283,9 +283,14 @@ class DiLoCo:
             self._committed += 1
         if report.reloaded:
             self._committed, self._since_sync = report.sync, [0] * len(self._fragments)
-        if isinstance(self.exchange, ElasticExchange):
-            # An earlier life of this rank may have had a part in it: its data is not to be learned again.
-            self._inner_steps = max(self._inner_steps, self.exchange.counted)
+        if isinstance(self.exchange, ElasticExchange) and self.exchange.counted > self._inner_steps:
+            # An earlier life of this rank had a part in it: its data is not to be learned again. Fragments with open steps
+            # start again, since between those and the next ones there are steps now that they never took.
+            self._inner_steps = self.exchange.counted
+            for open_one, steps in zip(self._fragments, self._since_sync, strict=True):
+                if steps:
+                    open_one.start_over()
+            self._since_sync = [0] * len(self._fragments)
         report = dataclasses.replace(
             report, sync=self._committed, inner_steps=inner_steps, total_inner_steps=self._inner_steps
         )

@@ -8,12 +8,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ._elastic_adopt import Adoption
+from ._elastic_catchup import diverged
 from ._elastic_delta import SCHEMA_DIGITS, ChangedError
 from ._elastic_life import Reload, Traffic
 from ._elastic_publish import collect
 from ._elastic_records import Commit, Delta, commit_key, deltas
 from ._elastic_rules import expected, may_commit, valid
-from ._errors import SyncError, SyncTimeoutError
+from ._errors import DivergedError, SyncError, SyncTimeoutError
 from ._exchange import SyncReport
 from ._timing import Wait
 
@@ -126,7 +127,7 @@ class ElasticSync:
                 progress.sync,
                 error,
             )
-            raise Reload from None
+            raise Changed from None
         self._own = delta
 
     def _wait(self) -> tuple[Commit, str]:
@@ -239,3 +240,18 @@ class GaveUp(Exception):  # noqa: N818 - never leaves the exchange
 
 class Differs(Reload):
     """This life's state is not that of the others."""
+
+    def again(self, rank: int) -> Exception:
+        """The error where reloading has not helped."""
+        return diverged(rank)
+
+
+class Changed(Reload):
+    """This life's state is not what it was after the last sync."""
+
+    def again(self, rank: int) -> Exception:
+        """The error where reloading has not helped."""
+        return DivergedError(
+            f"the global copy of rank {rank} has changed in memory between two syncs, again after reloading: something in "
+            "this process writes to it, or the machine's memory is bad. Nothing of it was sent."
+        )

@@ -10,13 +10,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from ._checks import check_whole
-from ._elastic_catchup import catch_up, diverged
+from ._elastic_catchup import catch_up
 from ._elastic_life import Life, Position, Progress, Reload
 from ._elastic_publish import finish
 from ._elastic_records import Hint, claim_key
 from ._elastic_settings import Elastic
 from ._elastic_start import claim, open_run
-from ._elastic_sync import Differs, ElasticSync, GaveUp
+from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
 from ._errors import ConfigurationError, FencedError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncReport
 from ._patient import Patient
@@ -196,9 +196,9 @@ class ElasticExchange:
             except GaveUp:
                 report = self._nothing(life, job, "none" if life.open is None else "open")
             except Reload as reason:
-                if isinstance(reason, Differs):
+                if isinstance(reason, (Differs, Changed)):
                     if life.differed:
-                        raise diverged(self.rank) from None
+                        raise reason.again(self.rank) from None
                     life.differed = True
                 catch_up(life)
                 report = self._nothing(life, job, "dropped", reloaded=True)
@@ -248,10 +248,12 @@ class ElasticExchange:
         """Tell the others that this replica is done, and see to it that the run can be resumed; repeatable."""
         if not self._ended:
             self._ended = "left"
-            if self._life is not None and self._life.fragments[0].sums:
-                self._hint(self._life, "leave")
-                finish(self._life)
-            self.store.close()
+            try:
+                if self._life is not None and self._life.fragments[0].sums:
+                    self._hint(self._life, "leave")
+                    finish(self._life)
+            finally:
+                self.store.close()
 
     def abort(self, error: BaseException) -> None:
         """Tell the others not to wait for this replica; repeatable, never raises."""
@@ -259,10 +261,12 @@ class ElasticExchange:
             return
         self._ended = f"failed ({type(error).__name__}: {error})"
         try:
-            if self._life is not None:
-                self._hint(self._life, "leave")
-                self._hint(self._life, "leave", 2)  # it may have failed in a sync that is committed already
-            self.store.close()
+            try:
+                if self._life is not None:
+                    self._hint(self._life, "leave")
+                    self._hint(self._life, "leave", 2)  # it may have failed in a sync that is committed already
+            finally:
+                self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
             error.add_note(f"the other replicas could not be told: {second}")
 

@@ -94,6 +94,14 @@ class Fragment:
                 copy[segment.start : segment.stop].copy_(_ready(segment))
         self.finish()
 
+    def start_over(self) -> None:
+        """Model := global copy; what was learned since the last sync is forgotten."""
+        self.begin()
+        for index, group in enumerate(self.layout.groups):
+            whole = Piece(index, 0, group.numel)
+            self.adopt(whole, self.destination(whole))
+        self.finish()
+
     def begin(self) -> None:
         """Look at the model's tensors as flat ones; a tensor that is not contiguous is copied until :meth:`finish`."""
         for segment in self._all_segments():
