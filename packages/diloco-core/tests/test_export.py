@@ -1,6 +1,8 @@
 """A model comes out of the store alone, under its own names."""
 
 import copy
+import dataclasses
+import resource
 
 import pytest
 import torch
@@ -16,6 +18,7 @@ from diloco_core import (
     RendezvousError,
     export,
 )
+from diloco_core._elastic_records import Done
 from diloco_core._store import open_store
 
 
@@ -80,6 +83,17 @@ def test_a_damaged_shard_is_no_model(lab, tmp_path):
         data[position] ^= 1
     shard.write_bytes(data)
     with pytest.raises(CorruptedObjectError):
+        export(str(tmp_path / "run"), tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_a_whole_shard_of_other_values_is_no_model(lab, tmp_path):
+    """Its own checksum is right; the record of its sync has another."""
+    _run(lab, str(tmp_path / "run"))
+    records = sorted((tmp_path / "run" / "state").rglob("*.json"))
+    newest = Done.from_json(records[-1].read_bytes(), "")
+    records[-1].write_bytes(dataclasses.replace(newest, sums=(newest.sums[0] ^ 1, *newest.sums[1:])).to_json())
+    with pytest.raises(CorruptedObjectError, match="is not what the record of its sync says"):
         export(str(tmp_path / "run"), tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
@@ -157,3 +171,56 @@ def test_a_store_without_a_model_is_named(lab, tmp_path):
     (tmp_path / "damaged" / "manifest.json").write_text("[]")
     with pytest.raises(CorruptedObjectError, match=r"manifest\.json is damaged"):
         export(str(tmp_path / "damaged"), tmp_path / "model")
+
+
+@pytest.mark.parametrize("uri", ["{}/typo", "memory://{}/typo"])
+def test_nothing_is_made_of_a_mistyped_uri(tmp_path, uri):
+    uri = uri.format(tmp_path)
+    with pytest.raises(RendezvousError, match=r"typo holds no run"):
+        export(uri, tmp_path / "model")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_who_may_only_read_can_export(lab, tmp_path):
+    def folders():
+        return [tmp_path / "run", *(path for path in (tmp_path / "run").rglob("*") if path.is_dir())]
+
+    def times():
+        return [path.stat().st_mtime_ns for path in folders()]
+
+    _run(lab, str(tmp_path / "run"))
+    before = times()
+    for path in folders():
+        path.chmod(0o555)  # which does not hold root back: but their times tell
+    try:
+        assert export(str(tmp_path / "run"), tmp_path / "model") >= 6
+    finally:
+        for path in folders():
+            path.chmod(0o755)
+    assert times() == before
+
+
+class TestTargets:
+    """They are refused before anything is read: there is no run at all."""
+
+    @pytest.mark.parametrize("path", ["none/model", "file/model", "folder", ""])
+    def test_what_cannot_be_written(self, tmp_path, monkeypatch, path):
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "file").touch()
+        with pytest.raises(ConfigurationError, match=r"cannot be written: .*Name a file in a folder that exists"):
+            export(str(tmp_path / "run"), path)
+        assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
+
+    def test_a_disk_that_is_full(self, lab, tmp_path):
+        _run(lab, str(tmp_path / "run"))
+        (tmp_path / "model").write_bytes(b"the one before")
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
+        try:
+            with pytest.raises(ConfigurationError, match=r"'.*/model' cannot be written: .*has room"):
+                export(str(tmp_path / "run"), tmp_path / "model")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        assert (tmp_path / "model").read_bytes() == b"the one before"
+        assert {path.name for path in tmp_path.iterdir()} == {"run", "model"}

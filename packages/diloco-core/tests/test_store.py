@@ -11,7 +11,7 @@ from diloco_core import (
     ConfigurationError,
     StoreUnavailableError,
 )
-from diloco_core._store import open_store
+from diloco_core._store import creates_once, open_store
 from diloco_core._store_folder import FolderStore
 from diloco_core._store_remote import RemoteStore
 from diloco_protocol import MissingDependencyError
@@ -32,7 +32,7 @@ def test_other_schemes_go_through_fsspec():
 
 _WRITE_OFTEN = """
 import sys
-from diloco_core._store import open_store
+from diloco_core._store import creates_once, open_store
 store, value = open_store(sys.argv[1]), 0
 while True:
     value = (value + 1) % 256
@@ -82,6 +82,7 @@ def test_files_of_unread_objects_are_written_over(tmp_path):
     assert (tmp_path / "deltas/2/a").stat().st_ino == inode
     assert store.get("deltas/2/a") == b"short", "the longer old content is cut off"
     store.put("deltas/2/a", [b"y" * LARGE])
+    inode = (tmp_path / "deltas/2/a").stat().st_ino
     store.delete(["deltas/2/a"], unread=True)
     store.put("state/1", [b"another kind"])
     assert (tmp_path / "state/1").stat().st_ino != inode
@@ -115,6 +116,21 @@ def test_a_failed_write_over_an_old_file_shows_nothing(tmp_path):
     assert store.list("") == {}
     store.close()
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+class _Refuses(FolderStore):
+    """It says that the key exists, and has written over it all the same."""
+
+    def create(self, key, data):
+        there = key in self.list(f"{key.rpartition('/')[0]}/")
+        self.put(key, [data])
+        return not there
+
+
+def test_a_store_that_refuses_and_writes_all_the_same_is_found_out(tmp_path):
+    assert creates_once(FolderStore(str(tmp_path)))
+    assert not creates_once(_Refuses(str(tmp_path)))
+    assert FolderStore(str(tmp_path)).list("") == {}
 
 
 class TestBadUris:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
@@ -18,7 +20,7 @@ from ._wire import Section, SectionReader
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ._export_sources import Source
     from ._store import Store
@@ -43,25 +45,49 @@ def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None 
     Raises:
         RendezvousError: There is no run, or one without a model, or it has not published one yet.
         CorruptedObjectError: The store does not hold what its records promise.
-        ConfigurationError: ``dtype`` is no floating-point dtype.
+        StoreUnavailableError: The store cannot be listed and read; it need not be writable.
+        ConfigurationError: ``dtype`` is no floating-point dtype, or ``path`` cannot be written. Its folder must exist.
     """
     if dtype is not None and not dtype.is_floating_point:
         raise ConfigurationError(f"dtype must be a floating-point dtype, not {dtype}")
-    store = open_store(uri)
-    try:
-        source = find_source(store)
-        newest, tensors = _newest_whole(store, source, dtype)
-    finally:
-        store.close()
-    steps = source.outer_steps(max(newest))
     target = Path(path)
+    with _replacing(target) as temporary:
+        store = open_store(uri, reading=True)
+        try:
+            source = find_source(store)
+            newest, tensors = _newest_whole(store, source, dtype)
+        finally:
+            store.close()
+        steps = source.outer_steps(max(newest))
+        try:
+            save_file(tensors, temporary, {"run_id": source.run_id, "sync": str(steps), "format": "pt"})
+            temporary.replace(target)
+        except (SafetensorError, OSError) as error:
+            raise _unwritable(target, str(error)) from error
+    return steps
+
+
+@contextlib.contextmanager
+def _replacing(target: Path) -> Iterator[Path]:
+    """A new file beside ``target``, made at once: what cannot be written is known before anything is read."""
+    if target.is_dir():
+        raise _unwritable(target, "it is a folder")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
     try:
-        save_file(tensors, temporary, {"run_id": source.run_id, "sync": str(steps), "format": "pt"})
-        temporary.replace(target)
+        temporary.touch(exist_ok=False)
+    except OSError as error:
+        raise _unwritable(target, error.strerror or str(error)) from error
+    try:
+        yield temporary
     finally:
         temporary.unlink(missing_ok=True)
-    return steps
+
+
+def _unwritable(target: Path, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{str(target)!r} cannot be written: {why}. Name a file in a folder that exists, that this user may write, and that "
+        "has room."
+    )
 
 
 def _newest_whole(store: Store, source: Source, dtype: torch.dtype | None) -> tuple[list[int], dict[str, torch.Tensor]]:

@@ -115,6 +115,7 @@ class Connection:
 
     near = False
     retries = False
+    exclusive = True
     largest: int | None = None
 
     def __init__(

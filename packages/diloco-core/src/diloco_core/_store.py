@@ -70,6 +70,8 @@ class Store(Protocol):
     retries: bool
     """Whether the store itself has tried for long when it raises StoreUnavailableError, so that nobody else has to."""
 
+    exclusive: bool
+    """Whether the driver creates in one step; False where it first looks and then writes."""
     largest: int | None
     """The most bytes that an object may have, if there is a limit."""
 
@@ -133,7 +135,15 @@ class InBackground(Store, Protocol):
 
 
 def creates_once(store: Store) -> bool:
-    """Whether the store keeps its promise of :meth:`Store.create`: some accept conditional writes and ignore them."""
+    """Whether the store keeps its promise of :meth:`Store.create`.
+
+    Some accept conditional writes and ignore them, which two creates show. Some drivers look first and write then, which no
+    creates but racing ones show: those have to know it. Only a small object is tried. A large one goes another way over a
+    network (the completion of a multipart upload is what is conditional then), and to try that takes two parts, of which S3
+    wants the first to have 5 MiB.
+    """
+    if not store.exclusive:
+        return False
     key = f"probes/{secrets.token_hex(8)}"
     try:
         return store.create(key, b"first") and not store.create(key, b"second") and store.get(key) == b"first"
@@ -159,8 +169,11 @@ def check_size(store: Store, size: int) -> None:
         )
 
 
-def open_store(uri: str) -> Store:
+def open_store(uri: str, *, reading: bool = False) -> Store:
     """The store for a URI, opened and tried out.
+
+    With ``reading`` it is only read: nothing is made or written, a folder that does not exist is an empty store, and the
+    rights to list and get are enough.
 
     A path or ``file://`` is a folder. ``s3://`` goes through obstore where that is installed and fsspec has no settings for
     S3, which obstore would not see; all else goes through fsspec. ``obstore+s3://`` and ``fsspec+s3://`` choose by hand.
@@ -179,14 +192,14 @@ def open_store(uri: str) -> Store:
         raise ConfigurationError(f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}")
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme == "file":
-        return FolderStore(uri)
+        return FolderStore(uri, reading=reading)
     asked, plus, scheme = scheme.rpartition("+")
     plain = f"{scheme}://{rest}"
     if asked == "obstore" and scheme not in _S3:
         raise ConfigurationError(f"{uri!r}: through obstore there is s3:// only; write {plain!r}")
     if asked == "obstore" or (not plus and scheme in _S3 and _prefers_obstore(scheme)):
-        return RemoteStore(plain, ObstoreDriver(plain))
-    return RemoteStore(plain, FsspecDriver(plain if asked == "fsspec" else uri))
+        return RemoteStore(plain, ObstoreDriver(plain), reading=reading)
+    return RemoteStore(plain, FsspecDriver(plain if asked == "fsspec" else uri), reading=reading)
 
 
 def _prefers_obstore(scheme: str) -> bool:

@@ -5,23 +5,19 @@ from __future__ import annotations
 import contextlib
 import itertools
 import os
-import secrets
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Self, TypeVar
 from urllib.parse import unquote, urlparse
 
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from ._store_temporary import LARGE_BYTES, Spares, new_life, remove_leftovers, temporary_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
     from ._store import Buffer
-
-_TEMPORARY = ".tmp-"
-_MOST_SPARES = 8
-_LARGE_BYTES = 2**16
 
 T = TypeVar("T")
 
@@ -31,26 +27,33 @@ class FolderStore:
 
     An object is written to a temporary file, then renamed (``put``) or hard-linked (``create``, which POSIX makes
     exclusive). Files of deleted objects that nobody reads any more are written over by later ones, since getting fresh
-    pages from the kernel costs more than filling them. Nothing is synced to the disk device: a power cut may lose or tear
-    recent objects, which their checksums then show.
+    pages from the kernel costs more than filling them; they hold no more bytes than are written between two deletions.
+    Nothing is synced to the disk device: a power cut may lose or tear recent objects, which their checksums then show.
+
+    Temporary files lie in the folder itself. Whoever opens the store or deletes unread objects removes those of processes
+    that were killed: at once those of this machine (and container), after an hour those of others.
     """
 
     near = True
     retries = False
+    exclusive = True
     largest: int | None = None
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, *, reading: bool = False) -> None:
         self.root = _folder(uri)
         self.uri = self.root.as_uri()
         self._names = itertools.count()
-        self._spares: dict[str, list[Path]] = {}
+        self._spares: dict[tuple[int, str], Spares] = {}
         self._lock = threading.Lock()
-        self._life = secrets.token_hex(4)
+        self._life = new_life(self)
+        if reading:
+            return  # nothing is made, and what is not there is not found
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            probe = self._temporary(self.root / "probe")
+            probe = self._temporary()
             probe.write_bytes(b"")
             probe.unlink()
+            remove_leftovers(self.root)
         except OSError as error:
             raise StoreUnavailableError(
                 f"the folder {str(self.root)!r} cannot be written: {error.strerror or error}. "
@@ -79,6 +82,11 @@ class FolderStore:
             _in_its_folder(path, lambda: os.link(temporary, path))
         except FileExistsError:
             return False
+        except OSError as error:
+            raise StoreUnavailableError(
+                f"{str(path)!r} cannot be created: {error.strerror or error}. Objects are created by hard link: name a folder "
+                "that this user may write, on a file system that has hard links (FAT and some network shares have none)."
+            ) from error
         finally:
             temporary.unlink(missing_ok=True)
         return True
@@ -90,7 +98,7 @@ class FolderStore:
         except FileNotFoundError:
             raise self._missing(key) from None
         except OSError as error:
-            raise self._unreadable(key, error) from error
+            raise _unreadable(self._path(key), error) from error
 
     def open(self, key: str, size: int | None = None) -> FileReader:  # noqa: ARG002 - the file tells
         """Open an object for ranged reads; see :meth:`._store.Store.open`."""
@@ -100,29 +108,42 @@ class FolderStore:
         except FileNotFoundError:
             raise self._missing(key) from None
         except OSError as error:
-            raise self._unreadable(key, error) from error
+            raise _unreadable(path, error) from error
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Keys below a folder and their sizes; see :meth:`._store.Store.list`."""
+        """Keys below a folder and their sizes; see :meth:`._store.Store.list`.
+
+        What has a name that begins with a dot is no object: it is ours, or the file system's (``.nfs...``, ``.snapshot``).
+        """
         found: dict[str, int] = {}
         folders = [self._path(prefix.rstrip("/")) if prefix.strip("/") else self.root]
         while folders:
+            folder = folders.pop()
             # A file or folder may vanish while it is listed: then it is not there.
-            with contextlib.suppress(FileNotFoundError), os.scandir(folders.pop()) as entries:
+            with (
+                _named(f"{str(folder)!r} cannot be listed"),
+                contextlib.suppress(FileNotFoundError),
+                os.scandir(folder) as entries,
+            ):
                 for entry in entries:
+                    if entry.name.startswith("."):
+                        continue
                     if entry.is_dir(follow_symlinks=False):
                         folders.append(Path(entry.path))
-                    elif not entry.name.startswith(_TEMPORARY):
+                    else:
                         with contextlib.suppress(FileNotFoundError):
                             found[Path(entry.path).relative_to(self.root).as_posix()] = entry.stat().st_size
         return dict(sorted(found.items()))
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Remove objects; see :meth:`._store.Store.delete`."""
+        if unread:
+            remove_leftovers(self.root)
         for key in keys:
             path = self._path(key)
-            if not (unread and self._keep(key)):
-                path.unlink(missing_ok=True)
+            with _named(f"{str(path)!r} cannot be deleted"):
+                if not (unread and self._keep(key)):
+                    path.unlink(missing_ok=True)
             with contextlib.suppress(OSError):  # not empty, or already gone
                 for folder in path.parents[: len(path.parents) - len(self.root.parents) - 1]:
                     folder.rmdir()
@@ -131,37 +152,43 @@ class FolderStore:
         """Remove the files kept for reuse; see :meth:`._store.Store.close`."""
         with self._lock:
             spares, self._spares = self._spares, {}
-        for path in itertools.chain.from_iterable(spares.values()):
+        for path in itertools.chain.from_iterable(kept.files for kept in spares.values()):
             path.unlink(missing_ok=True)
+
+    def _spares_of(self, key: str) -> Spares:
+        # By process: after a fork, both would write over the same file.
+        return self._spares.setdefault((os.getpid(), key.partition("/")[0]), Spares())
 
     def _keep(self, key: str) -> bool:
         """Set a large object's file aside, to be written over by the next large object of the same top folder."""
         with self._lock, contextlib.suppress(FileNotFoundError):
-            spares = self._spares.setdefault(key.partition("/")[0], [])
-            path = self._path(key)
-            if len(spares) >= _MOST_SPARES or path.stat().st_size < _LARGE_BYTES:
+            path, spares = self._path(key), self._spares_of(key)
+            spares.writing = False
+            size = path.stat().st_size
+            if size < LARGE_BYTES or not spares.has_room(size):
                 return False
-            spare = self._temporary(self.root / "spare")
+            spare = self._temporary()
             path.replace(spare)
-            spares.append(spare)
+            spares.files[spare] = size
         return True
 
     def _begin(self, key: str, small: bool) -> tuple[Path, int]:
         """A file to write an object into, which no reader sees yet, and its descriptor."""
         with self._lock:
-            spares = self._spares.get(key.partition("/")[0])
-            spare = spares.pop() if spares and not small else None
+            files = {} if small else self._spares_of(key).files
+            spare = files.popitem()[0] if files else None
         if spare is not None:
             with contextlib.suppress(FileNotFoundError):  # somebody has cleaned up the folder
+                os.utime(spare)  # in use again
                 return spare, os.open(spare, os.O_WRONLY | os.O_CLOEXEC)
-        path = self._temporary(self._path(key))
+        path = self._temporary()
         return path, _create(path)
 
     def _path(self, key: str) -> Path:
         return self.root / key
 
-    def _temporary(self, path: Path) -> Path:
-        return path.parent / f"{_TEMPORARY}{os.getpid()}-{self._life}-{next(self._names)}"
+    def _temporary(self) -> Path:
+        return self.root / temporary_name(self._life, next(self._names))
 
     def _write(self, key: str, parts: Iterable[Buffer], *, small: bool = False) -> tuple[Path, int]:
         """Write an object into a file that no reader sees; returns it and its size in bytes."""
@@ -175,6 +202,9 @@ class FolderStore:
                         size += _write_all(descriptor, part)
                 with self._writing(key):
                     os.ftruncate(descriptor, size)  # a file that is written over may have been longer
+                if size >= LARGE_BYTES:
+                    with self._lock:
+                        self._spares_of(key).count(size)
             finally:
                 os.close(descriptor)
         except BaseException:
@@ -194,9 +224,6 @@ class FolderStore:
     def _missing(self, key: str) -> ObjectNotFoundError:
         return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
 
-    def _unreadable(self, key: str, error: OSError) -> StoreUnavailableError:
-        return StoreUnavailableError(f"object {key!r} in {self.uri} cannot be read: {error.strerror or error}")
-
 
 class FileReader:
     """An open file; see :class:`._store.ObjectReader`."""
@@ -210,7 +237,10 @@ class FileReader:
         """Fill ``buffer`` from ``offset``; see :meth:`._store.ObjectReader.read_into`."""
         done = 0
         while done < len(buffer):
-            count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+            try:
+                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
+            except OSError as error:
+                raise _unreadable(self._path, error) from error
             if count == 0:
                 raise CorruptedObjectError(
                     f"{str(self._path)!r} is truncated: it has {self.size} bytes, and bytes {offset} to "
@@ -231,6 +261,24 @@ class FileReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Give the system's errors the name that a store's have, and say what they mean."""
+    try:
+        yield
+    except OSError as error:
+        raise StoreUnavailableError(
+            f"{what}: {error.strerror or error}. See that this user may read and write the run's folder, and that the file "
+            "system is there and has room."
+        ) from error
+
+
+def _unreadable(path: Path, error: OSError) -> StoreUnavailableError:
+    return StoreUnavailableError(
+        f"{str(path)!r} cannot be read: {error.strerror or error}. See that this user may, and that the file system is there."
+    )
 
 
 def _folder(uri: str) -> Path:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import tempfile
+import threading
 from typing import TYPE_CHECKING, Any
 
 import fsspec
@@ -30,6 +31,12 @@ _PACKAGES = {
     "abfss": "diloco-core[azure]",
 }
 _S3 = {"s3", "s3a"}
+# Packages whose pipe_file and put_file send a conditional write where mode="create" (s3fs: If-None-Match, also when a
+# multipart upload is completed; gcsfs: ifGenerationMatch=0; adlfs: overwrite=False). Other drivers inherit from fsspec's
+# base class, which looks first and writes then, or do it in ways that nobody has read.
+_EXCLUSIVE = {"s3fs", "gcsfs", "adlfs"}
+# fsspec's memory file system looks first and writes then, too. It is one for the whole process, and so is this.
+_memory_lock = threading.Lock()
 # What a driver may name "no credentials", in classes that are not ours to import.
 _NO_CREDENTIALS = {
     "NoCredentialsError",
@@ -47,6 +54,9 @@ class FsspecDriver:
     Credentials come from the driver's own chain. Listings are never cached. An object of more than 16 MiB goes through a
     temporary file, from which it can be sent in parts, and once more; so ``$TMPDIR`` needs room for one object. On
     ``memory://`` there is nothing to send.
+
+    Exclusive writes are one step with s3fs, gcsfs, adlfs and ``memory://``. With any other driver :attr:`exclusive` is False,
+    whatever the store behind it could do.
     """
 
     def __init__(self, uri: str) -> None:
@@ -54,21 +64,21 @@ class FsspecDriver:
         self.near = scheme == "memory"
         self.name = f"fsspec's driver for {scheme}://"
         self._fs, self._root = _filesystem(uri, scheme)
+        self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
         self._options = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE} if scheme in _S3 else {}
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object."""
-        self._fs.pipe_file(self._path(key), bytes(data), **_mode(exclusive))
+        self._pipe(key, bytes(data), exclusive)
 
     def upload(self, key: str, blocks: Iterator[Buffer], *, exclusive: bool, attempt: Callable[..., None]) -> None:
         """Write a large object, by way of a temporary file."""
-        path, mode = self._path(key), _mode(exclusive)
         if self.near:
             data = b"".join(blocks)
-            attempt(lambda: self._fs.pipe_file(path, data, **mode))
+            attempt(lambda: self._pipe(key, data, exclusive))
             return
         with _spooled(key, blocks) as file:
-            attempt(lambda: self._fs.put_file(file, path, **mode, **self._options))
+            attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **self._options))
 
     def get(self, key: str) -> Buffer:
         """Read a whole object."""
@@ -115,6 +125,10 @@ class FsspecDriver:
 
     def close(self) -> None:
         """Nothing to do: fsspec's drivers close their connections by themselves."""
+
+    def _pipe(self, key: str, data: bytes, exclusive: bool) -> None:
+        with _memory_lock if self.near else contextlib.nullcontext():
+            self._fs.pipe_file(self._path(key), data, **_mode(exclusive))
 
     def _path(self, key: str) -> str:
         return f"{self._root}/{key}" if key else self._root

@@ -37,6 +37,7 @@ class ObstoreDriver:
 
     name = "obstore"
     near = False
+    exclusive = True
 
     def __init__(self, uri: str) -> None:
         try:

@@ -56,6 +56,8 @@ class Driver(Protocol):
 
     name: str
     near: bool
+    exclusive: bool
+    """Whether an exclusive write is one step, with nothing between looking and writing."""
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object, only if there is none where ``exclusive``."""
@@ -107,17 +109,19 @@ class RemoteStore:
         uri: The prefix, for people.
         driver: Sends the requests.
         retries: How often what fails is tried again.
+        reading: Whether it is only read: then it need not be writable.
     """
 
-    def __init__(self, uri: str, driver: Driver, retries: Retries | None = None) -> None:
+    def __init__(self, uri: str, driver: Driver, retries: Retries | None = None, *, reading: bool = False) -> None:
         self.uri = uri.rstrip("/")
         self.retries = True
         self.largest = None if driver.near else MOST_PARTS * PART_BYTES
         self.near = driver.near
+        self.exclusive = driver.exclusive
         self.driver = driver
         self._retries = retries or Retries()
         self._transfers = Transfers()
-        self._probe()
+        self._probe(reading)
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step; see :meth:`._store.Store.put`."""
@@ -242,19 +246,21 @@ class RemoteStore:
         }.get(verdict, "")
         return StoreUnavailableError(f"cannot {verb} object {key!r} in {self.uri}: {text}.{advice}")
 
-    def _probe(self) -> None:
-        """Do once what a run will do. What is down should not take a minute to say so."""
+    def _probe(self, reading: bool) -> None:
+        """Do once what will be done. What is down should not take a minute to say so."""
         retries, self._retries = self._retries, replace(self._retries, patience=_PROBE_SECONDS)
         key, token = f"probes/{secrets.token_hex(8)}", secrets.token_bytes(8)
         try:
+            if reading:
+                self.list("probes/")
+                return
             self.put(key, [token])
             found = self.get(key)
             listed = self.list("probes/")
             self.delete([key])
         except StoreError as error:
-            raise StoreUnavailableError(
-                f"{self.uri} cannot be written, read back, listed and emptied: {error}"
-            ) from error
+            acts = "listed" if reading else "written, read back, listed and emptied"
+            raise StoreUnavailableError(f"{self.uri} cannot be {acts}: {error}") from error
         finally:
             self._retries = retries
         if found != token or listed.get(key) != len(token):

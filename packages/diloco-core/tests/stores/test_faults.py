@@ -269,6 +269,8 @@ class TestBadPlaces:
     def test_a_bucket_that_does_not_exist(self, small_s3, scheme):
         with pytest.raises(StoreUnavailableError, match=r"s3://nowhere/run .*bucket does not exist: create it"):
             open_store(f"{scheme}://nowhere/run")
+        with pytest.raises(StoreUnavailableError, match=r"s3://nowhere/run .*bucket does not exist: create it"):
+            open_store(f"{scheme}://nowhere/run", reading=True)
 
     @pytest.mark.parametrize("method", ["PUT", "GET"])
     def test_a_bucket_that_is_forbidden(self, small_s3, driver, method):
@@ -281,6 +283,19 @@ class TestBadPlaces:
         retries, now = patient_clock()
         with pytest.raises(StoreUnavailableError, match=r"cannot write .* tried again for up to 5 s"):
             RemoteStore("s3://bucket/run", driver, retries)
+        assert now[0] <= 5
+
+    def test_one_that_is_only_read_need_not_be_writable(self, small_s3, driver):
+        small_s3.objects["run/k"] = b"value"
+        small_s3.fail(403, "PUT", times=99, code="AccessDenied")
+        small_s3.fail(403, "DELETE", times=99, code="AccessDenied")
+        assert RemoteStore("s3://bucket/run", driver, reading=True).get("k") == b"value"
+
+    def test_one_that_is_only_read_and_is_down(self, small_s3, driver):
+        small_s3.fail(503, "GET", times=10**6)
+        retries, now = patient_clock()
+        with pytest.raises(StoreUnavailableError, match=r"cannot be listed: .* tried again for up to 5 s"):
+            RemoteStore("s3://bucket/run", driver, retries, reading=True)
         assert now[0] <= 5
 
     @pytest.mark.parametrize("kind", [ObstoreDriver, FsspecDriver])
