@@ -15,7 +15,10 @@ def store(request, small_s3, small_s3_drivers):
     opened = RemoteStore("s3://bucket/run", small_s3_drivers[request.param])
     small_s3.objects.update({f"run/{number}": bytes([number]) * 300_000 for number in range(32)})
     yield opened
+    executor = opened._transfers._executor
     opened.close()
+    if executor is not None:
+        executor.shutdown(wait=True)  # what is under way would be in the next test's log
 
 
 def read(reader):

@@ -33,7 +33,10 @@ def store(small_s3, driver, slept):
     opened = RemoteStore("s3://bucket/run", driver, Retries(sleep=slept.append, jitter=lambda: 0.5))
     small_s3.log.clear()
     yield opened
+    executor = opened._transfers._executor
     opened.close()
+    if executor is not None:
+        executor.shutdown(wait=True)  # what is under way would be in the next test's log
 
 
 @pytest.mark.parametrize("what", [500, 503, 429, "drop", "lose", "cut"])
