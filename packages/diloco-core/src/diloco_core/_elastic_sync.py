@@ -225,7 +225,11 @@ class ElasticSync:
         life = self._life
         if self._patience is not None:
             return GaveUp()
-        ranks = "rank " + ", ".join(map(str, self._missing)) if self._missing else "any other rank (all have left)"
+        ranks = (
+            "rank " + ", ".join(map(str, self._missing))
+            if self._missing
+            else "any other rank (those expected have left, or stand at another state)"
+        )
         return SyncTimeoutError(
             f"sync {self._sync} ({self._job.name}) at {life.store.uri} did not get contributions of {life.manifest.min_replicas} "
             f"replicas (min_replicas) within {life.timing.sync_timeout:g} s; waiting for {ranks}. Nothing was "
