@@ -57,7 +57,7 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
         lab.broken("S1", said, f"the states are {', '.join(ReplicaState)}")
     true = f"{replica} is {replica.state}"
     lost = replica.gone and result["reason"] == "lost"
-    if answer is not None and answer != result and not lost:
+    if answer is not None and not repeats(lab, answer, result) and not lost:
         lab.broken("R3", said, f"before, it said {_short(answer)}")
     if replica.gone:
         known = replica.said is not None and replica.said.state.terminal
@@ -83,6 +83,14 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
     replica.answer = result
 
 
+def repeats(lab: Lab, first: ReplicaResult, again: ReplicaResult) -> bool:
+    """Whether two answers about a replica are the same; but its attempt may be forgotten, where the backend says so."""
+    ended = first["status"] == "cancelled" or first["reason"] == "gang_failed"
+    if ended and not lab.capabilities.remembers_ended:
+        return {**first, "attempt": 0} == {**again, "attempt": 0}
+    return first == again
+
+
 def _alike(lab: Lab, before: ReplicaState | None, status: str) -> bool:
     """Whether it may be said although it is not true now: it was when collect looked, or cannot be told apart."""
     if before is None or before.terminal or ReplicaState(status).terminal:
@@ -102,5 +110,5 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _short(result: ReplicaResult) -> str:
-    keys = ("status", "reason", "exit_code", "error", "result")
+    keys = ("status", "reason", "exit_code", "attempt", "error", "result")
     return ", ".join(f"{key}={str(result.get(key))[:80]}" for key in keys if result.get(key) is not None)
