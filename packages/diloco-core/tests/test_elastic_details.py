@@ -28,6 +28,16 @@ class Other(SimulatedTraining):
         return SimulatedTraining.gradient(rank + 1, life, step, size)
 
 
+class Failing(SimulatedTraining):
+    """Training that fails in its fourth step."""
+
+    @staticmethod
+    def gradient(rank, life, step, size):
+        if step == 3:
+            raise ZeroDivisionError
+        return SimulatedTraining.gradient(rank, life, step, size)
+
+
 def _run(training, trouble, *args, **options):
     """A simulated run in which ``trouble(node)`` prepares every life."""
 
@@ -220,31 +230,23 @@ class TestPublishedState:
 class TestEnding:
     @pytest.mark.parametrize("wrong", [False, True], ids=["left", "failed"])
     def test_it_lets_go_of_its_store(self, wrong):
-        class Failing(SimulatedTraining):
-            @staticmethod
-            def gradient(rank, life, step, size):
-                if wrong and step == 3:
-                    raise ZeroDivisionError
-                return SimulatedTraining.gradient(rank, life, step, size)
-
         closed = []
 
         def trouble(node):
             node.connection.close = lambda: closed.append(node.rank)
 
-        outcome = _run(Failing(syncs=3, sizes=(40,)), trouble, Schedule(2), Elastic(1, grace=5.0), most_lives=1)
+        outcome = _run(
+            (Failing if wrong else SimulatedTraining)(syncs=3, sizes=(40,)),
+            trouble,
+            Schedule(2),
+            Elastic(1, grace=5.0),
+            most_lives=1,
+        )
         assert {type(result) for result in outcome.results.values()} == {ZeroDivisionError if wrong else int}
         assert sorted(closed) == [0, 1]
 
     @pytest.mark.parametrize("wrong", [False, True], ids=["left", "failed"])
     def test_it_lets_go_of_its_store_also_if_it_cannot_tell_the_others(self, wrong):
-        class Failing(SimulatedTraining):
-            @staticmethod
-            def gradient(rank, life, step, size):
-                if wrong and step == 3:
-                    raise ZeroDivisionError
-                return SimulatedTraining.gradient(rank, life, step, size)
-
         def gone(key):
             if key.endswith("leave"):
                 raise StoreUnavailableError("gone")
@@ -254,7 +256,13 @@ class TestEnding:
             _before(node, "put", gone)
 
         closed = []
-        _run(Failing(syncs=3, sizes=(40,)), trouble, Schedule(2), Elastic(1, grace=5.0), most_lives=1)
+        _run(
+            (Failing if wrong else SimulatedTraining)(syncs=3, sizes=(40,)),
+            trouble,
+            Schedule(2),
+            Elastic(1, grace=5.0),
+            most_lives=1,
+        )
         assert sorted(closed) == [0, 1]
 
 

@@ -109,3 +109,13 @@ def test_memory_that_is_bad_for_good_ends_a_replica():
     assert "memory is bad" in str(outcome.results[1, 1])
     assert (outcome.results[0, 1], outcome.results[2, 1]) == (6, 6)
     assert [what for what in violations(outcome, training) if what.startswith("after sync")] == []
+
+
+def test_gather_a_minority_may_heal_more_than_once(monkeypatch):
+    left = {2, 5}
+    _spoil(monkeypatch, lambda sync: sync in left and not left.remove(sync))
+    training = SimulatedTraining(syncs=8, sizes=(40,))
+    settings = Elastic(2, grace=20.0, topology="gather", publish_every=1)
+    outcome = simulate(training, Schedule(3), settings, most_lives=1)
+    assert outcome.errors() == {}
+    assert [report.reloaded for report in training.reports[1, 1]].count(True) == 2
