@@ -7,7 +7,8 @@ DilocoError (diloco_protocol)
     ├── StoreError                            the object store
     │   ├── StoreUnavailableError             no such scheme, bucket, folder or permission
     │   ├── ObjectNotFoundError (LookupError) the key does not exist
-    │   └── CorruptedObjectError              an object is truncated or its checksum is wrong
+    │   ├── CorruptedObjectError              an object is truncated or its checksum is wrong
+    │   └── FormatError                       another version of diloco-core has written it
     ├── RendezvousError                       the replicas do not form one run
     │   ├── RendezvousTimeoutError            some ranks never came
     │   ├── RunExistsError                    the prefix belongs to another run, or the rank has lived before
@@ -63,6 +64,10 @@ class ObjectNotFoundError(StoreError, LookupError):
 
 class CorruptedObjectError(StoreError):
     """Raised when an object is truncated, is not what its key says, or fails its checksum."""
+
+
+class FormatError(StoreError):
+    """Raised when a record of the run was written by a version of diloco-core whose format this one does not read."""
 
 
 class RendezvousError(CoreError):

@@ -1,0 +1,88 @@
+"""Records: no bit of them can change unseen, and one of another version is refused by name."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_core import CorruptedObjectError, FormatError
+from diloco_core._sealed import FORMAT, RECORD_BYTES, seal, unseal
+
+KEY = "commits/00000001.json"
+RECORD = seal("commit", KEY, {"sync": 1, "members": [{"rank": 0, "to": 20}]})
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=8,
+)
+FIELDS = st.dictionaries(st.text().filter(lambda name: name not in {"kind", "format", "xxh3_128"}), JSON)
+
+
+@given(kind=st.text(), key=st.text(), fields=FIELDS)
+def test_what_was_sealed_is_read(kind, key, fields):
+    assert unseal(kind, key, seal(kind, key, fields), "x") == fields
+
+
+def test_a_record_is_json_and_says_what_it_is():
+    record = json.loads(RECORD)
+    assert (record["kind"], record["format"], record["sync"]) == ("commit", FORMAT, 1)
+
+
+def test_the_same_fields_give_the_same_bytes():
+    assert RECORD == seal("commit", KEY, {"sync": 1, "members": [{"rank": 0, "to": 20}]})
+
+
+def test_every_single_bit_is_covered():
+    for position in range(8 * len(RECORD)):
+        damaged = bytearray(RECORD)
+        damaged[position // 8] ^= 1 << position % 8
+        with pytest.raises((CorruptedObjectError, FormatError)):
+            unseal("commit", KEY, bytes(damaged), "x")
+
+
+def test_every_truncation_is_noticed():
+    for size in range(len(RECORD)):
+        with pytest.raises(CorruptedObjectError):
+            unseal("commit", KEY, RECORD[:size], "x")
+
+
+def test_a_record_under_another_key_is_refused():
+    with pytest.raises(CorruptedObjectError, match="written under another key"):
+        unseal("commit", "commits/00000002.json", RECORD, "x")
+
+
+def test_a_record_of_another_kind_is_refused():
+    with pytest.raises(CorruptedObjectError, match="of kind 'commit', not 'done'"):
+        unseal("done", KEY, RECORD, "x")
+
+
+@pytest.mark.parametrize("old", [b'{\n "format": 2,\n "sync": 1\n}', b'{"format": 1, "sync": 1}'])
+def test_a_record_of_an_older_version_is_refused_by_name(old):
+    with pytest.raises(FormatError, match=r"x has format [12], and this version of diloco-core reads format"):
+        unseal("commit", KEY, old, "x")
+
+
+def test_a_record_of_a_newer_version_is_refused_by_name(monkeypatch):
+    monkeypatch.setattr("diloco_core._sealed.FORMAT", FORMAT + 1)
+    newer = seal("commit", KEY, {})
+    monkeypatch.undo()
+    with pytest.raises(FormatError, match=f"has format {FORMAT + 1}"):
+        unseal("commit", KEY, newer, "x")
+
+
+@pytest.mark.parametrize("other", [b"", b"[" * 100_000, b"null", b"\xff\xfe", b"{}", bytes(64)])
+def test_anything_else_is_refused(other):
+    with pytest.raises(CorruptedObjectError):
+        unseal("commit", KEY, other, "x")
+
+
+def test_a_record_has_a_largest_size():
+    with pytest.raises(CorruptedObjectError, match="at most"):
+        unseal("commit", KEY, bytes(RECORD_BYTES + 1), "x")
+
+
+def test_no_number_is_written_that_is_none():
+    with pytest.raises(ValueError, match="not JSON compliant"):
+        seal("commit", KEY, {"loss": float("nan")})
