@@ -31,7 +31,7 @@ def test_a_record_is_json_and_says_what_it_is():
 
 
 def test_the_same_fields_give_the_same_bytes():
-    assert RECORD == seal("commit", KEY, {"sync": 1, "members": [{"rank": 0, "to": 20}]})
+    assert seal("commit", KEY, {"sync": 1, "members": [{"rank": 0, "to": 20}]}) == RECORD
 
 
 def test_every_single_bit_is_covered():
