@@ -1,0 +1,86 @@
+"""URIs and messages without the passwords that may stand in them."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+from urllib.parse import quote, unquote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+MASK = "***"
+"""What stands in place of a secret."""
+
+_URI = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"<>]+")
+_PARAMETER = re.compile(r"(?<=[?&;])([^=&;#?\s]+)=([^&;#\s]*)")
+_SECRET_NAME = re.compile(r"key|secret|token|pass|pwd|sig|credential|auth|sas", re.IGNORECASE)
+# A secret this short is also part of ordinary words, so it is only replaced where it stands by itself.
+_SHORT = 6
+
+
+def redact_uri(uri: str) -> str:
+    """A URI as it may be shown: without user name and password, and without the values of secret query parameters.
+
+    >>> redact_uri("s3://key:secret@bucket/run")
+    's3://***@bucket/run'
+
+    Where it is not certain what is a password (AWS secrets contain ``/``, and people forget to quote it), too much is
+    hidden rather than too little.
+    """
+    scheme, separator, rest = uri.partition("://")
+    if not separator:
+        return uri
+    end = _userinfo_end(rest)
+    if end:
+        rest = f"{MASK}@{rest[end:]}"
+    return f"{scheme}://{_PARAMETER.sub(_mask_parameter, rest)}"
+
+
+def redact(text: str, *uris: str) -> str:
+    """A message as it may be shown: every URI in it as by :func:`redact_uri`, and no secret of ``uris`` anywhere.
+
+    Args:
+        text: For instance what a driver says about an error. Drivers take URIs apart, and name the parts.
+        *uris: The URIs, secrets included, that the message may be about.
+    """
+    for secret in sorted(_secrets(uris), key=len, reverse=True):
+        pattern = re.escape(secret)
+        text = re.sub(pattern if len(secret) >= _SHORT else rf"(?<!\w){pattern}(?!\w)", MASK, text)
+    return _URI.sub(lambda match: redact_uri(match[0]), text)
+
+
+def _userinfo_end(rest: str) -> int:
+    """Where in a URI without its scheme the host begins: behind user name and password, or 0 where there are none."""
+    authority = rest.partition("/")[0]
+    if ":" in authority.partition("@")[0]:
+        return rest.rfind("@") + 1  # a password may hold any character
+    return authority.rfind("@") + 1
+
+
+def _mask_parameter(match: re.Match[str]) -> str:
+    return f"{match[1]}={MASK}" if _SECRET_NAME.search(match[1]) else match[0]
+
+
+def _secrets(uris: Iterable[str]) -> set[str]:
+    found = {secret for uri in uris for secret in _secrets_of(uri)}
+    forms = {form for secret in found for form in (secret, unquote(secret), quote(secret), quote(secret, safe=""))}
+    # A text that was shown with repr() has some characters escaped.
+    forms |= {repr(form)[1:-1] for form in forms}
+    return {form for form in forms if form and form != MASK}
+
+
+def _secrets_of(uri: str) -> Iterator[str]:
+    _, separator, rest = uri.partition("://")
+    if not separator:
+        return
+    end = _userinfo_end(rest)
+    if end:
+        userinfo = rest[: end - 1]
+        yield userinfo
+        _, colon, password = userinfo.partition(":")
+        if colon:
+            yield password
+    for name, value in _PARAMETER.findall(rest):
+        if _SECRET_NAME.search(name):
+            yield value

@@ -1,0 +1,61 @@
+"""What is shown of a URI holds no password, however it was written."""
+
+from __future__ import annotations
+
+from urllib.parse import quote
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_core._redact import redact, redact_uri
+
+
+@pytest.mark.parametrize(
+    ("uri", "shown"),
+    [
+        ("s3://key:secret@bucket/run", "s3://***@bucket/run"),
+        ("s3://token@bucket/run", "s3://***@bucket/run"),
+        ("s3://key:sec/ret+x==@bucket/run", "s3://***@bucket/run"),
+        ("s3://key:s@e/c@bucket/run", "s3://***@bucket/run"),
+        ("s3://key:a?b#c@bucket/run", "s3://***@bucket/run"),
+        ("fsspec+s3://key:secret@bucket", "fsspec+s3://***@bucket"),
+        ("az://box/run?sv=2022&sig=abc%2Fdef&se=1", "az://box/run?sv=2022&sig=***&se=1"),
+        ("s3://bucket/run?aws_secret_access_key=x&region=eu", "s3://bucket/run?aws_secret_access_key=***&region=eu"),
+        ("s3://bucket/run?X-Amz-Security-Token=x", "s3://bucket/run?X-Amz-Security-Token=***"),
+        ("s3://bucket/user@host/run", "s3://bucket/user@host/run"),
+        ("s3://bucket/run", "s3://bucket/run"),
+        ("http://host:9000/run", "http://host:9000/run"),
+        ("/a/folder:with@signs", "/a/folder:with@signs"),
+        ("s3://", "s3://"),
+        ("", ""),
+    ],
+)
+def test_a_uri_is_shown_without_its_secrets(uri: str, shown: str) -> None:
+    assert redact_uri(uri) == shown
+    assert redact_uri(shown) == shown
+
+
+@given(user=st.text("abc:/@?#%+= é'\\", max_size=8), password=st.text("xyz:/@?#%+=é'\\", min_size=1, max_size=12))
+def test_no_password_is_shown_in_any_spelling(user: str, password: str) -> None:
+    password = f"PW{password}WP"
+    for spelled in (password, quote(password, safe="")):
+        uri = f"s3://{user.replace('@', '').replace(':', '').replace('/', '')}:{spelled}@bucket/run"
+        message = f"{uri} {uri!r}: bucket {uri.removeprefix('s3://')!r}, password {password} ({password!r}, {spelled})"
+        for shown in (redact_uri(uri), redact(message, uri), redact(message.replace(uri, ""), uri)):
+            assert "PW" not in shown
+            assert "WP" not in shown
+
+
+def test_a_message_loses_the_secrets_of_uris_it_was_not_told_of() -> None:
+    assert redact("cannot reach 'https://u:p@host/x'") == "cannot reach 'https://***@host/x'"
+    assert redact("GET https://a.b/c?sig=1234&x=2 failed") == "GET https://a.b/c?sig=***&x=2 failed"
+
+
+def test_short_secrets_do_not_tear_words_apart() -> None:
+    assert redact("access denied for a (password: ss)", "s3://a:ss@b/c") == "access denied for a (password: ***)"
+
+
+def test_a_message_without_secrets_stays_as_it_is() -> None:
+    text = "rank 3 at s3://bucket/run: 403 Forbidden, see https://docs.example/x?page=2"
+    assert redact(text, "s3://bucket/run") == text
