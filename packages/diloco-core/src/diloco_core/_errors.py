@@ -55,7 +55,15 @@ class StoreError(CoreError):
 
 
 class StoreUnavailableError(StoreError):
-    """Raised when a URI cannot be used: unknown scheme, missing bucket, no permission."""
+    """Raised when a store cannot be used: missing bucket, no permission, no answer, no room.
+
+    Attributes:
+        lasting: Whether it lasts until somebody does something about it, so that there is no use in waiting.
+    """
+
+    def __init__(self, message: str, *, lasting: bool = False) -> None:
+        super().__init__(message)
+        self.lasting = lasting
 
 
 class ObjectNotFoundError(StoreError, LookupError):

@@ -7,6 +7,7 @@ store holds is always enough to go on: the newest published state, and everythin
 from __future__ import annotations
 
 import logging
+import sys
 from typing import TYPE_CHECKING
 
 from ._checks import check_whole
@@ -219,7 +220,7 @@ class ElasticExchange:
         """What earlier lives of this rank have kept, the newest first, each with its name for errors."""
         life = self._running()
         for key in sorted(life.store.list(f"inner/{life.rank:05}/"), reverse=True):
-            data = life.store.get(key)
+            data = life.store.get(key, largest=sys.maxsize)
             if data is not None:
                 yield data, life.origin(key)
 

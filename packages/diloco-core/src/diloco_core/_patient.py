@@ -6,6 +6,8 @@ import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from ._errors import ObjectNotFoundError, StoreUnavailableError
+from ._retry import Downtime, Retries
+from ._sealed import RECORD_BYTES
 from ._store import creates_once
 
 if TYPE_CHECKING:
@@ -17,7 +19,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""Seconds between two tries."""
+"""Seconds between two tries; the last one is repeated while the store's patience lasts."""
 
 _log = logging.getLogger("diloco_core")
 
@@ -30,20 +32,37 @@ class Patient:
 
     Args:
         store: The store.
-        timing: Its ``sleep`` is used.
+        timing: Its clock and ``sleep`` are used.
     """
 
     def __init__(self, store: Store, timing: Timing) -> None:
         self.store = store
         self.uri = store.uri
         self.near = store.near
-        self.pauses = () if store.retries else PAUSES
-        self._timing = timing
+        self._downtime = Downtime(timing.clock)
+        # Pauses without chance, so that simulated runs can be repeated.
+        self._retries = Retries(
+            first_pause=PAUSES[0], longest_pause=PAUSES[-1], clock=timing.clock, sleep=timing.sleep, jitter=lambda: 1.0
+        )
 
-    def get(self, key: str) -> bytes | None:
-        """A whole small object."""
+    @property
+    def downtime(self) -> float:
+        """Seconds for which the store was waited for, by itself or here; see :attr:`._store.Store.downtime`."""
+        return self.store.downtime + self._downtime.seconds()
+
+    @property
+    def patience(self) -> float:
+        """For how many seconds an unavailable store is asked again. It may be set."""
+        return self.store.patience
+
+    @patience.setter
+    def patience(self, seconds: float) -> None:
+        self.store.patience = seconds
+
+    def get(self, key: str, largest: int = RECORD_BYTES) -> bytes | None:
+        """A whole small object; larger ones than ``largest`` bytes are refused."""
         try:
-            return self._try(lambda: self.store.get(key))
+            return self._try(lambda: self.store.get(key, largest))
         except ObjectNotFoundError:
             return None
 
@@ -86,10 +105,18 @@ class Patient:
         self._try(lambda: self.store.delete(keys, unread=unread))
 
     def _try(self, act: Callable[[], T]) -> T:
-        for pause in self.pauses:
-            try:
-                return act()
-            except StoreUnavailableError as error:
-                _log.warning("trying again in %g s: %s", pause, error)
-                self._timing.sleep(pause)
-        return act()
+        if self.store.retries:
+            return act()
+
+        tries = 0
+
+        def again(error: Exception) -> bool:
+            nonlocal tries
+            tries += 1
+            # What lasts may still pass at once: somebody else's collection has made room.
+            if not isinstance(error, StoreUnavailableError) or (error.lasting and tries > len(PAUSES)):
+                return False
+            _log.warning("trying again: %s", error)
+            return True
+
+        return self._retries.run(act, again, self.store.patience, self._downtime)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
@@ -33,17 +35,73 @@ class Retries:
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
     jitter: Callable[[], float] = field(default=random.random, repr=False)
 
-    def run(self, act: Callable[[], T], again: Callable[[Exception], bool]) -> T:
-        """Do something until it succeeds, until ``again`` says no to its error, or until patience ends."""
-        start = self.clock()
+    def run(
+        self,
+        act: Callable[[], T],
+        again: Callable[[Exception], bool],
+        patience: float | None = None,
+        downtime: Downtime | None = None,
+    ) -> T:
+        """Do something until it succeeds, until ``again`` says no to its error, or until patience ends.
+
+        Args:
+            act: What to do.
+            again: Whether an error may pass.
+            patience: Seconds, instead of the attribute.
+            downtime: Counts the time from the beginning of the first try that failed.
+        """
+        start = began = self.clock()
         pause = self.first_pause
-        while True:
-            try:
-                return act()
-            except Exception as error:
-                # Half of a pause is certain, so that a store that is down is not asked in a tight loop.
-                seconds = pause * (1 + self.jitter()) / 2
-                if not again(error) or self.clock() - start + seconds > self.patience:
-                    raise
-            self.sleep(seconds)
-            pause = min(2 * pause, self.longest_pause)
+        most = self.patience if patience is None else patience
+        waiting = False
+        try:
+            while True:
+                try:
+                    return act()
+                except Exception as error:
+                    # Half of a pause is certain, so that a store that is down is not asked in a tight loop.
+                    seconds = pause * (1 + self.jitter()) / 2
+                    if not again(error):
+                        raise
+                    if downtime is not None and not waiting:
+                        waiting = True
+                        downtime.begin(began)
+                    if self.clock() - start + seconds > most:
+                        raise
+                self.sleep(seconds)
+                began = self.clock()
+                pause = min(2 * pause, self.longest_pause)
+        finally:
+            if downtime is not None and waiting:
+                downtime.end()
+
+
+class Downtime:
+    """How long requests have waited for an unavailable store; those that wait at the same time count once. Thread-safe."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._waiting = 0
+        self._since = self._ended = -math.inf
+        self._past = 0.0
+
+    def begin(self, since: float) -> None:
+        """A request has failed for the first time; that try began at ``since``."""
+        with self._lock:
+            since = max(since, self._ended)  # what was before is counted already
+            self._since = min(self._since, since) if self._waiting else since
+            self._waiting += 1
+
+    def end(self) -> None:
+        """That request has succeeded, or failed for good."""
+        with self._lock:
+            self._waiting -= 1
+            if not self._waiting:
+                self._ended = self._clock()
+                self._past += self._ended - self._since
+
+    def seconds(self) -> float:
+        """All of it so far."""
+        with self._lock:
+            return self._past + (self._clock() - self._since if self._waiting else 0.0)

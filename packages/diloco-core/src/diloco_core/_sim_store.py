@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from ._sealed import RECORD_BYTES
 from ._sim_scheduler import Killed, Scheduler
+from ._store import too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -117,6 +119,7 @@ class Connection:
     retries = False
     exclusive = True
     largest: int | None = None
+    downtime = 0.0
 
     def __init__(
         self,
@@ -131,6 +134,7 @@ class Connection:
         replace: Callable[[], None] | None = None,
     ) -> None:
         self.uri = "simulated://run"
+        self.patience = 60.0
         self.rank = rank
         self.operations = 0
         self.offset = 0.0
@@ -175,9 +179,12 @@ class Connection:
         self._shared.sent[self.rank] += len(whole)
         return created
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
         """Read a whole small object."""
-        return self._request("get", lambda: self._find(key))
+        data = self._request("get", lambda: self._find(key))
+        if len(data) > largest:
+            raise too_large(key, len(data), largest)
+        return data
 
     def open(self, key: str, size: int | None = None) -> Reader:
         """Open an object for ranged reads."""

@@ -10,7 +10,8 @@ import math
 import secrets
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
-from ._errors import ConfigurationError
+from ._errors import ConfigurationError, CorruptedObjectError
+from ._sealed import RECORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -75,6 +76,22 @@ class Store(Protocol):
     largest: int | None
     """The most bytes that an object may have, if there is a limit."""
 
+    patience: float
+    """For how many seconds a request is tried again while the store is unavailable. It may be set at any time.
+
+    Stores that do not retry by themselves leave that to :class:`._patient.Patient`, which heeds this number.
+    """
+
+    @property
+    def downtime(self) -> float:
+        """For how many seconds, so far, requests of this process were kept waiting by an unavailable store.
+
+        The time of a request counts from the beginning of its first try that failed to its success or its last failure.
+        Requests that wait at the same time count once. A clock from which this is subtracted stands still meanwhile:
+        nobody is to be taken for dead because the store was away. Always 0.0 where the store does not retry.
+        """
+        ...
+
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step: no reader ever sees a part of it. Returns its size in bytes.
 
@@ -91,11 +108,14 @@ class Store(Protocol):
         """
         ...
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
         """Read a whole small object.
+
+        An object of more than ``largest`` bytes is refused before its bytes are read: use :meth:`open` for those.
 
         Raises:
             ObjectNotFoundError: The key does not exist.
+            CorruptedObjectError: The object is larger than anything that is kept in one piece.
         """
         ...
 
@@ -132,6 +152,14 @@ class InBackground(Store, Protocol):
     def submit(self, act: Callable[[], T]) -> Future[T]:
         """Do something in one of the store's threads."""
         ...
+
+
+def too_large(origin: str, size: int, largest: int) -> CorruptedObjectError:
+    """The error for an object that is larger than what is read in one piece."""
+    return CorruptedObjectError(
+        f"{origin} has {size} bytes, and at most {largest} bytes are read in one piece here: this is not what was written "
+        "under this key. None of it was read."
+    )
 
 
 def creates_once(store: Store) -> bool:

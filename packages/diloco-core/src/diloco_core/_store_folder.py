@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import threading
@@ -11,6 +12,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from urllib.parse import unquote, urlparse
 
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from ._sealed import RECORD_BYTES
+from ._store import too_large
 from ._store_temporary import LARGE_BYTES, Spares, new_life, remove_leftovers, temporary_name
 
 if TYPE_CHECKING:
@@ -20,6 +23,26 @@ if TYPE_CHECKING:
     from ._store import Buffer
 
 T = TypeVar("T")
+
+# What network file systems say while their server is away, and what passes when others let go of something.
+_PASSING = {
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ENOTCONN,
+    errno.ECONNRESET,
+    errno.EREMOTEIO if hasattr(errno, "EREMOTEIO") else errno.EIO,
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.ENOLCK,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.ENOMEM,
+}
 
 
 class FolderStore:
@@ -38,6 +61,8 @@ class FolderStore:
     retries = False
     exclusive = True
     largest: int | None = None
+    patience = 60.0
+    downtime = 0.0
 
     def __init__(self, uri: str, *, reading: bool = False) -> None:
         self.root = _folder(uri)
@@ -55,9 +80,10 @@ class FolderStore:
             probe.unlink()
             remove_leftovers(self.root)
         except OSError as error:
-            raise StoreUnavailableError(
+            raise _unavailable(
                 f"the folder {str(self.root)!r} cannot be written: {error.strerror or error}. "
-                "Name a folder that this user may create and write."
+                "Name a folder that this user may create and write.",
+                error,
             ) from error
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
@@ -68,7 +94,7 @@ class FolderStore:
             _in_its_folder(path, lambda: temporary.replace(path))
         except OSError as error:
             temporary.unlink(missing_ok=True)
-            raise StoreUnavailableError(f"{str(path)!r} cannot be written: {error.strerror or error}") from error
+            raise _unavailable(f"{str(path)!r} cannot be written: {error.strerror or error}", error) from error
         return size
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
@@ -83,22 +109,23 @@ class FolderStore:
         except FileExistsError:
             return False
         except OSError as error:
-            raise StoreUnavailableError(
+            raise _unavailable(
                 f"{str(path)!r} cannot be created: {error.strerror or error}. Objects are created by hard link: name a folder "
-                "that this user may write, on a file system that has hard links (FAT and some network shares have none)."
+                "that this user may write, on a file system that has hard links (FAT and some network shares have none).",
+                error,
             ) from error
         finally:
             temporary.unlink(missing_ok=True)
         return True
 
-    def get(self, key: str) -> bytes:
+    def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
         """Read a whole object; see :meth:`._store.Store.get`."""
-        try:
-            return self._path(key).read_bytes()
-        except FileNotFoundError:
-            raise self._missing(key) from None
-        except OSError as error:
-            raise _unreadable(self._path(key), error) from error
+        with self.open(key) as reader:
+            if reader.size > largest:
+                raise too_large(f"{self.uri}/{key}", reader.size, largest)
+            data = bytearray(reader.size)
+            reader.read_into(0, memoryview(data))
+        return bytes(data)
 
     def open(self, key: str, size: int | None = None) -> FileReader:  # noqa: ARG002 - the file tells
         """Open an object for ranged reads; see :meth:`._store.Store.open`."""
@@ -217,8 +244,9 @@ class FolderStore:
         try:
             yield
         except OSError as error:
-            raise StoreUnavailableError(
-                f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Nothing of it is visible to readers."
+            raise _unavailable(
+                f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Nothing of it is visible to readers.",
+                error,
             ) from error
 
     def _missing(self, key: str) -> ObjectNotFoundError:
@@ -269,16 +297,22 @@ def _named(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise StoreUnavailableError(
+        raise _unavailable(
             f"{what}: {error.strerror or error}. See that this user may read and write the run's folder, and that the file "
-            "system is there and has room."
+            "system is there and has room.",
+            error,
         ) from error
 
 
 def _unreadable(path: Path, error: OSError) -> StoreUnavailableError:
-    return StoreUnavailableError(
-        f"{str(path)!r} cannot be read: {error.strerror or error}. See that this user may, and that the file system is there."
+    return _unavailable(
+        f"{str(path)!r} cannot be read: {error.strerror or error}. See that this user may, and that the file system is there.",
+        error,
     )
+
+
+def _unavailable(message: str, error: OSError) -> StoreUnavailableError:
+    return StoreUnavailableError(message, lasting=error.errno not in _PASSING)
 
 
 def _folder(uri: str) -> Path:

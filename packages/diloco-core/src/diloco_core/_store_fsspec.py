@@ -14,7 +14,7 @@ from fsspec.registry import known_implementations
 from diloco_protocol import MissingDependencyError
 
 from ._errors import ConfigurationError, StoreUnavailableError
-from ._store_remote import PART_BYTES, PARTS_AT_ONCE, Verdict
+from ._store_remote import PART_BYTES, PARTS_AT_ONCE, TooLargeError, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +31,7 @@ _PACKAGES = {
     "abfss": "diloco-core[azure]",
 }
 _S3 = {"s3", "s3a"}
+_FIRST_BYTES = 2**20
 # Packages whose pipe_file and put_file send a conditional write where mode="create" (s3fs: If-None-Match, also when a
 # multipart upload is completed; gcsfs: ifGenerationMatch=0; adlfs: overwrite=False). Other drivers inherit from fsspec's
 # base class, which looks first and writes then, or do it in ways that nobody has read.
@@ -80,9 +81,21 @@ class FsspecDriver:
         with _spooled(key, blocks) as file:
             attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **self._options))
 
-    def get(self, key: str) -> Buffer:
-        """Read a whole object."""
-        return memoryview(self._fs.cat_file(self._path(key)))
+    def get(self, key: str, largest: int) -> Buffer:
+        """Read a whole object: its beginning, which mostly is all, and then the rest, if that is not too large."""
+        path = self._path(key)
+        try:
+            first = self._fs.cat_file(path, start=0, end=_FIRST_BYTES)
+        except Exception as error:
+            if _status(error)[0] != 416:
+                raise
+            first = b""  # an empty object has no first byte
+        size = len(first) if len(first) < _FIRST_BYTES else int(self._fs.info(path)["size"])
+        if size > largest:
+            raise TooLargeError(size)
+        if size > len(first):
+            return memoryview(first + self._fs.cat_file(path, start=len(first), end=size))
+        return memoryview(first)
 
     def head(self, key: str) -> tuple[int, Buffer]:
         """Size of an object."""

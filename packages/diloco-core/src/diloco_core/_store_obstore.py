@@ -11,7 +11,7 @@ from diloco_protocol import MissingDependencyError
 
 from ._errors import ConfigurationError
 from ._store_blocks import HEAD_BYTES
-from ._store_remote import PART_BYTES, PARTS_AT_ONCE, Verdict
+from ._store_remote import PART_BYTES, PARTS_AT_ONCE, TooLargeError, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -80,9 +80,12 @@ class ObstoreDriver:
         else:
             self._obstore.put(self._bulk, key, blocks, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
 
-    def get(self, key: str) -> Buffer:
-        """Read a whole object."""
-        return memoryview(self._obstore.get(self._little, key).bytes())
+    def get(self, key: str, largest: int) -> Buffer:
+        """Read a whole object; its size comes before its bytes."""
+        found = self._obstore.get(self._little, key)
+        if found.meta["size"] > largest:
+            raise TooLargeError(found.meta["size"])
+        return memoryview(found.bytes())
 
     def head(self, key: str) -> tuple[int, Buffer]:
         """Size and first bytes of an object, with one request."""

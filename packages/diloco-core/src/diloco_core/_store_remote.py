@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import secrets
-from dataclasses import replace
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
-from ._retry import Retries
+from ._retry import Downtime, Retries
+from ._sealed import RECORD_BYTES
+from ._store import too_large
 from ._store_blocks import BLOCK_BYTES, BlockReader, Transfers
 
 if TYPE_CHECKING:
@@ -70,8 +71,12 @@ class Driver(Protocol):
         """
         ...
 
-    def get(self, key: str) -> Buffer:
-        """Read a whole object."""
+    def get(self, key: str, largest: int) -> Buffer:
+        """Read a whole object.
+
+        Raises:
+            TooLargeError: It has more than ``largest`` bytes; not many of them were read.
+        """
         ...
 
     def head(self, key: str) -> tuple[int, Buffer]:
@@ -99,11 +104,19 @@ class Driver(Protocol):
         ...
 
 
+class TooLargeError(Exception):
+    """An object is larger than what may be read in one piece. Raised by drivers; never leaves the store."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes")
+        self.size = size
+
+
 class RemoteStore:
     """A prefix of a store behind a driver; see :class:`._store.Store`. Thread-safe.
 
-    What fails for a reason that may pass is tried again for a minute, with jitter. A part of an upload is 16 MiB, and four
-    are under way at once; all open readers together hold 128 MiB (but each at least 512 KiB).
+    What fails for a reason that may pass is tried again while :attr:`patience` lasts, with jitter. A part of an upload is
+    16 MiB, and four are under way at once; all open readers together hold 128 MiB (but each at least 512 KiB).
 
     Args:
         uri: The prefix, for people.
@@ -120,6 +133,8 @@ class RemoteStore:
         self.exclusive = driver.exclusive
         self.driver = driver
         self._retries = retries or Retries()
+        self.patience = self._retries.patience
+        self._downtime = Downtime(self._retries.clock)
         self._transfers = Transfers()
         self._probe(reading)
 
@@ -140,9 +155,14 @@ class RemoteStore:
             return exists.data is not None and self._is_there(key, exists.data)
         return True
 
-    def get(self, key: str) -> bytes:
+    @property
+    def downtime(self) -> float:
+        """Seconds for which an unavailable store was waited for; see :attr:`._store.Store.downtime`."""
+        return self._downtime.seconds()
+
+    def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
         """Read a whole object; see :meth:`._store.Store.get`."""
-        return bytes(self._do("read", key, lambda: self.driver.get(key)))
+        return bytes(self._do("read", key, lambda: self.driver.get(key, largest), largest=largest))
 
     def open(self, key: str, size: int | None = None) -> BlockReader:
         """Open an object for ranged reads; see :meth:`._store.Store.open`."""
@@ -218,17 +238,23 @@ class RemoteStore:
         except ObjectNotFoundError:  # it has been there, and was deleted since
             return False
 
-    def _do(self, verb: str, key: str, act: Callable[[], T], created: Buffer | None = None) -> T:
+    def _do(
+        self, verb: str, key: str, act: Callable[[], T], created: Buffer | None = None, largest: int = RECORD_BYTES
+    ) -> T:
         """Send a request, again and again while it fails for a reason that may pass."""
 
         def again(error: Exception) -> bool:
+            if isinstance(error, TooLargeError):
+                return False
             verdict, text = self.driver.judge(error)
             if verdict is Verdict.TRANSIENT:
                 _log.info("cannot %s %r in %s, trying again: %s", verb, key, self.uri, text)
             return verdict is Verdict.TRANSIENT
 
         try:
-            return self._retries.run(act, again)
+            return self._retries.run(act, again, self.patience, self._downtime)
+        except TooLargeError as error:
+            raise too_large(f"{self.uri}/{key}", error.size, largest) from None
         except Exception as error:
             raise self._named(error, verb, key, created) from error
 
@@ -242,13 +268,15 @@ class RemoteStore:
             Verdict.NO_BUCKET: " The bucket does not exist: create it, or correct the URI.",
             Verdict.FORBIDDEN: " Access was denied: see that this process's credentials (those that "
             f"{self.driver.name} finds by itself) may put, get, list and delete below the prefix.",
-            Verdict.TRANSIENT: f" It was tried again for up to {self._retries.patience:g} s.",
+            Verdict.TRANSIENT: f" It was tried again for up to {self.patience:g} s.",
         }.get(verdict, "")
-        return StoreUnavailableError(f"cannot {verb} object {key!r} in {self.uri}: {text}.{advice}")
+        return StoreUnavailableError(
+            f"cannot {verb} object {key!r} in {self.uri}: {text}.{advice}", lasting=verdict is not Verdict.TRANSIENT
+        )
 
     def _probe(self, reading: bool) -> None:
         """Do once what will be done. What is down should not take a minute to say so."""
-        retries, self._retries = self._retries, replace(self._retries, patience=_PROBE_SECONDS)
+        patience, self.patience = self.patience, _PROBE_SECONDS
         key, token = f"probes/{secrets.token_hex(8)}", secrets.token_bytes(8)
         try:
             if reading:
@@ -262,7 +290,7 @@ class RemoteStore:
             acts = "listed" if reading else "written, read back, listed and emptied"
             raise StoreUnavailableError(f"{self.uri} cannot be {acts}: {error}") from error
         finally:
-            self._retries = retries
+            self.patience = patience
         if found != token or listed.get(key) != len(token):
             raise StoreUnavailableError(
                 f"{self.uri} does not show what was just written there: replicas could not meet in such a store"

@@ -194,3 +194,20 @@ def test_a_closed_store_may_still_be_used(any_store):
             buffer = bytearray(1)
             reader.read_into(299_999, memoryview(buffer))
             assert bytes(buffer) == pattern(300_000)[-1:]
+
+
+def test_what_is_larger_than_a_record_is_refused_by_its_size(any_store):
+    any_store.put("k", [bytes(PART_BYTES)] * 2)
+    assert len(any_store.get("k")) == 2 * PART_BYTES
+    assert len(any_store.get("k", 2 * PART_BYTES)) == 2 * PART_BYTES
+    with pytest.raises(CorruptedObjectError, match=rf"/k has {2 * PART_BYTES} bytes, and at most 1000 bytes are read"):
+        any_store.get("k", 1000)
+    any_store.put("empty", [])
+    assert any_store.get("empty", 0) == b""
+    assert any_store.get("empty") == b""
+
+
+def test_nobody_has_waited_for_a_store_that_is_there(any_store):
+    any_store.put("k", [b"x"])
+    assert any_store.downtime == 0.0
+    assert any_store.patience == 60.0

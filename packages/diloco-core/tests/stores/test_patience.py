@@ -1,0 +1,217 @@
+"""Stores that are away for a while: for how long they are waited for, and how long that took."""
+
+import threading
+
+import pytest
+
+from diloco_core import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from diloco_core._patient import Patient
+from diloco_core._retry import Downtime, Retries
+from diloco_core._sealed import RECORD_BYTES
+from diloco_core._store import open_store
+from diloco_core._store_remote import RemoteStore, Verdict
+from diloco_core._timing import Timing
+
+
+class Clock:
+    """Time that passes only in pauses, and in requests that say so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        self.now += seconds
+
+
+class Away:
+    """A driver for which the store is away until some time; a try that fails takes a second."""
+
+    name = "a driver"
+    near = False
+    exclusive = True
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.until = 0.0
+        self.objects = {}
+        self.asked = []
+
+    def _ask(self):
+        if self.clock() < self.until:
+            self.clock.now += 1
+            raise OSError("no answer")
+
+    def put(self, key, data, *, exclusive):
+        self._ask()
+        self.objects[key] = bytes(data)
+
+    def get(self, key, largest):
+        self._ask()
+        self.asked.append((key, largest))
+        return self.objects[key]
+
+    def list(self, prefix):
+        self._ask()
+        return {key: len(data) for key, data in self.objects.items() if key.startswith(prefix)}
+
+    def delete(self, keys):
+        self._ask()
+        for key in keys:
+            self.objects.pop(key, None)
+
+    def judge(self, error):
+        return (Verdict.MISSING if isinstance(error, KeyError) else Verdict.TRANSIENT), str(error)
+
+    def close(self):
+        pass
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+@pytest.fixture
+def driver(clock):
+    return Away(clock)
+
+
+@pytest.fixture
+def store(driver, clock):
+    return RemoteStore("far://run", driver, Retries(clock=clock, sleep=clock.sleep, jitter=lambda: 1.0))
+
+
+def test_an_outage_shorter_than_patience_is_waited_out_and_counted(store, driver, clock):
+    assert store.downtime == 0.0
+    store.patience = 1800.0
+    clock.now, driver.until = 100.0, 1500.0
+    store.put("k", [b"x"])
+    assert 1500 <= clock.now < 1510
+    assert store.downtime == clock.now - 100, "from the beginning of the first try that failed"
+    before = store.downtime
+    clock.now += 1000
+    assert store.get("k") == b"x"
+    assert store.downtime == before, "nothing is counted while the store is there"
+
+
+def test_a_longer_one_is_an_error_and_counts_too(store, driver, clock):
+    store.patience = 30.0
+    driver.until = 1000.0
+    with pytest.raises(StoreUnavailableError, match="tried again for up to 30 s") as caught:
+        store.list("")
+    assert not caught.value.lasting
+    assert store.downtime == clock.now
+    assert 20 < clock.now < 32
+
+
+def test_what_is_not_there_is_no_outage(store, clock):
+    with pytest.raises(ObjectNotFoundError):
+        store.get("k")
+    assert (store.downtime, clock.now) == (0.0, 0.0)
+
+
+def test_opening_does_not_wait_for_long(driver, clock):
+    driver.until = 1000.0
+    with pytest.raises(StoreUnavailableError, match="tried again for up to 5 s"):
+        RemoteStore("far://run", driver, Retries(clock=clock, sleep=clock.sleep, jitter=lambda: 1.0))
+    assert clock.now < 10
+
+
+def test_requests_that_wait_at_the_same_time_count_once(clock):
+    downtime = Downtime(clock)
+    clock.now = 10.0
+    downtime.begin(8.0)
+    clock.now = 12.0
+    downtime.begin(6.0)  # the first try of this one hung for longer
+    assert downtime.seconds() == 6.0
+    downtime.end()
+    clock.now = 15.0
+    assert downtime.seconds() == 9.0
+    downtime.end()
+    clock.now = 20.0
+    assert downtime.seconds() == 9.0
+    downtime.begin(14.0)  # until 15 it is counted already
+    clock.now = 21.0
+    downtime.end()
+    assert downtime.seconds() == 15.0
+
+
+def test_threads_that_wait_together_are_all_counted_out(clock):
+    downtime, start = Downtime(clock), threading.Barrier(8)
+
+    def wait():
+        start.wait()
+        for _ in range(200):
+            downtime.begin(clock())
+            downtime.end()
+
+    threads = [threading.Thread(target=wait) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    clock.now = 100.0
+    assert downtime.seconds() == 0.0
+
+
+class TestPatient:
+    """Stores that leave trying again to others."""
+
+    @pytest.fixture
+    def away(self, tmp_path, clock, monkeypatch):
+        """A folder whose records cannot be read until some time."""
+        store = open_store(str(tmp_path))
+        store.put("k", [b"x"])
+        real = store.get
+
+        def get(key, *largest):
+            if clock() < store.until:
+                raise StoreUnavailableError("the server is away", lasting=store.lasting)
+            return real(key, *largest)
+
+        store.get, store.until, store.lasting = get, 0.0, False
+        yield store
+        store.close()
+
+    def test_it_waits_as_long_as_the_store_says(self, away, clock):
+        patient = Patient(away, Timing(clock=clock, sleep=clock.sleep))
+        patient.patience = 900.0
+        assert away.patience == 900.0
+        away.until = 800.0
+        assert patient.get("k") == b"x"
+        assert 800 <= clock.now < 803
+        assert patient.downtime == clock.now
+        away.until = 10_000.0
+        with pytest.raises(StoreUnavailableError, match="the server is away"):
+            patient.get("k")
+
+    def test_what_lasts_is_not_waited_for(self, away, clock):
+        away.lasting, away.until = True, 800.0
+        with pytest.raises(StoreUnavailableError):
+            Patient(away, Timing(clock=clock, sleep=clock.sleep)).get("k")
+        assert clock.now == pytest.approx(3.1)
+
+    def test_it_reads_records_only(self, away):
+        patient = Patient(away, Timing())
+        away.put("large", [bytes(2**20)] * 65)
+        with pytest.raises(CorruptedObjectError, match=f"at most {RECORD_BYTES} bytes"):
+            patient.get("large")
+        assert len(patient.get("large", 2**27)) == 65 * 2**20
+
+
+@pytest.mark.parametrize("name", ["obstore", "fsspec"])
+def test_of_an_object_that_is_too_large_hardly_anything_is_sent(small_s3, small_s3_drivers, name):
+    store = RemoteStore("s3://bucket/run", small_s3_drivers[name])
+    small_s3.objects["run/commit"] = bytes(65 * 2**20)
+    small_s3.objects["run/small"] = b"record"
+    small_s3.log.clear()
+    assert store.get("small") == b"record"
+    assert len(small_s3.log) == 1, "a record is one request"
+    small_s3.served = 0
+    with pytest.raises(CorruptedObjectError, match=f"s3://bucket/run/commit has {65 * 2**20} bytes, and at most"):
+        store.get("commit")
+    if name == "fsspec":  # with obstore, the server counts what it had put into the socket
+        assert small_s3.served <= 2**20
