@@ -79,6 +79,26 @@ def test_what_was_counted_since_the_last_saving_is_to_be_passed_over(tmp_path):
     assert loader.seen == list(range(1, 13))
 
 
+def test_several_optimizers_are_all_saved(tmp_path):
+    def life(steps):
+        net = torch.nn.Linear(3, 2)
+        inner = [torch.optim.AdamW([net.weight], lr=0.1), torch.optim.SGD([net.bias], lr=0.1, momentum=0.9)]
+        exchange = ElasticExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0))
+        with DiLoCo(net, inner, exchange, sync_every=1) as outer:
+            restored = [[{k: v.clone() for k, v in state.items()} for state in o.state.values()] for o in inner]
+            while outer.inner_steps < steps:
+                net(torch.ones(4, 3)).sum().backward()
+                [optimizer.step() for optimizer in inner]
+            saved = [[dict(state) for state in optimizer.state.values()] for optimizer in inner]
+        return restored, saved
+
+    _, saved = life(3)
+    restored, _ = life(4)
+    for wanted, found in zip(saved, restored, strict=True):
+        assert wanted[0].keys() == found[0].keys()
+        assert all(torch.equal(wanted[0][name], found[0][name]) for name in wanted[0])
+
+
 def test_every_rank_has_its_own(tmp_path):
     _train(str(tmp_path), 0, 3, Loader(), world_size=2)
     other = Loader()
@@ -158,16 +178,16 @@ def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
 class TestRefusals:
     def test_another_kind_of_optimizer(self):
         parameters = [torch.nn.Parameter(torch.zeros(2))]
-        saved = b"".join(bytes(part) for part in InnerState(torch.optim.SGD(parameters, lr=0.1), {}).parts(3))
+        saved = b"".join(bytes(part) for part in InnerState([torch.optim.SGD(parameters, lr=0.1)], {}).parts(3))
         with pytest.raises(ConfigurationError, match=r"'SGD'.*'AdamW'"):
-            InnerState(torch.optim.AdamW(parameters), {}).restore(saved, "here")
+            InnerState([torch.optim.AdamW(parameters)], {}).restore(saved, "here")
 
     def test_other_things_are_refused(self, tmp_path):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-        saved = b"".join(bytes(part) for part in InnerState(optimizer, {}).parts(3))
-        assert InnerState(optimizer, {}).restore(saved, "here") == 3
+        saved = b"".join(bytes(part) for part in InnerState([optimizer], {}).parts(3))
+        assert InnerState([optimizer], {}).restore(saved, "here") == 3
         with pytest.raises(ConfigurationError, match="pass the same stateful="):
-            InnerState(optimizer, {"loader": Loader()}).restore(saved, "here")
+            InnerState([optimizer], {"loader": Loader()}).restore(saved, "here")
 
     def test_what_cannot_be_saved_is_named(self):
         class Odd(Loader):
@@ -176,14 +196,14 @@ class TestRefusals:
 
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
         with pytest.raises(ConfigurationError, match=r"stateful.odd\['a'\]\[1\] is a object"):
-            list(InnerState(optimizer, {"odd": Odd()}).parts(1))
+            list(InnerState([optimizer], {"odd": Odd()}).parts(1))
 
     def test_arguments(self):
         net = torch.nn.Linear(2, 2)
         inner = torch.optim.SGD(net.parameters(), lr=0.1)
         (exchange,) = in_process(1)
         with pytest.raises(ConfigurationError, match="without state_dict"):
-            InnerState(inner, {"x": 3})
+            InnerState([inner], {"x": 3})
         with pytest.raises(ConfigurationError, match="for elastic runs"):
             DiLoCo(net, inner, exchange, sync_every=1, stateful={"x": Loader()})
         with pytest.raises(ConfigurationError, match="save_inner_every"):

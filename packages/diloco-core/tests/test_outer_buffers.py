@@ -136,9 +136,10 @@ def test_buffers_that_are_not_saved_are_not_synced():
 
 def test_what_cannot_be_synced_is_refused():
     net = nn.Linear(1, 1)
+    inner = torch.optim.SGD(net.parameters(), lr=1.0)
     with pytest.raises(ConfigurationError, match=r"buffers must be one of 'mean', 'rank0', 'none', not 'sum'"):
-        DiLoCo(net, None, in_process(1)[0], sync_every=1, buffers="sum")
+        DiLoCo(net, inner, in_process(1)[0], sync_every=1, buffers="sum")
     net.register_buffer("spectrum", torch.ones(2, dtype=torch.complex64))
     with pytest.raises(ConfigurationError, match="'spectrum' is complex"):
-        DiLoCo(net, None, in_process(1)[0], sync_every=1)
-    assert DiLoCo(net, None, in_process(1)[0], sync_every=1, buffers="none").committed == 0
+        DiLoCo(net, inner, in_process(1)[0], sync_every=1)
+    assert DiLoCo(net, inner, in_process(1)[0], sync_every=1, buffers="none").committed == 0

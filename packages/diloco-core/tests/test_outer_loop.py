@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import diloco_core._exchange_threads as threads
 from diloco_core import (
+    ConfigurationError,
     DiLoCo,
     NonFiniteDeltaError,
     ObjectStoreExchange,
@@ -234,12 +235,50 @@ class TestEntering:
         assert lab.identical([*runs, lab.values(lab.fill(nn.Linear(3, 3), seed=0))])
 
     def test_steps_before_and_after_the_block_do_not_count(self, lab):
-        model, inner, outer, _ = loop(lab, in_process(1)[0], sync_every=1)
+        model, inner, outer, _ = loop(lab, in_process(1)[0], sync_every=2)
         lab.push(model, inner, 0, 0)
         with outer:
             lab.push(model, inner, 0, 1)
-        lab.push(model, inner, 0, 2)
+        for step in range(2, 9):
+            lab.push(model, inner, 0, step)
         assert outer.inner_steps == outer.committed == 1
+
+    @pytest.mark.parametrize("several", [False, True])
+    def test_forgetting_to_enter_is_noticed_after_one_period(self, lab, several):
+        model = pair(lab)
+        inner = [torch.optim.SGD(part.parameters(), lr=1.0) for part in model]
+        if not several:
+            inner = [torch.optim.SGD(model.parameters(), lr=1.0)]
+        DiLoCo(model, inner, in_process(1)[0], sync_every=3)  # nobody keeps it, as where hooks are thought to be enough
+        for step in range(2):
+            for optimizer in inner:
+                lab.push(model, optimizer, 0, step)
+        with pytest.raises(SyncError, match=r"3 inner steps were taken .* never entered.*with DiLoCo"):
+            lab.push(model, inner[0], 0, 2)
+
+    def test_a_loop_that_is_made_anew_takes_the_place_of_one_that_was_never_entered(self, lab):
+        model = pair(lab)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        first = DiLoCo(model, inner, in_process(1)[0], sync_every=1)
+        with DiLoCo(model, inner, in_process(1)[0], sync_every=2) as second:
+            for step in range(4):
+                lab.push(model, inner, 0, step)
+            with pytest.raises(ConfigurationError, match="another outer loop is under way with this inner optimizer"):
+                DiLoCo(model, inner, in_process(1)[0], sync_every=1)
+            with pytest.raises(ConfigurationError, match="another outer loop is under way with this inner optimizer"):
+                first.__enter__()
+        assert (first.inner_steps, second.inner_steps) == (0, 4)
+        with first:
+            lab.push(model, inner, 0, 4)
+        assert (first.inner_steps, second.inner_steps) == (1, 4)
+
+    def test_a_loop_that_could_not_begin_does_not_count_on(self, lab):
+        model, inner, outer, _ = loop(lab, in_process(1)[0], sync_every=1)
+        outer.exchange.leave()
+        with pytest.raises(SyncError):
+            outer.__enter__()
+        lab.push(model, inner, 0, 0)
+        assert outer.inner_steps == 0
 
     def test_it_is_entered_once(self, lab):
         _, _, outer, _ = loop(lab, in_process(1)[0], sync_every=1)

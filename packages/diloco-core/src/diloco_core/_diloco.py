@@ -11,7 +11,9 @@ from ._errors import ConfigurationError, SyncError
 from ._exchange_elastic import ElasticExchange
 from ._fragment import Fragment, Initial
 from ._fragments import Buffers, split
+from ._inner_steps import InnerSteps, optimizers_of
 from ._outer import OuterOptimizer, sgd
+from ._step_counter import StepCounter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,13 +31,14 @@ _log = logging.getLogger("diloco_core")
 class DiLoCo:
     """DiLoCo's outer optimization around an ordinary training loop (Douillard et al., arXiv 2311.08105).
 
-    Inside the ``with`` block every ``inner_optimizer.step()`` counts as one inner step. After ``sync_every / fragments``
-    of them the next fragment is synced: the mean of the replicas' pseudo-gradients (global copy minus local parameters)
+    Inside the ``with`` block every ``inner_optimizer.step()`` counts as one inner step; of several inner optimizers, all
+    have to step for it, in any order (one that a gradient scaler skips is not waited for). After ``sync_every / fragments``
+    inner steps the next fragment is synced: the mean of the replicas' pseudo-gradients (global copy minus local parameters)
     goes through the outer optimizer, and every replica adopts the result. So each fragment is synced once per
     ``sync_every`` steps (Streaming DiLoCo, arXiv 2501.18512, with no delay). Inner optimizer state stays with its replica.
 
-    The global copy and the outer state are kept on the CPU in ``promote_types(parameter dtype, float32)``. Gradients of a
-    synced fragment are dropped, since they belong to values that are gone. Only trainable parameters are synced, tied ones
+    The global copy and the outer state are kept on the CPU in ``promote_types(parameter dtype, float32)``. Gradients of what
+    was adopted are dropped, since they belong to values that are gone. Only trainable parameters are synced, tied ones
     once; what happens to buffers is declared by ``buffers``.
 
     Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it cleanly flushes a partial period
@@ -50,7 +53,7 @@ class DiLoCo:
 
     Args:
         model: The model; its parameters may be on any device, in bf16, fp16, fp32 or fp64.
-        inner_optimizer: The optimizer that the training loop steps.
+        inner_optimizer: The optimizer that the training loop steps, or a list of those that make one step together.
         exchange: The connection to the other replicas, from :func:`connect` or :func:`in_process`.
         sync_every: H, inner steps (calls of ``step()``, not micro-batches) between two syncs of the same fragment; a
             positive multiple of the number of fragments.
@@ -74,7 +77,7 @@ class DiLoCo:
     def __init__(
         self,
         model: torch.nn.Module,
-        inner_optimizer: torch.optim.Optimizer,
+        inner_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         exchange: Exchange,
         *,
         sync_every: int,
@@ -89,6 +92,7 @@ class DiLoCo:
         save_inner_every: int = 10,
         on_sync: Callable[[SyncReport], None] | None = None,
     ) -> None:
+        optimizers = optimizers_of(inner_optimizer)
         factory = outer_optimizer or sgd(outer_lr, outer_momentum, nesterov)
         parts = split(model, fragments, _one_of("buffers", buffers, Buffers))
         if not isinstance(sync_every, int) or sync_every < 1 or sync_every % len(parts):
@@ -103,9 +107,8 @@ class DiLoCo:
         self.sync_every = sync_every
         self.exchange = exchange
         self._period = sync_every // len(parts)
-        self._inner_optimizer = inner_optimizer
         self._init = init
-        self._own = OwnState(inner_optimizer, stateful or {}, save_inner_every)
+        self._own = OwnState(optimizers, stateful or {}, save_inner_every)
         self._buffers = str(buffers)
         self._on_sync = on_sync
         self._outers = [OuterOptimizer(factory) for _ in parts]
@@ -119,7 +122,12 @@ class DiLoCo:
         self._since_sync = [0] * len(parts)
         self._published: list[int | None] = [None] * len(parts)
         self._restored = False
-        self._hook: Any = None
+        self._entered = False
+        self._optimizers = len(optimizers)
+        self._counter = StepCounter(self._optimizers)
+        self._steps_outside = 0
+        self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
+        self._inner.watch()
 
     @property
     def committed(self) -> int:
@@ -141,27 +149,29 @@ class DiLoCo:
         return self._own.behind
 
     def __enter__(self) -> Self:
-        if self._hook is not None:
+        if self._entered:
             raise SyncError("this outer loop has been entered already; make a new one for another run")
-        if not self._restored:
-            for fragment in self._fragments:
-                fragment.take_snapshot()
+        self._inner.watch()
         try:
+            if not self._restored:
+                for fragment in self._fragments:
+                    fragment.take_snapshot()
             self.exchange.join(self._schema())
             if isinstance(self.exchange, ElasticExchange):
                 self._restore(self.exchange)
             else:
                 self._share_initial()
         except BaseException as error:
+            self._inner.stop()
             self.exchange.abort(error)
             raise
-        self._hook = self._inner_optimizer.register_step_post_hook(self._after_inner_step)
+        self._entered = self._inner.in_use = True
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._hook.remove()
+        self._inner.stop()
         if error is not None:
             self.exchange.abort(error)
             return
@@ -180,6 +190,8 @@ class DiLoCo:
         All replicas must call it at the same point; leaving the ``with`` block does. In elastic runs a sync is left out
         where too few replicas are left for it. Returns the reports.
         """
+        if self._counter.end():
+            self._count()
         reports = []
         # In turn, also a fragment that has nothing open because its last sync was refused: the others come after it.
         for _ in self._fragments:
@@ -204,6 +216,7 @@ class DiLoCo:
             "inner_steps": self._inner_steps,
             "since_event": self._since_event,
             "since_sync": list(self._since_sync),
+            "stepped": self._counter.stepped,
             "fragments": [{"copy": list(f.copy), "outer": o.state_dict()} for f, o in self._pairs()],
         }
 
@@ -216,7 +229,7 @@ class DiLoCo:
             ConfigurationError: It was saved by another rank, world size, version or model, or the exchange is elastic.
             SyncError: The block has been entered already.
         """
-        if self._hook is not None:
+        if self._entered:
             raise SyncError("load_state_dict() comes before the block is entered")
         if isinstance(self.exchange, ElasticExchange):
             raise ConfigurationError(
@@ -227,14 +240,33 @@ class DiLoCo:
         self._inner_steps = state["inner_steps"]
         self._since_event = state["since_event"]
         self._since_sync = list(state["since_sync"])
+        self._counter = StepCounter(self._optimizers, state["stepped"])
         self._restored = True
 
-    def _after_inner_step(self, *_: Any) -> None:
+    def _before_inner_step(self, optimizer: int) -> None:
+        if self._entered and self._counter.before(optimizer):
+            self._count()
+
+    def _after_inner_step(self, optimizer: int) -> None:
+        if not self._entered:
+            self._steps_outside += optimizer == 0
+            if self._steps_outside >= self.sync_every:
+                raise SyncError(
+                    f"{self._steps_outside} inner steps were taken since this outer loop was made, and it was never "
+                    "entered, so nothing is synced: train inside its block (with DiLoCo(...) as outer: ...)"
+                )
+            return
+        if self._counter.after(optimizer):
+            self._count()
+        # Not within a step: what the optimizers that are still to come would step by, the sync would drop. But one that
+        # never steps again is waited for one period only.
+        if self._since_event >= (2 * self._period if self._counter.stepped else self._period):
+            self._sync()
+
+    def _count(self) -> None:
         self._inner_steps += 1
         self._since_event += 1
         self._since_sync = [steps + 1 for steps in self._since_sync]
-        if self._since_event == self._period:
-            self._sync()
 
     def _share_initial(self) -> None:
         for number, fragment in enumerate(self._fragments):

@@ -8,6 +8,8 @@ from ._connect import connect
 from ._diloco import DiLoCo
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
 
     from ._exchange import Exchange
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
 def make_diloco_outer_loop(
     model: torch.nn.Module,
-    inner_optimizer: torch.optim.Optimizer,
+    inner_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     exchange: Exchange | None = None,
     *,
     sync_every: int = 500,
@@ -25,7 +27,7 @@ def make_diloco_outer_loop(
 
     Args:
         model: The model.
-        inner_optimizer: The optimizer that the training loop steps.
+        inner_optimizer: The optimizer that the training loop steps, or several.
         exchange: The connection to the other replicas; :func:`connect` with no arguments where it is left out.
         sync_every: Inner steps between two syncs.
         **options: Everything else that :class:`DiLoCo` takes.

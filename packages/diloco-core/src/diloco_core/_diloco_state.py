@@ -65,7 +65,7 @@ class OwnState:
     """When a replica of an elastic run saves what belongs to it alone, and what it gets back.
 
     Args:
-        optimizer: The inner optimizer.
+        optimizers: The inner optimizers.
         stateful: More things to save, by name.
         every: Every how many syncs; 0 for never.
 
@@ -76,11 +76,11 @@ class OwnState:
         ConfigurationError: An argument is not allowed.
     """
 
-    def __init__(self, optimizer: Stateful, stateful: Mapping[str, Stateful], every: int) -> None:
+    def __init__(self, optimizers: Sequence[Stateful], stateful: Mapping[str, Stateful], every: int) -> None:
         if not isinstance(every, int) or every < 0:
             raise ConfigurationError(f"save_inner_every must be 0 (never) or a number of syncs, not {every!r}")
         self.behind = 0
-        self._inner = InnerState(optimizer, stateful)
+        self._inner = InnerState(optimizers, stateful)
         self._every = every
         self._saved_at = 0
 

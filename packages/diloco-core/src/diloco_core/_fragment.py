@@ -57,6 +57,7 @@ class Fragment:
         self.kind = "outer"
         self.supersedes: Sequence[int] = ()
         self.steps: tuple[int, int] | None = None
+        self._adopted = False
         members: dict[tuple[torch.dtype, Rule], list[NamedTensor]] = {}
         for named in tensors:
             members.setdefault((named.wire_dtype, named.rule), []).append(named)
@@ -104,11 +105,12 @@ class Fragment:
 
     def begin(self) -> None:
         """Look at the model's tensors as flat ones; a tensor that is not contiguous is copied until :meth:`finish`."""
+        self._adopted = False
         for segment in self._all_segments():
             segment.values = segment.named.tensor.detach().reshape(-1)
 
     def finish(self) -> None:
-        """Write copied tensors back and let go of the model's gradients, which belong to values that are gone."""
+        """Write copied tensors back. Where new values were adopted, gradients go: they belong to values that are gone."""
         with torch.no_grad():
             for segment in self._all_segments():
                 tensor, values = segment.named.tensor, segment.values
@@ -116,7 +118,7 @@ class Fragment:
                     continue
                 if values.data_ptr() != tensor.data_ptr() and tensor.numel():
                     tensor.copy_(values.view(tensor.shape))
-                if segment.named.rule is Rule.OUTER:
+                if segment.named.rule is Rule.OUTER and self._adopted:
                     tensor.grad = None
                 segment.values = None
 
@@ -156,6 +158,7 @@ class Fragment:
 
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
         """Model := ``values``, rounded to the model's dtype."""
+        self._adopted = True
         for local, start, stop in self._overlaps(piece):
             part = values[start - piece.start : stop - piece.start]
             if part.data_ptr() != local.data_ptr():

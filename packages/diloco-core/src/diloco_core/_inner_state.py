@@ -14,7 +14,7 @@ from safetensors.torch import load as load_tensors
 from ._errors import ConfigurationError, CorruptedObjectError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ._store import Buffer
 
@@ -50,11 +50,11 @@ class InnerState:
     """Saves and restores what a replica has to itself. No pickle: a valid safetensors file, checksummed.
 
     Args:
-        optimizer: The inner optimizer.
+        optimizers: The inner optimizers.
         stateful: More things to save, by name.
     """
 
-    def __init__(self, optimizer: Stateful, stateful: Mapping[str, Stateful]) -> None:
+    def __init__(self, optimizers: Sequence[Stateful], stateful: Mapping[str, Stateful]) -> None:
         for name, thing in stateful.items():
             if not callable(getattr(thing, "state_dict", None)) or not callable(
                 getattr(thing, "load_state_dict", None)
@@ -62,7 +62,11 @@ class InnerState:
                 raise ConfigurationError(
                     f"stateful[{name!r}] is a {type(thing).__name__} without state_dict() and load_state_dict()"
                 )
-        self._things = {"optimizer": optimizer, **{f"stateful.{name}": thing for name, thing in stateful.items()}}
+        several = len(optimizers) > 1
+        self._things: dict[str, Stateful] = {
+            **{f"optimizer.{number}" if several else "optimizer": each for number, each in enumerate(optimizers)},
+            **{f"stateful.{name}": thing for name, thing in stateful.items()},
+        }
 
     def _kinds(self) -> dict[str, str]:
         return {name: type(thing).__name__ for name, thing in self._things.items()}
