@@ -114,7 +114,7 @@ def _fragment(
 ) -> dict[str, torch.Tensor]:
     table = source.fragments[index]
     layout = Layout(tuple(map(_group, table["groups"])), table["shards"])
-    flat = [torch.empty(group.numel, dtype=group.dtype) for group in layout.groups]
+    flat = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
     files = source.files(index, sync)
     with open_ahead(store, [file.key for file in files]) as readers:
         for number, (file, opened) in enumerate(zip(files, readers, strict=True)):

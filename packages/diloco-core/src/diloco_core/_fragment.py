@@ -71,7 +71,7 @@ class Fragment:
             groups.append(Group(dtype, segments[-1].stop, rule))
         self.layout = Layout(tuple(groups), shards)
         self._starts = [[segment.start for segment in segments] for segments in self._segments]
-        self.copy = [torch.empty(group.numel, dtype=group.dtype) for group in groups]
+        self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
         self.fingerprint = fingerprint("fragment", name, shards, self.schema())
 
     def schema(self) -> dict[str, str]:
@@ -205,9 +205,9 @@ class Fragment:
         for index, group in enumerate(self.layout.groups):
             whole = Piece(index, 0, group.numel)
             if group.rule is Rule.OUTER:
-                found.append(self.contribution(whole, torch.empty(group.numel, dtype=group.dtype)).neg_())
+                found.append(self.contribution(whole, torch.empty(group.numel, dtype=group.dtype, device="cpu")).neg_())
             else:
-                found.append(torch.empty(0))
+                found.append(torch.empty(0, device="cpu"))
         return found
 
     def reapply(self, progress: Sequence[torch.Tensor]) -> None:

@@ -199,7 +199,7 @@ class ManagerExchange:
             raise ConfigurationError(
                 "a torchft manager averages, and knows no rank 0 to take integer buffers from: pass buffers='none'"
             )
-        sums = [torch.empty(group.numel, dtype=group.dtype) for group in layout.groups]
+        sums = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
         for shard in range(layout.shards):
             chunks = layout.chunks(shard, CHUNK_BYTES)
             values = contributions(job, shard, 0, CHUNK_BYTES, self._scratch)

@@ -113,7 +113,7 @@ class Shard:
         for index, name in enumerate(names, start=1):
             section = SectionReader(reader, self._layout, sections, index, origin)
             for piece, tensors in chunks.items():
-                tensors[name] = torch.empty(piece.numel, dtype=self._layout.groups[piece.group].dtype)
+                tensors[name] = torch.empty(piece.numel, dtype=self._layout.groups[piece.group].dtype, device="cpu")
                 section.read(tensors[name])
             section.verify()
         return chunks, json.loads(found["__metadata__"]["scalars"])

@@ -24,7 +24,7 @@ class Scratch:
 
     def __init__(self, chunk_bytes: int) -> None:
         size = -(-max(chunk_bytes, 8) // 8) * 8
-        self._buffers = [torch.empty(size, dtype=torch.uint8) for _ in range(2)]
+        self._buffers = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(2)]
 
     def tensor(self, which: int, layout: Layout, piece: Piece) -> torch.Tensor:
         """Buffer 0 or 1 as a tensor that fits ``piece``."""
