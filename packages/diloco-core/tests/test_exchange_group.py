@@ -29,7 +29,8 @@ try:
         raise_at = 2
     else:
         raise_at = None
-    model = replica(exchange, steps=2 if how == "unequal" and exchange.rank == 1 else 6, raise_at=raise_at)
+    steps = 2 if how == "unequal" and exchange.rank == 1 else 6
+    model = replica(exchange, steps=steps, raise_at=raise_at, huge=how == "overflows")
     print("digest", digest(model))
 except Exception as error:
     print("error", type(error).__name__, error)
@@ -52,7 +53,7 @@ class Model(torch.nn.Module):
         self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
 
 
-def replica(exchange, *, steps, raise_at=None):
+def replica(exchange, *, steps, raise_at=None, huge=False):
     model = Model()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -67,6 +68,8 @@ def replica(exchange, *, steps, raise_at=None):
             for parameter in model.parameters():
                 gradient = torch.randn(parameter.shape, generator=gradients, dtype=torch.float64)
                 parameter.grad = gradient.mul(0.1).to(parameter.dtype)
+            if huge and step == 3:
+                model.b.bias.grad[2] = 3e38
             inner.step()
     return model
 
@@ -104,6 +107,13 @@ def test_a_replica_that_fails_is_named(tmp_path):
     assert second == "error ValueError no more data"
     assert first.startswith("error ReplicaLostError rank 1 failed after ")
     assert first.endswith("ValueError: no more data")
+
+
+def test_what_would_overflow_is_refused_by_all(tmp_path):
+    """Its owner alone has computed it; the others wait in a collective meanwhile."""
+    for said in start(tmp_path, 3, "overflows"):
+        assert said.startswith("error NonFiniteUpdateError in sync ")
+        assert "outer learning rate 0.7) makes tensor 'b.bias' NaN or infinite in bfloat16" in said
 
 
 def test_unequal_numbers_of_syncs_are_no_hang(tmp_path):

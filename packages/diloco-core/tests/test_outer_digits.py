@@ -137,9 +137,11 @@ def replicas_do_not_adopt(monkeypatch):
 
 def only_the_first_replicas_delta(monkeypatch):
     reduce = threads.reduce_shard
-    monkeypatch.setattr(
-        threads, "reduce_shard", lambda job, shard, sources, *rest: reduce(job, shard, sources[:1], *rest)
-    )
+
+    def alone(job, shard, sources, *rest, **options):
+        reduce(job, shard, sources[:1], *rest, **options)
+
+    monkeypatch.setattr(threads, "reduce_shard", alone)
     return {}
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ._exchange import Exchange, SyncReport
+    from ._layout import Piece
 
 
 class Mean(Fragment):
@@ -51,6 +52,10 @@ class Mean(Fragment):
             ):
                 # One plain tensor needs no second copy: results are read straight into it.
                 self.copy[number] = tensor.view(-1)
+
+    def must_be_finite(self, piece: Piece) -> bool:  # noqa: ARG002 - the protocol's signature
+        """All of it."""
+        return True
 
 
 class ObjectStoreAllReduce:

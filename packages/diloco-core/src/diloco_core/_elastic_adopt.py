@@ -229,7 +229,8 @@ class Adoption:
                 sections.append(section)
                 sources.append(_source(section))
                 life.traffic.received += sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
-            reduce_shard(job, shard, sources, life.chunk_bytes, life.scratch, everything=True)
+            number = self._commit.sync
+            reduce_shard(job, shard, sources, life.chunk_bytes, life.scratch, sync=number, everything=True)
             for section in sections:
                 section.verify()
 

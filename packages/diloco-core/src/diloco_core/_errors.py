@@ -18,6 +18,7 @@ DilocoError (diloco_protocol)
         ├── ReplicaLostError                  a replica died or failed
         ├── FencedError                       a newer life of this rank has taken over
         ├── DivergedError                     this replica computes other values than the others
+        ├── NonFiniteUpdateError (ArithmeticError) a sync would make a tensor NaN or infinite
         └── UnequalSyncsError                 a replica left after fewer syncs than the others
 """
 
@@ -146,6 +147,36 @@ class FencedError(SyncError):
 
 class DivergedError(SyncError):
     """Raised when this replica differs from the others again after it has reloaded the published state."""
+
+
+class NonFiniteUpdateError(SyncError, ArithmeticError):
+    """Raised when a sync would make a tensor NaN or infinite in the model's dtype. The new values are not published.
+
+    Every contribution was finite: it is the sum, or the outer step, that leaves what the dtype can hold.
+
+    Attributes:
+        tensor: Name of the tensor.
+        dtype: What cannot hold its new values, such as ``float16``.
+        sync: Number of the sync in its exchange.
+        outer_lr: The outer learning rate; None where the tensor takes no outer step.
+    """
+
+    def __init__(self, tensor: str, dtype: object, sync: int, outer_lr: float | None = None) -> None:
+        what, todo = "the mean over the replicas", "Look at what the replicas put into it."
+        if outer_lr is not None:
+            what = f"the outer step (outer learning rate {outer_lr:g})"
+            todo = (
+                "Lower the outer learning rate in a new run: export() writes the newest whole state to a file to begin from. "
+                "An elastic run can go on from that state, with the same settings, with resume='newest-whole'."
+            )
+        self.dtype = str(dtype).removeprefix("torch.")
+        super().__init__(
+            f"in sync {sync}, {what} makes tensor {tensor!r} NaN or infinite in {self.dtype}. "
+            f"The new values were not published. {todo}"
+        )
+        self.tensor = tensor
+        self.sync = sync
+        self.outer_lr = outer_lr
 
 
 class UnequalSyncsError(SyncError):

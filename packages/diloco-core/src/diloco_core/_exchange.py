@@ -98,8 +98,20 @@ class SyncJob(Protocol):
         """Name of the tensor that holds element ``index`` of the piece."""
         ...
 
+    def must_be_finite(self, piece: Piece) -> bool:
+        """Whether contributions to the piece, and their mean, may hold neither NaN nor infinity."""
+        ...
+
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
         """Apply the reduced contributions to the own copy and return the new values (a view, or ``reduced`` itself)."""
+        ...
+
+    def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
+        """Refuse new values that the model cannot hold.
+
+        Raises:
+            NonFiniteUpdateError: They are NaN or infinite in the dtype of a tensor of the model.
+        """
         ...
 
     def destination(self, piece: Piece) -> torch.Tensor | None:
@@ -162,6 +174,7 @@ class Exchange(Protocol):
 
         Raises:
             NonFiniteDeltaError: The own contribution holds NaN or infinity; nothing was sent.
+            NonFiniteUpdateError: The new values would be NaN or infinite; they are not published.
             SyncTimeoutError: Others did not contribute in time; it names them.
             ReplicaLostError: Another replica died or failed.
             UnequalSyncsError: Another replica finished after fewer syncs.

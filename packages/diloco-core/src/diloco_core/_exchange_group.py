@@ -6,20 +6,29 @@ same bytes, and the result is bit for bit that of the exchange over a store.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from ._errors import ConfigurationError, ReplicaLostError, SyncError, SyncTimeoutError, UnequalSyncsError
+from ._errors import (
+    ConfigurationError,
+    NonFiniteUpdateError,
+    ReplicaLostError,
+    SyncError,
+    SyncTimeoutError,
+    UnequalSyncsError,
+)
 from ._exchange import Schema, SyncJob, SyncReport
 from ._layout import Rule
 from ._rendezvous import compare_schemas
-from ._sharded import Scratch, contributions
+from ._sharded import Scratch, contributions, mean
 from ._timing import Timing
 
 if TYPE_CHECKING:
     from ._layout import Piece
+    from ._sharded import Source
 
 GROUP_CHUNK_BYTES = 4 * 2**20
 """Default size of a chunk in bytes: large enough to hide a message's latency, small beside a model."""
@@ -64,6 +73,7 @@ class ProcessGroupExchange:
         self._scratch = Scratch(chunk_bytes)
         self._schema: Schema | None = None
         self._syncs = 0
+        self._refused: NonFiniteUpdateError | None = None
         self._ended = False
 
     def join(self, schema: Schema) -> None:
@@ -132,6 +142,7 @@ class ProcessGroupExchange:
                 else:
                     sent += size * gathered
                     received += size
+        self._check_all()
         return SyncReport(
             sync=self._syncs,
             fragment=job.name,
@@ -148,27 +159,43 @@ class ProcessGroupExchange:
         layout, first = job.layout, job.layout.groups[chunk.group].rule is Rule.FIRST
         buffer = self._scratch.tensor(0, layout, chunk)
         mine = None if first and self.rank else job.contribution(chunk, buffer)
-        total = self._first(mine, buffer, owner) if first else self._gathered(mine, buffer, owner)
-        values = job.update(chunk, total).contiguous() if total is not None else self._landing(job, chunk)
+        gathered = [] if first else self._gathered(mine, owner)
+        values = self._landing(job, chunk)
+        try:
+            total = self._first(mine, buffer, owner) if first else self._mean(job, chunk, gathered)
+            if total is not None:
+                values = job.update(chunk, total).contiguous()
+                job.check_update(chunk, values, self._syncs)
+        except NonFiniteUpdateError as error:
+            self._refused = self._refused or error  # the others wait for this chunk: they are told at the end
         values = self._broadcast(values, owner)
         job.adopt(chunk, values)
+
+    def _check_all(self) -> None:
+        """Everybody raises what any owner has found in its new values."""
+        refused = torch.tensor([int(self._refused is not None)], dtype=torch.int32, device=self._device)
+        dist.all_reduce(refused, op=dist.ReduceOp.MAX, group=self._group)
+        if refused.item():
+            own = self._refused
+            found = self._everybodys(None if own is None else (own.tensor, own.dtype, own.sync, own.outer_lr))
+            raise NonFiniteUpdateError(*next(error for error in found if error is not None))
 
     def _landing(self, job: SyncJob, chunk: Piece) -> torch.Tensor:
         destination = job.destination(chunk)
         return self._scratch.tensor(1, job.layout, chunk) if destination is None else destination
 
-    def _gathered(self, mine: torch.Tensor | None, buffer: torch.Tensor, owner: int) -> torch.Tensor | None:
+    def _gathered(self, mine: torch.Tensor | None, owner: int) -> list[torch.Tensor]:
+        """All contributions to a chunk, in rank order; nothing where this replica is not its owner."""
         assert mine is not None  # everybody contributes to what is summed
         out = mine.to(self._device).contiguous()
         parts = [torch.empty_like(out) for _ in range(self.world_size)] if self.rank == owner else None
         messages = None if parts is None else [_bytes(part) for part in parts]
         dist.gather(_bytes(out), messages, dst=self._global(owner), group=self._group)
-        if parts is None:
-            return None
-        total = buffer.copy_(parts[0])
-        for part in parts[1:]:
-            total.add_(part.to(total.device))
-        return total.div_(self.world_size) if self.world_size > 1 else total
+        return parts or []
+
+    def _mean(self, job: SyncJob, chunk: Piece, parts: list[torch.Tensor]) -> torch.Tensor | None:
+        sources: list[Source] = [partial(_moved, part) for part in parts]
+        return mean(job, chunk, sources, self._scratch, self._syncs) if sources else None
 
     def _first(self, mine: torch.Tensor | None, buffer: torch.Tensor, owner: int) -> torch.Tensor | None:
         if owner == 0:
@@ -209,6 +236,10 @@ class ProcessGroupExchange:
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self._group, rank)
+
+
+def _moved(part: torch.Tensor, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - a source
+    return part.to(out.device)
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:

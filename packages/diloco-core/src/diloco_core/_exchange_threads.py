@@ -162,7 +162,8 @@ class InProcessExchange:
                 )
         own = range(self.rank, layout.shards, self.world_size)
         for shard in own:
-            reduce_shard(job, shard, [other.contribution for other in jobs], self._chunk_bytes, self._scratch)
+            sources = [other.contribution for other in jobs]
+            reduce_shard(job, shard, sources, self._chunk_bytes, self._scratch, sync=self._syncs)
         ready = clock()
         self._meet("reduce", job)
         waited += clock() - ready

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from dataclasses import dataclass
 from itertools import chain
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
+from ._errors import NonFiniteUpdateError
 from ._layout import Group, Layout, Piece, Rule
 from ._wire import fingerprint, view
 
@@ -18,6 +20,10 @@ if TYPE_CHECKING:
 
     from ._fragments import NamedTensor
     from ._outer import OuterOptimizer
+
+
+# What a number must stay below to be finite in a narrower dtype after rounding to nearest: half a step above the largest.
+_ROUNDS_TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**119}
 
 
 @dataclass(slots=True)
@@ -71,6 +77,7 @@ class Fragment:
             groups.append(Group(dtype, segments[-1].stop, rule))
         self.layout = Layout(tuple(groups), shards)
         self._starts = [[segment.start for segment in segments] for segments in self._segments]
+        self._square_bounds = [_square_bound(g.dtype, s) for g, s in zip(groups, self._segments, strict=True)]
         self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
         self.fingerprint = fingerprint("fragment", name, shards, self.schema())
 
@@ -152,6 +159,30 @@ class Fragment:
             values.copy_(reduced)
         return values
 
+    def must_be_finite(self, piece: Piece) -> bool:
+        """Whether the piece takes an outer step."""
+        return self.layout.groups[piece.group].rule is Rule.OUTER
+
+    def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
+        """Refuse an outer step that leaves what the model's dtype, or the outer optimizer's state, can hold.
+
+        Raises:
+            NonFiniteUpdateError: It names the tensor.
+        """
+        if not self.must_be_finite(piece):
+            return
+        # The sum of squares bounds every value, and shows NaN and infinity; it costs less than a tenth of the outer step.
+        if not torch.dot(values, values).item() < self._square_bounds[piece.group]:
+            for segment, start, stop in self._parts(piece):
+                dtype = segment.named.tensor.dtype
+                if not values[start - piece.start : stop - piece.start].to(dtype).isfinite().all():
+                    raise NonFiniteUpdateError(segment.named.name, dtype, sync, self._outer_lr())
+        if self.outer is not None and (index := self.outer.not_finite(piece)) is not None:
+            raise NonFiniteUpdateError(self.locate(piece, index), values.dtype, sync, self._outer_lr())
+
+    def _outer_lr(self) -> float | None:
+        return None if self.outer is None else self.outer.lr
+
     def destination(self, piece: Piece) -> torch.Tensor:
         """The global copy of a piece."""
         return self.copy[piece.group][piece.start : piece.stop]
@@ -218,13 +249,18 @@ class Fragment:
 
     def _overlaps(self, piece: Piece) -> Iterator[tuple[torch.Tensor, int, int]]:
         """The model's values in a piece: flat tensors, and where in the group they start and stop."""
+        for segment, start, stop in self._parts(piece):
+            yield _ready(segment)[start - segment.start : stop - segment.start], start, stop
+
+    def _parts(self, piece: Piece) -> Iterator[tuple[_Segment, int, int]]:
+        """The tensors that have elements in a piece, and where in the group these start and stop."""
         segments = self._segments[piece.group]
         number = bisect_right(self._starts[piece.group], piece.start) - 1
         while number < len(segments) and segments[number].start < piece.stop:
             segment = segments[number]
             start, stop = max(piece.start, segment.start), min(piece.stop, segment.stop)
             if start < stop:
-                yield _ready(segment)[start - segment.start : stop - segment.start], start, stop
+                yield segment, start, stop
             number += 1
 
     def _all_segments(self) -> Iterator[_Segment]:
@@ -250,6 +286,7 @@ class Initial:
         self.layout = Layout(tuple(groups), fragment.layout.shards)
         self.fingerprint = initial_fingerprint(fragment.fingerprint)
         self.locate = fragment.locate
+        self.must_be_finite = fragment.must_be_finite
         self.destination = fragment.destination
         self.published = fragment.destination
 
@@ -264,6 +301,9 @@ class Initial:
             values.copy_(reduced)
         return values
 
+    def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
+        """Nothing to check: contributions are checked, and nothing is computed."""
+
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
         """Model := ``values``, where asked for."""
         if self._into_model:
@@ -276,6 +316,12 @@ class Initial:
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - the protocol's signature
         """None: no outer step has been taken."""
         return {}
+
+
+def _square_bound(dtype: torch.dtype, segments: Sequence[_Segment]) -> float:
+    """What the sum of a chunk's squares must be less than, so that all of its values are finite in the model's dtypes."""
+    narrowest = min((_ROUNDS_TO_INFINITY.get(s.named.tensor.dtype, math.inf) for s in segments), default=math.inf)
+    return min(narrowest**2, torch.finfo(dtype).max) if dtype.is_floating_point else math.inf
 
 
 def initial_fingerprint(fragment: str) -> str:

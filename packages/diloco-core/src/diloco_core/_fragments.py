@@ -10,6 +10,7 @@ import torch
 
 from ._errors import ConfigurationError
 from ._layout import Rule
+from ._wire import SAFETENSORS_DTYPES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -42,10 +43,9 @@ class NamedTensor:
 
     @property
     def wire_dtype(self) -> torch.dtype:
-        """Dtype of its global copy, its sums and its bytes in the store: at least fp32; integers travel as int64."""
-        if self.tensor.is_floating_point():
-            return torch.promote_types(self.tensor.dtype, torch.float32)
-        return torch.int64
+        """Dtype of its global copy and its bytes in the store: its own, or at least fp32 where replicas are summed."""
+        own = self.tensor.dtype
+        return own if self.rule is Rule.FIRST or own.itemsize >= torch.float32.itemsize else torch.float32
 
     @property
     def wire_bytes(self) -> int:
@@ -101,6 +101,21 @@ def _check(named: NamedTensor) -> None:
         raise ConfigurationError(f"parameter {named.name!r} is on the meta device: it has no values yet")
 
 
+def _check_buffer(name: str, buffer: torch.Tensor) -> None:
+    what = ""
+    if buffer.is_complex():
+        what = "complex"
+    elif buffer.layout is not torch.strided or buffer.is_meta or type(buffer.detach()) is not torch.Tensor:
+        what = f"a {type(buffer.detach()).__name__} with layout {buffer.layout} on device {buffer.device}"
+    elif buffer.dtype not in SAFETENSORS_DTYPES:
+        what = f"of dtype {buffer.dtype}, which safetensors does not know"
+    if what:
+        raise ConfigurationError(
+            f"buffer {name!r} is {what}; only plain dense tensors of ordinary dtypes can be synced. "
+            "Sync it yourself and pass buffers='none'."
+        )
+
+
 def _by_number(trainable: list[NamedTensor], count: int) -> list[list[NamedTensor]]:
     if count < 1:
         raise ConfigurationError(f"fragments must be at least 1, not {count}")
@@ -150,8 +165,7 @@ def _buffers(model: torch.nn.Module, policy: Buffers) -> list[NamedTensor]:
     found = []
     for name, buffer in model.named_buffers():
         if name in persistent:
-            if buffer.is_complex():
-                raise ConfigurationError(f"buffer {name!r} is complex; sync it yourself and pass buffers='none'")
+            _check_buffer(name, buffer)
             mean = policy is Buffers.MEAN and buffer.is_floating_point()
             found.append(NamedTensor(name, buffer, Rule.MEAN if mean else Rule.FIRST))
     return found

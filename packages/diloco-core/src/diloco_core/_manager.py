@@ -214,7 +214,9 @@ class ManagerExchange:
             for shard in range(layout.shards):
                 for chunk in layout.chunks(shard, CHUNK_BYTES):
                     if committed:
-                        job.adopt(chunk, job.update(chunk, sums[chunk.group][chunk.start : chunk.stop]))
+                        new = job.update(chunk, sums[chunk.group][chunk.start : chunk.stop])
+                        job.check_update(chunk, new, self._syncs)
+                        job.adopt(chunk, new)
                     elif (values_before := job.destination(chunk)) is not None:
                         job.adopt(chunk, values_before)
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -84,6 +85,23 @@ class OuterOptimizer:
         group = self._optimizer.param_groups[0]
         values = {key: str(value) for key, value in sorted(group.items()) if key != "params"}
         return {"outer_optimizer": type(self._optimizer).__name__, **{f"outer_{key}": v for key, v in values.items()}}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return float(self._optimizer.param_groups[0]["lr"])
+
+    def not_finite(self, piece: Piece) -> int | None:
+        """Index of an element of a chunk whose state is NaN or infinite; None where there is none.
+
+        Plain SGD is not looked at: what overflows in its momentum shows in the values too.
+        """
+        if isinstance(self._optimizer, torch.optim.SGD):
+            return None
+        for values in self.tensors(piece).values():
+            if not math.isfinite(values.sum().item()) and not bool((finite := values.isfinite()).all()):
+                return int(finite.logical_not().nonzero()[0].item())
+        return None
 
     def step(self, piece: Piece, values: torch.Tensor, gradient: torch.Tensor) -> None:
         """Update ``values`` (a flat view that stays the same from step to step) in place."""

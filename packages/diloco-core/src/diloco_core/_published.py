@@ -11,7 +11,7 @@ import torch
 from ._errors import CorruptedObjectError
 from ._layout import Rule
 from ._sharded import adopt_shard
-from ._wire import Section, SectionReader, header, section_parts
+from ._wire import CHECKSUM_BYTES, Section, SectionReader, header, section_parts
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -54,7 +54,7 @@ class Shard:
         for last in section_parts(sections[0], (self._job.published(chunk) for chunk in chunks)):
             yield last
         if written is not None:
-            written(int.from_bytes(last, "little"))
+            written(int.from_bytes(last[-CHECKSUM_BYTES:], "little"))
         for section, name in zip(sections[1:], names, strict=True):
             yield from section_parts(section, (self._job.outer_state(chunk)[name] for chunk in outer))
 
@@ -63,7 +63,7 @@ class Shard:
         chunks = self._layout.chunks(self.number, self._chunk_bytes)
         parts = section_parts(self.values(), (self._job.published(chunk) for chunk in chunks))
         (last,) = deque(parts, maxlen=1)
-        return int.from_bytes(last, "little")
+        return int.from_bytes(last[-CHECKSUM_BYTES:], "little")
 
     def announce(self, reader: ObjectReader, origin: str) -> None:
         """Have the values of a file fetched ahead, where the store does that.

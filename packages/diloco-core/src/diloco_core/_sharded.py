@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from ._errors import NonFiniteDeltaError
+from ._errors import NonFiniteDeltaError, NonFiniteUpdateError
 from ._layout import Layout, Piece, Rule
 
 if TYPE_CHECKING:
@@ -39,19 +39,22 @@ def sent_pieces(layout: Layout, shard: int, rank: int) -> tuple[Piece, ...]:
 def contributions(
     job: SyncJob, shard: int, rank: int, chunk_bytes: int, scratch: Scratch, *, everything: bool = False
 ) -> Iterator[torch.Tensor]:
-    """The own contribution to a shard, chunk by chunk, each checked to be finite.
+    """The own contribution to a shard, chunk by chunk, each checked: what takes an outer step has to be finite.
 
     ``everything``: also what only the first member's values are taken of, since anybody may turn out to be the first.
 
     Raises:
-        NonFiniteDeltaError: A chunk holds NaN or infinity.
+        NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer NaN where there was none before.
     """
     layout = job.layout
     for chunk in layout.chunks(shard, chunk_bytes):
         if rank != 0 and not everything and layout.groups[chunk.group].rule is Rule.FIRST:
             continue
         values = job.contribution(chunk, scratch.tensor(0, layout, chunk))
-        _check_finite(job, chunk, values, rank)
+        if job.must_be_finite(chunk):
+            _check_finite(job, chunk, values, rank)
+        else:
+            _check_buffers(job, chunk, values, rank)
         yield values
 
 
@@ -62,6 +65,7 @@ def reduce_shard(
     chunk_bytes: int,
     scratch: Scratch,
     *,
+    sync: int,
     everything: bool = False,
 ) -> None:
     """Sum a shard's contributions in rank order, update the own copy and adopt the new values.
@@ -72,21 +76,70 @@ def reduce_shard(
         sources: For every rank, in order, what gives its contribution to a chunk. Chunks come in file order.
         chunk_bytes: Largest size of a chunk.
         scratch: Buffers.
+        sync: Number of the sync, for errors.
         everything: Whether the sources give also what only the first one's values are taken of.
+
+    Raises:
+        NonFiniteUpdateError: The new values would be NaN or infinite. The own copy is undefined then.
     """
     layout = job.layout
     for chunk in layout.chunks(shard, chunk_bytes):
-        buffer = scratch.tensor(0, layout, chunk)
-        total = sources[0](chunk, buffer)
         if layout.groups[chunk.group].rule is not Rule.FIRST:
-            for source in sources[1:]:
-                total = torch.add(total, source(chunk, scratch.tensor(1, layout, chunk)), out=buffer)
-            if len(sources) > 1:
-                total.div_(len(sources))
-        elif everything:
-            for source in sources[1:]:  # it is read, so that its section can be verified
+            total = mean(job, chunk, sources, scratch, sync)
+        else:
+            total = sources[0](chunk, scratch.tensor(0, layout, chunk))
+            for source in sources[1:] if everything else ():  # it is read, so that its section can be verified
                 source(chunk, scratch.tensor(1, layout, chunk))
-        job.adopt(chunk, job.update(chunk, total))
+        values = job.update(chunk, total)
+        job.check_update(chunk, values, sync)
+        job.adopt(chunk, values)
+
+
+def mean(job: SyncJob, chunk: Piece, sources: Sequence[Source], scratch: Scratch, sync: int) -> torch.Tensor:
+    """The mean of all contributions to a chunk, summed in rank order.
+
+    Args:
+        job: The sync.
+        chunk: The chunk.
+        sources: For every rank, in order, what gives its contribution.
+        scratch: Buffers; the first one may hold the result.
+        sync: Number of the sync, for errors.
+
+    Raises:
+        NonFiniteUpdateError: The mean of a buffer is not finite, although the contributions are.
+    """
+    if len(sources) > 1 and not job.must_be_finite(chunk):
+        return _mean_of_buffers(job, chunk, sources, scratch, sync)
+    buffer = scratch.tensor(0, job.layout, chunk)
+    total = sources[0](chunk, buffer)
+    for source in sources[1:]:
+        total = torch.add(total, source(chunk, scratch.tensor(1, job.layout, chunk)), out=buffer)
+    return total.div_(len(sources)) if len(sources) > 1 else total
+
+
+def _mean_of_buffers(
+    job: SyncJob, chunk: Piece, sources: Sequence[Source], scratch: Scratch, sync: int
+) -> torch.Tensor:
+    """The mean, and exactly the common value where all replicas have the same one.
+
+    A causal mask of -inf, or a table that nobody changes, comes out as it went in: neither rounding nor overflow of the sum
+    may touch it. Buffers are small beside the parameters, so this may cost a few more passes.
+    """
+    first = sources[0](chunk, scratch.tensor(0, job.layout, chunk)).clone()
+    total, same = first.clone(), torch.ones(chunk.numel, dtype=torch.bool, device="cpu")
+    infinite, nan = first.isinf(), first.isnan()
+    for source in sources[1:]:
+        values = source(chunk, scratch.tensor(1, job.layout, chunk))
+        same &= _bits(values) == _bits(first)
+        infinite |= values.isinf()
+        nan |= values.isnan()
+        total += values
+    total = torch.where(same, first, total.div_(len(sources)))
+    # Infinity out of finite values is an overflow of the sum, and NaN without NaN comes of infinities that differ.
+    made = (total.isinf() & ~infinite) | (total.isnan() & ~nan)
+    if bool(made.any()):
+        raise NonFiniteUpdateError(job.locate(chunk, _first(made)), total.dtype, sync)
+    return total
 
 
 def adopt_shard(job: SyncJob, shard: int, read: Source, chunk_bytes: int, scratch: Scratch) -> None:
@@ -105,5 +158,29 @@ def _check_finite(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -
         return
     finite = values.isfinite()
     if not bool(finite.all()):
-        index = int(finite.logical_not().nonzero()[0].item())
-        raise NonFiniteDeltaError(job.locate(chunk, index), rank)
+        raise NonFiniteDeltaError(job.locate(chunk, _first(~finite)), rank)
+
+
+def _check_buffers(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -> None:
+    """Infinity may be meant (masks, the start of a running minimum); NaN is refused unless all replicas hold it already."""
+    if not values.is_floating_point():
+        return
+    nan = _is_nan(values)
+    before = job.destination(chunk)
+    if bool(nan.any()) and before is not None:
+        nan &= ~_is_nan(before)
+    if bool(nan.any()):
+        raise NonFiniteDeltaError(job.locate(chunk, _first(nan)), rank)
+
+
+def _is_nan(values: torch.Tensor) -> torch.Tensor:
+    return (values if values.dtype.itemsize > 1 else values.float()).isnan()  # torch cannot tell it of eight bits
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    return values.view(torch.int64 if values.dtype.itemsize == torch.int64.itemsize else torch.int32)
+
+
+def _first(found: torch.Tensor) -> int:
+    """Index of the first element that is true."""
+    return int(found.nonzero()[0].item())

@@ -181,7 +181,7 @@ class StoreSync:
                     self._job.contribution if o == rank else partial(self._read, deltas[o])
                     for o in range(self._p.world_size)
                 ]
-                reduce_shard(self._job, shard, sources, self._p.chunk_bytes, self._p.scratch)
+                reduce_shard(self._job, shard, sources, self._p.chunk_bytes, self._p.scratch, sync=self._number)
                 for delta in deltas.values():
                     delta.verify()
 

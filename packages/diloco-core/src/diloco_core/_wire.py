@@ -1,8 +1,9 @@
 """The two kinds of payload objects: deltas and state shards. Both are valid safetensors files, both are checksummed.
 
-A file is a sequence of *sections*; a section is one tensor per piece and then eight bytes: the xxh3-64 of the piece bytes
-(little endian). The checksum stands behind its data, so that a writer needs one pass and one ranged read brings both. Its
-seed binds the section to the run's schema, the sync, the writer and the shard: a valid section in the wrong place fails too.
+A file is a sequence of *sections*; a section is one tensor per piece, zeros up to a multiple of eight bytes, and then
+eight bytes: the xxh3-64 of the piece bytes (little endian). The checksum stands behind its data, so that a writer needs one
+pass and one ranged read brings both. Its seed binds the section to the run's schema, the sync, the writer and the shard: a
+valid section in the wrong place fails too.
 
 Offsets within the data follow from the layout alone, so readers skip the header; it is there for people and other tools.
 """
@@ -28,7 +29,30 @@ if TYPE_CHECKING:
 CHECKSUM_BYTES = 8
 _LENGTH_BYTES = 8
 
-_DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}
+SAFETENSORS_DTYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint64: "U64",
+    torch.uint32: "U32",
+    torch.uint16: "U16",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+    torch.complex64: "C64",
+}
+"""What safetensors calls the dtypes that it knows."""
+
+# Sections begin at multiples of this many bytes, so that other tools can map every tensor of a file, of whatever dtype.
+_ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,16 +82,25 @@ def seed(*identity: object) -> int:
 
 def view(tensor: torch.Tensor) -> memoryview:
     """The bytes of a contiguous CPU tensor, writable and not copied."""
-    array: Any = tensor.numpy()  # numpy declares the buffer protocol from Python 3.12 on
-    return memoryview(array).cast("B")
+    if not tensor.numel():
+        return memoryview(bytearray())
+    # As bytes, because numpy does not know every dtype; and it declares the buffer protocol from Python 3.12 on.
+    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)
 
 
 def section_starts(layout: Layout, sections: Iterable[Section]) -> list[int]:
     """Byte offset of every section within the data of a file, and the size of the data last."""
     starts = [0]
     for section in sections:
-        starts.append(starts[-1] + sum(layout.piece_bytes(piece) for piece in section.pieces) + CHECKSUM_BYTES)
+        size = sum(layout.piece_bytes(piece) for piece in section.pieces)
+        starts.append(starts[-1] + size + _padding(size) + CHECKSUM_BYTES)
     return starts
+
+
+def _padding(size: int) -> int:
+    """How many zeros follow so many bytes of pieces."""
+    return -size % _ALIGNMENT
 
 
 def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, str]) -> bytes:
@@ -77,10 +110,11 @@ def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, s
         offset = start
         for piece in section.pieces:
             end = offset + layout.piece_bytes(piece)
-            dtype = _DTYPES[layout.groups[piece.group].dtype]
+            dtype = SAFETENSORS_DTYPES[layout.groups[piece.group].dtype]
             tensors[f"{section.name}.{piece.group}"] = _entry(dtype, piece.numel, offset, end)
             offset = end
-        tensors[f"{section.name}.xxh3"] = _entry("U8", CHECKSUM_BYTES, offset, offset + CHECKSUM_BYTES)
+        end = offset + _padding(offset - start) + CHECKSUM_BYTES
+        tensors[f"{section.name}.xxh3"] = _entry("U8", end - offset, offset, end)
     text = json.dumps(tensors, separators=(",", ":")).encode()
     # Trailing spaces belong to the format; they let the data start at a multiple of 64 bytes.
     text += b" " * (-(_LENGTH_BYTES + len(text)) % 64)
@@ -124,7 +158,7 @@ class SectionReader:
         if isinstance(reader, ReadsAhead):
             reader.expect(data + starts[index], data + starts[index + 1])
         self._reader = reader
-        self._offset = data + starts[index]
+        self._offset = self._start = data + starts[index]
         self._hash = xxhash.xxh3_64(seed=sections[index].seed)
         self._origin = f"{origin}, section {sections[index].name}"
 
@@ -146,9 +180,11 @@ class SectionReader:
         Raises:
             CorruptedObjectError: What was read is not what was written.
         """
-        stored = bytearray(CHECKSUM_BYTES)
+        padding = _padding(self._offset - self._start)
+        stored = bytearray(padding + CHECKSUM_BYTES)
         self._reader.read_into(self._offset, memoryview(stored))
-        if int.from_bytes(stored, "little") != self._hash.intdigest():
+        expected = bytes(padding) + self._hash.intdigest().to_bytes(CHECKSUM_BYTES, "little")
+        if stored != expected:
             raise CorruptedObjectError(
                 f"{self._origin}: the checksum is wrong. The object was damaged, or written for another run, model or sync."
             )
@@ -157,8 +193,10 @@ class SectionReader:
 def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Iterator[Buffer]:
     """The bytes of a section, chunk by chunk, then its checksum. A chunk may be reused after it was yielded."""
     digest = xxhash.xxh3_64(seed=section.seed)
+    size = 0
     for chunk in chunks:
         buffer = view(chunk)
         digest.update(buffer)
+        size += len(buffer)
         yield buffer
-    yield digest.intdigest().to_bytes(CHECKSUM_BYTES, "little")
+    yield bytes(_padding(size)) + digest.intdigest().to_bytes(CHECKSUM_BYTES, "little")
