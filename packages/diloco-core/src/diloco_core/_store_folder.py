@@ -8,41 +8,38 @@ import itertools
 import os
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
-from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from ._errors import ConfigurationError, ObjectNotFoundError, StoreUnavailableError
 from ._sealed import RECORD_BYTES
 from ._store import too_large
+from ._store_files import (
+    FileReader,
+    create_file,
+    is_ours_alone,
+    is_there,
+    keep_aside,
+    link,
+    open_to_read,
+    open_to_write_over,
+    opened_below,
+    opened_folder,
+    remove_empty,
+    rename,
+    sizes,
+    split,
+    sync_folder,
+    unavailable,
+    unlink,
+    unreadable,
+)
 from ._store_temporary import LARGE_BYTES, Spares, new_life, remove_leftovers, temporary_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
-    from types import TracebackType
 
     from ._store import Buffer
-
-T = TypeVar("T")
-
-# What network file systems say while their server is away, and what passes when others let go of something.
-_PASSING = {
-    errno.EIO,
-    errno.ESTALE,
-    errno.ETIMEDOUT,
-    errno.EHOSTDOWN,
-    errno.EHOSTUNREACH,
-    errno.ENETDOWN,
-    errno.ENETUNREACH,
-    errno.ENOTCONN,
-    errno.ECONNRESET,
-    errno.EREMOTEIO if hasattr(errno, "EREMOTEIO") else errno.EIO,
-    errno.EAGAIN,
-    errno.EBUSY,
-    errno.ENOLCK,
-    errno.EMFILE,
-    errno.ENFILE,
-    errno.ENOMEM,
-}
 
 
 class FolderStore:
@@ -51,10 +48,18 @@ class FolderStore:
     An object is written to a temporary file, then renamed (``put``) or hard-linked (``create``, which POSIX makes
     exclusive). Files of deleted objects that nobody reads any more are written over by later ones, since getting fresh
     pages from the kernel costs more than filling them; they hold no more bytes than are written between two deletions.
-    Nothing is synced to the disk device: a power cut may lose or tear recent objects, which their checksums then show.
+    Only a regular file of this user that has no other name is written over, so backups by hard links stay as they are.
+
+    The folder itself may be reached through symbolic links. What is below it and is a link, a pipe, a socket or a device is
+    never followed, read or written: as an object it is refused by name, and in listings it does not appear.
+
+    Objects of less than 64 KiB (all records) are on the disk, with their names, before ``put`` and ``create`` return. Larger
+    ones are not synced: after a power cut a payload may be missing or torn while the record that names it is there. Checksums
+    show that, and what is damaged can be written again from the rest of the run.
 
     Temporary files lie in the folder itself. Whoever opens the store or deletes unread objects removes those of processes
-    that were killed: at once those of this machine (and container), after an hour those of others.
+    that were killed: at once those of this machine (and container), after an hour those of others. A process that was stopped
+    for so long misses its file when it goes on: its write fails by name, nothing else is touched, and it can be repeated.
     """
 
     near = True
@@ -71,16 +76,18 @@ class FolderStore:
         self._spares: dict[tuple[int, str], Spares] = {}
         self._lock = threading.Lock()
         self._life = new_life(self)
+        self._reading = reading
         if reading:
             return  # nothing is made, and what is not there is not found
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            probe = self._temporary()
-            probe.write_bytes(b"")
-            probe.unlink()
+            with opened_folder(self.root) as root:
+                probe = self._temporary()
+                os.close(create_file(root, probe))
+                os.unlink(probe, dir_fd=root)
             remove_leftovers(self.root)
         except OSError as error:
-            raise _unavailable(
+            raise unavailable(
                 f"the folder {str(self.root)!r} cannot be written: {error.strerror or error}. "
                 "Name a folder that this user may create and write.",
                 error,
@@ -88,34 +95,30 @@ class FolderStore:
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step; see :meth:`._store.Store.put`."""
-        temporary, size = self._write(key, parts)
-        path = self._path(key)
-        try:
-            _in_its_folder(path, lambda: temporary.replace(path))
-        except OSError as error:
-            temporary.unlink(missing_ok=True)
-            raise _unavailable(f"{str(path)!r} cannot be written: {error.strerror or error}", error) from error
+        with self._written(key, parts) as (root, temporary, size):
+            try:
+                self._publish(root, key, size, temporary, rename)
+            except OSError as error:
+                raise unavailable(
+                    f"{str(self._path(key))!r} cannot be written: {error.strerror or error}", error
+                ) from error
         return size
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; see :meth:`._store.Store.create`."""
-        if isinstance(data, bytes):
-            temporary, _ = self._write(key, [data], small=True)
-        else:
-            temporary, _ = self._write(key, data)
-        try:
-            path = self._path(key)
-            _in_its_folder(path, lambda: os.link(temporary, path))
-        except FileExistsError:
-            return False
-        except OSError as error:
-            raise _unavailable(
-                f"{str(path)!r} cannot be created: {error.strerror or error}. Objects are created by hard link: name a folder "
-                "that this user may write, on a file system that has hard links (FAT and some network shares have none).",
-                error,
-            ) from error
-        finally:
-            temporary.unlink(missing_ok=True)
+        small = isinstance(data, bytes)
+        with self._written(key, [data] if isinstance(data, bytes) else data, small=small) as (root, temporary, size):
+            try:
+                self._publish(root, key, size, temporary, link)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                raise unavailable(
+                    f"{str(self._path(key))!r} cannot be created: {error.strerror or error}. Objects are created by hard "
+                    "link: name a folder that this user may write, on a file system that has hard links (FAT and some "
+                    "network shares have none).",
+                    error,
+                ) from error
         return True
 
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
@@ -129,37 +132,35 @@ class FolderStore:
 
     def open(self, key: str, size: int | None = None) -> FileReader:  # noqa: ARG002 - the file tells
         """Open an object for ranged reads; see :meth:`._store.Store.open`."""
-        path = self._path(key)
+        *folders, name = split(key)
         try:
-            return FileReader(path, os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+            with self._opened() as root, opened_below(root, folders) as folder:
+                return open_to_read(folder, name, self._path(key))
         except FileNotFoundError:
-            raise self._missing(key) from None
+            raise ObjectNotFoundError(f"there is no object {key!r} in {self.uri}") from None
         except OSError as error:
-            raise _unreadable(path, error) from error
+            raise unreadable(self._path(key), error) from error
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes; see :meth:`._store.Store.list`.
 
-        What has a name that begins with a dot is no object: it is ours, or the file system's (``.nfs...``, ``.snapshot``).
+        What is not a regular file is no object, and neither is what has a name that begins with a dot.
         """
         found: dict[str, int] = {}
-        folders = [self._path(prefix.rstrip("/")) if prefix.strip("/") else self.root]
+        wanted = prefix.strip("/")
+        folders = [split(wanted) if wanted else []]
         while folders:
-            folder = folders.pop()
+            names = folders.pop()
+            below: list[str] = []
             # A file or folder may vanish while it is listed: then it is not there.
             with (
-                _named(f"{str(folder)!r} cannot be listed"),
+                _named(f"{str(self.root.joinpath(*names))!r} cannot be listed"),
                 contextlib.suppress(FileNotFoundError),
-                os.scandir(folder) as entries,
+                self._opened() as root,
+                opened_below(root, names) as folder,
             ):
-                for entry in entries:
-                    if entry.name.startswith("."):
-                        continue
-                    if entry.is_dir(follow_symlinks=False):
-                        folders.append(Path(entry.path))
-                    else:
-                        with contextlib.suppress(FileNotFoundError):
-                            found[Path(entry.path).relative_to(self.root).as_posix()] = entry.stat().st_size
+                found.update({"/".join([*names, name]): size for name, size in sizes(folder, below)})
+            folders += [[*names, name] for name in below]
         return dict(sorted(found.items()))
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
@@ -167,128 +168,134 @@ class FolderStore:
         if unread:
             remove_leftovers(self.root)
         for key in keys:
-            path = self._path(key)
-            with _named(f"{str(path)!r} cannot be deleted"):
-                if not (unread and self._keep(key)):
-                    path.unlink(missing_ok=True)
-            with contextlib.suppress(OSError):  # not empty, or already gone
-                for folder in path.parents[: len(path.parents) - len(self.root.parents) - 1]:
-                    folder.rmdir()
+            *folders, name = split(key)
+            with (
+                _named(f"{str(self._path(key))!r} cannot be deleted"),
+                contextlib.suppress(FileNotFoundError),
+                self._opened() as root,
+            ):
+                with contextlib.suppress(FileNotFoundError), opened_below(root, folders) as folder:
+                    if not (unread and self._keep(key, root, folder, name)):
+                        os.unlink(name, dir_fd=folder)
+                remove_empty(root, folders)
 
     def close(self) -> None:
         """Remove the files kept for reuse; see :meth:`._store.Store.close`."""
         with self._lock:
             spares, self._spares = self._spares, {}
-        for path in itertools.chain.from_iterable(kept.files for kept in spares.values()):
-            path.unlink(missing_ok=True)
+        for name in itertools.chain.from_iterable(kept.files for kept in spares.values()):
+            (self.root / name).unlink(missing_ok=True)
 
     def _spares_of(self, key: str) -> Spares:
         # By process: after a fork, both would write over the same file.
         return self._spares.setdefault((os.getpid(), key.partition("/")[0]), Spares())
 
-    def _keep(self, key: str) -> bool:
+    def _keep(self, key: str, root: int, folder: int, name: str) -> bool:
         """Set a large object's file aside, to be written over by the next large object of the same top folder."""
-        with self._lock, contextlib.suppress(FileNotFoundError):
-            path, spares = self._path(key), self._spares_of(key)
+        with self._lock:
+            spares = self._spares_of(key)
             spares.writing = False
-            size = path.stat().st_size
-            if size < LARGE_BYTES or not spares.has_room(size):
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if status.st_size < LARGE_BYTES or not spares.has_room(status.st_size):
+                return False
+            if not is_ours_alone(status, os.fstat(root)):
                 return False
             spare = self._temporary()
-            path.replace(spare)
-            spares.files[spare] = size
+            keep_aside(root, folder, name, spare)
+            spares.files[spare] = status.st_size
         return True
 
-    def _begin(self, key: str, small: bool) -> tuple[Path, int]:
+    def _begin(self, root: int, key: str, small: bool) -> tuple[str, int]:
         """A file to write an object into, which no reader sees yet, and its descriptor."""
         with self._lock:
             files = {} if small else self._spares_of(key).files
             spare = files.popitem()[0] if files else None
         if spare is not None:
-            with contextlib.suppress(FileNotFoundError):  # somebody has cleaned up the folder
-                os.utime(spare)  # in use again
-                return spare, os.open(spare, os.O_WRONLY | os.O_CLOEXEC)
-        path = self._temporary()
-        return path, _create(path)
+            descriptor = open_to_write_over(root, spare)
+            if descriptor is not None:
+                os.utime(descriptor)  # in use again
+                return spare, descriptor
+            with contextlib.suppress(OSError):  # somebody has cleaned up the folder, or given it another name too
+                os.unlink(spare, dir_fd=root)
+        name = self._temporary()
+        return name, create_file(root, name)
 
     def _path(self, key: str) -> Path:
         return self.root / key
 
-    def _temporary(self) -> Path:
-        return self.root / temporary_name(self._life, next(self._names))
+    def _temporary(self) -> str:
+        return temporary_name(self._life, next(self._names))
 
-    def _write(self, key: str, parts: Iterable[Buffer], *, small: bool = False) -> tuple[Path, int]:
-        """Write an object into a file that no reader sees; returns it and its size in bytes."""
-        size = 0
-        with self._writing(key):
-            temporary, descriptor = self._begin(key, small)
-        try:
+    @contextlib.contextmanager
+    def _written(self, key: str, parts: Iterable[Buffer], *, small: bool = False) -> Iterator[tuple[int, str, int]]:
+        """An object in a file that no reader sees: the descriptor of its folder, its name, and its size in bytes.
+
+        Unless it was renamed, it is gone afterwards.
+        """
+        split(key)
+        with contextlib.ExitStack() as stack:
+            with self._writing(key):
+                root = stack.enter_context(self._opened())
+                temporary, descriptor = self._begin(root, key, small)
+            stack.callback(unlink, root, temporary)
             try:
+                size = 0
                 for part in parts:  # which may raise errors of its own
                     with self._writing(key):
                         size += _write_all(descriptor, part)
                 with self._writing(key):
                     os.ftruncate(descriptor, size)  # a file that is written over may have been longer
+                    if size < LARGE_BYTES:
+                        os.fsync(descriptor)
                 if size >= LARGE_BYTES:
                     with self._lock:
                         self._spares_of(key).count(size)
             finally:
                 os.close(descriptor)
-        except BaseException:
-            temporary.unlink(missing_ok=True)
-            raise
-        return temporary, size
+            yield root, temporary, size
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The descriptor of the run's folder. It is not made again: it may be a mount that is away for the moment."""
+        with contextlib.ExitStack() as stack:
+            try:
+                root = stack.enter_context(opened_folder(self.root))
+            except FileNotFoundError:
+                if self._reading:
+                    raise
+                raise StoreUnavailableError(
+                    f"the run's folder {str(self.root)!r} is gone: it was removed, or its file system is not mounted any more"
+                ) from None
+            yield root
+
+    def _publish(
+        self, root: int, key: str, size: int, temporary: str, act: Callable[[str, str, int, int], None]
+    ) -> None:
+        """Give an object its name, in a folder that another replica may remove when its last object goes."""
+        *folders, name = split(key)
+        for _ in range(100):
+            with contextlib.suppress(FileNotFoundError), opened_below(root, folders, make=True) as folder:
+                act(temporary, name, root, folder)
+                if size < LARGE_BYTES:
+                    sync_folder(folder)
+                return
+            if not is_there(root, temporary):
+                break
+        raise FileNotFoundError(
+            errno.ENOENT,
+            "its temporary file was removed, as those of processes are that did not run for an hour; or the folder "
+            "is being emptied",
+        )
 
     @contextlib.contextmanager
     def _writing(self, key: str) -> Iterator[None]:
         try:
             yield
         except OSError as error:
-            raise _unavailable(
+            raise unavailable(
                 f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Nothing of it is visible to readers.",
                 error,
             ) from error
-
-    def _missing(self, key: str) -> ObjectNotFoundError:
-        return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
-
-
-class FileReader:
-    """An open file; see :class:`._store.ObjectReader`."""
-
-    def __init__(self, path: Path, descriptor: int) -> None:
-        self._path = path
-        self._descriptor = descriptor
-        self.size = os.fstat(descriptor).st_size
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``offset``; see :meth:`._store.ObjectReader.read_into`."""
-        done = 0
-        while done < len(buffer):
-            try:
-                count = os.preadv(self._descriptor, [buffer[done:]], offset + done)
-            except OSError as error:
-                raise _unreadable(self._path, error) from error
-            if count == 0:
-                raise CorruptedObjectError(
-                    f"{str(self._path)!r} is truncated: it has {self.size} bytes, and bytes {offset} to "
-                    f"{offset + len(buffer)} were asked for"
-                )
-            done += count
-
-    def close(self) -> None:
-        """Close the file; repeatable."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @contextlib.contextmanager
@@ -297,22 +304,11 @@ def _named(what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise _unavailable(
+        raise unavailable(
             f"{what}: {error.strerror or error}. See that this user may read and write the run's folder, and that the file "
             "system is there and has room.",
             error,
         ) from error
-
-
-def _unreadable(path: Path, error: OSError) -> StoreUnavailableError:
-    return _unavailable(
-        f"{str(path)!r} cannot be read: {error.strerror or error}. See that this user may, and that the file system is there.",
-        error,
-    )
-
-
-def _unavailable(message: str, error: OSError) -> StoreUnavailableError:
-    return StoreUnavailableError(message, lasting=error.errno not in _PASSING)
 
 
 def _folder(uri: str) -> Path:
@@ -324,21 +320,6 @@ def _folder(uri: str) -> Path:
             f"{uri!r} names the host {parsed.netloc!r}; a folder is written file:///absolute/path, with three slashes"
         )
     return Path(unquote(parsed.path))
-
-
-def _create(path: Path) -> int:
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-    return _in_its_folder(path, lambda: os.open(path, flags, 0o644))
-
-
-def _in_its_folder(path: Path, act: Callable[[], T]) -> T:
-    """Do something that needs the folder of ``path``: another replica removes it when its last object goes."""
-    for _ in range(100):
-        try:
-            return act()
-        except FileNotFoundError:
-            path.parent.mkdir(parents=True, exist_ok=True)
-    return act()
 
 
 def _write_all(descriptor: int, part: Buffer) -> int:

@@ -6,8 +6,10 @@ import contextlib
 import functools
 import hashlib
 import os
+import re
 import secrets
 import socket
+import stat
 import sys
 import uuid
 import weakref
@@ -16,7 +18,7 @@ from pathlib import Path
 LARGE_BYTES = 2**16
 """The file of a deleted object is kept for reuse from this size on."""
 
-_PREFIX = ".tmp-"
+_NAME = re.compile(r"\.tmp-([0-9]+)-([0-9a-f]{8})-[0-9]+-([0-9a-f]{12})")
 _MOST_SPARES = 8
 _OLD_SECONDS = 3600.0
 
@@ -33,11 +35,13 @@ def new_life(store: object) -> str:
 
 def temporary_name(life: str, number: int) -> str:
     """The name of a temporary file: of which process, which store of it, and where."""
-    return f"{_PREFIX}{os.getpid()}-{life}-{number}-{_place()}"
+    return f".tmp-{os.getpid()}-{life}-{number}-{_place()}"
 
 
 def remove_leftovers(root: Path) -> None:
     """Remove the temporary files of processes that are gone; others may do so at the same time. What cannot go, stays.
+
+    What is not a regular file with a name that only we give is somebody else's, and stays.
 
     Of other machines nothing is known, so there it counts that a file has not been written to for an hour, by the clock
     of the file system (the last change to the folder itself). Should its process only have slept so long, it misses the
@@ -46,10 +50,14 @@ def remove_leftovers(root: Path) -> None:
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         now = root.stat().st_mtime
         for entry in entries:
-            if entry.name.startswith(_PREFIX):
+            match = _NAME.fullmatch(entry.name)
+            if match is not None:
                 with contextlib.suppress(OSError):
-                    gone = _gone(entry.name)
-                    if now - entry.stat().st_mtime > _OLD_SECONDS if gone is None else gone:
+                    status = entry.stat(follow_symlinks=False)
+                    if not stat.S_ISREG(status.st_mode):
+                        continue
+                    gone = _gone(*match.groups())
+                    if now - status.st_mtime > _OLD_SECONDS if gone is None else gone:
                         Path(entry.path).unlink()
 
 
@@ -57,7 +65,7 @@ class Spares:
     """The files kept of one top folder, with their sizes in bytes: at most as much as was written between two deletions."""
 
     def __init__(self) -> None:
-        self.files: dict[Path, int] = {}
+        self.files: dict[str, int] = {}
         self.writing = True
         self._written = self._before = 0
 
@@ -91,14 +99,13 @@ def _place() -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _gone(name: str) -> bool | None:
+def _gone(pid: str, life: str, place: str) -> bool | None:
     """Whether the process that a temporary file is of is gone; None where that cannot be known.
 
     Where its id was given to another process, it counts as there, and the file stays. But this process knows its own files:
     in a container, the one before it often had the very same id.
     """
-    pid, life, _, place = f"{name.removeprefix(_PREFIX)}---".split("-")[:4]
-    if place != _place() or not pid.isdecimal():
+    if place != _place():
         return None
     if int(pid) == os.getpid():
         return life not in _lives

@@ -5,7 +5,7 @@ import os
 
 import pytest
 
-from diloco_core import ObjectNotFoundError, StoreUnavailableError
+from diloco_core import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from diloco_core._store import open_store
 
 
@@ -66,7 +66,9 @@ def test_a_file_that_cannot_be_read(store, monkeypatch):
 def test_a_folder_is_no_object(store, tmp_path):
     (tmp_path / "k").mkdir()
     for look in (store.get, lambda key: store.open(key).read_into(0, memoryview(bytearray(1)))):
-        with pytest.raises(StoreUnavailableError, match=r"'.*/k' cannot be read: Is a directory"):
+        with pytest.raises(
+            CorruptedObjectError, match=r"'.*/k' is a folder, and the objects of a run are regular files"
+        ):
             look("k")
     with pytest.raises(ObjectNotFoundError):
         store.get("k2")

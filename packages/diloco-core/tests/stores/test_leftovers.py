@@ -118,16 +118,34 @@ def test_what_cannot_be_removed_stays_and_holds_nothing_up(tmp_path, spare):
     assert all(folder.exists() for folder in folders)
 
 
-@pytest.mark.parametrize("name", ["place", "unknown"])
-def test_files_of_other_machines_go_when_they_are_old(tmp_path, spare, name):
+def test_files_of_other_machines_go_when_they_are_old(tmp_path, spare):
     # Process 2**22 + 1 cannot be here; there it may.
-    changes = {"pid": str(2**22 + 1), "life": "00000000", "place": "0123456789ab"}
-    theirs = renamed(spare, **changes) if name == "place" else spare.rename(tmp_path / ".tmp-7-another-version")
+    theirs = renamed(spare, pid=str(2**22 + 1), life="00000000", place="0123456789ab")
     for hours, stays in ((0.5, True), (1.5, False)):
         then = tmp_path.stat().st_mtime - 3600 * hours
         os.utime(theirs, (then, then))
         open_store(str(tmp_path))
         assert theirs.exists() == stays
+
+
+def test_what_is_not_ours_stays_however_old_it_is(tmp_path, spare):
+    """Files with names of another kind; links, pipes and folders with names of ours."""
+    dead = spare.name.replace(str(os.getpid()), str(2**22 + 1))
+    outside = tmp_path.parent / f"{tmp_path.name}-outside"
+    outside.write_bytes(b"somebody's")
+    theirs = [tmp_path / name for name in (".tmp-notes", ".tmp-7-another-version", f"{dead}.bak", f"x{dead}")]
+    for path in theirs:
+        path.write_bytes(b"somebody's")
+        os.utime(path, (0, 0))
+    link, pipe, folder = (tmp_path / f"{dead[:-12]}{number:012x}" for number in range(3))
+    link.symlink_to(outside)
+    os.mkfifo(pipe)
+    folder.mkdir()
+    os.utime(outside, (0, 0))
+    store = open_store(str(tmp_path))
+    store.delete(["deltas/none"], unread=True)
+    assert all(path.read_bytes() == b"somebody's" for path in (*theirs, outside))
+    assert (link.is_symlink(), pipe.is_fifo(), folder.is_dir()) == (True, True, True)
 
 
 _OWN_IDS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-proc"]
