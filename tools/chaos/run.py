@@ -1,158 +1,224 @@
-"""Kill replicas of an elastic run at random, again and again, and see whether the run minds.
+"""Disturb a run of real processes in every way that we know, and see whether its store tells one true story.
 
-    python tools/chaos/run.py --replicas 4 --seconds 180 --kill-every 10
+    python tools/chaos/run.py --seconds 60 --kill-every 4 --stop-every 8
+    python tools/chaos/run.py --store obstore+s3 --seconds 60 --faults 1
 
-Runs the same training twice over a local folder, once undisturbed and once with ``kill -9``, and prints one JSON line.
+Prints one line of JSON: how often what was done to the run, how often what was checked, and a sentence for everything that
+is wrong. The exit status is 1 if anything is.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import dataclasses
+import importlib.util
 import json
 import random
-import subprocess
 import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any
 
-import torch
-from safetensors.torch import load_file
-from worker import TRAINING, data, make_model
+import xxhash
+from cohort import Cohort
+from faults import RATES, Fault, Faults
+from history import FolderWatcher, History
+from lives import LifeReader
+from objects import Objects
+from proxy import FaultProxy
+from reader import Reader
+from trouble import Trouble
 
-from diloco_core import export
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
-WORKER = Path(__file__).with_name("worker.py")
-
-
-class Cohort:
-    """The replicas of one run, as processes that are started again when they die."""
-
-    def __init__(self, folder: Path, replicas: int, syncs: int, step_seconds: float, grace: float) -> None:
-        self.folder = folder
-        self.replicas = replicas
-        self._options = {"world_size": replicas, "syncs": syncs, "step_seconds": step_seconds, "grace": grace}
-        self._processes: dict[int, subprocess.Popen[bytes]] = {}
-        self.kills: list[tuple[float, int]] = []
-        self.failures: list[str] = []
-
-    def __enter__(self) -> Self:
-        self.folder.mkdir()
-        for rank in range(self.replicas):
-            self._start(rank)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for process in self._processes.values():
-            process.kill()
-            process.wait()
-
-    def watch(self, kill_every: float | None, timeout: float, chance: random.Random) -> None:
-        """Start the dead again until all replicas have finished; meanwhile kill one from time to time.
-
-        Only when the last victim is back, so that what is measured is one death at a time.
-        """
-        deadline = time.monotonic() + timeout
-        next_kill = time.monotonic() + kill_every if kill_every else float("inf")
-        finished: set[int] = set()
-        while len(finished) < self.replicas:
-            if time.monotonic() > deadline:
-                raise TimeoutError(f"the run did not finish within {timeout:g} s; finished: {sorted(finished)}")
-            time.sleep(0.05)
-            if time.monotonic() >= next_kill and not finished and self._all_back():
-                next_kill = time.monotonic() + (kill_every or 0) * chance.uniform(0.7, 1.3)
-                victim = chance.randrange(self.replicas)
-                self.kills.append((time.time(), victim))
-                self._processes[victim].kill()
-            for rank, process in self._processes.items():
-                status = process.poll()
-                if status == 0:
-                    finished.add(rank)
-                elif status is not None and rank not in finished:
-                    if status != -9:
-                        self.failures.append(f"rank {rank} exited with {status}")
-                    self._start(rank)
-
-    def _all_back(self) -> bool:
-        """Whether every process has reported a sync."""
-        pids = {rank: process.pid for rank, process in self._processes.items()}
-        logs = {rank: self.folder / f"{rank}.jsonl" for rank in pids}
-        return all(log.exists() and f'"pid": {pids[rank]},' in log.read_text() for rank, log in logs.items())
-
-    def lines(self) -> list[dict[str, Any]]:
-        """All reports of all lives."""
-        found = []
-        for log in sorted(self.folder.glob("*.jsonl")):
-            for line in log.read_text().splitlines():
-                try:
-                    found.append(json.loads(line))
-                except ValueError:  # the last line of a life that was killed
-                    continue
-        return found
-
-    def loss(self) -> tuple[float, float]:
-        """Validation loss and accuracy of the model in the store."""
-        export(str(self.folder / "run"), self.folder / "model.safetensors")
-        model = make_model()
-        model.load_state_dict(load_file(self.folder / "model.safetensors"))
-        images, labels = data()
-        with torch.no_grad():
-            scores = model(images[TRAINING:])
-        right = (scores.argmax(1) == labels[TRAINING:]).float().mean().item()
-        return torch.nn.functional.cross_entropy(scores, labels[TRAINING:]).item(), right
-
-    def _start(self, rank: int) -> None:
-        log = self.folder / f"{rank}.jsonl"
-        arguments = {"uri": str(self.folder / "run"), "rank": rank, "log": str(log), **self._options}
-        with (self.folder / f"{rank}.err").open("ab") as errors:
-            self._processes[rank] = subprocess.Popen(
-                [sys.executable, str(WORKER), json.dumps(arguments)], stderr=errors
-            )
-
-
-def judge(cohort: Cohort, grace: float) -> dict[str, Any]:
-    """What can be said of a run from its logs."""
-    lines = [line for line in cohort.lines() if line["committed"]]
-    digests: dict[int, set[str]] = {}
-    for line in lines:
-        digests.setdefault(line["sync"], set()).add(line["digest"])
-    loss, accuracy = cohort.loss()
-    return {
-        "syncs": len(digests),
-        "reports": len(lines),
-        "kills": len(cohort.kills),
-        "failures": cohort.failures,
-        "disagreements": sum(len(found) > 1 for found in digests.values()),
-        "longest_wait": round(max(line["wait_seconds"] for line in lines), 2),
-        "grace": grace,
-        "mean_members": round(sum(line["members"] for line in lines) / len(lines), 2),
-        "loss": round(loss, 4),
-        "accuracy": round(accuracy, 4),
-        "files": sum(1 for path in (cohort.folder / "run").rglob("*") if path.is_file()),
-        "megabytes": round(sum(p.stat().st_size for p in (cohort.folder / "run").rglob("*") if p.is_file()) / 1e6, 2),
-    }
+SMALL_S3 = Path(__file__).parents[2] / "packages/diloco-core/tests/stores/small_s3.py"
+SYNC_EVERY = 4
+_MOST_SECONDS_MORE = 240.0
 
 
 def main() -> int:
     """The command line; returns the exit status."""
+    arguments = parse()
+    chance = random.Random(arguments.seed)
+    with tempfile.TemporaryDirectory(prefix="diloco-chaos-") as temporary:
+        folder = Path(arguments.keep or temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        result = run(arguments, folder, chance)
+    for violation in result["violations"]:
+        print(violation, file=sys.stderr)
+    print(json.dumps(result))
+    return 1 if result["violations"] else 0
+
+
+def parse() -> argparse.Namespace:
+    """The command line's arguments."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--seconds", type=float, default=180.0, help="about how long the disturbed run takes")
-    parser.add_argument("--kill-every", type=float, default=10.0)
-    parser.add_argument("--grace", type=float, default=3.0)
+    parser.add_argument("--store", choices=["folder", "obstore+s3", "fsspec+s3"], default="folder")
+    parser.add_argument("--seconds", type=float, default=60.0, help="how long the run is disturbed (default: 60)")
+    parser.add_argument("--replicas", type=int, default=3)
+    parser.add_argument("--grace", type=float, default=1.0)
+    parser.add_argument(
+        "--kill-every", type=float, default=0.0, help="seconds between two kill -9; 0 for none (default)"
+    )
+    parser.add_argument(
+        "--stop-every", type=float, default=0.0, help="seconds between two SIGSTOP; 0 for none (default)"
+    )
+    parser.add_argument(
+        "--faults", type=float, default=0.0, help="1 for the usual rates of faults before S3; 0 for none"
+    )
+    parser.add_argument("--without", nargs="*", default=[], choices=[fault.name.lower() for fault in Fault])
+    parser.add_argument("--fragments", type=int, choices=[1, 2], default=1)
+    parser.add_argument("--topology", choices=["sharded", "gather"], default="sharded")
+    parser.add_argument(
+        "--averaging", action="store_true", help="plain averaging as outer step, instead of Nesterov SGD"
+    )
+    parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--keep", help="a folder for everything that the run leaves; otherwise nothing is kept")
     arguments = parser.parse_args()
-    syncs = max(5, int(arguments.seconds / 1.4))
+    if arguments.faults and arguments.store == "folder":
+        parser.error("--faults is for runs over S3: a folder has no proxy before it")
+    return arguments
+
+
+def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> dict[str, Any]:
+    """One disturbed run, and everything that can be said of it."""
+    settings = {
+        "grace": arguments.grace,
+        "sync_timeout": _MOST_SECONDS_MORE,
+        "topology": arguments.topology,
+        "fragments": arguments.fragments,
+        "outer_lr": 1.0 if arguments.averaging else 0.7,
+        "outer_momentum": 0.0 if arguments.averaging else 0.9,
+        "sync_every": SYNC_EVERY,
+        "save_inner_every": 2,
+        "step_seconds": arguments.step_seconds,
+    }
+    trouble = Trouble(chance, arguments.grace, arguments.kill_every, arguments.stop_every)
+    rates = {
+        fault: rate * arguments.faults for fault, rate in RATES.items() if fault.name.lower() not in arguments.without
+    }
+    faults = Faults(random.Random(arguments.seed + 1), rates)
+    history = History(folder / "history", arguments.fragments)
+    replicas = folder / "replicas"
+    replicas.mkdir()
+    started = time.monotonic()
+    problems: list[str] = []
+    quality: dict[str, float] = {}
+    with meeting_place(arguments.store, folder, history, faults) as (uri, environment):
+        with Cohort(replicas, arguments.replicas, {"uri": uri, **settings}, environment) as cohort:
+            try:
+                disturb(cohort, trouble, arguments.seconds)
+                faults.quiet = True
+                quality = cohort.export(folder / "model.safetensors", _MOST_SECONDS_MORE)
+            except (TimeoutError, RuntimeError) as error:
+                problems.append(f"{error}")
+        lines = cohort.lines()
+    reader, lives = Reader(Objects(folder / "store", folder / "history")), LifeReader(lines)
+    reader.read()
+    lives.read(digests(reader))
+    if quality:
+        reader.compare_export(folder / "model.safetensors")
+    for rank, first, stop in sorted(reader.gaps):
+        if not lives.explains(rank, stop):
+            problems.append(
+                f"the inner steps {first} to {stop} of rank {rank} are in no record, and nobody dropped them"
+            )
+    return {
+        "store": arguments.store,
+        "seconds": round(time.monotonic() - started, 1),
+        "syncs": len(reader.commits),
+        "lives": cohort.lives,
+        "trouble": trouble.counts,
+        "ends": dataclasses.asdict(cohort.ends),
+        "faults": faults.counts,
+        "written": history.written,
+        "deleted": history.deleted,
+        "dropped": sum(stop - first for _, first, stop in reader.gaps),
+        **quality,
+        "checks": {**reader.counts, **lives.counts},
+        "violations": [*problems, *cohort.violations, *history.violations, *reader.violations, *lives.violations],
+    }
+
+
+@contextlib.contextmanager
+def meeting_place(store: str, folder: Path, history: History, faults: Faults) -> Iterator[tuple[str, dict[str, str]]]:
+    """Where the replicas meet: its URI, and the environment that leads there. Afterwards ``folder/store`` holds it."""
+    if store == "folder":
+        (folder / "store").mkdir()
+        with FolderWatcher(folder / "store", history):
+            yield str(folder / "store"), {}
+        return
+    specification = importlib.util.spec_from_file_location("small_s3", SMALL_S3)
+    if specification is None or specification.loader is None:
+        raise FileNotFoundError(SMALL_S3)
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    with module.SmallS3() as server, FaultProxy(server.url, faults, "run/", history) as proxy:
+        environment = {
+            "AWS_ENDPOINT_URL": proxy.url,
+            "AWS_ACCESS_KEY_ID": "test",
+            "AWS_SECRET_ACCESS_KEY": "test",
+            "AWS_DEFAULT_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+        try:
+            yield f"{store}://bucket/run", environment
+        finally:
+            for key, data in proxy.objects().items():
+                path = folder / "store" / key
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+
+
+def disturb(cohort: Cohort, trouble: Trouble, seconds: float) -> None:
+    """Let the run be disturbed for so long, then let it come to rest, and to its end.
+
+    Raises:
+        TimeoutError: It does not.
+    """
+
+    def wait(until: float, done: Any, what: str) -> None:
+        looked = 0.0
+        while time.monotonic() < until:
+            cohort.look_after()
+            time.sleep(0.02)
+            if time.monotonic() - looked > 0.3:
+                looked = time.monotonic()
+                if done():
+                    return
+        raise TimeoutError(f"{what} within {_MOST_SECONDS_MORE:g} s; {cohort.describe()}")
+
+    wait(time.monotonic() + _MOST_SECONDS_MORE, cohort.settled, "not every rank made its first sync")
+    end = time.monotonic() + seconds
+    while time.monotonic() < end or (not trouble.enough and time.monotonic() < end + _MOST_SECONDS_MORE):
+        cohort.look_after()
+        trouble.act(cohort)
+        time.sleep(0.02)
+    deadline = time.monotonic() + _MOST_SECONDS_MORE
+    wait(deadline, lambda: trouble.let_go(cohort) and cohort.settled(), "the run did not come to rest")
+    syncs = [line["report"]["sync"] for line in cohort.lines() if line["event"] == "sync"]
+    cohort.end_after(max(syncs) + 4)
+    wait(time.monotonic() + _MOST_SECONDS_MORE, cohort.finished, "the run did not come to its end")
+
+
+def digests(reader: Reader) -> dict[int, str]:
+    """Digests of the whole published state after every sync of which all fragments are known."""
     found = {}
-    with tempfile.TemporaryDirectory(prefix="diloco-chaos-") as folder:
-        for name, kill_every, step_seconds in (("undisturbed", None, 0.0), ("disturbed", arguments.kill_every, 0.1)):
-            cohort = Cohort(Path(folder) / name, arguments.replicas, syncs, step_seconds, arguments.grace)
-            with cohort:
-                cohort.watch(kill_every, 4 * arguments.seconds + 120, random.Random(arguments.seed))
-            found[name] = judge(cohort, arguments.grace)
-    sys.stdout.write(json.dumps(found) + "\n")
-    return 0
+    for sync in range(1, len(reader.commits) + 1):
+        count = len(reader.fragments)
+        newest = [max(0, sync - (sync - 1 - fragment) % count) for fragment in range(count)]
+        states = [reader.published.get((at, fragment)) for fragment, at in enumerate(newest)]
+        if all(state is not None for state in states):
+            digest = xxhash.xxh3_64()
+            for state in states:
+                for values in state.values if state else ():
+                    digest.update(values.tobytes())
+            found[sync] = digest.hexdigest()
+    return found
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""One replica of the chaos run: a small classifier of handwritten digits, trained until the run has made its syncs."""
+"""One life of a replica: it trains until the run has made as many syncs as the stop file asks for.
+
+Exit statuses: 0, finished; 3, a newer life of the rank has taken over; 4, another named error; 1, anything else.
+"""
 
 from __future__ import annotations
 
@@ -6,93 +9,201 @@ import json
 import os
 import sys
 import time
+import traceback
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import xxhash
-from sklearn.datasets import load_digits
+from safetensors.torch import load_file
+from training import Batches, Model, examples
 
-from diloco_core import DiLoCo, connect
+from diloco_core import CoreError, DiLoCo, FencedError, SyncReport, connect, export
 
-TRAINING = 1400
-
-
-def data() -> tuple[torch.Tensor, torch.Tensor]:
-    """All images and labels, shuffled the same way everywhere."""
-    images, labels = load_digits(return_X_y=True)
-    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    return torch.tensor(images, dtype=torch.float32)[order] / 16, torch.tensor(labels)[order]
+FINISHED, FAILED, FENCED, NAMED = 0, 1, 3, 4
 
 
-def make_model() -> torch.nn.Sequential:
-    """64-64-10, with the same initial values everywhere."""
-    torch.manual_seed(0)
-    return torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+@dataclass(frozen=True)
+class Settings:
+    """What a life is told.
+
+    Attributes:
+        uri: Where the replicas meet.
+        rank: Which replica it is.
+        world_size: How many there are.
+        life: Which life of the rank it is, as the one who starts them counts.
+        log: Where it leaves a JSON line per event.
+        stop: Once this file exists, it says after how many syncs to end.
+        grace: As in ``connect``.
+        sync_timeout: As in ``connect``.
+        topology: As in ``connect``.
+        fragments: 1 or 2.
+        outer_lr: As in ``DiLoCo``.
+        outer_momentum: As in ``DiLoCo``.
+        sync_every: As in ``DiLoCo``.
+        save_inner_every: As in ``DiLoCo``.
+        step_seconds: How long an inner step takes at least.
+    """
+
+    uri: str
+    rank: int
+    world_size: int
+    life: int
+    log: str
+    stop: str
+    grace: float
+    sync_timeout: float
+    topology: str
+    fragments: int
+    outer_lr: float
+    outer_momentum: float
+    sync_every: int
+    save_inner_every: int
+    step_seconds: float
 
 
-class Batches:
-    """Batches drawn with replacement from a rank's part of the training set; a position to be saved."""
+class Log:
+    """A line of JSON per event, each written by one call, so that two lives of a rank can share a file."""
 
-    def __init__(self, rank: int, world_size: int) -> None:
-        images, labels = data()
-        self._images, self._labels = images[rank:TRAINING:world_size], labels[rank:TRAINING:world_size]
-        self._rank, self._position = rank, 0
+    def __init__(self, settings: Settings) -> None:
+        self._own = {"rank": settings.rank, "life": settings.life, "pid": os.getpid()}
+        self._file = os.open(settings.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
-    def __next__(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """The next batch."""
-        generator = torch.Generator().manual_seed(1_000_003 * self._rank + self._position)
-        self._position += 1
-        chosen = torch.randint(len(self._labels), (16,), generator=generator)
-        return self._images[chosen], self._labels[chosen]
+    def __call__(self, event: str, **fields: Any) -> None:
+        """Write a line."""
+        line = json.dumps({"event": event, "time": time.time(), **self._own, **fields}) + "\n"
+        os.write(self._file, line.encode())
 
-    def state_dict(self) -> dict[str, int]:
-        """Where it is."""
-        return {"position": self._position}
 
-    def load_state_dict(self, state: dict[str, int]) -> None:
+class Witness:
+    """Something stateful that sees when inner state is saved and restored, and whether it is the same."""
+
+    def __init__(self, batches: Batches, inner: torch.optim.Optimizer, log: Log) -> None:
+        self._batches = batches
+        self._inner = inner
+        self._log = log
+        self.restored: dict[str, Any] | None = None
+        self.outer: DiLoCo | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Position and inner state of this moment."""
+        state = {"position": self._batches.position, "inner": digest(self._inner)}
+        self._log("save", counted=self.outer.inner_steps if self.outer else 0, **state)
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from there."""
-        self._position = state["position"]
+        self.restored = state
+        self._batches.position = state["position"]
 
 
-def main(uri: str, rank: int, world_size: int, syncs: int, step_seconds: float, grace: float, log: Path) -> None:
-    """Train, and leave a line per sync."""
+def digest(inner: torch.optim.Optimizer) -> str:
+    """Digest of an inner optimizer's momentum and of torch's random generator."""
+    state = xxhash.xxh3_64()
+    for _, values in sorted(inner.state_dict()["state"].items()):
+        for tensor in filter(torch.is_tensor, values.values()):
+            state.update(tensor.contiguous().numpy().tobytes())
+    state.update(torch.get_rng_state().numpy().tobytes())
+    return state.hexdigest()
+
+
+def train(settings: Settings, log: Log) -> None:
+    """Train to the end."""
     torch.set_num_threads(1)
-    model = make_model()
-    inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = Batches(rank, world_size)
+    model = Model(settings.world_size)
+    inner = model.optimizer()
+    batches = Batches(settings.rank)
+    witness = Witness(batches, inner, log)
+    torch.manual_seed(settings.rank)
     exchange = connect(
-        uri, rank=rank, world_size=world_size, min_replicas=2, grace=grace, sync_timeout=120.0, topology="sharded"
+        settings.uri,
+        rank=settings.rank,
+        world_size=settings.world_size,
+        min_replicas=2,
+        grace=settings.grace,
+        sync_timeout=settings.sync_timeout,
+        topology=settings.topology,  # type: ignore[arg-type]
     )
-    with log.open("a", buffering=1) as lines:
 
-        def seen(report: object) -> None:
-            digest = xxhash.xxh3_64()
-            for fragment in outer.state_dict()["fragments"]:
-                for copy in fragment["copy"]:
-                    digest.update(copy.numpy().tobytes())
-            extra = {"time": time.time(), "rank": rank, "pid": os.getpid(), "digest": digest.hexdigest()}
-            lines.write(report.to_json(**extra) + "\n")  # type: ignore[attr-defined]
+    def seen(report: SyncReport) -> None:
+        state = xxhash.xxh3_64()
+        for fragment in outer.state_dict()["fragments"]:
+            for copy in fragment["copy"]:
+                state.update(copy.numpy().tobytes())
+        own = {"position": batches.position, "counted": outer.inner_steps}
+        log("sync", digest=state.hexdigest(), **own, report=json.loads(report.to_json()))
 
-        outer = DiLoCo(
-            model,
-            inner,
-            exchange,
-            sync_every=10,
-            stateful={"batches": batches},
-            save_inner_every=2,
-            on_sync=seen,
-        )
-        with outer:
-            for _ in range(outer.batches_to_skip):
-                next(batches)
-            while outer.committed < syncs:
-                images, labels = next(batches)
-                torch.nn.functional.cross_entropy(model(images), labels).backward()
-                inner.step()
-                inner.zero_grad()
-                time.sleep(step_seconds)
+    outer = DiLoCo(
+        model,
+        inner,
+        exchange,
+        sync_every=settings.sync_every,
+        fragments=[model.first, model.second] if settings.fragments == 2 else 1,
+        outer_lr=settings.outer_lr,
+        outer_momentum=settings.outer_momentum,
+        stateful={"witness": witness},
+        save_inner_every=settings.save_inner_every,
+        on_sync=seen,
+    )
+    witness.outer = outer
+    with outer:
+        restored = witness.restored and {**witness.restored, "same": witness.restored["inner"] == digest(inner)}
+        log("enter", restored=restored, skip=outer.batches_to_skip, counted=outer.inner_steps, sync=outer.committed)
+        for _ in range(outer.batches_to_skip):
+            next(batches)
+        while not is_over(settings.stop, outer.committed):
+            number, inputs, labels = next(batches)
+            torch.rand(1)  # dropout, say: the generator's state moves on
+            model.loss(settings.rank, number, inputs, labels).backward()
+            inner.step()
+            inner.zero_grad()
+            time.sleep(settings.step_seconds)
+
+
+def is_over(stop: str, committed: int) -> bool:
+    """Whether the run has made all of its syncs."""
+    try:
+        return committed >= int(Path(stop).read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def examine(uri: str, world_size: int, path: str) -> int:
+    """What ``export`` makes of the run: the model, and beside it how good it is."""
+    export(uri, path)
+    model = Model(world_size).eval()
+    model.load_state_dict(load_file(path))
+    inputs, labels = examples(1, 2000)
+    with torch.no_grad():
+        scores = model(inputs)
+    loss = torch.nn.functional.cross_entropy(scores, labels).item()
+    accuracy = (scores.argmax(1) == labels).float().mean().item()
+    Path(path).with_suffix(".json").write_text(json.dumps({"loss": round(loss, 4), "accuracy": round(accuracy, 4)}))
+    return FINISHED
+
+
+def live(arguments: dict[str, Any]) -> int:
+    """One life; returns its exit status, and says in the log why it ended."""
+    settings = Settings(**arguments)
+    log = Log(settings)
+    log("start")
+    try:
+        train(settings, log)
+    except FencedError as error:
+        log("end", how="fenced", text=str(error))
+        return FENCED
+    except CoreError as error:
+        traceback.print_exc()
+        log("end", how=type(error).__name__, text=str(error))
+        return NAMED
+    except BaseException as error:  # noqa: BLE001 - whatever it is, it is to be told
+        traceback.print_exc()
+        log("end", how=f"unnamed {type(error).__name__}", text=str(error))
+        return FAILED
+    log("end", how="finished")
+    return FINISHED
 
 
 if __name__ == "__main__":
-    arguments = json.loads(sys.argv[1])
-    main(log=Path(arguments.pop("log")), **arguments)
+    sys.exit(live(json.loads(sys.argv[1])))

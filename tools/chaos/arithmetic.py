@@ -1,0 +1,92 @@
+"""Outer steps once more, in float64: the mean of contributions in rank order, and SGD as torch defines it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+Vector = np.ndarray[Any, Any]
+
+_ROUNDINGS = 16
+"""How many units in the last place a published value may be off: sums, mean, momentum and step are rounded each."""
+
+
+@dataclass
+class State:
+    """A fragment after a sync.
+
+    Attributes:
+        values: Flat values of every group.
+        momentum: Flat momentum of the groups that take outer steps; empty before the first step.
+    """
+
+    values: list[Vector]
+    momentum: dict[int, Vector] = field(default_factory=dict)
+
+
+def outer_step(
+    state: State,
+    contributions: Sequence[Sequence[Vector]],
+    groups: Sequence[Mapping[str, Any]],
+    settings: Mapping[str, str],
+) -> tuple[State, list[Vector]]:
+    """The state after a sync, and for every group the size of the largest intermediate value of each element.
+
+    Args:
+        state: The state before.
+        contributions: Flat values of every group, member by member in rank order.
+        groups: The groups' rules, as the manifest has them.
+        settings: The outer optimizer's, as the manifest has them.
+    """
+    if settings["outer_optimizer"] != "SGD":
+        raise NotImplementedError(f"outer steps of {settings['outer_optimizer']} are not recomputed")
+    lr, momentum = float(settings["outer_lr"]), float(settings["outer_momentum"])
+    nesterov = settings["outer_nesterov"] == "True"
+    after, scales = State([]), []
+    for index, group in enumerate(groups):
+        parts = [contribution[index] for contribution in contributions]
+        if group["rule"] == "first":
+            after.values.append(parts[0])
+            scales.append(np.zeros(len(parts[0])))
+            continue
+        wide = [part.astype(np.float64) for part in parts]
+        mean = sum(wide) / len(wide)
+        scale = sum(map(np.abs, wide))
+        if group["rule"] == "outer":
+            values = state.values[index].astype(np.float64)
+            buffer = mean
+            if momentum and index in state.momentum:
+                buffer = momentum * state.momentum[index].astype(np.float64) + mean
+            if momentum:
+                after.momentum[index] = buffer
+            step = lr * (mean + momentum * buffer if nesterov else buffer)
+            scale = scale + np.abs(values) + np.abs(buffer) + np.abs(step)
+            after.values.append(values - step)
+        else:
+            after.values.append(mean)
+        scales.append(scale)
+    return after, scales
+
+
+def disagreement(computed: Vector, published: Vector, scale: Vector, steps: int) -> float:
+    """By how much the worst element is further off than rounding explains (1: just explained).
+
+    Args:
+        computed: In float64.
+        published: In its own dtype.
+        scale: Size of the largest intermediate value of each element.
+        steps: Outer steps since values were last compared.
+    """
+    if computed.shape != published.shape:
+        return float("inf")
+    if not np.issubdtype(published.dtype, np.floating):
+        return 0.0 if np.array_equal(computed, published) else float("inf")
+    unit = np.finfo(published.dtype)
+    allowed = _ROUNDINGS * steps * (unit.eps * scale + unit.tiny)
+    off = np.abs(published.astype(np.float64) - computed.astype(np.float64))
+    if not np.isfinite(off).all():
+        return float("inf")
+    return float((off / allowed).max(initial=0.0))

@@ -1,0 +1,245 @@
+"""The replicas of one run as processes: started, killed, stopped, woken beside their successors, and always ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+NURSERY = Path(__file__).with_name("nursery.py")
+FINISHED, FENCED = 0, 3
+
+
+@dataclass
+class Life:
+    """One life of a rank.
+
+    Attributes:
+        number: Its number in the cohort.
+        rank: Which replica it is.
+        pid: Its process, once it is known.
+        status: How it ended, once it has.
+        killed: Whether this cohort killed it.
+        wake_at: When a stopped one is to go on.
+        stopped: For how many seconds it was stopped.
+    """
+
+    number: int
+    rank: int
+    pid: int | None = None
+    status: int | None = None
+    killed: bool = False
+    wake_at: float | None = None
+    stopped: float = 0.0
+
+
+@dataclass
+class Ends:
+    """How lives ended."""
+
+    finished: int = 0
+    fenced: int = 0
+    killed: int = 0
+    errors: dict[str, int] = field(default_factory=dict)
+
+
+class Cohort:
+    """Keeps ``replicas`` ranks alive; whoever dies is started again.
+
+    Everything runs in one process group, which is killed when the block is left.
+
+    Args:
+        folder: For logs and the stop file.
+        replicas: How many ranks.
+        settings: What every life is told besides its rank; see :class:`worker.Settings`.
+        environment: Environment variables for all of them.
+    """
+
+    def __init__(self, folder: Path, replicas: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
+        self.replicas = replicas
+        self.ends = Ends()
+        self.violations: list[str] = []
+        self.current: dict[int, Life] = {}
+        self.zombies: list[Life] = []
+        self._folder = folder
+        self._settings = settings
+        self._environment = environment
+        self._lives: list[Life] = []
+        self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def __enter__(self) -> Self:
+        self._nursery = subprocess.Popen(
+            [sys.executable, str(NURSERY)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **self._environment},
+            start_new_session=True,
+        )
+        threading.Thread(target=self._listen, daemon=True).start()
+        for rank in range(self.replicas):
+            self.start(rank)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._nursery.pid, signal.SIGKILL)
+        self._nursery.wait()
+        for pipe in (self._nursery.stdin, self._nursery.stdout):
+            if pipe is not None:
+                pipe.close()
+
+    @property
+    def lives(self) -> int:
+        """How many lives there have been."""
+        return len(self._lives)
+
+    def start(self, rank: int) -> None:
+        """Begin a life of a rank; the one before it, if it still lives, is a zombie from now on."""
+        before = self.current.get(rank)
+        if before is not None and before.status is None:
+            self.zombies.append(before)
+        life = Life(len(self._lives), rank)
+        self._lives.append(life)
+        self.current[rank] = life
+        arguments = {
+            "rank": rank,
+            "world_size": self.replicas,
+            "life": life.number,
+            "log": str(self._folder / f"{rank}.jsonl"),
+            "stop": str(self._folder / "stop"),
+            **self._settings,
+        }
+        self._ask({"start": life.number, "arguments": arguments, "errors": str(self._folder / f"{rank}.err")})
+
+    def export(self, path: Path, seconds: float) -> dict[str, float]:
+        """Write the run's model to a file, once all have finished; how good it is."""
+        arguments = {"uri": self._settings["uri"], "world_size": self.replicas, "path": str(path)}
+        errors = self._folder / "export.err"
+        self._ask({"start": -1, "export": True, "arguments": arguments, "errors": str(errors)})
+        while "status" not in (answer := self._answers.get(timeout=seconds)):
+            pass
+        if answer["status"] != FINISHED:
+            raise RuntimeError(f"the run cannot be exported: {errors.read_text().splitlines()[-1:]}")
+        return dict(json.loads(path.with_suffix(".json").read_text()))
+
+    def kill(self, life: Life) -> None:
+        """Kill -9."""
+        life.killed = True
+        self._signal(life, signal.SIGKILL)
+
+    def stop(self, life: Life, seconds: float) -> None:
+        """SIGSTOP, and SIGCONT after so many seconds."""
+        life.wake_at = time.monotonic() + seconds
+        life.stopped += seconds
+        self._signal(life, signal.SIGSTOP)
+
+    def look_after(self) -> None:
+        """Wake who has slept enough, start the dead again, and judge how they ended. To be called often."""
+        now = time.monotonic()
+        for life in self._lives:
+            if life.wake_at is not None and now >= life.wake_at:
+                life.wake_at = None
+                self._signal(life, signal.SIGCONT)
+        while True:
+            try:
+                answer = self._answers.get_nowait()
+            except queue.Empty:
+                return
+            if "gone" in answer:
+                raise RuntimeError("the process that starts the replicas has ended; see its errors above")
+            life = self._lives[answer["number"]]
+            if "pid" in answer:
+                life.pid = answer["pid"]
+            else:
+                self._ended(life, answer["status"])
+
+    def settled(self) -> bool:
+        """Whether nobody is stopped, no zombie is left, and every rank has made a sync in its present life or has finished."""
+        if self.zombies or any(life.wake_at is not None for life in self._lives):
+            return False
+        synced = {line["life"] for line in self.lines() if line["event"] == "sync"}
+        return all(life.number in synced or life.status == FINISHED for life in self.current.values())
+
+    def finished(self) -> bool:
+        """Whether every rank has finished and no zombie is left."""
+        return not self.zombies and all(life.status == FINISHED for life in self.current.values())
+
+    def lines(self) -> list[dict[str, Any]]:
+        """What the lives have logged, rank by rank."""
+        found = []
+        for log in sorted(self._folder.glob("*.jsonl")):
+            for line in log.read_text().splitlines():
+                with contextlib.suppress(ValueError):  # the last line of a life that was killed
+                    found.append(json.loads(line))
+        return found
+
+    def describe(self) -> str:
+        """Where the ranks are, in words."""
+        last = {line["life"]: f"{line['event']} {line.get('report', line).get('sync', '')}" for line in self.lines()}
+        lives = [*self.current.values(), *self.zombies]
+        return ", ".join(f"rank {life.rank} (life {life.number}): {last.get(life.number, 'nothing')}" for life in lives)
+
+    def end_after(self, syncs: int) -> None:
+        """Let the run end once it has made so many syncs."""
+        draft = self._folder / "stop.draft"
+        draft.write_text(str(syncs))
+        draft.replace(self._folder / "stop")
+
+    def _ended(self, life: Life, status: int) -> None:
+        life.status = status
+        zombie = life in self.zombies
+        if zombie:
+            self.zombies.remove(life)
+        if status == FINISHED:
+            self.ends.finished += 1
+        elif status == -signal.SIGKILL and life.killed:
+            self.ends.killed += 1
+        elif status == FENCED and zombie:
+            self.ends.fenced += 1
+        else:
+            self._complain(life, status, zombie)
+        if status != FINISHED and not zombie:
+            self.start(life.rank)
+
+    def _complain(self, life: Life, status: int, zombie: bool) -> None:
+        """An end that nothing explains."""
+        own = [line for line in self.lines() if line["life"] == life.number and line["event"] == "end"]
+        how = own[-1]["how"] if own else f"status {status}"
+        text = own[-1]["text"] if own else "it left no word"
+        self.ends.errors[how] = self.ends.errors.get(how, 0) + 1
+        who = (
+            f"the zombie (life {life.number}) of rank {life.rank}"
+            if zombie
+            else f"rank {life.rank} (life {life.number})"
+        )
+        if len(self.violations) < 100:
+            self.violations.append(f"{who} ended with {how}: {text}")
+        if len(self.ends.errors) > 50 or sum(self.ends.errors.values()) > 200:
+            raise RuntimeError("replicas end with errors again and again; the last one: " + text)
+
+    def _ask(self, command: dict[str, Any]) -> None:
+        if self._nursery.stdin is not None:
+            self._nursery.stdin.write((json.dumps(command) + "\n").encode())
+            self._nursery.stdin.flush()
+
+    def _signal(self, life: Life, number: int) -> None:
+        if life.pid is not None and life.status is None:
+            # The nursery may have seen its end, which is still on the way to us: then there is no such process.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(life.pid, number)
+
+    def _listen(self) -> None:
+        if self._nursery.stdout is not None:
+            with contextlib.suppress(ValueError, OSError):  # closed at the end
+                for line in self._nursery.stdout:
+                    self._answers.put(json.loads(line))
+        self._answers.put({"gone": True})

@@ -1,0 +1,93 @@
+"""What happens to the processes of a run: who is killed or stopped, when, and for how long."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import random
+
+    from cohort import Cohort, Life
+
+_LONGEST_STOP = 10.0
+_SHORTEST_STOP = 0.5
+
+
+@dataclass
+class Trouble:
+    """Disturbs a cohort from time to time, one rank at a time except where all are killed at once.
+
+    Attributes:
+        chance: Chooses when, whom and for how long.
+        grace: The run's grace; a process is stopped for half of it up to ten times as long.
+        kill_every: Seconds between two kills on average; 0 for none.
+        stop_every: Seconds between two stops on average; 0 for none.
+        counts: How often what happened.
+    """
+
+    chance: random.Random
+    grace: float
+    kill_every: float
+    stop_every: float
+    counts: dict[str, int] = field(default_factory=dict)
+    _next: dict[str, float] = field(default_factory=dict)
+    _awaited: list[tuple[float, int]] = field(default_factory=list)
+
+    def act(self, cohort: Cohort) -> None:
+        """Do what is due now. To be called often."""
+        now = time.monotonic()
+        for moment, rank in [entry for entry in self._awaited if entry[0] <= now]:
+            self._awaited.remove((moment, rank))
+            self._count("second lives")
+            cohort.start(rank)
+        for what, every in (("kill", self.kill_every), ("stop", self.stop_every)):
+            if not every:
+                continue
+            due = self._next.setdefault(what, now + every * self.chance.uniform(0.2, 0.6))
+            if now >= due and self._may(cohort, what):
+                self._next[what] = now + every * self.chance.uniform(0.7, 1.3)
+                self._kill(cohort) if what == "kill" else self._stop(cohort)
+
+    @property
+    def enough(self) -> bool:
+        """Whether everything that was asked for has happened at least once."""
+        return not (self.kill_every and "kills" not in self.counts) and not (
+            self.stop_every and "second lives" not in self.counts
+        )
+
+    def let_go(self, cohort: Cohort) -> bool:
+        """Begin nothing more; whether nothing that was begun is still to be done."""
+        self.kill_every = self.stop_every = 0.0
+        self.act(cohort)
+        return not self._awaited
+
+    def _may(self, cohort: Cohort, what: str) -> bool:
+        """Whether all ranks are there: a quorum shall be left. Whoever is killed may also lie beside a zombie."""
+        there = [life for life in cohort.current.values() if self._awake(life)]
+        return len(there) == cohort.replicas and (what == "kill" or not cohort.zombies)
+
+    def _kill(self, cohort: Cohort) -> None:
+        if "kills" in self.counts and self.chance.random() < 0.15:
+            self._count("kills of all")
+            for life in list(cohort.current.values()):
+                cohort.kill(life)
+            return
+        self._count("kills")
+        cohort.kill(cohort.current[self.chance.randrange(cohort.replicas)])
+
+    def _stop(self, cohort: Cohort) -> None:
+        victim = cohort.current[self.chance.randrange(cohort.replicas)]
+        seconds = self.grace * _SHORTEST_STOP * (_LONGEST_STOP / _SHORTEST_STOP) ** self.chance.random()
+        self._count("stops")
+        cohort.stop(victim, seconds)
+        if "second lives" not in self.counts or self.chance.random() < 0.75:
+            self._awaited.append((time.monotonic() + self.chance.uniform(0, 1.1 * seconds), victim.rank))
+
+    @staticmethod
+    def _awake(life: Life) -> bool:
+        return life.status is None and life.pid is not None and life.wake_at is None
+
+    def _count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
