@@ -96,7 +96,7 @@ def test_what_a_flush_left_behind_is_not_called_dropped_and_then_counted():
         return net[0].detach().clone()
 
     outcome = simulate(train, Schedule(2), Elastic(2, grace=5.0, topology="sharded"), most_lives=1)
-    first = Commit.from_json(outcome.store.objects[commit_key(1)], "")
+    first = Commit.from_json(outcome.store.objects[commit_key(1)], 1, "")
     assert (first.members[0].start, first.members[0].stop) == (0, 1)
     assert fates[0] == "open"
     # Each half was updated by another replica: both have counted the very same contribution.

@@ -73,7 +73,7 @@ def _fault(node, request, prefix, kind, seconds=0.0):
 
 
 def _commit(store, sync):
-    return Commit.from_json(store.objects[commit_key(sync)], "")
+    return Commit.from_json(store.objects[commit_key(sync)], sync, "")
 
 
 def _epochs(store, sync):
@@ -199,12 +199,12 @@ class TestPublishedState:
         again = SimulatedTraining(syncs=5, sizes=(400,), salts=first.salts)
         outcome = simulate(again, Schedule(3), elastic, store=outcome.store, most_lives=1, limit=200.0)
         assert {type(result) for result in outcome.results.values()} == {CorruptedObjectError}
-        assert "000.00000.safetensors is not what the record of its sync says" in str(outcome.results[0, 1])
+        assert "is not what the record of its sync says" in str(outcome.results[0, 1])
         assert again.states == {}
 
     def test_gather_a_state_of_which_somebody_published_another_shard_is_not_called_complete(self, foreign):
-        elastic, store = Elastic(2, grace=30.0, topology="gather", publish_every=8), SimulatedStore()
-        store.write(*foreign)
+        elastic = Elastic(2, grace=30.0, topology="gather", publish_every=8)
+        store = Watched(lambda key: store.write(*foreign) if key == MANIFEST else None)
         first = SimulatedTraining(syncs=3, sizes=(400,))
         assert violations(simulate(first, Schedule(3), elastic, store=store), first) == []
         assert shard_key(3, 0, 1, "") in store.objects

@@ -26,7 +26,7 @@ def spoil(monkeypatch):
 
 
 def _members(store, sync):
-    return [member.rank for member in Commit.from_json(store.objects[commit_key(sync)], "").members]
+    return [member.rank for member in Commit.from_json(store.objects[commit_key(sync)], sync, "").members]
 
 
 @pytest.fixture

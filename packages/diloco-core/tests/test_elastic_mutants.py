@@ -45,7 +45,9 @@ def decide_from_own_listing(monkeypatch):
     def mutant(self):
         _, record = wait(self)
         chosen = self._valid(self._life.store.list(deltas(self._sync)))
-        return Commit(self._sync, self._index, self._base, self._life.previous, tuple(chosen.values())), record
+        members = tuple(chosen.values())
+        positions = self._progress.counting(members)
+        return Commit(self._sync, self._index, self._base, self._life.previous, members, positions), record
 
     monkeypatch.setattr(ElasticSync, "_wait", mutant)
 

@@ -1,5 +1,6 @@
 """What elastic runs do, in virtual time: who is waited for, who comes and goes, what becomes of what was learned late."""
 
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
@@ -17,7 +18,8 @@ from diloco_core import (
     RunExistsError,
     SyncTimeoutError,
 )
-from diloco_core._elastic_records import Commit, commit_key
+from diloco_core._elastic_records import MANIFEST, Commit, commit_key
+from diloco_core._sealed import seal
 from diloco_core.testing import (
     Fault,
     Killed,
@@ -32,7 +34,7 @@ from diloco_core.testing import (
 def _members(store):
     found = []
     while (data := store.objects.get(commit_key(len(found) + 1))) is not None:
-        found.append([member.rank for member in Commit.from_json(data, "").members])
+        found.append([member.rank for member in Commit.from_json(data, len(found) + 1, "").members])
     return found
 
 
@@ -120,7 +122,7 @@ class TestLateContributions:
         ranges = [
             (member.start, member.stop)
             for number in range(1, 7)
-            for member in Commit.from_json(outcome.store.objects[commit_key(number)], "").members
+            for member in Commit.from_json(outcome.store.objects[commit_key(number)], number, "").members
             if member.rank == 2
         ]
         covered = sum(stop - start for start, stop in ranges)
@@ -197,6 +199,36 @@ class TestRefusals:
         assert {type(error) for error in errors} == {RendezvousError}
         assert "holds no run that could be resumed" in str(errors[0])
 
+    @pytest.mark.parametrize("resume", [False, True])
+    def test_a_manifest_that_was_removed_from_a_run(self, store, resume):
+        store.remove(MANIFEST)
+        before = dict(store.objects)
+        errors = self._errors(store, Elastic(1, grace=5.0, resume=resume))
+        assert {type(error) for error in errors} == {RunExistsError}
+        assert "but no manifest.json: that was removed" in str(errors[0])
+        assert store.objects == before
+
+    def test_placeholders_and_stray_files_are_passed_over(self, store):
+        stray = ["claims/", "claims/00000/", "claims/00000/a.json", "commits/", "commits/x.json", "state/", "deltas/"]
+        for key in [
+            *stray,
+            "deltas/00000003/",
+            "deltas/00000003/notes",
+            "state/00000009/",
+            "state/00000009/a",
+            "inner/00000/",
+        ]:
+            store.write(key, b"")
+        training = SimulatedTraining(syncs=5, sizes=(40,))
+        assert simulate(training, Schedule(2), Elastic(1, grace=5.0, topology="gather"), store=store).errors() == {}
+
+    def test_placeholders_do_not_look_like_a_run(self):
+        store = SimulatedStore()
+        for key in ("claims/", "commits/", "state/", "deltas/"):
+            store.write(key, b"")
+        training = SimulatedTraining(syncs=2, sizes=(40,))
+        assert violations(simulate(training, Schedule(2), Elastic(1, grace=5.0), store=store), training) == []
+
     def test_a_store_that_ignores_conditions(self):
         errors = self._errors(SimulatedStore(exclusive=False), Elastic(1, grace=5.0))
         assert {type(error) for error in errors} == {ConfigurationError}
@@ -207,15 +239,16 @@ class TestRefusals:
         store.write("claims/00000.json", b"{}")
         errors = self._errors(store, Elastic(1, grace=5.0))
         assert RunExistsError in {type(error) for error in errors}
-        store.write("manifest.json", b'{"format": 1, "membership": "strict"}')
+        store.write(MANIFEST, seal("manifest", MANIFEST, {"membership": "strict"}))
         errors = self._errors(store, Elastic(1, grace=5.0))
         assert {type(error) for error in errors} == {RunExistsError}
         assert "that of a strict run" in str(errors[0])
 
     def test_a_record_that_does_not_follow_the_one_before(self, store):
         key = commit_key(3)
-        record = Commit.from_json(store.objects[commit_key(2)], "")
-        store.write(key, Commit(3, 0, record.base, "0" * 16, record.members).to_json())
+        record = Commit.from_json(store.objects[commit_key(2)], 2, "")
+        members = tuple(replace(member, sync=3) for member in record.members)
+        store.write(key, replace(record, sync=3, previous="0" * 16, members=members).to_json())
         errors = self._errors(store, Elastic(1, grace=5.0))
         assert CorruptedObjectError in {type(error) for error in errors}
 

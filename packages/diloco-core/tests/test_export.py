@@ -91,7 +91,8 @@ def test_a_whole_shard_of_other_values_is_no_model(lab, tmp_path):
     """Its own checksum is right; the record of its sync has another."""
     _run(lab, str(tmp_path / "run"))
     records = sorted((tmp_path / "run" / "state").rglob("*.json"))
-    newest = Done.from_json(records[-1].read_bytes(), "")
+    sync, fragment = int(records[-1].parent.name), int(records[-1].name[:3])
+    newest = Done.from_json(records[-1].read_bytes(), sync, fragment, "")
     records[-1].write_bytes(dataclasses.replace(newest, sums=(newest.sums[0] ^ 1, *newest.sums[1:])).to_json())
     with pytest.raises(CorruptedObjectError, match="is not what the record of its sync says"):
         export(str(tmp_path / "run"), tmp_path / "model")

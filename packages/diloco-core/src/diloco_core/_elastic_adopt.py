@@ -5,11 +5,12 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ._elastic_life import Reload
+from ._elastic_life import Reload, not_as_recorded, shard_metadata
 from ._elastic_publish import publish_previous, write_done
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
 from ._patient import PAUSES
+from ._reread import read_again
 from ._sharded import reduce_shard
 from ._store_ahead import open_ahead
 from ._timing import Wait
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from ._elastic_life import Life
     from ._elastic_records import Commit
     from ._layout import Piece
+    from ._published import Sums
     from ._sharded import Source
     from ._store import ObjectReader
     from ._wire import SectionReader
@@ -137,26 +139,32 @@ class Adoption:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
         key = life.key(sync, index, shard)
 
-        def use(reader: ObjectReader) -> int:
+        def use(reader: ObjectReader) -> Sums:
             self._progress.values_at[shard] = None
             return life.shard(sync, index, shard).adopt(reader, life.origin(key), life.scratch)
 
-        try:
-            found = life.store.read(key, use, opened)
-        except CorruptedObjectError:
-            if key in life.store.list(f"state/{sync:08}/"):
-                raise
-            return False  # it was removed while it was read, and its space written over
+        def read() -> Sums | None:
+            nonlocal opened
+            first, opened = opened, None
+            try:
+                return life.store.read(key, use, first)
+            except CorruptedObjectError:
+                if key in life.store.list(f"state/{sync:08}/"):
+                    raise
+                return None  # it was removed while it was read, and its space written over
+
+        found = read_again(life.timing, read)
         if found is None:
             return False
-        self._settle(shard, found)
+        self._settle(shard, *found)
         self._progress.forget_outer(shard, life.chunk_bytes)
         life.traffic.received += sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
         return True
 
-    def _settle(self, shard: int, checksum: int) -> None:
+    def _settle(self, shard: int, values: int, rest: int | None) -> None:
         self._progress.values_at[shard] = self._commit.sync
-        self._progress.sums[shard] = checksum
+        self._progress.sums[shard] = values
+        self._progress.rests[shard] = rest
 
     def _compute(self, shard: int) -> None:
         """Update a shard from the contributions."""
@@ -185,7 +193,7 @@ class Adoption:
                 self._life.timing.sleep(pause)
         self._progress.outer_at[shard] = self._commit.sync
         if self._life.gather:
-            self._settle(shard, self._life.shard(self._commit.sync, self._commit.fragment, shard).digest())
+            self._settle(shard, self._life.shard(self._commit.sync, self._commit.fragment, shard).digest(), None)
         else:
             self._publish(shard)
 
@@ -204,10 +212,11 @@ class Adoption:
 
         def use(reader: ObjectReader) -> None:
             stored = life.shard(previous, index, shard)
-            if not whole:
-                stored.adopt(reader, life.origin(key), life.scratch)
             if previous:
-                self._job.install_outer(*stored.outer_state(reader, life.origin(key)))
+                outer = stored.outer_state(reader, life.origin(key), progress.rests[shard])
+                self._job.install_outer(*outer)
+            if not whole and stored.adopt(reader, life.origin(key), life.scratch).values != progress.sums[shard]:
+                raise not_as_recorded(life.origin(key))
             life.traffic.received += reader.size
 
         with life.store.store.open(key) as reader:
@@ -236,11 +245,11 @@ class Adoption:
 
     def _publish(self, shard: int) -> None:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
-        metadata = {"diloco": "state", "sync": str(sync), "name": self._job.name, "fingerprint": self._job.fingerprint}
-        sums: list[int] = []
+        sums: list[Sums] = []
         stored = life.shard(sync, index, shard)
+        metadata = shard_metadata(self._job, sync)
         if life.store.create(life.key(sync, index, shard), lambda: stored.parts(metadata, sums.append)):
-            self._settle(shard, sums[-1])
+            self._settle(shard, *sums[-1])
             life.traffic.sent += sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
         elif not self._adopt(shard):  # somebody was faster: there is one version, and everybody takes it
             self._look_again(shard)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import xxhash
 
+from ._errors import CorruptedObjectError
 from ._sharded import contributions
 from ._wire import Section, SectionReader, header, section_parts, section_starts, seed, view
 
@@ -33,19 +34,17 @@ class DeltaFormat:
 
     Args:
         job: The fragment.
+
+    Attributes:
+        size: Size of a contribution in bytes.
     """
 
     def __init__(self, job: SyncJob) -> None:
         self._job = job
-        sections = [self._section(shard, 0) for shard in range(job.layout.shards)]
+        self._sections = [self._section(shard, 0) for shard in range(job.layout.shards)]
         metadata = {"diloco": "delta", "name": job.name, "fingerprint": job.fingerprint}
-        self._header = header(job.layout, sections, metadata)
-        self._starts = [len(self._header) + start for start in section_starts(job.layout, sections)]
-
-    @property
-    def size(self) -> int:
-        """Size of a contribution in bytes."""
-        return self._starts[-1]
+        self._header = header(job.layout, self._sections, metadata)
+        self.size = len(self._header) + section_starts(job.layout, self._sections)[-1]
 
     def parts(
         self, delta: Delta, chunk_bytes: int, scratch: Scratch, base: Callable[[int], Shard], sums: Sequence[int]
@@ -86,7 +85,11 @@ class DeltaFormat:
     def reader(self, delta: Delta, reader: ObjectReader, shard: int, origin: str) -> SectionReader:
         """A reader of one shard of a contribution."""
         section = self._section(shard, self._seed(delta, shard))
-        return SectionReader(reader, self._job.layout, [section], 0, origin, self._starts[shard])
+        if reader.size != self.size:
+            raise CorruptedObjectError(
+                f"{origin} has {reader.size} bytes, and not {self.size}: it is truncated or damaged"
+            )
+        return SectionReader(reader, self._job.layout, [section, *self._sections[shard + 1 :]], 0, origin)
 
     def _section(self, shard: int, checksum_seed: int) -> Section:
         return Section(f"shard.{shard}", self._job.layout.shard(shard), checksum_seed)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from ._elastic_delta import DeltaFormat
 from ._elastic_records import Commit, commit_key, digest, shard_key, state_digest
 from ._errors import CorruptedObjectError
 from ._published import Shard
+from ._reread import read_again
 from ._wire import seed
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
     from ._elastic_records import Delta, Done, Manifest
     from ._elastic_settings import Elastic
     from ._fragment import Fragment
@@ -19,6 +22,8 @@ if TYPE_CHECKING:
     from ._patient import Patient
     from ._sharded import Scratch
     from ._timing import Timing
+
+T = TypeVar("T")
 
 
 class Reload(Exception):  # noqa: N818 - never leaves the exchange
@@ -46,9 +51,10 @@ class Progress:
         job: The fragment.
         sync: The last sync of it that was adopted (0: the initial state).
         sums: Checksums of the shards' values after it.
+        rests: Checksums of everything else in the shards' files; None where they are not known (gather).
+        commit: The record of that sync; None for the initial state.
         values_at: For every shard, after which sync the values in memory are; None where they are undefined.
         outer_at: The same for the outer optimizer's state; None where it is not in memory.
-        positions: Inner steps of every rank that have been counted.
         unfinished: What is being published (gather only).
         format: What contributions to it look like.
     """
@@ -58,17 +64,33 @@ class Progress:
     sums: list[int]
     values_at: list[int | None]
     outer_at: list[int | None]
-    positions: dict[int, int]
+    rests: list[int | None]
+    commit: Commit | None = None
     unfinished: Done | None = None
     format: DeltaFormat = field(init=False)
 
     def __post_init__(self) -> None:
         self.format = DeltaFormat(self.job)
 
+    @classmethod
+    def empty(cls, job: Fragment) -> Progress:
+        """Of a life that holds nothing yet."""
+        shards = job.layout.shards
+        return cls(job, 0, [], [None] * shards, [None] * shards, [None] * shards)
+
     @property
     def digest(self) -> str:
         """Digest of the state after the last sync."""
         return state_digest(self.sums)
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """Inner steps of every rank that have been counted."""
+        return self.commit.positions if self.commit else {}
+
+    def counting(self, members: Iterable[Delta]) -> dict[int, int]:
+        """Inner steps of every rank that will have been counted when these contributions are."""
+        return {**self.positions, **{member.rank: member.stop for member in members}}
 
     def forget_outer(self, shard: int, chunk_bytes: int) -> None:
         """Let go of a shard's outer state: somebody else has updated it."""
@@ -151,12 +173,23 @@ class Life:
         """A shard of the state after a sync."""
         return published_shard(self.fragments[fragment].job, sync, number, self.manifest.initial, self.chunk_bytes)
 
+    def read(self, key: str, parse: Callable[[bytes], T]) -> T | None:
+        """A record, read again where it is not as it was written; None where there is none.
+
+        Raises:
+            CorruptedObjectError: It is damaged in the store.
+        """
+
+        def read() -> T | None:
+            data = self.store.get(key)
+            return None if data is None else parse(data)
+
+        return read_again(self.timing, read)
+
     def commit(self, sync: int) -> tuple[Commit, str] | None:
         """The record of a sync and its digest, if there is one."""
-        data = self.store.get(commit_key(sync))
-        if data is None:
-            return None
-        return Commit.from_json(data, self.origin(commit_key(sync))), digest(data)
+        key = commit_key(sync)
+        return self.read(key, lambda data: (Commit.from_json(data, sync, self.origin(key)), digest(data)))
 
     def verify(self, commit: Commit) -> None:
         """Refuse a record that is not the next one of the log.
@@ -164,17 +197,24 @@ class Life:
         Raises:
             CorruptedObjectError: It does not follow the one before it.
         """
-        if (commit.sync, commit.fragment, commit.previous) != (self.sync + 1, self.index(self.sync + 1), self.previous):
+        positions = (
+            self.fragments[commit.fragment].counting(commit.members) if commit.fragment < len(self.fragments) else {}
+        )
+        if (commit.sync, commit.fragment, commit.previous) != (
+            self.sync + 1,
+            self.index(self.sync + 1),
+            self.previous,
+        ) or commit.positions != positions:
             raise CorruptedObjectError(
-                f"{self.origin(commit_key(commit.sync))} does not follow the record before it: the log of this run was "
-                "tampered with, or two runs share the prefix"
+                f"{self.origin(commit_key(commit.sync))} is whole, but does not follow the record before it, as this replica "
+                "has read that: objects of two runs are mixed below this prefix, or records were removed and written again"
             )
 
     def advance(self, commit: Commit, record: str) -> None:
         """This life has adopted a sync whose record has this digest."""
         progress = self.fragments[commit.fragment]
         progress.sync = commit.sync
-        progress.positions.update({member.rank: member.stop for member in commit.members})
+        progress.commit = commit
         self.skip(commit, record)
 
     def skip(self, commit: Commit, record: str) -> None:
@@ -192,6 +232,16 @@ def published_shard(job: Fragment, sync: int, number: int, initial: str, chunk_b
         return seed(job.fingerprint, where, *what)
 
     return Shard(job, number, section_seed, chunk_bytes)
+
+
+def shard_metadata(job: Fragment, sync: int) -> dict[str, str]:
+    """What a published shard says of itself to people."""
+    return {"diloco": "state", "sync": str(sync), "name": job.name, "fingerprint": job.fingerprint}
+
+
+def not_as_recorded(origin: str) -> CorruptedObjectError:
+    """The error of an object that is whole, and not the one that its record means."""
+    return CorruptedObjectError(f"{origin} is not what the record of its sync says")
 
 
 def layout_bytes(layout: Layout) -> int:

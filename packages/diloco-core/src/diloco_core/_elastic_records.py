@@ -5,36 +5,43 @@ Keys below the run's prefix::
     manifest.json                                  create  what the run is; names the initial state
     claims/{rank}/{epoch}.json                     create  one life of a rank; the highest epoch is the rightful one
     deltas/{sync}/{rank}.{epoch}.{from}-{to}.{base}.{schema}.safetensors    put  a contribution, immutable
-    deltas/{sync}/hint.{rank}.{epoch}.join|leave   put     advice for waiting, never a reason to decide
-    commits/{sync}.json                            create  who is in a sync: the only thing that decides
+    deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice, never a reason to decide
+    commits/{sync}.json                            create  who is in a sync, or a rollback: the only thing that decides
     state/{sync}/{fragment}.{shard}.safetensors    create  parameters and outer state after the sync
     state/{sync}/{fragment}.done.json              create  all its shards are there: a place to start from
     initial/{nonce}/{fragment}.{shard}.safetensors put     the state before the first sync
+    inner/{rank}/{epoch}.{sync}.safetensors        put     what belongs to one replica alone
 
-Syncs count from 1; sync s is of fragment (s - 1) mod F.
+Syncs count from 1; sync s is of fragment (s - 1) mod F. Every record is sealed (:mod:`._sealed`): its bytes and its key are
+verified before anything is read from it. Keys that do not parse are not of the run, and are passed over.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import xxhash
 
-from ._errors import CorruptedObjectError, RunExistsError
+from ._errors import RunExistsError
+from ._fields import Fields
+from ._sealed import seal, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
-FORMAT = 2
 MANIFEST = "manifest.json"
 
 _DELTA = re.compile(
     r"deltas/(\d{8})/(\d{5})\.(\d{4,})\.(\d+)-(\d+)\.([0-9a-f]{16})\.([0-9a-f]{16})\.safetensors", re.ASCII
 )
-_HINT = re.compile(r"deltas/(\d{8})/hint\.(\d{5})\.(\d{4,})\.(join|leave)", re.ASCII)
+_HINT = re.compile(r"deltas/(\d{8})/hint\.(\d{5})\.(\d{4,})\.(join|leave|repair)", re.ASCII)
+_CLAIM = re.compile(r"claims/(\d{5})/(\d{4,18})\.json", re.ASCII)
+_COMMIT = re.compile(r"commits/(\d{8})\.json", re.ASCII)
+_INNER = re.compile(r"inner/(\d{5})/(\d{4,18})\.(\d{8})\.safetensors", re.ASCII)
+_DIGEST = "[0-9a-f]{16}"
+_MOST_SYNCS = 99_999_999
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +79,13 @@ class Delta:
         if found is None:
             return None
         sync, rank, epoch, start, stop = map(int, found.groups()[:5])
-        return cls(sync, rank, epoch, start, stop, *found.groups()[5:])
+        delta = cls(sync, rank, epoch, start, stop, *found.groups()[5:])
+        return delta if delta.key == key else None
 
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """That a life is to be expected in a sync (``join``), or not any more (``leave``)."""
+    """That a life is to be expected in a sync (``join``), or not any more (``leave``), or needs others to mend (``repair``)."""
 
     sync: int
     rank: int
@@ -109,6 +117,8 @@ class Commit:
         base: Digest of the fragment's state before.
         previous: Digest of the record before, or of the manifest.
         members: The contributions that count, in rank order.
+        positions: Inner steps of every rank that the fragment's state has counted after this sync.
+        rollback: Number of the newest rollback before it; 0 where there was none.
     """
 
     sync: int
@@ -116,83 +126,168 @@ class Commit:
     base: str
     previous: str
     members: tuple[Delta, ...]
+    positions: Mapping[int, int]
+    rollback: int = 0
 
     def to_json(self) -> bytes:
         """The record as stored."""
+        return seal("commit", commit_key(self.sync), self.fields())
+
+    def fields(self) -> dict[str, Any]:
+        """What the record says, in its order."""
         members = [
             {"rank": m.rank, "epoch": m.epoch, "from": m.start, "to": m.stop, "key": m.key} for m in self.members
         ]
-        record = {
-            "format": FORMAT,
+        return {
             "sync": self.sync,
             "fragment": self.fragment,
             "base": self.base,
             "previous": self.previous,
+            "rollback": self.rollback,
             "members": members,
+            "positions": _pairs(self.positions),
         }
-        return json.dumps(record, indent=1).encode()
 
     @classmethod
-    def from_json(cls, data: bytes, origin: str) -> Commit:
+    def from_json(cls, data: bytes, sync: int, origin: str) -> Commit:
         """Read a stored record.
 
         Raises:
-            CorruptedObjectError: It is none.
+            CorruptedObjectError: It is not the record of this sync, as it was written.
+            FormatError: Another version has written it.
         """
-        try:
-            record = _load(data)
-            members = tuple(Delta.parse(member["key"]) for member in record["members"])
-            commit = cls(record["sync"], record["fragment"], record["base"], record["previous"], members)  # type: ignore[arg-type]
-        except (ValueError, KeyError, TypeError) as error:
-            raise CorruptedObjectError(
-                f"{origin} is no commit record that this version understands: {error}"
-            ) from error
-        if not members or None in members:
-            raise CorruptedObjectError(f"{origin} names contributions that this version does not understand")
-        return commit
+        return cls.from_fields(Fields(unseal("commit", commit_key(sync), data, origin), origin), sync)
+
+    @classmethod
+    def from_fields(cls, fields: Fields, sync: int) -> Commit:
+        """The record that has these fields."""
+        fields.agree("sync", sync)
+        members = tuple(_member(member, sync) for member in fields.parts("members"))
+        ranks = [member.rank for member in members]
+        if not ranks or ranks != sorted(set(ranks)):
+            raise fields.wrong("its members must be of different ranks, in order")
+        positions = fields.numbers("positions")
+        if any(positions.get(member.rank) != member.stop for member in members):
+            raise fields.wrong("its positions are not those of its members")
+        return cls(
+            sync,
+            fields.whole("fragment", 0, sync - 1),
+            fields.text("base", _DIGEST),
+            fields.text("previous", _DIGEST),
+            members,
+            positions,
+            fields.whole("rollback", 0, sync - 1),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Rollback:
+    """The record that a run goes on from older states: what was committed after them could not be had any more.
+
+    It takes the place of a sync in the log, so it is decided as one. Nothing is deleted by it.
+
+    Attributes:
+        sync: Its number in the log.
+        states: For every fragment, the sync whose state the run goes on from; 0 for the initial one.
+        given_up: The syncs that are given up.
+        fence: The highest epoch of every rank at that time; these lives stop, unless they agreed beforehand.
+    """
+
+    sync: int
+    states: tuple[int, ...]
+    given_up: tuple[int, ...]
+    fence: Mapping[int, int]
+
+    def to_json(self) -> bytes:
+        """The record as stored."""
+        fields = {
+            "sync": self.sync,
+            "states": list(self.states),
+            "given_up": list(self.given_up),
+            "fence": _pairs(self.fence),
+        }
+        return seal("rollback", commit_key(self.sync), fields)
+
+    @classmethod
+    def from_json(cls, data: bytes, sync: int, origin: str) -> Rollback:
+        """Read a stored record.
+
+        Raises:
+            CorruptedObjectError: It is not the record of this sync, as it was written.
+            FormatError: Another version has written it.
+        """
+        fields = Fields(unseal("rollback", commit_key(sync), data, origin), origin)
+        fields.agree("sync", sync)
+        states = tuple(fields.wholes("states", 0, sync - 1))
+        if not states or any(state and (state - 1) % len(states) != index for index, state in enumerate(states)):
+            raise fields.wrong("its states are not of the fragments that they stand for")
+        return cls(sync, states, tuple(fields.wholes("given_up", 1, sync - 1)), fields.numbers("fence", 1))
+
+
+def read_record(data: bytes, sync: int, origin: str) -> Commit | Rollback:
+    """The record of the log with this number.
+
+    Raises:
+        CorruptedObjectError: It is not what was written.
+        FormatError: Another version has written it.
+    """
+    if b'"kind": "rollback"' in data[:40]:  # if this is wrong, the checksum is too
+        return Rollback.from_json(data, sync, origin)
+    return Commit.from_json(data, sync, origin)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """That all shards of a fragment's state are published.
+    """That all shards of a fragment's state are published, and what they hold.
 
     Attributes:
         sync: After which sync, or 0 for the initial state.
         fragment: Index of the fragment.
         sums: Checksums of the shards' values.
-        positions: Inner steps of every rank that this state has counted.
+        rests: Checksums of everything else in the shards' files.
+        commit: The record of the sync, so that it can be written again; None for the initial state.
     """
 
     sync: int
     fragment: int
     sums: tuple[int, ...]
-    positions: Mapping[int, int]
+    rests: tuple[int, ...]
+    commit: Commit | None
+
+    @property
+    def positions(self) -> Mapping[int, int]:
+        """Inner steps of every rank that this state has counted."""
+        return self.commit.positions if self.commit else {}
 
     def to_json(self) -> bytes:
         """The record as stored."""
-        record = {
-            "format": FORMAT,
+        if self.commit is None:
+            raise ValueError("the initial state has no such record: the manifest names it")
+        fields = {
             "sync": self.sync,
             "fragment": self.fragment,
-            "sums": [f"{value:016x}" for value in self.sums],
-            "positions": {str(rank): position for rank, position in sorted(self.positions.items())},
+            "sums": _hexadecimal(self.sums),
+            "rests": _hexadecimal(self.rests),
+            "commit_digest": digest(self.commit.to_json()),
+            "commit": self.commit.fields(),
         }
-        return json.dumps(record, indent=1).encode()
+        return seal("done", done_key(self.sync, self.fragment), fields)
 
     @classmethod
-    def from_json(cls, data: bytes, origin: str) -> Done:
+    def from_json(cls, data: bytes, sync: int, fragment: int, origin: str) -> Done:
         """Read a stored record.
 
         Raises:
-            CorruptedObjectError: It is none.
+            CorruptedObjectError: It is not the record of this state, as it was written.
+            FormatError: Another version has written it.
         """
-        try:
-            record = _load(data)
-            sums = tuple(int(value, 16) for value in record["sums"])
-            positions = {int(rank): int(position) for rank, position in record["positions"].items()}
-            return cls(record["sync"], record["fragment"], sums, positions)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CorruptedObjectError(f"{origin} is no record that this version understands: {error}") from error
+        fields = Fields(unseal("done", done_key(sync, fragment), data, origin), origin)
+        fields.agree("sync", sync)
+        fields.agree("fragment", fragment)
+        commit = Commit.from_fields(fields.part("commit"), sync)
+        if commit.fragment != fragment or digest(commit.to_json()) != fields.text("commit_digest", _DIGEST):
+            raise fields.wrong("the record of the sync that it holds is not the one that it was written for")
+        return cls(sync, fragment, _sums(fields, "sums"), _sums(fields, "rests"), commit)
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +306,8 @@ class Manifest:
         tensors: Description of every tensor.
         fragments: Where in which file every tensor lies; see :meth:`._fragment.Fragment.table`.
         initial: Nonce of the initial state.
-        sums: Checksums of its shards, by fragment.
+        sums: Checksums of its shards' values, by fragment.
+        rests: Checksums of everything else in its shards' files, by fragment.
     """
 
     run_id: str
@@ -225,36 +321,55 @@ class Manifest:
     tensors: Mapping[str, str]
     fragments: Sequence[Mapping[str, Any]] = field(repr=False)
     initial: str
-    sums: Sequence[Sequence[str]] = field(repr=False)
+    sums: Sequence[Sequence[int]] = field(repr=False)
+    rests: Sequence[Sequence[int]] = field(repr=False)
 
     def to_json(self) -> bytes:
         """The manifest as stored."""
         own = {name: getattr(self, name) for name in self.__slots__}
-        return json.dumps({"format": FORMAT, "membership": "elastic", **own}, indent=1).encode()
+        own |= {name: [_hexadecimal(sums) for sums in own[name]] for name in ("sums", "rests")}
+        return seal("manifest", MANIFEST, {"membership": "elastic", **own})
 
     @classmethod
     def from_json(cls, data: bytes, origin: str) -> Manifest:
         """Read a stored manifest.
 
         Raises:
-            RunExistsError: It is that of a strict run, or none.
+            CorruptedObjectError: It is not what was written.
+            FormatError: Another version has written it.
+            RunExistsError: It is that of a strict run.
         """
-        try:
-            record: dict[str, Any] = json.loads(data)
-            membership = record.pop("membership")
-            if membership != "elastic":
-                raise RunExistsError(f"{origin} is that of a {membership} run, which no elastic replica can join")
-            if record.pop("format") != FORMAT:
-                raise ValueError("its format is another one")
-            return cls(**record)
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunExistsError(
-                f"{origin} is no manifest that this version understands ({error}). Use a prefix of its own for every run."
-            ) from error
+        fields = Fields(unseal("manifest", MANIFEST, data, origin), origin)
+        membership = fields.text("membership")
+        if membership != "elastic":
+            raise RunExistsError(f"{origin} is that of a {membership} run, which no elastic replica can join")
+        world_size = fields.whole("world_size", 1, 100_000)
+        tables = fields.items("fragments")
+        sums, rests = (
+            [[int(value, 16) for value in Fields({"": row}, origin).texts("", _DIGEST)] for row in fields.items(name)]
+            for name in ("sums", "rests")
+        )
+        if not tables or not len(tables) == len(sums) == len(rests):
+            raise fields.wrong("it has not one row of checksums for every fragment")
+        return cls(
+            run_id=fields.text("run_id"),
+            writer=fields.whole("writer", 0, world_size - 1),
+            world_size=world_size,
+            min_replicas=fields.whole("min_replicas", 1, world_size),
+            topology=fields.text("topology", "sharded|gather"),
+            publish_every=fields.whole("publish_every", 1),
+            retention=fields.whole("retention", 1),
+            settings=fields.texts_by_name("settings"),
+            tensors=fields.texts_by_name("tensors"),
+            fragments=tables,
+            initial=fields.text("initial", _DIGEST),
+            sums=sums,
+            rests=rests,
+        )
 
     def done(self, fragment: int) -> Done:
         """The record of a fragment's initial state."""
-        return Done(0, fragment, tuple(int(value, 16) for value in self.sums[fragment]), {})
+        return Done(0, fragment, tuple(self.sums[fragment]), tuple(self.rests[fragment]), None)
 
 
 def deltas(sync: int) -> str:
@@ -293,8 +408,54 @@ def state_digest(sums: Sequence[int]) -> str:
     return digest(b"".join(value.to_bytes(8, "little") for value in sums))
 
 
-def _load(data: bytes) -> dict[str, Any]:
-    record: dict[str, Any] = json.loads(data)
-    if record["format"] != FORMAT:
-        raise ValueError(f"its format is {record['format']}, not {FORMAT}")
-    return record
+def epochs(keys: Iterable[str], rank: int) -> list[int]:
+    """The lives that claims among these keys speak of, of one rank."""
+    found = [match for match in map(_CLAIM.fullmatch, keys) if match is not None]
+    return sorted(int(match[2]) for match in found if int(match[1]) == rank)
+
+
+def highest_epochs(keys: Iterable[str]) -> dict[int, int]:
+    """The highest claimed epoch of every rank."""
+    highest: dict[int, int] = {}
+    for match in filter(None, map(_CLAIM.fullmatch, keys)):
+        rank, epoch = int(match[1]), int(match[2])
+        highest[rank] = max(highest.get(rank, 0), epoch)
+    return dict(sorted(highest.items()))
+
+
+def commit_sync(key: str) -> int | None:
+    """Which sync a record of the log is of, or None where the key is not that of one."""
+    match = _COMMIT.fullmatch(key)
+    return int(match[1]) if match else None
+
+
+def inner_key(rank: int, epoch: int, sync: int) -> str:
+    """Key of what a life has saved of its own. Keys sort by epoch first: a later life is always newer."""
+    return f"inner/{rank:05}/{epoch:04}.{sync:08}.safetensors"
+
+
+def parse_inner(key: str) -> tuple[int, int] | None:
+    """Epoch and sync of what a life has saved of its own, or None where the key is not that of such an object."""
+    match = _INNER.fullmatch(key)
+    return (int(match[2]), int(match[3])) if match else None
+
+
+def _member(fields: Fields, sync: int) -> Delta:
+    delta = Delta.parse(fields.text("key"))
+    if delta is None or delta.sync != sync:
+        raise fields.wrong("its key is not that of a contribution to this sync")
+    for name, value in (("rank", delta.rank), ("epoch", delta.epoch), ("from", delta.start), ("to", delta.stop)):
+        fields.agree(name, value)
+    return delta
+
+
+def _pairs(numbers: Mapping[int, int]) -> list[list[int]]:
+    return [[rank, number] for rank, number in sorted(numbers.items())]
+
+
+def _hexadecimal(sums: Iterable[int]) -> list[str]:
+    return [f"{value:016x}" for value in sums]
+
+
+def _sums(fields: Fields, name: str) -> tuple[int, ...]:
+    return tuple(int(value, 16) for value in fields.texts(name, _DIGEST))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import secrets
@@ -10,8 +9,8 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ._elastic_life import Progress, layout_bytes, published_shard
-from ._elastic_records import MANIFEST, Done, Manifest, claim_key, commit_key, digest, done_key, shard_key
+from ._elastic_life import Progress, layout_bytes, not_as_recorded, published_shard, shard_metadata
+from ._elastic_records import MANIFEST, Done, Manifest, claim_key, commit_key, digest, done_key, epochs, shard_key
 from ._elastic_rules import newest_done
 from ._elastic_settings import choose_topology
 from ._errors import (
@@ -23,6 +22,8 @@ from ._errors import (
 )
 from ._exchange import Schema
 from ._rendezvous import compare_schemas
+from ._reread import read_again
+from ._sealed import seal
 from ._store_ahead import open_ahead
 from ._timing import Wait
 
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ._elastic_settings import Elastic
     from ._fragment import Fragment
     from ._patient import Patient
+    from ._published import Sums
     from ._store import ObjectReader
     from ._timing import Timing
 
@@ -63,31 +65,30 @@ def open_run(
         RunExistsError: The prefix belongs to another run.
         MismatchError: This replica has another model or other settings.
     """
-    data = store.get(MANIFEST)
-    if data is None and settings.resume:
+    manifest = read_manifest(store, timing)
+    if manifest is None and settings.resume:
+        _check_unused(store)
         raise RendezvousError(
             f"{store.uri} holds no run that could be resumed: there is no {MANIFEST}. Check the URI, or leave resume out."
         )
-    if data is None and rank != 0:
-        data = _wait_for_manifest(store, settings, timing)
-        if data is None:
+    if manifest is None and rank != 0:
+        manifest = _wait_for_manifest(store, settings, timing)
+        if manifest is None:
             _log.warning(
                 "rank %d: rank 0 has not begun the run at %s within the grace of %g s, so this replica's initial values do",
                 rank,
                 store.uri,
                 settings.grace,
             )
-    if data is None:
-        if any(key.count("/") == 1 for key in store.list("claims/")):
-            raise RunExistsError(f"{store.uri} holds claims of a strict run, which no elastic replica can join")
+    if manifest is None:
+        _check_unused(store)
         own = _initial(store, jobs, schema, rank, world_size, run_id, settings, chunk_bytes)
         store.create(MANIFEST, own.to_json)
-        data = store.get(MANIFEST)
-        if data is None:
+        manifest = read_manifest(store, timing)
+        if manifest is None:
             raise CorruptedObjectError(f"{store.uri}/{MANIFEST} was created and is not there")
-        if Manifest.from_json(data, f"{store.uri}/{MANIFEST}").initial != own.initial:
+        if manifest.initial != own.initial:
             store.delete(store.list(f"initial/{own.initial}/"))
-    manifest = Manifest.from_json(data, f"{store.uri}/{MANIFEST}")
     _check(manifest, schema, rank, world_size, run_id, settings, store.uri)
     if rank == 0 and manifest.writer != 0:
         _log.warning(
@@ -99,16 +100,42 @@ def open_run(
     return manifest
 
 
+def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
+    """The manifest, if there is one.
+
+    Raises:
+        CorruptedObjectError: It is damaged in the store.
+        FormatError: Another version has written it.
+        RunExistsError: It is that of a strict run.
+    """
+
+    def read() -> Manifest | None:
+        data = store.get(MANIFEST)
+        return None if data is None else Manifest.from_json(data, f"{store.uri}/{MANIFEST}")
+
+    try:
+        return read_again(timing, read)
+    except CorruptedObjectError as error:
+        error.add_note(
+            "Nothing can be read of this run without its manifest. Put a copy of that object back, or begin a new run on "
+            "another prefix."
+        )
+        raise
+
+
 def claim(store: Patient, rank: int) -> int:
-    """Claim the next epoch of a rank; the rank's earlier lives will stop."""
-    nonce = secrets.token_hex(8)
-    record = json.dumps({"nonce": nonce, "host": socket.gethostname(), "pid": os.getpid()}).encode()
-    epoch = 0
-    for key in store.list(f"claims/{rank:05}/"):
-        epoch = max(epoch, int(key.rpartition("/")[2].removesuffix(".json")))
+    """Claim the next epoch of a rank; the rank's earlier lives will stop.
+
+    A claim counts by its key alone, also one that cannot be read: it was taken, and nobody else may take it. What it holds
+    only tells this life whether a create whose answer was lost was its own.
+    """
+    epoch = max(epochs(store.list(f"claims/{rank:05}/"), rank), default=0)
+    who = {"rank": rank, "nonce": secrets.token_hex(8), "host": socket.gethostname(), "pid": os.getpid()}
     for _ in range(1000):
         epoch += 1
-        if store.create(claim_key(rank, epoch), lambda: record) or store.get(claim_key(rank, epoch)) == record:
+        key = claim_key(rank, epoch)
+        record = seal("claim", key, {"epoch": epoch, **who})
+        if store.create(key, partial(bytes, record)) or store.get(key) == record:
             return epoch
     raise RunExistsError(f"rank {rank} of {store.uri} is claimed over and over again: something starts it in a loop")
 
@@ -138,7 +165,7 @@ def load(life: Life) -> None:
     if first:
         raise CorruptedObjectError(f"{life.origin(commit_key(first))} is gone, but commit records are never deleted")
     life.sync = 0
-    life.previous = digest(life.store.get(MANIFEST) or b"")
+    life.previous = digest(life.manifest.to_json())
     life.members = dict.fromkeys(range(life.manifest.world_size), 0)
 
 
@@ -146,44 +173,69 @@ def _load_fragment(life: Life, index: int, sync: int) -> bool:
     """Load a fragment's state; False where it was collected in the meantime."""
     job = life.fragments[index].job
     if sync:
-        data = life.store.get(done_key(sync, index))
-        if data is None:
+        key = done_key(sync, index)
+        found = life.read(key, lambda data: Done.from_json(data, sync, index, life.origin(key)))
+        if found is None:
             return False
-        done = Done.from_json(data, life.origin(done_key(sync, index)))
+        done = found
     else:
         done = life.manifest.done(index)
     shards = job.layout.shards
-    if len(done.sums) != shards:
+    if not len(done.sums) == len(done.rests) == shards:
         raise CorruptedObjectError(f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}")
-    fresh = Progress(job, sync, list(done.sums), [None] * shards, [None] * shards, dict(done.positions))
+    fresh = Progress(job, sync, list(done.sums), [None] * shards, [None] * shards, list(done.rests), done.commit)
     keys = [life.key(sync, index, number) for number in range(shards)]
     with open_ahead(life.store.store, keys) as readers:
         for number, (key, reader) in enumerate(zip(keys, readers, strict=True)):
             life.fragments[index].forget_outer(number, life.chunk_bytes)
-            found = life.store.read(key, partial(_load_shard, life, fresh, number, key), reader)
-            if found is None:
+            if not _load_shard(life, fresh, number, key, reader):
                 return False
-            if found != done.sums[number]:
-                raise CorruptedObjectError(f"{life.origin(key)} is not what the record of its sync says")
             fresh.values_at[number] = sync
     life.fragments[index] = fresh
     return True
 
 
-def _load_shard(life: Life, progress: Progress, number: int, key: str, reader: ObjectReader) -> int:
-    shard = published_shard(progress.job, progress.sync, number, life.manifest.initial, life.chunk_bytes)
-    life.traffic.received += reader.size
-    if life.gather and progress.sync:
-        progress.job.install_outer(*shard.outer_state(reader, life.origin(key)))
-        progress.outer_at[number] = progress.sync
-    return shard.adopt(reader, life.origin(key), life.scratch)
+def _load_shard(life: Life, fresh: Progress, number: int, key: str, opened: ObjectReader | None) -> bool:
+    """Load a shard; False where it was collected in the meantime."""
+    shard = published_shard(fresh.job, fresh.sync, number, life.manifest.initial, life.chunk_bytes)
+    expected = fresh.sums[number], fresh.rests[number]
+
+    def use(reader: ObjectReader) -> bool:
+        life.traffic.received += reader.size
+        if life.gather and fresh.sync:
+            fresh.job.install_outer(*shard.outer_state(reader, life.origin(key), expected[1]))
+            fresh.outer_at[number] = fresh.sync
+        if shard.adopt(reader, life.origin(key), life.scratch) != expected:
+            raise not_as_recorded(life.origin(key))
+        return True
+
+    def read() -> bool:
+        nonlocal opened
+        first, opened = opened, None
+        return life.store.read(key, use, first) or False
+
+    return read_again(life.timing, read)
 
 
-def _wait_for_manifest(store: Patient, settings: Elastic, timing: Timing) -> bytes | None:
+def _check_unused(store: Patient) -> None:
+    """Refuse to begin a run over the remains of another one."""
+    claims = store.list("claims/")
+    if any(key.endswith(".json") and key.count("/") == 1 for key in claims):
+        raise RunExistsError(f"{store.uri} holds claims of a strict run, which no elastic replica can join")
+    # Before a manifest there is nothing but initial states. Whoever comes at the same moment and is faster has one by now.
+    left = [key for key in (*claims, *store.list("commits/"), *store.list("state/")) if not key.endswith("/")]
+    if left and store.get(MANIFEST) is None:
+        raise RunExistsError(
+            f"{store.uri} holds the remains of a run ({left[0]}), but no {MANIFEST}: that was removed. Put it back to go on "
+            "with that run, remove everything below the prefix, or begin the new run on another prefix."
+        )
+
+
+def _wait_for_manifest(store: Patient, settings: Elastic, timing: Timing) -> Manifest | None:
     wait = Wait(timing, store.near, timing.join_timeout, lambda: None, lambda: _late(store, timing))
-    while (data := store.get(MANIFEST)) is None and wait.elapsed() < settings.grace:
+    while (manifest := read_manifest(store, timing)) is None and wait.elapsed() < settings.grace:
         wait.pause()
-    return data
+    return manifest
 
 
 def _late(store: Patient, timing: Timing) -> Exception:
@@ -201,15 +253,15 @@ def _initial(
     chunk_bytes: int,
 ) -> Manifest:
     nonce = secrets.token_hex(8)
-    sums: list[list[str]] = []
+    sums: list[list[Sums]] = []
     for index, job in enumerate(jobs):
-        found: list[int] = []
+        sums.append([])
         for number in range(job.layout.shards):
             shard = published_shard(job, 0, number, nonce, chunk_bytes)
-            metadata = {"diloco": "state", "sync": "0", "name": job.name, "fingerprint": job.fingerprint}
-            found.append(shard.digest())
-            store.put(shard_key(0, index, number, nonce), partial(shard.parts, metadata))
-        sums.append([f"{value:016x}" for value in found])
+            written: list[Sums] = []
+            parts = partial(shard.parts, shard_metadata(job, 0), written.append)
+            store.put(shard_key(0, index, number, nonce), parts)
+            sums[-1].append(written[-1])
     largest = max(layout_bytes(job.layout) for job in jobs)
     return Manifest(
         run_id=run_id,
@@ -223,7 +275,8 @@ def _initial(
         tensors=dict(schema.tensors),
         fragments=[job.table() for job in jobs],
         initial=nonce,
-        sums=sums,
+        sums=[[each.values for each in row] for row in sums],
+        rests=[[each.rest for each in row] for row in sums],
     )
 
 

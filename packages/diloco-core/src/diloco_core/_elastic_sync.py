@@ -157,7 +157,9 @@ class ElasticSync:
             self._compare(chosen, others)
         self._missing = sorted(waited_for - chosen.keys())
         if may_commit(chosen, waited_for, rank=life.rank, min_replicas=life.manifest.min_replicas, overdue=overdue):
-            commit = Commit(self._sync, self._index, self._base, life.previous, tuple(chosen.values()))
+            members = tuple(chosen.values())
+            positions = self._progress.counting(members)
+            commit = Commit(self._sync, self._index, self._base, life.previous, members, positions)
             life.store.create(commit_key(self._sync), commit.to_json)
         elif self._patience is not None and not self._missing and life.commit(self._sync) is None:
             raise GaveUp
@@ -207,9 +209,9 @@ class ElasticSync:
         raise Differs
 
     def _check(self, commit: Commit) -> None:
-        self._life.verify(commit)
-        if commit.base != self._base:
+        if commit.base != self._base and (commit.sync, commit.previous) == (self._sync, self._life.previous):
             self._differs(commit.base)
+        self._life.verify(commit)
 
     def _fate(self, commit: Commit) -> str:
         """What becomes of what this life has learned since the fragment's last sync."""

@@ -139,9 +139,7 @@ class ElasticExchange:
                 epoch=claim(store, self.rank),
                 chunk_bytes=self._chunk_bytes,
                 scratch=Scratch(self._chunk_bytes),
-                fragments=[
-                    Progress(job, 0, [], [None] * job.layout.shards, [None] * job.layout.shards, {}) for job in jobs
-                ],
+                fragments=[Progress.empty(job) for job in jobs],
             )
             self._life = life
             catch_up(life)

@@ -14,9 +14,10 @@ from safetensors.torch import save_file
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from ._export_sources import find_source
 from ._layout import Group, Layout, Piece, Rule
+from ._published import ValuesReader
 from ._store import open_store
 from ._store_ahead import open_ahead
-from ._wire import Section, SectionReader
+from ._wire import Section
 
 if TYPE_CHECKING:
     import os
@@ -120,11 +121,11 @@ def _fragment(
         for number, (file, opened) in enumerate(zip(files, readers, strict=True)):
             section = Section("values", layout.shard(number), file.seed)
             with opened or store.open(file.key) as reader:
-                values = SectionReader(reader, layout, [section], 0, f"{store.uri}/{file.key}")
+                values = ValuesReader(reader, layout, section, f"{store.uri}/{file.key}")
                 for piece in section.pieces:
                     values.read(_part(flat, piece))
-                values.verify()
-            if file.checksum not in {None, values.digest}:
+                checksum = values.verify().values
+            if file.checksum not in {None, checksum}:
                 raise CorruptedObjectError(f"{store.uri}/{file.key} is not what the record of its sync says")
     return {entry["name"]: _tensor(flat, entry, dtype) for entry in table["tensors"]}
 

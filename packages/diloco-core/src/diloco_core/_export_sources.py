@@ -94,7 +94,8 @@ class _ElasticSource:
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
         key, initial = done_key(sync, index), self._manifest.initial
-        done = Done.from_json(self._store.get(key), f"{self._store.uri}/{key}") if sync else self._manifest.done(index)
+        origin = f"{self._store.uri}/{key}"
+        done = Done.from_json(self._store.get(key), sync, index, origin) if sync else self._manifest.done(index)
         where = self.fragments[index]["fingerprint"], sync or initial, "values"
         return [
             PublishedFile(shard_key(sync, index, number, initial), seed(*where, number), checksum)

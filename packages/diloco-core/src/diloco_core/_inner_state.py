@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 import torch
 import xxhash
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from ._errors import ConfigurationError, CorruptedObjectError
+from ._errors import ConfigurationError, CorruptedObjectError, FormatError
+from ._sealed import FORMAT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
     from ._store import Buffer
 
 _LENGTH_BYTES = 8
+_CHECKSUM_BYTES = 8
 _CHECKSUM = "xxh3"
 _DTYPES = {
     torch.float64: "F64",
@@ -82,7 +85,8 @@ class InnerState:
         tree["random"] = _pack(_random_state(), tensors, "random")
         tree["inner_steps"] = inner_steps
         tree["kinds"] = self._kinds()
-        header: dict[str, object] = {"__metadata__": {"diloco": "inner", "tree": json.dumps(tree)}}
+        metadata = {"diloco": "inner", "format": str(FORMAT), "tree": json.dumps(tree)}
+        header: dict[str, object] = {"__metadata__": metadata}
         offset = 0
         for number, tensor in enumerate(tensors):
             end = offset + tensor.numel() * tensor.itemsize
@@ -95,27 +99,24 @@ class InnerState:
         header[_CHECKSUM] = {"dtype": "U8", "shape": [8], "data_offsets": [offset, offset + 8]}
         text = json.dumps(header).encode()
         text += b" " * (-(_LENGTH_BYTES + len(text)) % 64)
-        checksum = xxhash.xxh3_64(text)
-        yield len(text).to_bytes(_LENGTH_BYTES, "little") + text
+        beginning = len(text).to_bytes(_LENGTH_BYTES, "little") + text
+        checksum = xxhash.xxh3_64(beginning)
+        yield beginning
         for tensor in tensors:
             data = _bytes(tensor)
             checksum.update(data)
             yield data
-        yield checksum.intdigest().to_bytes(8, "little")
+        yield checksum.intdigest().to_bytes(_CHECKSUM_BYTES, "little")
 
     def restore(self, data: bytes, origin: str) -> int:
         """Take over a saved state; returns at which inner step it was saved.
 
         Raises:
             CorruptedObjectError: It is not what was written.
+            FormatError: Another version has written it.
             ConfigurationError: It was saved with other things in ``stateful``, or of another kind of optimizer.
         """
-        body = memoryview(data)[_LENGTH_BYTES:]
-        if len(body) < 8 or xxhash.xxh3_64_intdigest(body[:-8]) != int.from_bytes(body[-8:], "little"):
-            raise CorruptedObjectError(f"{origin}: the checksum is wrong, the saved inner state was damaged")
-        size = int.from_bytes(data[:_LENGTH_BYTES], "little")
-        tree = json.loads(json.loads(body[:size].tobytes())["__metadata__"]["tree"])
-        tensors = load_tensors(data)
+        tree, tensors = _verified(data, origin)
         saved, here = tree.keys() - {"random", "inner_steps", "kinds"}, self._things.keys()
         if saved != here:
             raise ConfigurationError(
@@ -131,6 +132,30 @@ class InnerState:
             thing.load_state_dict(_unpack(tree[name], tensors))
         _set_random_state(_unpack(tree["random"], tensors))
         return int(tree["inner_steps"])
+
+
+def _verified(data: bytes, origin: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """What a file says of the values, and its tensors; nothing is parsed before every byte of it is verified."""
+    body, stored = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
+    if len(data) < _LENGTH_BYTES + _CHECKSUM_BYTES or xxhash.xxh3_64_intdigest(body) != int.from_bytes(
+        stored, "little"
+    ):
+        raise CorruptedObjectError(f"{origin}: the checksum is wrong, the saved inner state was damaged")
+    size = int.from_bytes(data[:_LENGTH_BYTES], "little")
+    try:
+        metadata = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + size].tobytes())["__metadata__"]
+        written = metadata.get("format", "of an earlier version")
+        if written != str(FORMAT):
+            raise FormatError(
+                f"{origin} has format {written}, and this version of diloco-core reads format {FORMAT} only"
+            )
+        tree = json.loads(metadata["tree"])
+        tensors = load_tensors(data)
+        if not isinstance(tree["kinds"], dict) or not isinstance(tree["inner_steps"], int) or "random" not in tree:
+            raise TypeError("it does not say what it holds")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+        raise CorruptedObjectError(f"{origin} is not the inner state of a replica: {error}") from error
+    return tree, tensors
 
 
 def _random_state() -> dict[str, Any]:

@@ -1,20 +1,29 @@
-"""Published shards: what a file of the checkpoint holds, how it is written and how it is read."""
+"""Published shards: what a file of the checkpoint holds, how it is written and how it is read.
+
+A file ends with the shard's values, so that they are found from its end and no header decides where they are::
+
+    header | what the outer optimizer keeps | values | checksum of the values | checksum of the rest | checksum of both
+
+The checksum of the rest covers every byte of the header and, through their own checksums, the outer optimizer's tensors. It
+lies beside the values, so that whoever adopts them learns it without another request.
+"""
 
 from __future__ import annotations
 
 import json
 from collections import deque
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
+import xxhash
 
 from ._errors import CorruptedObjectError
 from ._layout import Rule
 from ._sharded import adopt_shard
-from ._wire import CHECKSUM_BYTES, Section, SectionReader, header, section_parts
+from ._wire import CHECKSUM_BYTES, Section, SectionReader, header, section_parts, section_starts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from ._exchange import SyncJob
     from ._layout import Layout, Piece
@@ -23,10 +32,61 @@ if TYPE_CHECKING:
 
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 2**24
+# After the values: sections without tensors of their own, which are checksums only.
+_END = (Section("rest", (), 0), Section("both", (), 0))
+
+
+class Sums(NamedTuple):
+    """Checksums of a published file.
+
+    Attributes:
+        values: Of the values.
+        rest: Of everything before them.
+    """
+
+    values: int
+    rest: int
+
+
+class ValuesReader:
+    """Reads the values of a published file piece by piece and verifies them at the end. Not thread-safe.
+
+    Args:
+        reader: The open file.
+        layout: The plan of the sync.
+        values: The section of the values.
+        origin: Name of the object, for errors.
+
+    Raises:
+        CorruptedObjectError: The file is too short for them.
+    """
+
+    def __init__(self, reader: ObjectReader, layout: Layout, values: Section, origin: str) -> None:
+        self._reader = reader
+        self._origin = origin
+        self._section = SectionReader(reader, layout, [values, *_END], 0, origin, ahead=len(_END))
+
+    def read(self, out: torch.Tensor) -> None:
+        """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
+        self._section.read(out)
+
+    def verify(self) -> Sums:
+        """Compare the checksums, and return them.
+
+        Raises:
+            CorruptedObjectError: What was read is not what was written.
+        """
+        sums = _end(self._reader, self._origin)
+        if sums.values != self._section.digest:
+            raise CorruptedObjectError(
+                f"{self._origin}: the checksum of its values is wrong. The object was damaged, or written for another run, "
+                "model or sync."
+            )
+        return sums
 
 
 class Shard:
-    """One shard of a job's state: first its values, then what the outer optimizer keeps of it.
+    """One shard of a job's state: what the outer optimizer keeps of it, then its values.
 
     Args:
         job: Whose state it is.
@@ -42,21 +102,28 @@ class Shard:
         self._seed = seed
         self._chunk_bytes = chunk_bytes
 
-    def parts(self, metadata: Mapping[str, str], written: Callable[[int], None] | None = None) -> Iterator[Buffer]:
-        """The file. ``written`` gets the checksum of the values when they are through."""
+    def parts(self, metadata: Mapping[str, str], written: Callable[[Sums], None] | None = None) -> Iterator[Buffer]:
+        """The file. ``written`` gets its checksums when all of it is through."""
         chunks = list(self._layout.chunks(self.number, self._chunk_bytes))
         outer = self._outer_chunks()
         names = sorted(self._job.outer_state(outer[0])) if outer else []
         scalars = dict(self._job.outer_scalars(outer[0])) if outer else {}
-        sections = [self.values(), *(self.outer(name) for name in names)]
-        yield header(self._layout, sections, {**metadata, "shard": str(self.number), "scalars": json.dumps(scalars)})
+        sections = [*(self.outer(name) for name in names), self.values(), *_END]
+        metadata = {**metadata, "shard": str(self.number), "scalars": json.dumps(scalars), "outer": json.dumps(names)}
+        beginning = header(self._layout, sections, metadata)
+        rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
+        yield beginning
         last: Buffer = b""
-        for last in section_parts(sections[0], (self._job.published(chunk) for chunk in chunks)):
+        for section, name in zip(sections, names, strict=False):
+            for last in section_parts(section, (self._job.outer_state(chunk)[name] for chunk in outer)):
+                yield last
+            rest.update(last[-CHECKSUM_BYTES:])
+        for last in section_parts(self.values(), (self._job.published(chunk) for chunk in chunks)):
             yield last
+        sums = Sums(int.from_bytes(last[-CHECKSUM_BYTES:], "little"), rest.intdigest())
+        yield sums.rest.to_bytes(CHECKSUM_BYTES, "little") + _both(*sums).to_bytes(CHECKSUM_BYTES, "little")
         if written is not None:
-            written(int.from_bytes(last[-CHECKSUM_BYTES:], "little"))
-        for section, name in zip(sections[1:], names, strict=True):
-            yield from section_parts(section, (self._job.outer_state(chunk)[name] for chunk in outer))
+            written(sums)
 
     def digest(self) -> int:
         """Checksum of the values in memory."""
@@ -64,6 +131,12 @@ class Shard:
         parts = section_parts(self.values(), (self._job.published(chunk) for chunk in chunks))
         (last,) = deque(parts, maxlen=1)
         return int.from_bytes(last[-CHECKSUM_BYTES:], "little")
+
+    def sums(self, metadata: Mapping[str, str]) -> Sums:
+        """Checksums of the file that :meth:`parts` would give now."""
+        found: list[Sums] = []
+        deque(self.parts(metadata, found.append), maxlen=0)
+        return found[0]
 
     def announce(self, reader: ObjectReader, origin: str) -> None:
         """Have the values of a file fetched ahead, where the store does that.
@@ -73,8 +146,8 @@ class Shard:
         """
         self._values_of(reader, origin)
 
-    def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> int:
-        """Adopt the values of a file; returns their checksum.
+    def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
+        """Adopt the values of a file; returns its checksums.
 
         Raises:
             CorruptedObjectError: They are not what was written. The own values are undefined then.
@@ -86,37 +159,62 @@ class Shard:
             return out
 
         adopt_shard(self._job, self.number, read, self._chunk_bytes, scratch)
-        values.verify()
-        return values.digest
+        return values.verify()
 
-    def check(self, reader: ObjectReader, origin: str, scratch: Scratch) -> int:
-        """Checksum of the values of a file, verified; nothing is adopted.
+    def check(self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False) -> Sums:
+        """Checksums of a file; its values are verified, with ``whole`` also the rest. Nothing is adopted.
+
+        Raises:
+            CorruptedObjectError: It is not what was written.
+        """
+        if whole:
+            self.outer_state(reader, origin)
+        values = self._values_of(reader, origin)
+        for chunk in self._layout.chunks(self.number, self._chunk_bytes):
+            values.read(scratch.tensor(0, self._layout, chunk))
+        return values.verify()
+
+    def end(self, reader: ObjectReader, origin: str) -> Sums:
+        """The checksums at the end of a file, as it says them of itself; nothing that they cover is read.
 
         Raises:
             CorruptedObjectError: They are not what was written.
         """
-        values = self._values_of(reader, origin)
-        for chunk in self._layout.chunks(self.number, self._chunk_bytes):
-            values.read(scratch.tensor(0, self._layout, chunk))
-        values.verify()
-        return values.digest
+        return _end(reader, origin)
 
     def outer_state(
-        self, reader: ObjectReader, origin: str
+        self, reader: ObjectReader, origin: str, expected: int | None = None
     ) -> tuple[dict[Piece, dict[str, torch.Tensor]], dict[str, float]]:
-        """The outer optimizer's tensors, chunk by chunk, and its scalars."""
-        found = read_header(reader, origin)
-        names = [name.removeprefix("outer.").removesuffix(".xxh3") for name in sorted(found)]
-        names = [name for name in names if f"outer.{name}.xxh3" in found]
-        sections = [self.values(), *(self.outer(name) for name in names)]
+        """The outer optimizer's tensors, chunk by chunk, and its scalars, verified.
+
+        Args:
+            reader: The open file.
+            origin: Name of the object, for errors.
+            expected: What :attr:`Sums.rest` must be, where that is known; otherwise what the file says of itself.
+
+        Raises:
+            CorruptedObjectError: It is not what was written.
+        """
+        beginning, fields = read_header(reader, origin)
+        names, scalars = _described(fields, origin)
+        sections = [*(self.outer(name) for name in names), self.values(), *_END]
+        if len(beginning) + section_starts(self._layout, sections)[-1] != reader.size:
+            raise CorruptedObjectError(f"{origin} has not the size that its header speaks of: one of them is damaged")
+        rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
         chunks: dict[Piece, dict[str, torch.Tensor]] = {piece: {} for piece in self._outer_chunks()}
-        for index, name in enumerate(names, start=1):
+        for index, name in enumerate(names):
             section = SectionReader(reader, self._layout, sections, index, origin)
             for piece, tensors in chunks.items():
                 tensors[name] = torch.empty(piece.numel, dtype=self._layout.groups[piece.group].dtype, device="cpu")
                 section.read(tensors[name])
             section.verify()
-        return chunks, json.loads(found["__metadata__"]["scalars"])
+            rest.update(section.digest.to_bytes(CHECKSUM_BYTES, "little"))
+        if rest.intdigest() != (_end(reader, origin).rest if expected is None else expected):
+            raise CorruptedObjectError(
+                f"{origin}: the checksum of its header and outer state is wrong. It was damaged, or is not what the record of "
+                "its sync says."
+            )
+        return chunks, scalars
 
     def values(self) -> Section:
         """The section of the values."""
@@ -128,8 +226,8 @@ class Shard:
         outer = tuple(piece for piece in pieces if self._is_outer(piece))
         return Section(f"outer.{name}", outer, self._seed("outer", name, self.number))
 
-    def _values_of(self, reader: ObjectReader, origin: str) -> SectionReader:
-        return SectionReader(reader, self._layout, [self.values()], 0, origin)
+    def _values_of(self, reader: ObjectReader, origin: str) -> ValuesReader:
+        return ValuesReader(reader, self._layout, self.values(), origin)
 
     def _outer_chunks(self) -> list[Piece]:
         return list(filter(self._is_outer, self._layout.chunks(self.number, self._chunk_bytes)))
@@ -138,13 +236,15 @@ class Shard:
         return self._layout.groups[piece.group].rule is Rule.OUTER
 
 
-def read_header(reader: ObjectReader, origin: str) -> dict[str, Any]:
-    """The header of a safetensors file.
+def read_header(reader: ObjectReader, origin: str) -> tuple[bytes, dict[str, Any]]:
+    """The header of a safetensors file: its bytes with their length before them, and what it says. Nothing is verified.
 
     Raises:
         CorruptedObjectError: It has none.
     """
     length = bytearray(_LENGTH_BYTES)
+    if reader.size < _LENGTH_BYTES:
+        raise CorruptedObjectError(f"{origin} has {reader.size} bytes: it is truncated")
     reader.read_into(0, memoryview(length))
     size = int.from_bytes(length, "little")
     if size > min(_MOST_HEADER_BYTES, reader.size - _LENGTH_BYTES):
@@ -152,7 +252,37 @@ def read_header(reader: ObjectReader, origin: str) -> dict[str, Any]:
     text = bytearray(size)
     reader.read_into(_LENGTH_BYTES, memoryview(text))
     try:
-        found: dict[str, Any] = json.loads(text)
-    except ValueError:
+        fields: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError):
         raise CorruptedObjectError(f"the header of {origin} is damaged") from None
-    return found
+    return bytes(length + text), fields
+
+
+def _described(fields: Any, origin: str) -> tuple[Sequence[str], dict[str, float]]:
+    """Names of the outer optimizer's tensors, and its scalars, as a header tells them."""
+    try:
+        metadata = fields["__metadata__"]
+        names, scalars = json.loads(metadata["outer"]), json.loads(metadata["scalars"])
+        if not all(isinstance(name, str) for name in [*names, *scalars]):
+            raise TypeError("names are text")
+        return list(names), {name: float(value) for name, value in scalars.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CorruptedObjectError(f"the header of {origin} is damaged") from None
+
+
+def _end(reader: ObjectReader, origin: str) -> Sums:
+    stored = bytearray(3 * CHECKSUM_BYTES)
+    if reader.size < len(stored):
+        raise CorruptedObjectError(f"{origin} has {reader.size} bytes: it is truncated")
+    reader.read_into(reader.size - len(stored), memoryview(stored))
+    values, rest, both = (
+        int.from_bytes(stored[start : start + CHECKSUM_BYTES], "little")
+        for start in range(0, len(stored), CHECKSUM_BYTES)
+    )
+    if _both(values, rest) != both:
+        raise CorruptedObjectError(f"{origin}: the checksums at its end are damaged")
+    return Sums(values, rest)
+
+
+def _both(values: int, rest: int) -> int:
+    return xxhash.xxh3_64_intdigest(b"".join(number.to_bytes(CHECKSUM_BYTES, "little") for number in (values, rest)))

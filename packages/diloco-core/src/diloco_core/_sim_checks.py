@@ -135,8 +135,9 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
         found.append(f"not every rank came to the end (virtual time {outcome.seconds:.0f} s)")
     if training.longest > deadline:
         found.append(f"a replica waited for {training.longest:.0f} s")
-    if MANIFEST not in outcome.store.objects:
+    if MANIFEST not in outcome.store.decided:
         return [*found, "there is no manifest"]
+    found += [f"{key} was written again with other content" for key in outcome.store.changed]
     commits, broken = read_log(outcome.store)
     found += broken
     expected = training.expected(commits)
@@ -152,12 +153,12 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
 
 
 def read_log(store: SimulatedStore) -> tuple[list[Commit], list[str]]:
-    """All commit records, and what is wrong with them."""
-    manifest = Manifest.from_json(store.objects[MANIFEST], MANIFEST)
-    previous, found, commits = digest(store.objects[MANIFEST]), [], list[Commit]()
+    """All commit records as they were decided, and what is wrong with them."""
+    manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
+    previous, found, commits = digest(store.decided[MANIFEST]), [], list[Commit]()
     counted: dict[tuple[int, int], int] = {}
-    while (data := store.objects.get(commit_key(len(commits) + 1))) is not None:
-        commit = Commit.from_json(data, commit_key(len(commits) + 1))
+    while (data := store.decided.get(commit_key(len(commits) + 1))) is not None:
+        commit = Commit.from_json(data, len(commits) + 1, commit_key(len(commits) + 1))
         if commit.previous != previous:
             found.append(f"record {commit.sync} does not follow the one before")
         ranks = [member.rank for member in commit.members]
@@ -195,10 +196,10 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
         if key.partition("/")[0] in folders and int(key.split("/")[1]) > kept
     ]
     for index, sync in enumerate(newest_done(store.objects, count)):
-        keys = [shard_key(sync, index, shard, manifest.initial) for shard in range(manifest.world_size)]
+        keys = [shard_key(sync, index, shard, manifest.initial) for shard in range(manifest.fragments[index]["shards"])]
         following = sync + count if sync else index + 1
         while (data := store.objects.get(commit_key(following))) is not None:
-            keys += [member.key for member in Commit.from_json(data, "").members]
+            keys += [member.key for member in Commit.from_json(data, following, "").members]
             following += count
         found += [f"{key} is gone, and {done_key(sync, index)} needs it" for key in keys if key not in store.objects]
     return found

@@ -65,6 +65,8 @@ class SimulatedStore:
         largest: The largest size that all objects together had, in bytes.
         after_delete: Called with the keys of every deletion, to check what must still be there.
         written_over: Removed objects whose space was used for others, to the surprise of late readers.
+        decided: The manifest and the records of the log as they were first written, whatever happened to them since.
+        changed: Those of them that were written again with other content, which must never be.
         exclusive: Whether ``create`` refuses existing keys; some stores do not.
     """
 
@@ -76,11 +78,22 @@ class SimulatedStore:
     after_delete: Callable[[list[str]], object] | None = None
     exclusive: bool = True
     written_over: set[str] = field(default_factory=set)
+    decided: dict[str, bytes] = field(default_factory=dict)
+    changed: list[str] = field(default_factory=list)
     _folders: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     _size: int = 0
 
     def write(self, key: str, data: bytes) -> None:
         """Write an object in one step."""
+        if key.startswith(("commits/", "manifest")) and self.decided.setdefault(key, data) != data:
+            self.changed.append(key)
+        self._replace(key, data)
+
+    def damage(self, key: str, data: bytes) -> None:
+        """What an object holds has changed, and nobody has written it."""
+        self._replace(key, data)
+
+    def _replace(self, key: str, data: bytes) -> None:
         self._size += len(data) - len(self.objects.get(key, b""))
         self.objects[key] = data
         for folder in _folders(key):

@@ -5,7 +5,8 @@ eight bytes: the xxh3-64 of the piece bytes (little endian). The checksum stands
 pass and one ranged read brings both. Its seed binds the section to the run's schema, the sync, the writer and the shard: a
 valid section in the wrong place fails too.
 
-Offsets within the data follow from the layout alone, so readers skip the header; it is there for people and other tools.
+Where a section lies follows from the layout and from the size of the file alone, counted from the end, so nothing that a
+reader does depends on the header: that is there for people and other tools, and for what :mod:`._published` puts into it.
 """
 
 from __future__ import annotations
@@ -131,10 +132,10 @@ class SectionReader:
     Args:
         reader: The open file.
         layout: The plan of the sync.
-        sections: The sections of the file in order, at least up to the one to read.
+        sections: The last sections of the file in order, from the one to read or earlier; the file ends with the last.
         index: Which of them to read.
         origin: Name of the object, for errors.
-        data: Offset of the data in bytes, where it is known; otherwise it is read from the object.
+        ahead: How many of the sections after it will be read too.
     """
 
     def __init__(
@@ -144,19 +145,16 @@ class SectionReader:
         sections: Sequence[Section],
         index: int,
         origin: str,
-        data: int | None = None,
+        ahead: int = 0,
     ) -> None:
-        if data is None:
-            length = bytearray(_LENGTH_BYTES)
-            reader.read_into(0, memoryview(length))
-            data = _LENGTH_BYTES + int.from_bytes(length, "little")
         starts = section_starts(layout, sections)
-        if data + starts[-1] > reader.size:
+        data = reader.size - starts[-1]
+        if data < _LENGTH_BYTES:
             raise CorruptedObjectError(
                 f"{origin} has {reader.size} bytes, which is too few: it is truncated, or was written for another model"
             )
         if isinstance(reader, ReadsAhead):
-            reader.expect(data + starts[index], data + starts[index + 1])
+            reader.expect(data + starts[index], data + starts[index + 1 + ahead])
         self._reader = reader
         self._offset = self._start = data + starts[index]
         self._hash = xxhash.xxh3_64(seed=sections[index].seed)

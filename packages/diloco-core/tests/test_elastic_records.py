@@ -1,0 +1,151 @@
+"""Records of elastic runs: each is what was written under its key, field by field, or it is refused by name."""
+
+import pytest
+
+from diloco_core._elastic_records import (
+    Commit,
+    Delta,
+    Done,
+    Manifest,
+    Rollback,
+    commit_key,
+    commit_sync,
+    done_key,
+    epochs,
+    highest_epochs,
+    parse_inner,
+    read_record,
+)
+from diloco_core._errors import CorruptedObjectError, FormatError
+from diloco_core._sealed import seal, unseal
+
+_BASE, _SCHEMA = "0" * 16, "f" * 16
+
+
+def _delta(rank, stop=5, sync=3):
+    return Delta(sync, rank, 1, 0, stop, _BASE, _SCHEMA)
+
+
+COMMIT = Commit(3, 1, _BASE, "1" * 16, (_delta(0), _delta(4)), {0: 5, 2: 1, 4: 5}, 2)
+DONE = Done(3, 1, (1, 2**63), (5, 6), COMMIT)
+ROLLBACK = Rollback(9, (3, 4), (6, 7, 8), {0: 2, 7: 1})
+MANIFEST = Manifest(
+    run_id="r",
+    writer=0,
+    world_size=2,
+    min_replicas=1,
+    topology="gather",
+    publish_every=4,
+    retention=2,
+    settings={"a": "b"},
+    tensors={},
+    fragments=[{}],
+    initial="0" * 16,
+    sums=[[1, 2]],
+    rests=[[3, 4]],
+)
+
+
+def test_records_survive_being_stored():
+    assert read_record(COMMIT.to_json(), 3, "here") == COMMIT
+    assert read_record(ROLLBACK.to_json(), 9, "here") == ROLLBACK
+    assert Done.from_json(DONE.to_json(), 3, 1, "here") == DONE
+    assert Manifest.from_json(MANIFEST.to_json(), "here") == MANIFEST
+
+
+def test_a_done_record_holds_its_commit_to_the_last_byte():
+    assert Done.from_json(DONE.to_json(), 3, 1, "here").commit.to_json() == COMMIT.to_json()
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda: read_record(COMMIT.to_json(), 4, "here"),
+        lambda: read_record(ROLLBACK.to_json(), 8, "here"),
+        lambda: Done.from_json(DONE.to_json(), 3, 0, "here"),
+        lambda: Done.from_json(DONE.to_json(), 4, 1, "here"),
+        lambda: Manifest.from_json(COMMIT.to_json(), "here"),
+    ],
+    ids=range(5),
+)
+def test_records_under_other_keys_are_refused(read):
+    with pytest.raises(CorruptedObjectError, match="here"):
+        read()
+
+
+def _changed(name, value):
+    return {**COMMIT.fields(), name: value}
+
+
+def _member(**changes):
+    first, second = COMMIT.fields()["members"]
+    return _changed("members", [{**first, **changes}, second])
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        *({name: value for name, value in COMMIT.fields().items() if name != gone} for gone in COMMIT.fields()),
+        *(_changed(name, wrong) for name in COMMIT.fields() for wrong in (None, -1, 2.0, True, "x", {}, [[1]])),
+        *(_member(**{name: 77}) for name in ("rank", "epoch", "from", "to", "key")),
+        _member(key=_delta(0, sync=4).key),
+        _changed("members", []),
+        _changed("members", COMMIT.fields()["members"][::-1]),
+        _changed("members", COMMIT.fields()["members"][:1] * 2),
+        _changed("positions", [[0, 5], [4, 6]]),
+        _changed("positions", [[4, 5], [0, 5]]),
+        _changed("rollback", 3),
+    ],
+)
+def test_a_sealed_commit_with_wrong_fields_is_refused_by_name(fields):
+    with pytest.raises(CorruptedObjectError, match="here"):
+        read_record(seal("commit", commit_key(3), fields), 3, "here")
+
+
+@pytest.mark.parametrize("name", ["sync", "states", "given_up", "fence"])
+@pytest.mark.parametrize("wrong", [None, -1, 3.0, "x", [[]], [9], [-1, 0], [[0, 0]]])
+def test_a_sealed_rollback_with_wrong_fields_is_refused_by_name(name, wrong):
+    fields = unseal("rollback", commit_key(9), ROLLBACK.to_json(), "here")
+    with pytest.raises(CorruptedObjectError, match="here"):
+        read_record(seal("rollback", commit_key(9), {**fields, name: wrong}), 9, "here")
+
+
+@pytest.mark.parametrize("name", ["sync", "fragment", "sums", "rests", "commit", "commit_digest"])
+@pytest.mark.parametrize("wrong", [None, -1, 3.0, "x", [1], {}, "0" * 16])
+def test_a_sealed_done_record_with_wrong_fields_is_refused_by_name(name, wrong):
+    fields = unseal("done", done_key(3, 1), DONE.to_json(), "here")
+    with pytest.raises(CorruptedObjectError, match="here"):
+        Done.from_json(seal("done", done_key(3, 1), {**fields, name: wrong}), 3, 1, "here")
+
+
+@pytest.mark.parametrize("name", [*Manifest.__slots__])
+@pytest.mark.parametrize("wrong", [None, -1, 3.5, [1, 2], {"a": 1}])
+def test_a_sealed_manifest_with_wrong_fields_is_refused_by_name(name, wrong):
+    fields = unseal("manifest", "manifest.json", MANIFEST.to_json(), "here")
+    with pytest.raises(CorruptedObjectError, match="here"):
+        Manifest.from_json(seal("manifest", "manifest.json", {**fields, name: wrong}), "here")
+
+
+def test_keys_that_do_not_parse_are_not_of_the_run():
+    stray = ["claims/00001/", "claims/00001/notes.json", "claims/00001/00x2.json", "claims/1/0009.json"]
+    assert epochs(["claims/00001/0001.json", *stray], 1) == [1]
+    assert highest_epochs([*stray, "claims/00000/0003.json", "claims/00000/0002.json"]) == {0: 3}
+    assert commit_sync("commits/00000007.json") == 7
+    assert {commit_sync(key) for key in ("commits/", "commits/7.json", "commits/00000007.json.tmp")} == {None}
+    assert {parse_inner(key) for key in ("inner/00000/", "inner/00000/00000006.0001.safetensors")} == {None}
+    assert Delta.parse(f"deltas/00000003/00000.0001.05-7.{_BASE}.{_SCHEMA}.safetensors") is None
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b'{"format": 9}', b'{"format": 2, "members": [{"key": "x"}]}', b"[]"])
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda data: read_record(data, 3, "where it lies"),
+        lambda data: Done.from_json(data, 3, 1, "where it lies"),
+        lambda data: Manifest.from_json(data, "where it lies"),
+    ],
+    ids=["log", "done", "manifest"],
+)
+def test_what_is_no_record_of_this_version_is_named(data, read):
+    with pytest.raises((CorruptedObjectError, FormatError), match="where it lies"):
+        read(data)
