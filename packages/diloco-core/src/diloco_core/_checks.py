@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
+from typing import TYPE_CHECKING
+
+import torch
 
 from ._errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 def check_positive(name: str, value: object, unit: str = "") -> None:
@@ -25,3 +32,50 @@ def check_whole(name: str, value: object) -> None:
     """
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
         raise ConfigurationError(f"{name} must be a whole number of at least 1, not {value!r}")
+
+
+def whole(name: str, value: object, least: int = 1) -> int:
+    """A whole number as Python's own; numpy's are taken too, but no truth values.
+
+    Raises:
+        ConfigurationError: It is something else, or less than ``least``.
+    """
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
+        raise ConfigurationError(f"{name} must be a whole number of at least {least}, not {value!r}")
+    return int(value)
+
+
+def number(name: str, value: object) -> float:
+    """A finite number as Python's own; numpy's are taken too and tensors of one element, but no truth values.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+        raise ConfigurationError(f"{name} must be a finite number, not {value!r}")
+    return float(value)
+
+
+def yes_or_no(name: str, value: object) -> bool:
+    """A truth value.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if not isinstance(value, bool):
+        raise ConfigurationError(f"{name} must be True or False, not {value!r}")
+    return value
+
+
+def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
+    """One of a few words.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    words = [str(word) for word in allowed]
+    if not isinstance(value, str) or value not in words:
+        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, words))}, not {value!r}")
+    return str(value)

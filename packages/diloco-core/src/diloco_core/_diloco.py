@@ -6,13 +6,16 @@ import dataclasses
 import logging
 from typing import TYPE_CHECKING, Any, Literal, Self
 
+from ._checks import one_of, whole
+from ._diloco_arguments import check_parties, fragments_of, stateful_of, steps_per_cycle
 from ._diloco_state import STATE_VERSION, OwnState, describe, load_fragments
 from ._errors import ConfigurationError, SyncError
 from ._exchange_elastic import ElasticExchange
 from ._fragment import Fragment, Initial
 from ._fragments import Buffers, split
 from ._inner_steps import InnerSteps, optimizers_of
-from ._outer import OuterOptimizer, sgd
+from ._outer import OuterOptimizer, outer_factory
+from ._outer_trial import try_out
 from ._step_counter import StepCounter
 
 if TYPE_CHECKING:
@@ -58,10 +61,11 @@ class DiLoCo:
         sync_every: H, inner steps (calls of ``step()``, not micro-batches) between two syncs of the same fragment; a
             positive multiple of the number of fragments.
         fragments: Into how many fragments of about equal size to cut the model, or the modules that make up one each.
-        outer_lr: Learning rate of the outer SGD.
-        outer_momentum: Its momentum, in [0, 1).
-        nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``).
-        outer_optimizer: Instead of these three: makes any element-wise torch optimizer from a list of parameters.
+        outer_lr: Learning rate of the outer SGD; 0.7 if left out.
+        outer_momentum: Its momentum, in [0, 1); 0.9 if left out.
+        nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``); True if left out.
+        outer_optimizer: Instead of these three: makes any element-wise torch optimizer from a list of parameters. It is
+            tried out on a small tensor, whole and cut into pieces.
         buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or ``"none"``. With several
             fragments, buffers are synced with the last one.
         init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused.
@@ -82,9 +86,9 @@ class DiLoCo:
         *,
         sync_every: int,
         fragments: int | Sequence[torch.nn.Module] = 1,
-        outer_lr: float = 0.7,
-        outer_momentum: float = 0.9,
-        nesterov: bool = True,
+        outer_lr: float | None = None,
+        outer_momentum: float | None = None,
+        nesterov: bool | None = None,
         outer_optimizer: OuterOptimizerFactory | None = None,
         buffers: Literal["mean", "rank0", "none"] = "mean",
         init: Literal["rank0", "check"] = "rank0",
@@ -92,24 +96,21 @@ class DiLoCo:
         save_inner_every: int = 10,
         on_sync: Callable[[SyncReport], None] | None = None,
     ) -> None:
+        check_parties(model, exchange, on_sync)
         optimizers = optimizers_of(inner_optimizer)
-        factory = outer_optimizer or sgd(outer_lr, outer_momentum, nesterov)
-        parts = split(model, fragments, _one_of("buffers", buffers, Buffers))
-        if not isinstance(sync_every, int) or sync_every < 1 or sync_every % len(parts):
-            raise ConfigurationError(
-                f"sync_every is {sync_every}, but must be a positive multiple of the number of fragments, which is "
-                f"{len(parts)}: every fragment is synced once per sync_every inner steps, at equal distances"
-            )
-        if init not in {"rank0", "check"}:
-            raise ConfigurationError(f"init must be 'rank0' or 'check', not {init!r}")
-        if stateful and not isinstance(exchange, ElasticExchange):
-            raise ConfigurationError("stateful= is for elastic runs: connect with min_replicas, or save it yourself")
-        self.sync_every = sync_every
+        factory = outer_factory(outer_optimizer, outer_lr, outer_momentum, nesterov)
+        if outer_optimizer is not None:
+            try_out(factory)
+        policy = Buffers(one_of("buffers", buffers, Buffers))
+        parts = split(model, fragments_of(fragments), policy)
+        self._sync_every = steps_per_cycle(sync_every, len(parts))
+        self._period = self._sync_every // len(parts)
         self.exchange = exchange
-        self._period = sync_every // len(parts)
-        self._init = init
-        self._own = OwnState(optimizers, stateful or {}, save_inner_every)
-        self._buffers = str(buffers)
+        self._init = one_of("init", init, ("rank0", "check"))
+        self._own = OwnState(
+            optimizers, stateful_of(stateful, exchange), whole("save_inner_every", save_inner_every, 0)
+        )
+        self._buffers = policy
         self._on_sync = on_sync
         self._outers = [OuterOptimizer(factory) for _ in parts]
         self._fragments = [
@@ -128,6 +129,11 @@ class DiLoCo:
         self._steps_outside = 0
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
         self._inner.watch()
+
+    @property
+    def sync_every(self) -> int:
+        """Inner steps between two syncs of the same fragment."""
+        return self._sync_every
 
     @property
     def committed(self) -> int:
@@ -348,11 +354,3 @@ class DiLoCo:
             **self._outers[0].settings,
         }
         return describe(self._fragments, settings, values=self._init == "check" or self._restored)
-
-
-def _one_of(name: str, value: str, kind: type[Buffers]) -> Buffers:
-    try:
-        return kind(value)
-    except ValueError:
-        allowed = ", ".join(repr(str(member)) for member in kind)
-        raise ConfigurationError(f"{name} must be one of {allowed}, not {value!r}") from None

@@ -73,12 +73,10 @@ class OwnState:
         behind: Inner steps that the run has counted since what was restored had been saved (all, where nothing was).
 
     Raises:
-        ConfigurationError: An argument is not allowed.
+        ConfigurationError: Something cannot be saved.
     """
 
     def __init__(self, optimizers: Sequence[Stateful], stateful: Mapping[str, Stateful], every: int) -> None:
-        if not isinstance(every, int) or every < 0:
-            raise ConfigurationError(f"save_inner_every must be 0 (never) or a number of syncs, not {every!r}")
         self.behind = 0
         self._inner = InnerState(optimizers, stateful)
         self._every = every

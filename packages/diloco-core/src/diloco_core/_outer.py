@@ -3,47 +3,60 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ._checks import number, yes_or_no
 from ._errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
+    from contextlib import AbstractContextManager
     from typing import TypeAlias
 
     from ._layout import Piece
 
     OuterOptimizerFactory: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
-# Each element's update depends on that element alone, so that shards can be updated apart.
-_ELEMENTWISE = (
-    torch.optim.SGD,
-    torch.optim.Adam,
-    torch.optim.AdamW,
-    torch.optim.NAdam,
-    torch.optim.RAdam,
-    torch.optim.Adamax,
-    torch.optim.Adagrad,
-    torch.optim.Adadelta,
-    torch.optim.RMSprop,
-    torch.optim.Rprop,
-    torch.optim.ASGD,
-)
 
+def outer_factory(
+    optimizer: OuterOptimizerFactory | None, lr: float | None, momentum: float | None, nesterov: bool | None
+) -> OuterOptimizerFactory:
+    """What makes the outer optimizer: the caller's own function, or SGD in its fused form (one pass over the memory).
 
-def sgd(lr: float, momentum: float, nesterov: bool) -> OuterOptimizerFactory:
-    """A factory of ``torch.optim.SGD``, in its fused form (one pass over the memory).
+    Args:
+        optimizer: The caller's function.
+        lr: Learning rate of the SGD; 0.7 if None.
+        momentum: Its momentum; 0.9 if None.
+        nesterov: Whether the momentum is Nesterov's; True if None.
 
     Raises:
-        ConfigurationError: A value is out of range.
+        ConfigurationError: A value is out of range, or there are settings of the SGD beside an optimizer.
     """
+    if optimizer is not None:
+        settings = {"outer_lr": lr, "outer_momentum": momentum, "nesterov": nesterov}
+        given = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
+        if given:
+            raise ConfigurationError(
+                f"{', '.join(given)} beside outer_optimizer: these are settings of the SGD that is used without an "
+                "outer_optimizer. Leave them out, and give yours its settings where it is made."
+            )
+        if not callable(optimizer):
+            raise ConfigurationError(
+                "outer_optimizer must be a function that makes an optimizer from a list of parameters, such as "
+                f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not a {type(optimizer).__name__}"
+            )
+        return optimizer
+    lr = number("outer_lr", 0.7 if lr is None else lr)
+    momentum = number("outer_momentum", 0.9 if momentum is None else momentum)
+    nesterov = yes_or_no("nesterov", True if nesterov is None else nesterov)
     if not lr > 0:
-        raise ConfigurationError(f"the outer learning rate must be positive, not {lr}; usual are 0.4 to 1.0")
+        raise ConfigurationError(f"outer_lr must be positive, not {lr}; usual are 0.4 to 1.0")
     if not 0 <= momentum < 1:
-        raise ConfigurationError(f"the outer momentum must be in [0, 1), not {momentum}; usual is 0.9")
+        raise ConfigurationError(f"outer_momentum must be in [0, 1), not {momentum}; usual is 0.9")
     return partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True)
 
 
@@ -57,39 +70,33 @@ class OuterOptimizer:
         factory: Makes the optimizer from a list of parameters.
 
     Raises:
-        ConfigurationError: The optimizer is not known to be element-wise, or its learning rate is not positive.
+        ConfigurationError: What the factory makes is no optimizer of these parameters, or its settings are impossible.
     """
 
     def __init__(self, factory: OuterOptimizerFactory) -> None:
-        probe = torch.nn.Parameter(torch.zeros(1))
-        self._optimizer = factory([probe])
-        name = type(self._optimizer).__name__
-        if not isinstance(self._optimizer, _ELEMENTWISE):
-            known = ", ".join(kind.__name__ for kind in _ELEMENTWISE)
-            raise ConfigurationError(
-                f"the outer optimizer {name} is not known to be element-wise, and replicas update shards apart. "
-                f"Use one of {known} or a subclass."
-            )
-        if len(self._optimizer.param_groups) != 1:
-            raise ConfigurationError("the outer optimizer must have one parameter group")
-        lr = float(self._optimizer.param_groups[0]["lr"])
-        if not lr > 0:
-            raise ConfigurationError(f"the outer learning rate must be positive, not {lr}")
+        probe = [torch.nn.Parameter(torch.zeros(1, device="cpu"))]
+        self._optimizer = make(factory, probe)
         self._optimizer.param_groups[0]["params"] = []
         self._chunks: dict[Piece, torch.nn.Parameter] = {}
         self._loaded: dict[str, Any] = {}
 
     @property
+    def name(self) -> str:
+        """The optimizer's class."""
+        return type(self._optimizer).__name__
+
+    @property
     def settings(self) -> dict[str, str]:
         """Class and hyperparameters, as text: what replicas must have in common."""
         group = self._optimizer.param_groups[0]
-        values = {key: str(value) for key, value in sorted(group.items()) if key != "params"}
-        return {"outer_optimizer": type(self._optimizer).__name__, **{f"outer_{key}": v for key, v in values.items()}}
+        # A function's text would name an address in memory.
+        values = {key: getattr(value, "__qualname__", str(value)) for key, value in group.items() if key != "params"}
+        return {"outer_optimizer": self.name, **{f"outer_{key}": value for key, value in sorted(values.items())}}
 
     @property
     def lr(self) -> float:
         """The learning rate."""
-        return float(self._optimizer.param_groups[0]["lr"])
+        return float(self._optimizer.param_groups[0].get("lr", 1.0))
 
     def not_finite(self, piece: Piece) -> int | None:
         """Index of an element of a chunk whose state is NaN or infinite; None where there is none.
@@ -111,17 +118,18 @@ class OuterOptimizer:
             self._restore(piece, parameter)
         parameter.grad = gradient
         self._optimizer.param_groups[0]["params"] = [parameter]
-        self._optimizer.step()
+        with _on_cpu():
+            self._optimizer.step()
         self._optimizer.param_groups[0]["params"] = []
         parameter.grad = None
 
     def tensors(self, piece: Piece) -> dict[str, torch.Tensor]:
         """State that belongs to the elements of a chunk: flat tensors of its size. Empty before its first step."""
-        return {name: value for name, value in self._state(piece).items() if _is_elementwise(value)}
+        return {name: value for name, value in self.state(piece).items() if _is_elementwise(value)}
 
     def scalars(self, piece: Piece) -> dict[str, float]:
         """State of a chunk that is one number, such as a step count. Empty before its first step."""
-        state = self._state(piece)
+        state = self.state(piece)
         return {name: float(v) for name, v in state.items() if v is not None and not _is_elementwise(v)}
 
     def install(
@@ -131,8 +139,7 @@ class OuterOptimizer:
         self.forget([piece])
         parameter = self._chunks[piece] = torch.nn.Parameter(values)
         if tensors or scalars:
-            numbers = {name: torch.tensor(value, dtype=torch.float32) for name, value in scalars.items()}
-            self._optimizer.state[parameter] = {**numbers, **tensors}
+            self._optimizer.state[parameter] = {**_as_tensors(scalars), **tensors}
 
     def forget(self, pieces: Iterable[Piece]) -> None:
         """Let go of the state of some chunks."""
@@ -160,9 +167,7 @@ class OuterOptimizer:
     def _restore(self, piece: Piece, parameter: torch.nn.Parameter) -> None:
         if not self._loaded.get("ranges"):
             return
-        state: dict[str, Any] = {
-            name: torch.tensor(v, dtype=torch.float32) for name, v in self._loaded["scalars"].items()
-        }
+        state: dict[str, Any] = _as_tensors(self._loaded["scalars"])
         done = 0
         for entry in self._loaded["ranges"]:
             group, first, last = entry["range"]
@@ -179,9 +184,55 @@ class OuterOptimizer:
             )
         self._optimizer.state[parameter] = state
 
-    def _state(self, piece: Piece) -> Mapping[str, Any]:
+    def state(self, piece: Piece) -> Mapping[str, Any]:
+        """What the optimizer keeps for a chunk. Empty before its first step."""
         return self._optimizer.state[self._chunks[piece]] if piece in self._chunks else {}
 
 
 def _is_elementwise(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 1
+
+
+def make(factory: OuterOptimizerFactory, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer of some parameters, looked at before it is used.
+
+    Raises:
+        ConfigurationError: It cannot be made, is no optimizer of these parameters, or its settings are impossible.
+    """
+    try:
+        optimizer = factory(parameters)
+    except Exception as error:
+        raise ConfigurationError(
+            "outer_optimizer could not make an optimizer of flat parameters, which is what shards consist of: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(f"outer_optimizer must make a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+    name = type(optimizer).__name__
+    if len(optimizer.param_groups) != 1:
+        raise ConfigurationError(f"the outer optimizer {name} must have one parameter group")
+    group = optimizer.param_groups[0]
+    if [id(parameter) for parameter in group["params"]] != [id(parameter) for parameter in parameters]:
+        raise ConfigurationError(
+            f"the outer optimizer {name} does not hold the parameters that it was to be made of: make a new one at every "
+            "call, of the list that is passed in"
+        )
+    lr = number("the outer learning rate", group.get("lr", 1.0))
+    if not lr > 0:
+        raise ConfigurationError(f"the outer learning rate must be positive, not {lr}")
+    if group.get("maximize"):
+        raise ConfigurationError(
+            f"the outer optimizer {name} has maximize=True, which leads away from what the replicas have learned"
+        )
+    return optimizer
+
+
+def _on_cpu() -> AbstractContextManager[Any]:
+    """Where an optimizer's new state is made: torch's default device may be another one."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
+def _as_tensors(scalars: Mapping[str, float]) -> dict[str, Any]:
+    """Numbers as torch's own optimizers keep them: double precision only where it is the default."""
+    dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
+    return {name: torch.tensor(value, dtype=dtype, device="cpu") for name, value in scalars.items()}
