@@ -116,7 +116,10 @@ class TestFrozen:
         assert len(reports) == 4
         written = {key: size for store in stores for key, size in store.written.items() if "safetensors" in key}
         assert len([key for key in written if "deltas" in key]) == 2 * 3, "two replicas, the start and two syncs"
-        return list(written.values()), {(report.bytes_sent, report.bytes_received) for report in reports}
+        frozen_once = [key for store in stores for key in store.written if key.startswith("unsynced/")]
+        assert len(frozen_once) == 1, "when the run begins, by rank 0"
+        synced = [size for key, size in written.items() if not key.startswith("unsynced/")]
+        return synced, {(report.bytes_sent, report.bytes_received) for report in reports}
 
     def test_frozen_parameters_are_never_sent(self, lab, tmp_path):
         small, moved = self.sizes(lab, tmp_path / "small", 1)

@@ -17,6 +17,7 @@ from ._inner_steps import InnerSteps, optimizers_of
 from ._outer import OuterOptimizer, outer_factory
 from ._outer_trial import try_out
 from ._step_counter import StepCounter
+from ._unsynced import Unsynced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -117,6 +118,7 @@ class DiLoCo:
             Fragment(str(number), tensors, outer, exchange.shards(sum(tensor.wire_bytes for tensor in tensors)))
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
+        self._unsynced = Unsynced(model, [named for part in parts for named in part])
         self._committed = 0
         self._inner_steps = 0
         self._since_event = 0
@@ -353,4 +355,4 @@ class DiLoCo:
             "inner_steps": str(self._inner_steps),
             **self._outers[0].settings,
         }
-        return describe(self._fragments, settings, values=self._init == "check" or self._restored)
+        return describe(self._fragments, settings, self._unsynced, values=self._init == "check" or self._restored)

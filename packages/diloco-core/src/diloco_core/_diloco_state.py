@@ -16,13 +16,14 @@ if TYPE_CHECKING:
     from ._fragment import Fragment
     from ._inner_state import Stateful
     from ._outer import OuterOptimizer
+    from ._unsynced import Unsynced
 
 STATE_VERSION = 1
 
 _log = logging.getLogger("diloco_core")
 
 
-def describe(fragments: Sequence[Fragment], settings: Mapping[str, str], *, values: bool) -> Schema:
+def describe(fragments: Sequence[Fragment], settings: Mapping[str, str], unsynced: Unsynced, *, values: bool) -> Schema:
     """What replicas must have in common: settings, tensors, and with ``values`` also what the global copies hold."""
     tensors: dict[str, str] = {}
     for fragment in fragments:
@@ -31,7 +32,7 @@ def describe(fragments: Sequence[Fragment], settings: Mapping[str, str], *, valu
         for fragment in fragments:
             for name, digest in fragment.digests().items():
                 tensors[name] += f" with values {digest}"
-    return Schema(tensors, settings, [fragment.table() for fragment in fragments])
+    return Schema(tensors, settings, [fragment.table() for fragment in fragments], unsynced)
 
 
 def load_fragments(

@@ -11,6 +11,7 @@ Keys below the run's prefix::
     state/{sync}/{fragment}.done.json              create  all its shards are there: a place to start from
     initial/{nonce}/{fragment}.{shard}.safetensors put     the state before the first sync
     inner/{rank}/{epoch}.{sync}.safetensors        put     what belongs to one replica alone
+    unsynced/{nonce}/{number}.safetensors          put     what belongs to the model and is not synced; never deleted
 
 Syncs count from 1; sync s is of fragment (s - 1) mod F. Every record is sealed (:mod:`._sealed`): its bytes and its key are
 verified before anything is read from it. Keys that do not parse are not of the run, and are passed over.
@@ -308,6 +309,7 @@ class Manifest:
         initial: Nonce of the initial state.
         sums: Checksums of its shards' values, by fragment.
         rests: Checksums of everything else in its shards' files, by fragment.
+        unsynced: What belongs to the model and is not synced, and where it lies; see :meth:`._unsynced.Unsynced.publish`.
     """
 
     run_id: str
@@ -323,6 +325,7 @@ class Manifest:
     initial: str
     sums: Sequence[Sequence[int]] = field(repr=False)
     rests: Sequence[Sequence[int]] = field(repr=False)
+    unsynced: Mapping[str, Any] = field(repr=False)
 
     def to_json(self) -> bytes:
         """The manifest as stored."""
@@ -365,6 +368,7 @@ class Manifest:
             initial=fields.text("initial", _DIGEST),
             sums=sums,
             rests=rests,
+            unsynced=fields.mapping("unsynced"),
         )
 
     def done(self, fragment: int) -> Done:

@@ -74,12 +74,17 @@ def may_commit(
 
 def newest_done(listing: Iterable[str], fragments: int) -> list[int]:
     """For every fragment, the newest sync whose state is complete (0: the initial one)."""
-    newest = [0] * fragments
+    return [max(syncs, default=0) for syncs in done_states(listing, fragments)]
+
+
+def done_states(listing: Iterable[str], fragments: int) -> list[set[int]]:
+    """For every fragment, the syncs whose state is complete, without the initial one."""
+    done: list[set[int]] = [set() for _ in range(fragments)]
     for found in filter(None, map(_DONE.fullmatch, listing)):
         sync, fragment = map(int, found.groups())
         if fragment < fragments:
-            newest[fragment] = max(newest[fragment], sync)
-    return newest
+            done[fragment].add(sync)
+    return done
 
 
 def collectable(

@@ -89,6 +89,8 @@ def open_run(
             raise CorruptedObjectError(f"{store.uri}/{MANIFEST} was created and is not there")
         if manifest.initial != own.initial:
             store.delete(store.list(f"initial/{own.initial}/"))
+            if own.unsynced:
+                store.delete(store.list(f"{own.unsynced['folder']}/"))
     _check(manifest, schema, rank, world_size, run_id, settings, store.uri)
     if rank == 0 and manifest.writer != 0:
         _log.warning(
@@ -277,6 +279,7 @@ def _initial(
         initial=nonce,
         sums=[[each.values for each in row] for row in sums],
         rests=[[each.rest for each in row] for row in sums],
+        unsynced={} if schema.unsynced is None else schema.unsynced.publish(store.put),
     )
 
 

@@ -8,7 +8,7 @@ needs no memory of the size of the model.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from json import dumps
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import torch
 
     from ._layout import Layout, Piece
+    from ._unsynced import Unsynced
 
 CHUNK_BYTES = 2**20
 """Default size of a chunk in bytes: what fits into a processor's second-level cache, measured best at 256 KiB to 1 MiB."""
@@ -144,11 +145,13 @@ class Schema:
         settings: Settings of the outer loop.
         fragments: What the files of every fragment hold, for those who read them without a replica; it follows from the
             rest, and is not compared.
+        unsynced: What belongs to the model and is not synced; whoever begins the run stores it. Not compared.
     """
 
     tensors: Mapping[str, str]
     settings: Mapping[str, str]
     fragments: Sequence[Mapping[str, Any]] = ()
+    unsynced: Unsynced | None = field(default=None, compare=False)
 
 
 class Exchange(Protocol):

@@ -9,6 +9,7 @@ Keys below the run's prefix::
     deltas/{sync}/{rank}.{fingerprint}.safetensors    a replica's contribution: immutable, gone when all have used it
     commits/{sync}.json        who is in the sync; payloads first, this record last
     state/{sync}/{shard}.safetensors                  new parameters and outer state: the checkpoint
+    unsynced/{nonce}/{number}.safetensors             what belongs to the model and is not synced; written once by rank 0
 
 Every rank writes only its own keys (the commit record has the same bytes whoever writes it), so no conditional write is
 needed and nobody ever decides anything by itself. Anybody who may write below the prefix is trusted.
@@ -30,7 +31,9 @@ from ._store_sync import Participant, StoreSync
 from ._timing import Timing
 
 if TYPE_CHECKING:
-    from ._store import Store
+    from collections.abc import Callable, Iterable
+
+    from ._store import Buffer, Store
 
 
 class ObjectStoreExchange:
@@ -105,6 +108,7 @@ class ObjectStoreExchange:
                 "settings": dict(schema.settings),
                 "tensors": dict(schema.tensors),
                 "fragments": list(schema.fragments),
+                "unsynced": {} if schema.unsynced is None else schema.unsynced.publish(self._put),
             }
             self.store.put("manifest.json", [json.dumps(manifest, indent=1).encode()])
 
@@ -154,6 +158,9 @@ class ObjectStoreExchange:
                 self._liveness.note("failed", self._syncs, f"{type(error).__name__}: {error}")
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
             error.add_note(f"the other replicas could not be told: {second}")
+
+    def _put(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> None:
+        self.store.put(key, parts())
 
     def _is_ours(self) -> bool:
         """Whether the rank's place in the run is this replica's, or free: a note must not end somebody else's run."""

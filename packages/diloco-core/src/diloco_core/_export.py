@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import secrets
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,8 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
-from ._export_sources import find_source
+from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
+from ._export_sources import find_source, state, states, unsynced_files
 from ._layout import Group, Layout, Piece, Rule
 from ._published import ValuesReader
 from ._store import open_store
@@ -23,49 +25,73 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping
 
-    from ._export_sources import Source
-    from ._store import Store
+    from ._export_sources import PublishedFile, Source
+    from ._store import ObjectReader, Store
 
 _TRIES = 8
+_PAUSES = (0.05, 0.2)  # seconds
+
+_log = logging.getLogger("diloco_core")
 
 
-def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None = None) -> int:
-    """Write the model that a run's store holds to a safetensors file: every synced tensor under its name in the model.
+def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, at: int | None = None) -> int:
+    """Write the model that a run's store holds to a safetensors file, so that a strict ``load_state_dict`` takes it.
 
-    It is the newest state whose shards are all published; a run that goes on meanwhile is not disturbed. What was
-    committed but not published when an elastic run stopped is taken by the first replica that resumes it.
+    The file has an entry for every entry of the model's ``state_dict()``: tied tensors under all of their names, without the
+    names of wrappers (``torch.compile``, ``DistributedDataParallel``, ``DataParallel``). What was not synced (frozen
+    parameters, and buffers under ``buffers="none"``) is as it was when the run began, at the replica that began it. What a
+    file of tensors cannot hold (the extra state of modules, what hooks add) is left out, and named in a warning.
+
+    Without ``at`` it is the newest state that is whole; a run that goes on meanwhile is not disturbed. If a newer one is
+    damaged, a warning in the log says which, and so does ``damaged`` in the file's metadata. What was committed but not
+    published when an elastic run stopped is taken by the first replica that resumes it.
 
     Args:
         uri: The run's prefix.
         path: The file to write; replaced in one step.
         dtype: Dtype of floating-point tensors; that of the model if left out (the store holds at least float32).
+        at: After how many outer steps (``DiLoCo.committed``); the store keeps the last few states only.
 
     Returns:
-        How many outer steps the newest part of the state has seen (0: the initial state).
+        After how many outer steps the state is (0: the initial state).
 
     Raises:
-        RendezvousError: There is no run, or one without a model, or it has not published one yet.
+        RendezvousError: There is no run, or one without a model, or it has not published one yet, or not the state ``at``.
         CorruptedObjectError: The store does not hold what its records promise.
         StoreUnavailableError: The store cannot be listed and read; it need not be writable.
-        ConfigurationError: ``dtype`` is no floating-point dtype, or ``path`` cannot be written. Its folder must exist.
+        ConfigurationError: ``dtype`` is no floating-point dtype, ``at`` is not a number of outer steps, or ``path`` cannot be
+            written. Its folder must exist.
     """
-    if dtype is not None and not dtype.is_floating_point:
-        raise ConfigurationError(f"dtype must be a floating-point dtype, not {dtype}")
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigurationError(f"dtype must be a floating-point dtype, not {dtype!r}")
+    if at is not None and (isinstance(at, bool) or not isinstance(at, int) or at < 0):
+        raise ConfigurationError(f"at must be a number of outer steps, 0 or more, not {at!r}")
     target = Path(path)
     with _replacing(target) as temporary:
         store = open_store(uri, reading=True)
         try:
             source = find_source(store)
-            newest, tensors = _newest_whole(store, source, dtype)
+            step, damaged, tensors = _newest_whole(store, source, dtype, at)
+            try:
+                tensors.update(_read(store, source.unsynced, unsynced_files(source), dtype))
+            except ObjectNotFoundError as error:  # nobody ever deletes it
+                raise _corrupted(error) from error
         finally:
             store.close()
-        steps = source.outer_steps(max(newest))
+        aliases = source.unsynced.get("aliases", {})
+        tensors.update({alias: tensors[name].clone() for alias, name in aliases.items()})
+        metadata = {"run_id": source.run_id, "sync": str(step), "format": "pt"}
+        if damaged:
+            metadata["damaged"] = ", ".join(map(str, damaged))
+            _log.warning("the state after outer step %s in %s is damaged: this is the one after %d", damaged, uri, step)
+        if omitted := source.unsynced.get("omitted"):
+            _log.warning("entries of the model's state_dict() that %s does not hold: %s", target, ", ".join(omitted))
         try:
-            save_file(tensors, temporary, {"run_id": source.run_id, "sync": str(steps), "format": "pt"})
+            save_file(tensors, temporary, metadata)
             temporary.replace(target)
         except (SafetensorError, OSError) as error:
             raise _unwritable(target, str(error)) from error
-    return steps
+    return step
 
 
 @contextlib.contextmanager
@@ -91,50 +117,107 @@ def _unwritable(target: Path, why: str) -> ConfigurationError:
     )
 
 
-def _newest_whole(store: Store, source: Source, dtype: torch.dtype | None) -> tuple[list[int], dict[str, torch.Tensor]]:
-    """The newest state, and after which sync of each fragment it is; the run may go on while it is read."""
-    for _ in range(_TRIES):
-        try:
-            newest = source.newest()
-        except ObjectNotFoundError:
-            continue  # collected between two looks
-        try:
-            parts = [_fragment(store, source, index, sync, dtype) for index, sync in enumerate(newest)]
-            return newest, {name: tensor for part in parts for name, tensor in part.items()}
-        except ObjectNotFoundError:
-            continue  # the run has gone on and collected it
-        except CorruptedObjectError:
-            # Or it was removed while it was read, and its space written over.
-            if source.newest() == newest:
-                raise
+def _newest_whole(
+    store: Store, source: Source, dtype: torch.dtype | None, at: int | None
+) -> tuple[int, list[int], dict[str, torch.Tensor]]:
+    """A state, the damaged ones that were passed over, and its values; the run may go on while it is read."""
+    damaged: dict[tuple[int, int], CorruptedObjectError] = {}
+    vanished = 0
+    while vanished < _TRIES:
+        step, passed_over = _choose(store, source, at, damaged)
+        tensors: dict[str, torch.Tensor] = {}
+        for index, own in enumerate(state(source, step)):
+            try:
+                tensors.update(_read(store, source.fragments[index], source.files(index, own), dtype))
+            except (ObjectNotFoundError, CorruptedObjectError) as error:
+                # The run has gone on and collected it (its space may be written over while it is read), or it is damaged.
+                if own in source.complete()[index]:
+                    damaged[index, own] = _corrupted(error)
+                else:
+                    vanished += 1
+                break
+        else:
+            return step, passed_over, tensors
     raise CorruptedObjectError(f"the published state in {store.uri} kept vanishing while it was read")
 
 
-def _fragment(
-    store: Store, source: Source, index: int, sync: int, dtype: torch.dtype | None
+def _corrupted(error: ObjectNotFoundError | CorruptedObjectError) -> CorruptedObjectError:
+    if isinstance(error, CorruptedObjectError):
+        return error
+    return CorruptedObjectError(f"an object that the run's records name is gone: {error}")
+
+
+def _choose(
+    store: Store, source: Source, at: int | None, damaged: Mapping[tuple[int, int], CorruptedObjectError]
+) -> tuple[int, list[int]]:
+    """The newest state (or the one that is asked for), and those before it that are damaged."""
+    there = states(source, source.complete())
+    whole = [step for step in there if not any(part in damaged for part in enumerate(state(source, step)))]
+    wanted = [step for step in whole if at in {None, step}]
+    if wanted:
+        return wanted[0], [step for step in there if at is None and step > wanted[0]]
+    if damaged and (at is None or at in there):
+        error = next(iter(damaged.values()))
+        error.add_note(f"Whole states in {store.uri}: {_listed(whole)}.")
+        raise error
+    if at is not None:
+        raise RendezvousError(
+            f"{store.uri} does not hold the state after outer step {at}. It holds: {_listed(there)}. "
+            "A run keeps its newest states only."
+        )
+    raise RendezvousError(f"the run at {store.uri} has not published a whole model yet: try again later")
+
+
+def _listed(steps: list[int]) -> str:
+    return "after outer steps " + ", ".join(map(str, sorted(steps))) if steps else "none"
+
+
+def _read(
+    store: Store, table: Mapping[str, Any], files: list[PublishedFile], dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    table = source.fragments[index]
+    """The tensors of some files, verified. Each is tried again before it counts as damaged."""
+    if not files:
+        return {}
     layout = Layout(tuple(map(_group, table["groups"])), table["shards"])
     flat = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
-    files = source.files(index, sync)
     with open_ahead(store, [file.key for file in files]) as readers:
         for number, (file, opened) in enumerate(zip(files, readers, strict=True)):
-            section = Section("values", layout.shard(number), file.seed)
-            with opened or store.open(file.key) as reader:
-                values = ValuesReader(reader, layout, section, f"{store.uri}/{file.key}")
-                for piece in section.pieces:
-                    values.read(_part(flat, piece))
-                checksum = values.verify().values
-            if file.checksum not in {None, checksum}:
-                raise CorruptedObjectError(f"{store.uri}/{file.key} is not what the record of its sync says")
+            for pause in (*_PAUSES, None):
+                try:
+                    _read_file(store, layout, flat, number, file, opened)
+                    break
+                except CorruptedObjectError:
+                    if pause is None:
+                        raise
+                    opened = None
+                    time.sleep(pause)
     return {entry["name"]: _tensor(flat, entry, dtype) for entry in table["tensors"]}
+
+
+def _read_file(
+    store: Store,
+    layout: Layout,
+    flat: list[torch.Tensor],
+    number: int,
+    file: PublishedFile,
+    opened: ObjectReader | None,
+) -> None:
+    section = Section("values", layout.shard(number), file.seed)
+    with opened or store.open(file.key) as reader:
+        origin = f"{store.uri}/{file.key}"
+        values = ValuesReader(reader, layout, section, origin)
+        for piece in section.pieces:
+            values.read(_part(flat, piece))
+        checksum = values.verify().values
+    if file.checksum not in {None, checksum}:
+        raise CorruptedObjectError(f"{store.uri}/{file.key} is not what the record of its sync says")
 
 
 def _tensor(flat: list[torch.Tensor], entry: Mapping[str, Any], dtype: torch.dtype | None) -> torch.Tensor:
     shape, start, group = torch.Size(entry["shape"]), int(entry["start"]), int(entry["group"])
     values = flat[group][start : start + shape.numel()].view(shape)
     own = _dtype(entry["dtype"])
-    return values.to(dtype if dtype is not None and own.is_floating_point else own).contiguous().clone()
+    return values.to(dtype if dtype is not None and own.is_floating_point else own, copy=True)
 
 
 def _part(flat: list[torch.Tensor], piece: Piece) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Where the newest published state of a run lies: of elastic runs by their records, of strict ones by what is there."""
+"""Where the published states of a run lie: of elastic runs by their records, of strict ones by what is there."""
 
 from __future__ import annotations
 
@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ._elastic_records import MANIFEST, Done, Manifest, done_key, shard_key
-from ._elastic_rules import newest_done
+from ._elastic_rules import done_states
 from ._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from ._fragment import initial_fingerprint
 from ._store_sync import state_key
+from ._unsynced import unsynced_key, unsynced_seed
 from ._wire import seed
 
 if TYPE_CHECKING:
@@ -36,27 +37,43 @@ class PublishedFile:
 
 
 class Source(Protocol):
-    """The published states of a run.
+    """The published states of a run. A state is named by how many outer steps the run had taken.
 
     Attributes:
         run_id: The launch it belongs to.
         fragments: For every fragment, what its files look like.
+        unsynced: The same of what is not synced; empty where there is nothing.
+        first: Outer steps that had been taken when the run began.
     """
 
     run_id: str
     fragments: Sequence[Mapping[str, Any]]
+    unsynced: Mapping[str, Any]
+    first: int
 
-    def newest(self) -> list[int]:
-        """For every fragment, the newest sync whose state is complete."""
+    def complete(self) -> list[set[int]]:
+        """For every fragment, after which outer steps its state is completely published."""
         ...
 
-    def files(self, index: int, sync: int) -> list[PublishedFile]:
-        """The shards of a fragment's state after a sync."""
+    def files(self, index: int, step: int) -> list[PublishedFile]:
+        """The shards of a fragment's state after an outer step."""
         ...
 
-    def outer_steps(self, sync: int) -> int:
-        """How many outer steps the run had taken after a sync."""
-        ...
+
+def states(source: Source, complete: Sequence[set[int]]) -> list[int]:
+    """After which outer steps the whole model can be had, the newest first."""
+    steps = sorted(set().union(*complete), reverse=True)
+    return [
+        step
+        for step in steps
+        if all(parts[i] in there for parts in [state(source, step)] for i, there in enumerate(complete))
+    ]
+
+
+def state(source: Source, step: int) -> list[int]:
+    """The state after an outer step: for every fragment, the last step that was its own."""
+    count = len(source.fragments)
+    return [max(source.first, step - (step - 1 - index) % count) for index in range(count)]
 
 
 def find_source(store: Store) -> Source:
@@ -82,28 +99,42 @@ def find_source(store: Store) -> Source:
     return _StrictSource(store, record)
 
 
+def unsynced_files(source: Source) -> list[PublishedFile]:
+    """The objects of what is not synced."""
+    table = source.unsynced
+    return [
+        PublishedFile(unsynced_key(table["folder"], number), unsynced_seed(table["folder"], number), int(checksum, 16))
+        for number, checksum in enumerate(table.get("sums", ()))
+    ]
+
+
 class _ElasticSource:
+    first = 0
+
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.run_id = manifest.run_id
         self.fragments = manifest.fragments
+        self.unsynced = manifest.unsynced
         self._store = store
         self._manifest = manifest
 
-    def newest(self) -> list[int]:
-        return newest_done(self._store.list("state/"), len(self.fragments))
+    def complete(self) -> list[set[int]]:
+        found = done_states(self._store.list("state/"), len(self.fragments))
+        initial = self._store.list(f"initial/{self._manifest.initial}/")
+        for index, syncs in enumerate(found):
+            if all(file.key in initial for file in self.files(index, 0)):
+                syncs.add(0)
+        return found
 
-    def files(self, index: int, sync: int) -> list[PublishedFile]:
-        key, initial = done_key(sync, index), self._manifest.initial
+    def files(self, index: int, step: int) -> list[PublishedFile]:
+        key, initial = done_key(step, index), self._manifest.initial
         origin = f"{self._store.uri}/{key}"
-        done = Done.from_json(self._store.get(key), sync, index, origin) if sync else self._manifest.done(index)
-        where = self.fragments[index]["fingerprint"], sync or initial, "values"
+        done = Done.from_json(self._store.get(key), step, index, origin) if step else self._manifest.done(index)
+        where = self.fragments[index]["fingerprint"], step or initial, "values"
         return [
-            PublishedFile(shard_key(sync, index, number, initial), seed(*where, number), checksum)
+            PublishedFile(shard_key(step, index, number, initial), seed(*where, number), checksum)
             for number, checksum in enumerate(done.sums)
         ]
-
-    def outer_steps(self, sync: int) -> int:
-        return sync
 
 
 class _StrictSource:
@@ -112,33 +143,28 @@ class _StrictSource:
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self.run_id = manifest["run_id"]
         self.fragments = manifest["fragments"]
-        self._before = int(manifest["settings"]["committed"])
+        self.unsynced = manifest.get("unsynced", {})
+        self.first = int(manifest["settings"]["committed"])
         self._store = store
 
-    def newest(self) -> list[int]:
+    def complete(self) -> list[set[int]]:
+        count = len(self.fragments)
         there = Counter(int(key.split("/")[1]) for key in self._store.list("state/"))
-        found: dict[int, int] = {}
-        for sync in sorted(there):
-            index = self._fragment_of(sync)
-            if there[sync] == self.fragments[index]["shards"]:
-                found[index] = sync
-        if len(found) < len(self.fragments):
-            raise RendezvousError(f"the run at {self._store.uri} has not published a whole model yet: try again later")
-        return [found[index] for index in range(len(self.fragments))]
+        found: list[set[int]] = [set() for _ in range(count)]
+        for sync, shards in there.items():
+            # The first sync of every fragment is that of the initial values.
+            step = self.first + max(0, sync + 1 - count)
+            index = sync if sync < count else (step - 1) % count
+            if shards == self.fragments[index]["shards"]:
+                found[index].add(step)
+        return found
 
-    def files(self, index: int, sync: int) -> list[PublishedFile]:
+    def files(self, index: int, step: int) -> list[PublishedFile]:
         table = self.fragments[index]
         own = table["fingerprint"]
-        fingerprint = own if sync >= len(self.fragments) else initial_fingerprint(own)
+        sync = index if step == self.first else step - self.first + len(self.fragments) - 1
+        fingerprint = initial_fingerprint(own) if step == self.first else own
         return [
             PublishedFile(state_key(sync, number), seed(fingerprint, sync, "values", number))
             for number in range(table["shards"])
         ]
-
-    def outer_steps(self, sync: int) -> int:
-        # The first sync of every fragment is that of the initial values.
-        return self._before + max(0, sync + 1 - len(self.fragments))
-
-    def _fragment_of(self, sync: int) -> int:
-        count = len(self.fragments)
-        return sync if sync < count else (self._before + sync) % count

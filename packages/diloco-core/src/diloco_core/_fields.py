@@ -72,6 +72,13 @@ class Fields:
             raise self.wrong(f"field {name!r} must be an object of texts, not {_shown(value)}")
         return value
 
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object of anything, which whoever uses it has to check."""
+        value = self._take(name)
+        if not isinstance(value, dict):
+            raise self.wrong(f"field {name!r} must be an object, not {_shown(value)}")
+        return value
+
     def part(self, name: str) -> Fields:
         """An object with fields of its own."""
         return Fields(self._take(name), f"{self._origin}, field {name!r}")

@@ -27,7 +27,7 @@ _ROUNDS_TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**1
 
 
 @dataclass(slots=True)
-class _Segment:
+class Segment:
     """Where a tensor lies in its group, and its values as a flat tensor while a sync runs."""
 
     named: NamedTensor
@@ -64,18 +64,8 @@ class Fragment:
         self.supersedes: Sequence[int] = ()
         self.steps: tuple[int, int] | None = None
         self._adopted = False
-        members: dict[tuple[torch.dtype, Rule], list[NamedTensor]] = {}
-        for named in tensors:
-            members.setdefault((named.wire_dtype, named.rule), []).append(named)
-        groups: list[Group] = []
-        self._segments: list[list[_Segment]] = []
-        for dtype, rule in sorted(members, key=lambda key: (-key[0].itemsize, str(key))):
-            segments: list[_Segment] = []
-            for named in members[dtype, rule]:
-                segments.append(_Segment(named, segments[-1].stop if segments else 0))
-            self._segments.append(segments)
-            groups.append(Group(dtype, segments[-1].stop, rule))
-        self.layout = Layout(tuple(groups), shards)
+        groups, self._segments = arrange(tensors)
+        self.layout = Layout(groups, shards)
         self._starts = [[segment.start for segment in segments] for segments in self._segments]
         self._square_bounds = [_square_bound(g.dtype, s) for g, s in zip(groups, self._segments, strict=True)]
         self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
@@ -215,20 +205,8 @@ class Fragment:
 
     def table(self) -> dict[str, Any]:
         """Where in the files of the fragment every tensor lies."""
-        groups = [{"dtype": str(g.dtype), "numel": g.numel, "rule": str(g.rule)} for g in self.layout.groups]
-        tensors = [
-            {
-                "name": segment.named.name,
-                "group": group,
-                "start": segment.start,
-                "shape": list(segment.named.tensor.shape),
-                "dtype": str(segment.named.tensor.dtype),
-            }
-            for group, segments in enumerate(self._segments)
-            for segment in segments
-        ]
         own = {"name": self.name, "shards": self.layout.shards, "fingerprint": self.fingerprint}
-        return {**own, "groups": groups, "tensors": tensors}
+        return {**own, **tensor_table(self.layout, self._segments)}
 
     def progress(self) -> list[torch.Tensor]:
         """What the replica has learned since the last sync: model minus global copy, of the parameters."""
@@ -252,7 +230,7 @@ class Fragment:
         for segment, start, stop in self._parts(piece):
             yield _ready(segment)[start - segment.start : stop - segment.start], start, stop
 
-    def _parts(self, piece: Piece) -> Iterator[tuple[_Segment, int, int]]:
+    def _parts(self, piece: Piece) -> Iterator[tuple[Segment, int, int]]:
         """The tensors that have elements in a piece, and where in the group these start and stop."""
         segments = self._segments[piece.group]
         number = bisect_right(self._starts[piece.group], piece.start) - 1
@@ -263,7 +241,7 @@ class Fragment:
                 yield segment, start, stop
             number += 1
 
-    def _all_segments(self) -> Iterator[_Segment]:
+    def _all_segments(self) -> Iterator[Segment]:
         return chain.from_iterable(self._segments)
 
 
@@ -318,7 +296,40 @@ class Initial:
         return {}
 
 
-def _square_bound(dtype: torch.dtype, segments: Sequence[_Segment]) -> float:
+def arrange(tensors: Sequence[NamedTensor]) -> tuple[tuple[Group, ...], list[list[Segment]]]:
+    """Lay tensors out in groups by dtype and rule, widest dtype first; and where in its group each tensor lies."""
+    members: dict[tuple[torch.dtype, Rule], list[NamedTensor]] = {}
+    for named in tensors:
+        members.setdefault((named.wire_dtype, named.rule), []).append(named)
+    groups: list[Group] = []
+    placed: list[list[Segment]] = []
+    for dtype, rule in sorted(members, key=lambda key: (-key[0].itemsize, str(key))):
+        segments: list[Segment] = []
+        for named in members[dtype, rule]:
+            segments.append(Segment(named, segments[-1].stop if segments else 0))
+        placed.append(segments)
+        groups.append(Group(dtype, segments[-1].stop, rule))
+    return tuple(groups), placed
+
+
+def tensor_table(layout: Layout, placed: Sequence[Sequence[Segment]]) -> dict[str, Any]:
+    """Groups and tensors, for those who read the files without a model."""
+    groups = [{"dtype": str(g.dtype), "numel": g.numel, "rule": str(g.rule)} for g in layout.groups]
+    tensors = [
+        {
+            "name": segment.named.name,
+            "group": group,
+            "start": segment.start,
+            "shape": list(segment.named.tensor.shape),
+            "dtype": str(segment.named.tensor.dtype),
+        }
+        for group, segments in enumerate(placed)
+        for segment in segments
+    ]
+    return {"groups": groups, "tensors": tensors}
+
+
+def _square_bound(dtype: torch.dtype, segments: Sequence[Segment]) -> float:
     """What the sum of a chunk's squares must be less than, so that all of its values are finite in the model's dtypes."""
     narrowest = min((_ROUNDS_TO_INFINITY.get(s.named.tensor.dtype, math.inf) for s in segments), default=math.inf)
     return min(narrowest**2, torch.finfo(dtype).max) if dtype.is_floating_point else math.inf
@@ -329,7 +340,7 @@ def initial_fingerprint(fragment: str) -> str:
     return fingerprint("initial", fragment)
 
 
-def _ready(segment: _Segment) -> torch.Tensor:
+def _ready(segment: Segment) -> torch.Tensor:
     if segment.values is None:
         raise RuntimeError("begin() comes before a fragment's values are used")
     return segment.values

@@ -10,6 +10,7 @@ import torch
 
 from ._errors import ConfigurationError
 from ._layout import Rule
+from ._names import plain_name
 from ._wire import SAFETENSORS_DTYPES
 
 if TYPE_CHECKING:
@@ -32,7 +33,7 @@ class NamedTensor:
     """A tensor to be synced.
 
     Attributes:
-        name: Its first name in the model.
+        name: Its first name in the model, without wrappers.
         tensor: The tensor itself (a parameter or a buffer).
         rule: How it is reduced.
     """
@@ -77,7 +78,9 @@ def split(
         ConfigurationError: No trainable parameter; more fragments than parameters; a parameter is in no fragment; a
             module is not part of the model; a tensor cannot be synced.
     """
-    trainable = [NamedTensor(name, p, Rule.OUTER) for name, p in model.named_parameters() if p.requires_grad]
+    trainable = [
+        NamedTensor(plain_name(model, name), p, Rule.OUTER) for name, p in model.named_parameters() if p.requires_grad
+    ]
     if not trainable:
         raise ConfigurationError("the model has no trainable parameter (requires_grad is False for all)")
     for tensor in trainable:
@@ -161,10 +164,11 @@ def _by_module(
 def _buffers(model: torch.nn.Module, policy: Buffers) -> list[NamedTensor]:
     if policy is Buffers.NONE:
         return []
-    persistent = model.state_dict(keep_vars=True).keys()
+    persistent = set(map(id, model.state_dict(keep_vars=True).values()))
     found = []
-    for name, buffer in model.named_buffers():
-        if name in persistent:
+    for key, buffer in model.named_buffers():
+        if id(buffer) in persistent:
+            name = plain_name(model, key)
             _check_buffer(name, buffer)
             mean = policy is Buffers.MEAN and buffer.is_floating_point()
             found.append(NamedTensor(name, buffer, Rule.MEAN if mean else Rule.FIRST))

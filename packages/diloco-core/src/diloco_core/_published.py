@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 2**24
 # After the values: sections without tensors of their own, which are checksums only.
-_END = (Section("rest", (), 0), Section("both", (), 0))
+END = (Section("rest", (), 0), Section("both", (), 0))
 
 
 class Sums(NamedTuple):
@@ -64,7 +64,7 @@ class ValuesReader:
     def __init__(self, reader: ObjectReader, layout: Layout, values: Section, origin: str) -> None:
         self._reader = reader
         self._origin = origin
-        self._section = SectionReader(reader, layout, [values, *_END], 0, origin, ahead=len(_END))
+        self._section = SectionReader(reader, layout, [values, *END], 0, origin, ahead=len(END))
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
@@ -108,7 +108,7 @@ class Shard:
         outer = self._outer_chunks()
         names = sorted(self._job.outer_state(outer[0])) if outer else []
         scalars = dict(self._job.outer_scalars(outer[0])) if outer else {}
-        sections = [*(self.outer(name) for name in names), self.values(), *_END]
+        sections = [*(self.outer(name) for name in names), self.values(), *END]
         metadata = {**metadata, "shard": str(self.number), "scalars": json.dumps(scalars), "outer": json.dumps(names)}
         beginning = header(self._layout, sections, metadata)
         rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
@@ -121,7 +121,7 @@ class Shard:
         for last in section_parts(self.values(), (self._job.published(chunk) for chunk in chunks)):
             yield last
         sums = Sums(int.from_bytes(last[-CHECKSUM_BYTES:], "little"), rest.intdigest())
-        yield sums.rest.to_bytes(CHECKSUM_BYTES, "little") + _both(*sums).to_bytes(CHECKSUM_BYTES, "little")
+        yield ending(sums)
         if written is not None:
             written(sums)
 
@@ -197,7 +197,7 @@ class Shard:
         """
         beginning, fields = read_header(reader, origin)
         names, scalars = _described(fields, origin)
-        sections = [*(self.outer(name) for name in names), self.values(), *_END]
+        sections = [*(self.outer(name) for name in names), self.values(), *END]
         if len(beginning) + section_starts(self._layout, sections)[-1] != reader.size:
             raise CorruptedObjectError(f"{origin} has not the size that its header speaks of: one of them is damaged")
         rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
@@ -268,6 +268,11 @@ def _described(fields: Any, origin: str) -> tuple[Sequence[str], dict[str, float
         return list(names), {name: float(value) for name, value in scalars.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CorruptedObjectError(f"the header of {origin} is damaged") from None
+
+
+def ending(sums: Sums) -> bytes:
+    """What follows the checksum of the values in a file."""
+    return b"".join(number.to_bytes(CHECKSUM_BYTES, "little") for number in (sums.rest, _both(*sums)))
 
 
 def _end(reader: ObjectReader, origin: str) -> Sums:
