@@ -68,16 +68,10 @@ class Loop:
             {"a": torch.ones(SIZE, dtype=torch.float64), "weight": torch.ones(SIZE, dtype=self.dtype)}
         )
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        loop = DiLoCo(
-            model,
-            inner,
-            exchange,
-            sync_every=1,
-            outer_lr=self.lr,
-            outer_momentum=0.0,
-            outer_optimizer=self.optimizer,
-        )
-        with loop:
+        outer = {"outer_lr": self.lr, "outer_momentum": 0.0}
+        if self.optimizer:
+            outer = {"outer_optimizer": self.optimizer}
+        with DiLoCo(model, inner, exchange, sync_every=1, **outer):
             inner.step()
             model["weight"].grad = torch.zeros(SIZE, dtype=self.dtype)
             model["weight"].grad[-1] = (1.0 - self.target) / self.lr * self.scale
