@@ -80,7 +80,7 @@ def test_what_is_missing_is_named(environ, missing, told):
         ({"REPLICA_RANK": "one"}, "REPLICA_RANK must be a whole number, not 'one'"),
         ({"REPLICA_RANK": "4"}, "rank must be one of 0 … 3"),
         ({"REPLICA_RANK": "-1"}, "rank must be one of 0 … 3"),
-        ({"WORLD_SIZE": "0"}, "world_size must be a whole number of at least 1"),
+        ({"WORLD_SIZE": "0"}, "world_size must be a whole number from 1 to 100000"),
         ({"RENDEZVOUS_URI": " "}, "RENDEZVOUS_URI"),
         ({"RENDEZVOUS_URI": "nfs7://x"}, "unknown scheme 'nfs7'"),
     ],

@@ -192,7 +192,7 @@ def test_the_others_learn_of_a_failure(by_hand, trainer, tmp_path, when):
     _, bad_err = bad.communicate(timeout=60)
     assert good.returncode == 1
     assert ReplicaLostError.__name__ in good_err
-    assert f"rank 1 failed after {'1' if when == 'after it joined' else '0'} syncs" in good_err
+    assert f"rank 1 failed after {'1 sync' if when == 'after it joined' else '0 syncs'}:" in good_err
     assert "the disk is full" in good_err
     assert bad.returncode == 1
     assert "the disk is full" in bad_err

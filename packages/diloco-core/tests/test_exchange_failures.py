@@ -17,8 +17,10 @@ from diloco_core import (
     UnequalSyncsError,
     in_process,
 )
+from diloco_core._endings import Progress
 from diloco_core._exchange import Schema
 from diloco_core._liveness import Liveness
+from diloco_core._patient import Patient
 from diloco_core._store import open_store
 from diloco_core.testing import run_replicas
 
@@ -64,24 +66,25 @@ class TestSyncing:
     def test_a_replica_whose_beat_stops_is_lost(self, lab, tmp_path):
         store, clock = open_store(str(tmp_path)), lab.Clock()
         timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
-        observer = Liveness(store, 0, timing)
+        observer = Liveness(Patient(store, timing), 0, 2, timing)
         for beat in range(3):  # it lives for a while
             store.put("beats/00001", [str(beat).encode()])
-            observer.check([1], sync=7)
+            observer.check([1], Progress(7, 6), "sync 7")
             clock.sleep(50)
-        observer.check([1], sync=7)
+        observer.check([1], Progress(7, 6), "sync 7")
         clock.sleep(20)
         with pytest.raises(ReplicaLostError, match="rank 1 has shown no sign of life for 70 s, so sync 7") as caught:
-            observer.check([1], sync=7)
+            observer.check([1], Progress(7, 6), "sync 7")
         assert caught.value.rank == 1
 
     def test_a_replica_that_has_never_beaten_is_lost_too(self, lab, tmp_path):
         clock = lab.Clock()
-        observer = Liveness(open_store(str(tmp_path)), 0, Timing(clock=clock, sleep=clock.sleep))
-        observer.check([1], sync=0)
+        timing = Timing(clock=clock, sleep=clock.sleep)
+        observer = Liveness(Patient(open_store(str(tmp_path)), timing), 0, 2, timing)
+        observer.check([1], Progress(), "sync 1")
         clock.sleep(91)
         with pytest.raises(ReplicaLostError, match="rank 1"):
-            observer.check([1], sync=0)
+            observer.check([1], Progress(), "sync 1")
 
     def test_a_failure_is_told_to_the_others_at_once(self, lab, tmp_path):
         def replica(exchange):
@@ -97,7 +100,7 @@ class TestSyncing:
             results = run_replicas(replica, exchanges)
             assert lab.kinds(results) == [ReplicaLostError, ValueError, ReplicaLostError]
             assert results[0].rank == 1
-            assert "rank 1 failed after 3 syncs" in str(results[0])
+            assert "rank 1 failed after 2 syncs" in str(results[0])
             assert "ValueError: bad batch" in str(results[0])
 
     def test_unequal_numbers_of_syncs_are_a_named_error_and_no_hang(self, lab, tmp_path):
@@ -189,7 +192,8 @@ def test_the_beat_goes_on_until_the_replica_leaves(lab, tmp_path):
 
 def test_the_beat_changes(tmp_path):
     store = open_store(str(tmp_path))
-    liveness = Liveness(store, 3, Timing(beat_interval=0.001, lost_after=1.0))
+    timing = Timing(beat_interval=0.001, lost_after=1.0)
+    liveness = Liveness(Patient(store, timing), 3, 4, timing)
     liveness.start()
     try:
         seen = set()

@@ -111,7 +111,7 @@ class TestFlush:
         assert isinstance(runs[1], KeyError)
         for survivor in (runs[0], runs[2]):
             assert isinstance(survivor, ReplicaLostError)
-            assert "rank 1 failed after 2 syncs: KeyError: 'the data is gone'" in str(survivor)
+            assert "rank 1 failed after 1 sync: KeyError: 'the data is gone'" in str(survivor)
 
     def test_a_flush_that_fails_is_an_error_and_told(self, lab):
         def replica(exchange):

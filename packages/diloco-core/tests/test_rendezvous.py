@@ -5,6 +5,8 @@ import torch
 
 from diloco_core import (
     ConfigurationError,
+    CorruptedObjectError,
+    FormatError,
     MismatchError,
     ObjectStoreAllReduce,
     ObjectStoreExchange,
@@ -13,8 +15,11 @@ from diloco_core import (
     Timing,
     in_process,
 )
+from diloco_core._endings import Ending, Progress
 from diloco_core._exchange import Schema
+from diloco_core._sealed import seal, unseal
 from diloco_core._store import open_store
+from diloco_core._strict_records import Claim, note, read_note
 from diloco_core.testing import run_replicas
 
 
@@ -64,7 +69,7 @@ class TestMeeting:
         exchanges = [ObjectStoreExchange(store, 0, 2), ObjectStoreExchange(store, 1, 3)]
         results = run_replicas(lambda exchange: exchange.join(Schema({}, {})), exchanges)
         assert lab.kinds(results) == [MismatchError] * 2
-        assert "world size" in str(results[0])
+        assert "rank 1 was started with world_size=3, and rank 0 with world_size=2" in str(results[0])
 
     def test_check_refuses_other_initial_values(self, lab, tmp_path):
         def replica(exchange):
@@ -115,7 +120,7 @@ class TestMeeting:
             lambda exchange: exchange.join(Schema({}, {})), lab.store_exchanges(tmp_path, 1, run_id="a")
         )
         assert lab.kinds(results) == [RunExistsError]
-        assert "no second life" in str(results[0])
+        assert "a replica that has ended cannot come back" in str(results[0])
 
     def test_a_store_without_exclusive_creation_still_shows_a_second_life(self, lab, tmp_path, monkeypatch):
         exchange, rival = lab.store_exchanges(tmp_path, 1) + lab.store_exchanges(tmp_path, 1)
@@ -134,11 +139,110 @@ class TestMeeting:
             exchange.join(Schema({}, {}))
         rival.leave()
 
-    def test_a_foreign_object_among_the_claims_is_named(self, lab, tmp_path):
-        (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0])
-        exchange.store.put("claims/00001.json", [b"[]"])
-        with pytest.raises(RunExistsError, match=r"claims/00001.json"):
+    @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b"[" * 10**5, b"\xff" * 100, b"x" * 10**6])
+    def test_a_claim_that_is_damaged_is_named(self, lab, tmp_path, data):
+        (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
+        exchange.store.put("claims/00001.json", [data])
+        with pytest.raises(CorruptedObjectError, match=r"claims/00001.json"):
             exchange.join(Schema({}, {}))
+
+    @pytest.mark.parametrize(
+        "field", ["rank", "world_size", "chunk_bytes", "run_id", "tensors", "settings", "nonce", "pid"]
+    )
+    @pytest.mark.parametrize("value", [None, -1, 10**30, 1.5, True, "x", [], {"a": 1}, ...])
+    def test_every_field_of_a_claim_is_checked(self, field, value):
+        """A sealed record may still be made by something that is not ours."""
+        key = "claims/00001.json"
+        fields = unseal("claim", key, Claim(1, 2, "a", 64, Schema({"t": "1"}, {}), "n", "h", 7).to_bytes(), "x")
+        assert Claim.from_bytes(seal("claim", key, fields), 1, "x").pid == 7
+        if value is ...:
+            del fields[field]
+        else:
+            fields[field] = value
+        if field in {"run_id", "nonce"} and value == "x":
+            return
+        with pytest.raises(CorruptedObjectError, match=f"'{field}'"):
+            Claim.from_bytes(seal("claim", key, fields), 1, "x")
+
+    @pytest.mark.parametrize("field", ["rank", "event", "number", "syncs", "message", "cause_rank"])
+    @pytest.mark.parametrize("value", [-1, 10**30, 1.5, True, "x", [], ...])
+    def test_every_field_of_a_note_is_checked(self, field, value):
+        key, ending = "notes/00001.json", Ending(1, "failed", Progress(3, 2), "m", 0)
+        fields = unseal("note", key, note(ending), "x")
+        assert read_note(seal("note", key, fields), 1, "x") == ending
+        if value is ...:
+            del fields[field]
+        else:
+            fields[field] = value
+        if not isinstance(value, list) and (field, value) in {("message", "x"), ("cause_rank", -1)}:
+            return
+        with pytest.raises(CorruptedObjectError, match=f"'{field}'"):
+            read_note(seal("note", key, fields), 1, "x")
+
+    def test_a_claim_of_another_rank_under_this_key_is_refused(self):
+        data = Claim(2, 3, "a", 64, Schema({}, {}), "n", "h", 7).to_bytes()
+        with pytest.raises(CorruptedObjectError, match="another key"):
+            Claim.from_bytes(data, 1, "x")
+
+    def test_a_claim_of_another_version_is_named(self, lab, tmp_path):
+        (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
+        exchange.store.put("claims/00001.json", [b'{"format": 1, "rank": 1}'])
+        with pytest.raises(FormatError, match=r"claims/00001.json has format 1.*reads format 3 only"):
+            exchange.join(Schema({}, {}))
+
+    def test_what_else_lies_in_the_prefix_is_passed_over(self, lab, tmp_path):
+        """Placeholders of consoles, leftovers of copies, files of other tools, in every folder of the run."""
+
+        def replica(exchange):
+            with ObjectStoreAllReduce(exchange) as reduce:
+                for _ in range(3):
+                    reduce.mean([torch.ones(4)])
+                return exchange.store.list("")
+
+        made = lab.store_exchanges(tmp_path, 2)
+        stray = [
+            f"{folder}/{name}"
+            for folder in (
+                "claims",
+                "notes",
+                "beats",
+                "deltas",
+                "deltas/00000001",
+                "state",
+                "state/00000001",
+                "commits",
+            )
+            for name in (
+                "_$folder$",
+                "x",
+                "00001",
+                "00007.json.bak",
+                "a.json",
+                "00001.safetensors",
+                "\u0661\u0661.json",
+            )
+            if f"{folder}/{name}" != "beats/00001"
+        ]
+        stray += ["requests/x", "requests/00000001/x", "claims/copy/00000.json", "deltas/00000001/00001.0.safetensors"]
+        for key in stray:
+            made[0].store.put(key, [b""])
+        for keys in lab.run(replica, made):
+            assert set(stray) <= set(keys)
+
+    @pytest.mark.parametrize("left", ["manifest.json", "commits/00000000.json"])
+    def test_what_is_left_of_another_run_is_refused(self, lab, tmp_path, left):
+        (exchange,) = lab.store_exchanges(tmp_path, 1)
+        exchange.store.put(left, [b"{}"])
+        with pytest.raises(RunExistsError, match=f"holds '{left}' of an earlier run"):
+            exchange.join(Schema({}, {}))
+        assert list(exchange.store.list("")) == [left]
+
+    def test_other_chunks_are_refused(self, tmp_path):
+        store = open_store(str(tmp_path / "run"))
+        made = [ObjectStoreExchange(store, rank, 2, chunk_bytes=64 * (rank + 1)) for rank in range(2)]
+        results = run_replicas(lambda exchange: exchange.join(Schema({}, {})), made)
+        assert [type(result) for result in results] == [MismatchError] * 2
+        assert "chunk_bytes=128" in str(results[0])
 
     def test_another_outer_loop_on_the_same_exchange_is_refused(self, lab, tmp_path):
         (exchange,) = lab.store_exchanges(tmp_path, 1)

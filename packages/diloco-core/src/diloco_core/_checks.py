@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from numbers import Integral, Real
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 
@@ -14,23 +14,28 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+def is_whole(value: object) -> TypeGuard[int]:
+    """Whether something is a whole number: Python's or numpy's, but no truth value."""
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
 def check_positive(name: str, value: object, unit: str = "") -> None:
-    """Refuse what is no finite number above 0.
+    """Refuse what is not a finite number above 0.
 
     Raises:
         ConfigurationError: It names the argument and what was given.
     """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not (math.isfinite(value) and value > 0):
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
         raise ConfigurationError(f"{name} must be a positive number{unit}, not {value!r}")
 
 
 def check_whole(name: str, value: object) -> None:
-    """Refuse what is no whole number of at least 1.
+    """Refuse what is not a whole number of at least 1.
 
     Raises:
         ConfigurationError: It names the argument and what was given.
     """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole(value) or value < 1:
         raise ConfigurationError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 

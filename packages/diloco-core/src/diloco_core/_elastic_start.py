@@ -300,4 +300,5 @@ def _check(
             raise MismatchError(
                 f"the run at {uri} has {name} {there[name]!r}, but this replica (rank {rank}) has {value!r}"
             )
-    compare_schemas(rank, schema, manifest.writer, Schema(manifest.tensors, manifest.settings))
+    written = Schema(manifest.tensors, manifest.settings)
+    compare_schemas(f"this replica (rank {rank})", schema, f"the run (begun by rank {manifest.writer})", written)

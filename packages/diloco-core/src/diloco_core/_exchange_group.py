@@ -12,14 +12,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from ._errors import (
-    ConfigurationError,
-    NonFiniteUpdateError,
-    ReplicaLostError,
-    SyncError,
-    SyncTimeoutError,
-    UnequalSyncsError,
-)
+from ._checks import check_whole
+from ._endings import Ending, Progress, conclude, describe, failure
+from ._errors import ConfigurationError, MismatchError, NonFiniteUpdateError, SyncError, SyncTimeoutError
 from ._exchange import Schema, SyncJob, SyncReport
 from ._layout import Rule
 from ._rendezvous import compare_schemas
@@ -48,7 +43,7 @@ class ProcessGroupExchange:
         chunk_bytes: Bytes handled at once.
 
     Raises:
-        ConfigurationError: There is no process group.
+        ConfigurationError: There is no process group, or ``chunk_bytes`` is not a whole number of at least 1.
     """
 
     def __init__(
@@ -61,10 +56,11 @@ class ProcessGroupExchange:
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigurationError("call torch.distributed.init_process_group() first: there is no process group")
-        found = group if group is not None else dist.group.WORLD
-        if found is None:
+        check_whole("chunk_bytes", chunk_bytes)
+        chosen = group if group is not None else dist.group.WORLD
+        if chosen is None or dist.get_rank(chosen) < 0:
             raise ConfigurationError("this process is not a member of the process group")
-        self._group = found
+        self._group = chosen
         self.rank = dist.get_rank(self._group)
         self.world_size = dist.get_world_size(self._group)
         self._device = torch.device(device) if device is not None else _device_of(self._group)
@@ -72,16 +68,18 @@ class ProcessGroupExchange:
         self._chunk_bytes = chunk_bytes
         self._scratch = Scratch(chunk_bytes)
         self._schema: Schema | None = None
-        self._syncs = 0
+        self._progress = Progress()
+        self._talking = False  # with the others, in a sync
         self._refused: NonFiniteUpdateError | None = None
         self._ended = False
 
     def join(self, schema: Schema) -> None:
         """Compare schemas with all others; see :meth:`._exchange.Exchange.join`."""
         if self._schema is None:
-            plain = (dict(schema.tensors), dict(schema.settings))
+            settings = {"chunk_bytes": str(self._chunk_bytes), **schema.settings}
+            plain = (dict(schema.tensors), settings)
             for rank, other in enumerate(self._everybodys(plain)):
-                compare_schemas(self.rank, schema, rank, Schema(*other))
+                compare_schemas(f"rank {self.rank}", Schema(*plain), f"rank {rank}", Schema(*other))
             self._schema = schema
         elif schema != self._schema:
             raise ConfigurationError("this exchange has already joined with another model or other settings")
@@ -93,11 +91,14 @@ class ProcessGroupExchange:
         try:
             report = self._sync(job)
         except BaseException as error:
+            if not self._talking:
+                self.abort(error)  # the others wait to hear what comes next
             self._ended = True
-            if isinstance(error, RuntimeError):  # what collectives raise: a peer is gone, or the time is up
-                raise _translated(error, self._syncs) from error
+            # What collectives raise: a peer is gone, or the time is up.
+            if self._talking and isinstance(error, RuntimeError):
+                raise _translated(error, describe(job.kind, job.name, self._progress)) from error
             raise
-        self._syncs += 1
+        self._progress = self._progress.plus(job.kind)
         return report
 
     def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
@@ -108,25 +109,26 @@ class ProcessGroupExchange:
         """Tell the others that this replica is done; repeatable."""
         if not self._ended and self._schema is not None:
             self._ended = True
-            self._agree("", "")
+            self._everybodys(("", Ending(self.rank, "left", self._progress)))
 
     def abort(self, error: BaseException) -> None:
         """Tell the others, at their next sync, that this replica has failed; repeatable, never raises."""
         if not self._ended and self._schema is not None:
             self._ended = True
             try:
-                self._agree("", f"{type(error).__name__}: {error}")
-            except (RuntimeError, SyncError):
+                self._everybodys(("", failure(self.rank, self._progress, error)))
+            except RuntimeError:
                 return  # they are gone, too
 
     def _sync(self, job: SyncJob) -> SyncReport:
         clock, layout = self._timing.clock, job.layout
         start = clock()
+        self._talking = False
         for shard in range(layout.shards):
             for _ in contributions(job, shard, self.rank, self._chunk_bytes, self._scratch):
                 pass  # only to see that all of it is finite, before anybody changes anything
         ready = clock()
-        self._agree(job.fingerprint, "")
+        self._agree(job)
         waited = clock() - ready
         sent = received = 0
         for shard in range(layout.shards):
@@ -144,7 +146,7 @@ class ProcessGroupExchange:
                     received += size
         self._check_all()
         return SyncReport(
-            sync=self._syncs,
+            sync=self._progress.number,
             fragment=job.name,
             committed=True,
             members=self.world_size,
@@ -165,7 +167,7 @@ class ProcessGroupExchange:
             total = self._first(mine, buffer, owner) if first else self._mean(job, chunk, gathered)
             if total is not None:
                 values = job.update(chunk, total).contiguous()
-                job.check_update(chunk, values, self._syncs)
+                job.check_update(chunk, values, self._progress.next)
         except NonFiniteUpdateError as error:
             self._refused = self._refused or error  # the others wait for this chunk: they are told at the end
         values = self._broadcast(values, owner)
@@ -195,7 +197,7 @@ class ProcessGroupExchange:
 
     def _mean(self, job: SyncJob, chunk: Piece, parts: list[torch.Tensor]) -> torch.Tensor | None:
         sources: list[Source] = [partial(_moved, part) for part in parts]
-        return mean(job, chunk, sources, self._scratch, self._syncs) if sources else None
+        return mean(job, chunk, sources, self._scratch, self._progress.next) if sources else None
 
     def _first(self, mine: torch.Tensor | None, buffer: torch.Tensor, owner: int) -> torch.Tensor | None:
         if owner == 0:
@@ -216,23 +218,25 @@ class ProcessGroupExchange:
         dist.broadcast(_bytes(moved), self._global(owner), group=self._group)
         return values if self.rank == owner else values.copy_(moved)
 
-    def _agree(self, fingerprint: str, failure: str) -> None:
-        """Everybody says what comes next; raises unless it is the same."""
-        said = self._everybodys((fingerprint, failure, self._syncs))
-        if not fingerprint:
-            return
-        for rank, (other, trouble, syncs) in enumerate(said):
-            if trouble:
-                raise ReplicaLostError(f"rank {rank} failed after {syncs} syncs: {trouble}", rank)
-            if not other:
-                raise UnequalSyncsError(f"rank {rank} has finished after {syncs} syncs, others go on", rank)
-            if other != fingerprint:
-                raise SyncError(f"in sync {self._syncs}, rank {rank} contributes something else than rank {self.rank}")
+    def _agree(self, job: SyncJob) -> None:
+        """Everybody says what comes next, or how it ended; raises unless all want the same sync."""
+        self._talking = True
+        words = self._everybodys((job.fingerprint, None))
+        endings = {rank: ending for rank, (_, ending) in enumerate(words) if ending is not None}
+        error = conclude(endings, endings, self.rank, self._progress)
+        if error is not None:
+            raise error
+        for rank, (fingerprint, _) in enumerate(words):
+            if fingerprint != job.fingerprint:
+                raise MismatchError(
+                    f"in {describe(job.kind, job.name, self._progress)}, rank {rank} contributes something else than rank "
+                    f"{self.rank}: all replicas must sync the same tensors, with the same shapes and dtypes, in the same order"
+                )
 
-    def _everybodys(self, thing: Any) -> list[Any]:
-        found: list[Any] = [None] * self.world_size
-        dist.all_gather_object(found, thing, group=self._group)
-        return found
+    def _everybodys(self, value: Any) -> list[Any]:
+        values: list[Any] = [None] * self.world_size
+        dist.all_gather_object(values, value, group=self._group)
+        return values
 
     def _global(self, rank: int) -> int:
         return dist.get_global_rank(self._group, rank)
@@ -251,8 +255,8 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
 
 
-def _translated(error: RuntimeError, syncs: int) -> SyncError:
+def _translated(error: RuntimeError, what: str) -> SyncError:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "timed out" in str(error).lower() or "timeout" in str(error).lower():
-        return SyncTimeoutError(f"sync {syncs} was not completed within the process group's timeout: {text}", [])
-    return SyncError(f"sync {syncs} failed in the process group: {text}")
+        return SyncTimeoutError(f"{what} was not completed within the process group's timeout: {text}", [])
+    return SyncError(f"{what} failed in the process group: {text}")

@@ -5,11 +5,14 @@ Keys below the run's prefix::
     manifest.json              what this run is, for people and tools (written by rank 0)
     claims/{rank}.json         who plays which rank; written once
     beats/{rank}               a counter that shows life
-    notes/{rank}.json          "left" or "failed"
+    notes/{rank}.json          "left" or "failed", and because of whom
     deltas/{sync}/{rank}.{fingerprint}.safetensors    a replica's contribution: immutable, gone when all have used it
     commits/{sync}.json        who is in the sync; payloads first, this record last
     state/{sync}/{shard}.safetensors                  new parameters and outer state: the checkpoint
     unsynced/{nonce}/{number}.safetensors             what belongs to the model and is not synced; written once by rank 0
+    requests/{sync}/{shard}.{rank}                    a rank found the shard damaged; its owner writes it again
+
+Records are sealed (:mod:`._sealed`), payloads checksummed. Whatever else lies below the prefix is passed over.
 
 Every rank writes only its own keys (the commit record has the same bytes whoever writes it), so no conditional write is
 needed and nobody ever decides anything by itself. Anybody who may write below the prefix is trusted.
@@ -17,23 +20,28 @@ needed and nobody ever decides anything by itself. Anybody who may write below t
 
 from __future__ import annotations
 
-import json
+import contextlib
 from typing import TYPE_CHECKING
 
 from ._checks import check_whole
-from ._errors import ConfigurationError, ObjectNotFoundError, SyncError
+from ._endings import Ending, Progress, failure
+from ._errors import ConfigurationError, RunExistsError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._liveness import Liveness
-from ._rendezvous import check_identity, claim, claim_key, meet
+from ._patient import Patient
+from ._rendezvous import check_identity, claim, meet
 from ._sharded import Scratch
 from ._store import check_size
 from ._store_sync import Participant, StoreSync
+from ._strict_records import MANIFEST, claim_key, manifest
 from ._timing import Timing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ._store import Buffer, Store
+
+_TELL_SECONDS = 10.0
 
 
 class ObjectStoreExchange:
@@ -49,7 +57,10 @@ class ObjectStoreExchange:
         world_size: Number of replicas.
         run_id: The launch they belong to; replicas of different launches refuse each other.
         timing: Limits in seconds.
-        chunk_bytes: Size of the buffers; two of them are held.
+        chunk_bytes: Size of the buffers; two of them are held. The same for all replicas.
+
+    Raises:
+        ConfigurationError: An argument is not allowed.
     """
 
     def __init__(
@@ -62,20 +73,25 @@ class ObjectStoreExchange:
         timing: Timing | None = None,
         chunk_bytes: int = CHUNK_BYTES,
     ) -> None:
-        check_identity(rank, world_size)
+        rank, world_size = check_identity(rank, world_size)
         check_whole("chunk_bytes", chunk_bytes)
+        if not isinstance(run_id, str):
+            raise ConfigurationError(f"run_id must be text, not {run_id!r}")
         self.rank = rank
         self.world_size = world_size
         self.run_id = run_id
         self.store = store
         self._timing = timing or Timing()
-        self._liveness = Liveness(store, rank, self._timing)
+        self._store = Patient(store, self._timing)
+        self._store.patience = self._timing.sync_timeout
+        self._liveness = Liveness(self._store, rank, world_size, self._timing)
         self._participant = Participant(
-            store, rank, world_size, self._timing, self._liveness, chunk_bytes, Scratch(chunk_bytes)
+            self._store, rank, world_size, self._timing, self._liveness, int(chunk_bytes), Scratch(chunk_bytes)
         )
         self._claimed = False
         self._schema: Schema | None = None
-        self._syncs = 0
+        self._progress = Progress()
+        self._last: StoreSync | None = None
         self._obsolete: list[str] = []
         self._ended = ""
 
@@ -89,42 +105,35 @@ class ObjectStoreExchange:
                     "One exchange carries one outer loop: connect to another prefix for a second one."
                 )
             return
-        own = claim(self.store, self.rank, self.world_size, self.run_id, schema)
+        chunk_bytes = self._participant.chunk_bytes
+        own = claim(self._store, self.rank, self.world_size, self.run_id, schema, chunk_bytes, self._timing)
         self._claimed = True
-        self._liveness.start()
         try:
-            meet(self.store, own, self._timing, self._liveness.check_failures)
+            self._liveness.start()
+            meet(self._store, own, self._timing, self._liveness.check_failures)
+            if self.rank == 0:
+                unsynced = {} if schema.unsynced is None else schema.unsynced.publish(self._put)
+                record = manifest(self.run_id, self.world_size, schema, unsynced)
+                self._store.put(MANIFEST, lambda: [record])
         except BaseException as error:
             self.abort(error)
             raise
         self._schema = schema
-        if self.rank == 0:
-            manifest = {
-                "format": 1,
-                "run_id": self.run_id,
-                "world_size": self.world_size,
-                "membership": "strict",
-                "topology": "sharded",
-                "settings": dict(schema.settings),
-                "tensors": dict(schema.tensors),
-                "fragments": list(schema.fragments),
-                "unsynced": {} if schema.unsynced is None else schema.unsynced.publish(self._put),
-            }
-            self.store.put("manifest.json", [json.dumps(manifest, indent=1).encode()])
 
     def sync(self, job: SyncJob) -> SyncReport:
         """Contribute, reduce, update, adopt; see :meth:`._exchange.Exchange.sync`."""
         self._check_open()
         if self._schema is None:
             raise SyncError("join() comes before the first sync")
-        sync = StoreSync(self._participant, self._syncs, job)
+        sync = StoreSync(self._participant, self._progress, job, self._last)
         try:
             report = sync.run(self._obsolete)
         except BaseException as error:
             self.abort(error)
             raise
         self._obsolete = sync.obsolete_keys()
-        self._syncs += 1
+        self._last = sync
+        self._progress = self._progress.plus(job.kind)
         return report
 
     def shards(self, size: int) -> int:
@@ -141,36 +150,40 @@ class ObjectStoreExchange:
         """Tell the others that this replica is done; repeatable."""
         if not self._ended:
             self._ended = "left"
+            self._last = None
             self._liveness.stop()
-            self.store.close()
-            if self._claimed:
-                self._liveness.note("left", self._syncs)
+            try:
+                if self._claimed:
+                    self._liveness.tell(Ending(self.rank, "left", self._progress))
+            finally:
+                self.store.close()
 
     def abort(self, error: BaseException) -> None:
         """Tell the others that this replica has failed; repeatable, never raises."""
         if self._ended:
             return
-        self._ended = f"failed ({type(error).__name__}: {error})"
+        ending = failure(self.rank, self._progress, error)
+        self._ended = f"failed ({ending.message})"
+        self._last = None
         self._liveness.stop()
+        # Where the store is away, waiting for it once more would only delay the error.
+        self._store.patience = min(self._store.patience, _TELL_SECONDS)
         try:
-            self.store.close()
-            if self._is_ours():
-                self._liveness.note("failed", self._syncs, f"{type(error).__name__}: {error}")
+            if self._is_ours(error):
+                self._liveness.tell(ending)
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
             error.add_note(f"the other replicas could not be told: {second}")
+        with contextlib.suppress(Exception):
+            self.store.close()
 
     def _put(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> None:
-        self.store.put(key, parts())
+        self._store.put(key, parts)
 
-    def _is_ours(self) -> bool:
+    def _is_ours(self, error: BaseException) -> bool:
         """Whether the rank's place in the run is this replica's, or free: a note must not end somebody else's run."""
-        if self._claimed:
-            return True
-        try:
-            self.store.get(claim_key(self.rank))
-        except ObjectNotFoundError:
-            return True
-        return False
+        if self._claimed or isinstance(error, RunExistsError):
+            return self._claimed
+        return self._store.get(claim_key(self.rank)) is None
 
     def _check_open(self) -> None:
         if self._ended:

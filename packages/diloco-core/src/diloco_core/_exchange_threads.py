@@ -6,15 +6,9 @@ import threading
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ._errors import (
-    ConfigurationError,
-    MismatchError,
-    RendezvousTimeoutError,
-    ReplicaLostError,
-    SyncError,
-    SyncTimeoutError,
-    UnequalSyncsError,
-)
+from ._checks import check_whole
+from ._endings import Ending, Progress, conclude, describe, failure
+from ._errors import ConfigurationError, MismatchError, RendezvousTimeoutError, SyncError, SyncTimeoutError
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._rendezvous import compare_schemas
 from ._sharded import Scratch, adopt_shard, contributions, reduce_shard
@@ -37,47 +31,48 @@ def in_process(
         chunk_bytes: Size of the buffers of each replica.
 
     Raises:
-        ConfigurationError: ``world_size`` is less than 1.
+        ConfigurationError: ``world_size`` or ``chunk_bytes`` is not a whole number of at least 1.
     """
-    if world_size < 1:
-        raise ConfigurationError(f"world_size must be at least 1, not {world_size}")
-    hub = _Hub(world_size)
-    return [InProcessExchange(hub, rank, timing or Timing(), chunk_bytes) for rank in range(world_size)]
+    check_whole("world_size", world_size)
+    check_whole("chunk_bytes", chunk_bytes)
+    hub = _Hub(int(world_size))
+    return [InProcessExchange(hub, rank, timing or Timing(), chunk_bytes) for rank in range(hub.world_size)]
 
 
 class _Hub:
-    """Where the threads meet: in every round each puts something down and takes everybody's."""
+    """Where the threads meet: in every round each puts a value down and takes everybody's."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
         self.changed = threading.Condition()
         self.rounds: dict[tuple[str, int], dict[int, object]] = {}
-        self.gone: dict[int, SyncError] = {}
+        self.endings: dict[int, Ending] = {}
 
-    def meet(self, rank: int, what: str, number: int, thing: object, timeout: float) -> list[Any]:
-        """Everybody's things in rank order. Raises ``_Missing`` after ``timeout`` seconds."""
-        key = (what, number)
+    def meet(self, rank: int, what: str, progress: Progress, value: object, timeout: float) -> list[Any]:
+        """Everybody's values in rank order. Raises ``_Missing`` after ``timeout`` seconds."""
+        key = (what, progress.number)
         with self.changed:
-            here = self.rounds.setdefault(key, {})
-            here[rank] = thing
+            arrived = self.rounds.setdefault(key, {})
+            arrived[rank] = value
             self.changed.notify_all()
 
             def settled() -> bool:
-                return len(here) == self.world_size or any(other not in here for other in self.gone)
+                return len(arrived) == self.world_size or any(other not in arrived for other in self.endings)
 
             self.changed.wait_for(settled, timeout)
-            if len(here) == self.world_size:
+            missing = [other for other in range(self.world_size) if other not in arrived]
+            if not missing:
                 # The round is kept until the next one of its kind is complete: slower threads still look at it.
-                self.rounds.pop((what, number - 1), None)
-                return [here[r] for r in range(self.world_size)]
-            for other, error in self.gone.items():
-                if other not in here:
-                    raise error
-            raise _Missing([r for r in range(self.world_size) if r not in here])
+                self.rounds.pop((what, progress.number - 1), None)
+                return [arrived[other] for other in range(self.world_size)]
+            error = conclude(self.endings, missing, rank, progress)
+            if error is not None:
+                raise error
+            raise _Missing(missing)
 
-    def end(self, rank: int, error: SyncError) -> None:
+    def end(self, ending: Ending) -> None:
         with self.changed:
-            self.gone.setdefault(rank, error)
+            self.endings.setdefault(ending.rank, ending)
             self.changed.notify_all()
 
 
@@ -97,21 +92,21 @@ class InProcessExchange:
         self._chunk_bytes = chunk_bytes
         self._scratch = Scratch(chunk_bytes)
         self._schema: Schema | None = None
-        self._syncs = 0
+        self._progress = Progress()
         self._ended = False
 
     def join(self, schema: Schema) -> None:
         """Meet the other threads; see :meth:`._exchange.Exchange.join`."""
         if self._schema is None:
             try:
-                schemas = self._hub.meet(self.rank, "join", 0, schema, self._timing.join_timeout)
+                schemas = self._hub.meet(self.rank, "join", self._progress, schema, self._timing.join_timeout)
             except _Missing as missing:
                 raise RendezvousTimeoutError(
                     f"the threads of ranks {missing.ranks} did not join within {self._timing.join_timeout:g} s",
                     missing.ranks,
                 ) from None
             for rank, other in enumerate(schemas):
-                compare_schemas(self.rank, schema, rank, other)
+                compare_schemas(f"rank {self.rank}", schema, f"rank {rank}", other)
             self._schema = schema
         elif schema != self._schema:
             raise ConfigurationError("this exchange has already joined with another model or other settings")
@@ -125,7 +120,7 @@ class InProcessExchange:
         except BaseException as error:
             self.abort(error)
             raise
-        self._syncs += 1
+        self._progress = self._progress.plus(job.kind)
         return report
 
     def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
@@ -136,15 +131,13 @@ class InProcessExchange:
         """Tell the others that this replica is done; repeatable."""
         if not self._ended:
             self._ended = True
-            text = f"rank {self.rank} has finished after {self._syncs} syncs, others go on"
-            self._hub.end(self.rank, UnequalSyncsError(text, self.rank))
+            self._hub.end(Ending(self.rank, "left", self._progress))
 
     def abort(self, error: BaseException) -> None:
         """Tell the others that this replica has failed; repeatable, never raises."""
         if not self._ended:
             self._ended = True
-            text = f"rank {self.rank} failed after {self._syncs} syncs: {type(error).__name__}: {error}"
-            self._hub.end(self.rank, ReplicaLostError(text, self.rank))
+            self._hub.end(failure(self.rank, self._progress, error))
 
     def _sync(self, job: SyncJob) -> SyncReport:
         clock = self._timing.clock
@@ -158,12 +151,13 @@ class InProcessExchange:
         for rank, other in enumerate(jobs):
             if other.fingerprint != job.fingerprint:
                 raise MismatchError(
-                    f"in sync {self._syncs}, rank {rank} contributes something else than rank {self.rank} ({job.name})"
+                    f"in {self._what(job)}, rank {rank} contributes something else than rank {self.rank}: all replicas must "
+                    "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
         own = range(self.rank, layout.shards, self.world_size)
         for shard in own:
             sources = [other.contribution for other in jobs]
-            reduce_shard(job, shard, sources, self._chunk_bytes, self._scratch, sync=self._syncs)
+            reduce_shard(job, shard, sources, self._chunk_bytes, self._scratch, sync=self._progress.next)
         ready = clock()
         self._meet("reduce", job)
         waited += clock() - ready
@@ -177,7 +171,7 @@ class InProcessExchange:
         self._meet("adopt", job)  # what is published may be the caller's own tensor, who is free to change it now
         waited += clock() - ready
         return SyncReport(
-            sync=self._syncs,
+            sync=self._progress.number,
             fragment=job.name,
             committed=True,
             members=self.world_size,
@@ -189,14 +183,17 @@ class InProcessExchange:
 
     def _meet(self, what: str, job: SyncJob) -> list[SyncJob]:
         try:
-            jobs: list[SyncJob] = self._hub.meet(self.rank, what, self._syncs, job, self._timing.sync_timeout)
+            jobs: list[SyncJob] = self._hub.meet(self.rank, what, self._progress, job, self._timing.sync_timeout)
         except _Missing as missing:
             raise SyncTimeoutError(
-                f"sync {self._syncs} was not completed within {self._timing.sync_timeout:g} s; "
-                f"waiting for the threads of ranks {missing.ranks}",
+                f"{self._what(job)} was not completed within {self._timing.sync_timeout:g} s; "
+                f"waiting for the threads of ranks {missing.ranks}. Raise sync_timeout if they are only slow.",
                 missing.ranks,
             ) from None
         return jobs
+
+    def _what(self, job: SyncJob) -> str:
+        return describe(job.kind, job.name, self._progress)
 
 
 def _copy(owner: SyncJob, piece: Piece, out: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,7 @@ from ._elastic_rules import done_states
 from ._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from ._fragment import initial_fingerprint
 from ._store_sync import state_key
+from ._strict_records import read_manifest
 from ._unsynced import unsynced_key, unsynced_seed
 from ._wire import seed
 
@@ -88,12 +89,13 @@ def find_source(store: Store) -> Source:
         raise RendezvousError(f"{store.uri} holds no run: there is no {MANIFEST}") from None
     origin = f"{store.uri}/{MANIFEST}"
     try:
-        record: dict[str, Any] = json.loads(data)
+        record: Mapping[str, Any] = json.loads(data)
         strict = record.get("membership") == "strict"
-    except (ValueError, AttributeError):
+    except (ValueError, AttributeError, RecursionError):
         raise CorruptedObjectError(f"{origin} is damaged: it is no JSON object") from None
     if not strict:
         return _ElasticSource(store, Manifest.from_json(data, origin))
+    record = read_manifest(data, origin)
     if not record.get("fragments"):
         raise RendezvousError(f"{store.uri} holds a run without a model, such as plain means: nothing can be exported")
     return _StrictSource(store, record)

@@ -1,34 +1,46 @@
 """How replicas learn of each other's end: beats that stop, and notes of those that left or failed.
 
-A beat carries no time, so clocks need not agree: the observer measures with its own clock since it last saw a change.
+A beat carries no time, so clocks need not agree: the observer measures with its own clock since it last saw a change. Time
+in which the observer cannot reach the store does not count.
 """
 
 from __future__ import annotations
 
-import json
 import logging
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ._errors import ObjectNotFoundError, ReplicaLostError, StoreError, UnequalSyncsError
+from ._endings import Progress, conclude
+from ._errors import CorruptedObjectError, FormatError, ReplicaLostError, StoreError
+from ._reread import read_again
+from ._strict_records import note, note_key, noted_ranks, read_note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection
 
-    from ._store import Store
+    from ._endings import Ending
+    from ._patient import Patient
     from ._timing import Timing
 
 _log = logging.getLogger("diloco_core")
+
+_NOTHING = Progress()
+_AGAIN_SECONDS = 1.0
+_STOP_SECONDS = 5.0
 
 
 class Liveness:
     """Beats and notes of one replica, and what it knows of the others'. One observer thread; the beat has its own."""
 
-    def __init__(self, store: Store, rank: int, timing: Timing) -> None:
+    def __init__(self, store: Patient, rank: int, world_size: int, timing: Timing) -> None:
         self._store = store
         self._rank = rank
+        self._world_size = world_size
         self._timing = timing
         self._seen: dict[int, tuple[bytes, float]] = {}
+        self._endings: dict[int, Ending] = {}
+        self._unreadable: set[int] = set()
+        self._downtime = 0.0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -42,69 +54,105 @@ class Liveness:
         """Stop the beat; repeatable."""
         self._stop.set()
         if self._thread is not None:
-            self._thread.join()
+            # It may be waiting for a store that is away, which nobody else has to wait for: one more beat does no harm.
+            self._thread.join(_STOP_SECONDS)
             self._thread = None
 
-    def note(self, event: str, syncs: int, message: str = "") -> None:
-        """Leave a note that this replica has ``left`` or ``failed`` after so many syncs."""
-        text = json.dumps({"event": event, "syncs": syncs, "message": message})
-        self._store.put(f"notes/{self._rank:05}.json", [text.encode()])
+    def tell(self, ending: Ending) -> None:
+        """Leave a note of this replica's end."""
+        self._store.put(note_key(self._rank), lambda: [note(ending)])
 
-    def check(self, missing: Iterable[int], sync: int) -> None:
+    def check(self, missing: Collection[int], progress: Progress, what: str) -> None:
         """Look for a reason why some ranks may never come.
 
+        Args:
+            missing: The ranks that are waited for.
+            progress: How many syncs this replica has finished.
+            what: What they are waited for in, for errors.
+
         Raises:
-            ReplicaLostError: One of them failed, or its beat stopped.
+            ReplicaLostError: A replica failed, or the beat of one of them stopped.
             UnequalSyncsError: One of them left before this sync.
         """
-        missing = sorted(missing)
-        for rank, note in self.check_failures().items():
-            if note["event"] == "left" and rank in missing:
-                raise UnequalSyncsError(
-                    f"rank {rank} has finished after {note['syncs']} syncs, but this replica (rank {self._rank}) is in sync "
-                    f"number {sync}, counted from 0. All replicas must take the same number of inner steps.",
-                    rank,
-                )
-        now = self._timing.clock()
-        for rank in missing:
-            try:
-                beat = self._store.get(f"beats/{rank:05}")
-            except ObjectNotFoundError:
-                beat = b""
+        self.check_failures(missing, progress)
+        now = self._now()
+        for rank in sorted(missing):
+            beat = self._read_beat(rank)
             last, since = self._seen.get(rank, (None, now))
             if beat != last:
                 self._seen[rank] = (beat, now)
             elif now - since > self._timing.lost_after:
+                unread = " It has left a note of its end, which is damaged." if rank in self._unreadable else ""
                 raise ReplicaLostError(
-                    f"rank {rank} has shown no sign of life for {now - since:.0f} s, so sync {sync} cannot be completed. "
-                    "Its process or machine is gone, or it cannot reach the store: look at its logs.",
+                    f"rank {rank} has shown no sign of life for {now - since:.0f} s, so {what} cannot be completed. "
+                    f"Its process or machine is gone, or it cannot reach the store: look at its logs.{unread}",
                     rank,
                 )
 
-    def check_failures(self) -> dict[int, dict[str, Any]]:
+    def check_failures(self, missing: Collection[int] = (), progress: Progress = _NOTHING) -> None:
         """Read the notes of the other ranks.
 
         Raises:
-            ReplicaLostError: One of them failed.
+            ReplicaLostError: A replica failed; names the one that failed first.
+            UnequalSyncsError: One of the ``missing`` left.
         """
-        notes: dict[int, dict[str, Any]] = {}
-        for key in self._store.list("notes/"):
-            rank = int(key.removeprefix("notes/").removesuffix(".json"))
-            if rank != self._rank:
-                note = notes[rank] = json.loads(self._store.get(key))
-                if note["event"] == "failed":
-                    raise ReplicaLostError(f"rank {rank} failed after {note['syncs']} syncs: {note['message']}", rank)
-        return notes
+        for rank in noted_ranks(self._store.list("notes/")):
+            if rank != self._rank and rank < self._world_size and rank not in self._endings:
+                self._read_note(rank)
+        error = conclude(self._endings, missing, self._rank, progress)
+        if error is not None:
+            raise error
+
+    def ending(self, rank: int) -> Ending | None:
+        """How another replica has ended, as far as it is known."""
+        return self._endings.get(rank)
+
+    def _read_note(self, rank: int) -> None:
+        if rank in self._unreadable:
+            return
+        key = note_key(rank)
+
+        def read() -> Ending | None:
+            data = self._store.get(key)
+            return None if data is None else read_note(data, rank, f"{self._store.uri}/{key}")
+
+        try:
+            ending = read_again(self._timing, read)
+        except (CorruptedObjectError, FormatError) as error:
+            # It says that the replica has ended, but not how: if it is still needed, its beat will tell that it is gone.
+            _log.error("a note of the end of rank %d is ignored: %s", rank, error)
+            self._unreadable.add(rank)
+            return
+        if ending is not None:
+            self._endings[rank] = ending
+
+    def _read_beat(self, rank: int) -> bytes:
+        try:
+            return self._store.get(f"beats/{rank:05}", largest=64) or b""
+        except CorruptedObjectError:  # too large for a beat
+            return b""
+
+    def _now(self) -> float:
+        """The observer's clock, which stands still while it cannot reach the store."""
+        downtime = self._store.downtime
+        now = self._timing.clock() - downtime
+        if downtime - self._downtime > self._timing.beat_interval:
+            # Long enough for beats to be missed, and the others may not be back yet: all are given the whole time again.
+            self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
+        self._downtime = downtime
+        return now
 
     def _beat(self, count: int) -> None:
-        self._store.put(f"beats/{self._rank:05}", [str(count).encode()])
+        self._store.put(f"beats/{self._rank:05}", lambda: [str(count).encode()])
 
     def _run(self) -> None:
-        count = 0
-        while not self._stop.wait(self._timing.beat_interval):
+        count, pause = 0, self._timing.beat_interval
+        while not self._stop.wait(pause):
             count += 1
+            pause = self._timing.beat_interval
             try:
                 self._beat(count)
             except (StoreError, OSError) as error:
                 # Not fatal by itself: the next beat may get through before the others give this replica up.
                 _log.warning("rank %d could not write its beat: %s", self._rank, error)
+                pause = min(pause, _AGAIN_SECONDS)

@@ -62,7 +62,7 @@ class Patient:
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes | None:
         """A whole small object; larger ones than ``largest`` bytes are refused."""
         try:
-            return self._try(lambda: self.store.get(key, largest))
+            return self.attempt(lambda: self.store.get(key, largest))
         except ObjectNotFoundError:
             return None
 
@@ -79,32 +79,33 @@ class Patient:
                 return use(reader)
 
         try:
-            return self._try(act)
+            return self.attempt(act)
         except ObjectNotFoundError:
             return None
 
     def put(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> int:
         """Write an object; returns its size in bytes."""
-        return self._try(lambda: self.store.put(key, parts()))
+        return self.attempt(lambda: self.store.put(key, parts()))
 
     def create(self, key: str, parts: Callable[[], bytes | Iterable[Buffer]]) -> bool:
         """See to it that an object exists. True: this call wrote it. False: read it, whoever wrote it."""
-        return self._try(lambda: self.store.create(key, parts()))
+        return self.attempt(lambda: self.store.create(key, parts()))
 
     def creates_once(self) -> bool:
         """Whether the store keeps its promise of ``create``: some accept conditional writes and ignore them."""
-        return self._try(lambda: creates_once(self.store))
+        return self.attempt(lambda: creates_once(self.store))
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes."""
-        return self._try(lambda: self.store.list(prefix))
+        return self.attempt(lambda: self.store.list(prefix))
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Remove objects; with ``unread``, a driver may write over their space."""
         keys = list(keys)
-        self._try(lambda: self.store.delete(keys, unread=unread))
+        self.attempt(lambda: self.store.delete(keys, unread=unread))
 
-    def _try(self, act: Callable[[], T]) -> T:
+    def attempt(self, act: Callable[[], T]) -> T:
+        """Do something with the store, again while it is unavailable."""
         if self.store.retries:
             return act()
 

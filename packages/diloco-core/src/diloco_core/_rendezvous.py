@@ -2,88 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import os
+import re
 import secrets
 import socket
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ._errors import (
-    ConfigurationError,
-    MismatchError,
-    ObjectNotFoundError,
-    RendezvousTimeoutError,
-    ReplicaLostError,
-    RunExistsError,
-)
-from ._exchange import Schema
+from ._checks import is_whole
+from ._errors import ConfigurationError, MismatchError, RendezvousTimeoutError, ReplicaLostError, RunExistsError
+from ._reread import read_again
+from ._strict_records import MANIFEST, MOST_RANKS, Claim, claim_key, claimed_ranks
 from ._timing import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._store import Store
+    from ._exchange import Schema
+    from ._patient import Patient
     from ._timing import Timing
 
-_FORMAT = 1
+_ELASTIC_CLAIM = re.compile(r"claims/[0-9]{5}/[0-9]+\.json")
+_COMMIT = re.compile(r"commits/[0-9]{8}\.json")
+_OWN_PREFIX = "Give every run a prefix of its own"
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
-    """What a rank declares when it joins."""
-
-    rank: int
-    world_size: int
-    run_id: str
-    schema: Schema
-    nonce: str
-    host: str
-    pid: int
-
-    def to_json(self) -> bytes:
-        """The claim as stored."""
-        record = {
-            "format": _FORMAT,
-            "rank": self.rank,
-            "world_size": self.world_size,
-            "run_id": self.run_id,
-            "tensors": dict(self.schema.tensors),
-            "settings": dict(self.schema.settings),
-            "nonce": self.nonce,
-            "host": self.host,
-            "pid": self.pid,
-        }
-        return json.dumps(record, indent=1).encode()
-
-    @classmethod
-    def from_json(cls, data: bytes, key: str) -> Claim:
-        """Read a stored claim.
-
-        Raises:
-            RunExistsError: It is none, so that the prefix holds something else.
-        """
-        try:
-            record: dict[str, Any] = json.loads(data)
-            if record["format"] != _FORMAT:
-                raise ValueError(f"format {record['format']} is not {_FORMAT}")
-            schema = Schema(record["tensors"], record["settings"])
-            return cls(
-                record["rank"],
-                record["world_size"],
-                record["run_id"],
-                schema,
-                record["nonce"],
-                record["host"],
-                record["pid"],
-            )
-        except (ValueError, KeyError, TypeError) as error:
-            raise RunExistsError(
-                f"{key} is no claim that this version understands ({error}). Use a prefix of its own for every run."
-            ) from error
-
-
-def claim(store: Store, rank: int, world_size: int, run_id: str, schema: Schema) -> Claim:
+def claim(
+    store: Patient, rank: int, world_size: int, run_id: str, schema: Schema, chunk_bytes: int, timing: Timing
+) -> Claim:
     """Take a rank's place in the run, once and for all.
 
     Args:
@@ -92,21 +37,38 @@ def claim(store: Store, rank: int, world_size: int, run_id: str, schema: Schema)
         world_size: How many there are.
         run_id: The launch they belong to, or "".
         schema: What they must have in common.
+        chunk_bytes: For how many bytes of a contribution there is a checksum.
+        timing: Its ``sleep`` is used.
 
     Raises:
-        RunExistsError: The rank has been claimed before.
+        RunExistsError: The rank has been claimed before, or the prefix holds another run.
     """
-    if any(key.count("/") > 1 for key in store.list("claims/")):
+    own = Claim(
+        rank,
+        world_size,
+        run_id,
+        chunk_bytes,
+        schema,
+        nonce=secrets.token_hex(8),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+    )
+    claims = store.list("claims/")
+    if any(map(_ELASTIC_CLAIM.fullmatch, claims)):
         raise RunExistsError(
             f"{store.uri} holds an elastic run, which no strict replica can join: pass min_replicas=, or use another prefix"
         )
-    own = Claim(rank, world_size, run_id, schema, secrets.token_hex(8), socket.gethostname(), os.getpid())
-    if not store.create(claim_key(rank), own.to_json()):
-        _refuse(store, own)
+    if claim_key(rank) not in claims:
+        # No replica of a run writes these before all ranks are claimed.
+        for key in (MANIFEST, *filter(_COMMIT.fullmatch, store.list("commits/"))):
+            if store.get(key) is not None:
+                raise RunExistsError(f"{store.uri} holds {key!r} of an earlier run. {_OWN_PREFIX}.")
+    if not store.create(claim_key(rank), own.to_bytes):
+        _check_own(store, own, timing)
     return own
 
 
-def meet(store: Store, own: Claim, timing: Timing, check_failures: Callable[[], object]) -> None:
+def meet(store: Patient, own: Claim, timing: Timing, check_failures: Callable[[], object]) -> None:
     """Wait for all other ranks, and compare.
 
     Args:
@@ -119,19 +81,21 @@ def meet(store: Store, own: Claim, timing: Timing, check_failures: Callable[[], 
         RunExistsError: The rank is claimed by somebody else, or the prefix is used by another run too.
         RendezvousTimeoutError: Some ranks did not come; it names them.
         MismatchError: The replicas disagree; it says on what.
+        CorruptedObjectError: A claim is damaged.
+        FormatError: A replica runs another version of diloco-core.
     """
     claims: dict[int, Claim] = {own.rank: own}
 
     def missing() -> list[int]:
-        return [r for r in range(own.world_size) if r not in claims]
+        return [rank for rank in range(own.world_size) if rank not in claims]
 
     def read_claims() -> None:
-        for key in store.list("claims/"):
-            number = key.removeprefix("claims/").removesuffix(".json")
-            if not number.isdecimal() or int(number) not in claims:
-                other = Claim.from_json(store.get(key), f"{store.uri}/{key}")
-                _compare(own, other, store.uri)
-                claims[other.rank] = other
+        for rank in claimed_ranks(store.list("claims/")):
+            if rank not in claims:
+                other = _read(store, rank, timing)
+                if other is not None:
+                    _compare(own, other, store.uri)
+                    claims[rank] = other
 
     def look_around() -> None:
         try:
@@ -141,7 +105,7 @@ def meet(store: Store, own: Claim, timing: Timing, check_failures: Callable[[], 
             raise
 
     def expired() -> Exception:
-        ranks = ", ".join(str(r) for r in missing())
+        ranks = ", ".join(map(str, missing()))
         return RendezvousTimeoutError(
             f"{len(claims)} of {own.world_size} replicas met at {store.uri} within {timing.join_timeout:g} s; "
             f"missing: rank {ranks}. Look at the logs of the missing ranks, and whether they were given the same URI "
@@ -149,32 +113,43 @@ def meet(store: Store, own: Claim, timing: Timing, check_failures: Callable[[], 
             missing(),
         )
 
-    wait = Wait(timing, store.near, timing.join_timeout, look_around, expired)
+    wait = Wait(timing, store.near, timing.join_timeout, look_around, expired, downtime=lambda: store.downtime)
     read_claims()
     while missing():
         wait.pause()
         read_claims()
     # A store without exclusive creation may have let somebody else overwrite the claim.
-    if Claim.from_json(store.get(claim_key(own.rank)), claim_key(own.rank)).nonce != own.nonce:
-        _refuse(store, own)
+    _check_own(store, own, timing)
 
 
-def claim_key(rank: int) -> str:
-    """Key of the claim of a rank."""
-    return f"claims/{rank:05}.json"
+def _read(store: Patient, rank: int, timing: Timing) -> Claim | None:
+    key = claim_key(rank)
+
+    def read() -> Claim | None:
+        data = store.get(key)
+        return None if data is None else Claim.from_bytes(data, rank, f"{store.uri}/{key}")
+
+    return read_again(timing, read)
 
 
-def _refuse(store: Store, own: Claim) -> None:
-    try:
-        other = Claim.from_json(store.get(claim_key(own.rank)), f"{store.uri}/{claim_key(own.rank)}")
-    except ObjectNotFoundError:
-        raise RunExistsError(f"the claim of rank {own.rank} in {store.uri} was refused and then vanished") from None
-    whose = f"run {other.run_id!r}" if other.run_id else "an earlier run"
+def _check_own(store: Patient, own: Claim, timing: Timing) -> None:
+    """Refuse to go on where the own rank's claim is somebody else's."""
+    other = _read(store, own.rank, timing)
+    if other is None:
+        raise RunExistsError(
+            f"the claim of rank {own.rank} in {store.uri} has vanished: something deletes objects there. {_OWN_PREFIX}."
+        )
+    if other.nonce == own.nonce:
+        return
+    holder = f"run {other.run_id!r}" if other.run_id else "an earlier run"
     if own.run_id and other.run_id == own.run_id:
-        whose = "an earlier life of this rank in the same run (strict membership knows no second life)"
+        holder = (
+            "an earlier process of this rank in the same run. In a strict run a replica that has ended cannot come back "
+            "(pass min_replicas= for runs in which it can)"
+        )
     raise RunExistsError(
-        f"rank {own.rank} of {store.uri} is taken by {whose}: process {other.pid} on {other.host}. "
-        "Give every run a prefix of its own; if that run is over and not needed, delete the prefix."
+        f"rank {own.rank} of {store.uri} is taken by {holder}: process {other.pid} on {other.host}. "
+        f"{_OWN_PREFIX}; if that run is over and not needed, delete the prefix."
     )
 
 
@@ -182,40 +157,54 @@ def _compare(own: Claim, other: Claim, uri: str) -> None:
     if other.run_id != own.run_id:
         raise RunExistsError(
             f"{uri} is used by two runs: rank {other.rank} belongs to run {other.run_id!r}, this replica to {own.run_id!r}. "
-            "Give every run a prefix of its own."
+            f"{_OWN_PREFIX}."
         )
-    if other.world_size != own.world_size:
-        raise MismatchError(
-            f"rank {other.rank} was started with world size {other.world_size}, rank {own.rank} with {own.world_size}"
-        )
-    compare_schemas(own.rank, own.schema, other.rank, other.schema)
+    for name, mine, theirs in (
+        ("world_size", own.world_size, other.world_size),
+        ("chunk_bytes", own.chunk_bytes, other.chunk_bytes),
+    ):
+        if mine != theirs:
+            raise MismatchError(
+                f"rank {other.rank} was started with {name}={theirs}, and rank {own.rank} with {name}={mine}: "
+                "all replicas of a run must be given the same"
+            )
+    compare_schemas(f"rank {own.rank}", own.schema, f"rank {other.rank}", other.schema)
 
 
-def compare_schemas(rank: int, mine: Schema, other: int, theirs: Schema) -> None:
+def compare_schemas(here: str, mine: Schema, there: str, theirs: Schema) -> None:
     """Refuse replicas that differ.
+
+    Args:
+        here: What this replica is called in errors.
+        mine: Its schema.
+        there: What the other replica, or the run, is called in errors.
+        theirs: Its schema.
 
     Raises:
         MismatchError: It names the first setting or tensor that differs, and both values.
     """
-    pairs = (("setting", mine.settings, theirs.settings), ("tensor", mine.tensors, theirs.tensors))
-    for what, here, there in pairs:
-        for name in [*here, *(name for name in there if name not in here)]:
-            if here.get(name) != there.get(name):
+    for what, ours, others in (
+        ("setting", mine.settings, theirs.settings),
+        ("tensor", mine.tensors, theirs.tensors),
+    ):
+        for name in [*ours, *(name for name in others if name not in ours)]:
+            if ours.get(name) != others.get(name):
                 raise MismatchError(
-                    f"rank {rank} and rank {other} differ in {what} {name!r}: "
-                    f"{here.get(name, 'absent')} at rank {rank}, {there.get(name, 'absent')} at rank {other}"
+                    f"{here} and {there} differ in {what} {name!r}: "
+                    f"{ours.get(name, 'absent')} at {here}, {others.get(name, 'absent')} at {there}"
                 )
-        if list(here) != list(there):
-            raise MismatchError(f"rank {rank} and rank {other} have the same {what}s in another order")
+        if list(ours) != list(others):
+            raise MismatchError(f"{here} and {there} have the same {what}s in another order")
 
 
-def check_identity(rank: int, world_size: int) -> None:
-    """Refuse impossible ranks.
+def check_identity(rank: int, world_size: int) -> tuple[int, int]:
+    """Rank and world size as plain integers.
 
     Raises:
         ConfigurationError: ``rank`` is not in ``range(world_size)``.
     """
-    if not isinstance(world_size, int) or world_size < 1:
-        raise ConfigurationError(f"world_size must be a whole number of at least 1, not {world_size!r}")
-    if not isinstance(rank, int) or not 0 <= rank < world_size:
+    if not is_whole(world_size) or not 1 <= world_size <= MOST_RANKS:
+        raise ConfigurationError(f"world_size must be a whole number from 1 to {MOST_RANKS}, not {world_size!r}")
+    if not is_whole(rank) or not 0 <= rank < world_size:
         raise ConfigurationError(f"rank must be one of 0 … {world_size - 1} (world_size is {world_size}), not {rank!r}")
+    return int(rank), int(world_size)

@@ -3,37 +3,50 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import logging
+import re
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ._errors import CorruptedObjectError, MismatchError, ObjectNotFoundError, SyncTimeoutError
+from ._endings import describe
+from ._errors import CorruptedObjectError, MismatchError, SyncTimeoutError
 from ._exchange import SyncReport
 from ._published import Shard
-from ._sharded import contributions, reduce_shard, sent_pieces
+from ._reread import read_again
+from ._sharded import contributions, reduce_shard
 from ._store_ahead import open_ahead
+from ._strict_delta import DeltaFile, ShardDelta
+from ._strict_records import check_commit, commit, commit_key
+from ._strict_repairs import Repairs
 from ._timing import Wait
-from ._wire import Section, SectionReader, header, section_parts, seed
+from ._wire import seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     import torch
 
+    from ._endings import Progress
     from ._exchange import SyncJob
     from ._layout import Layout, Piece
     from ._liveness import Liveness
+    from ._patient import Patient
+    from ._published import Sums
     from ._sharded import Scratch, Source
-    from ._store import Buffer, ObjectReader, Store
+    from ._store import Buffer, ObjectReader
     from ._timing import Timing
+
+_log = logging.getLogger("diloco_core")
+
+_DELTA = re.compile(r"deltas/[0-9]{8}/([0-9]{5})\.[0-9a-f]{16}\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
 class Participant:
     """What stays the same from sync to sync."""
 
-    store: Store
+    store: Patient
     rank: int
     world_size: int
     timing: Timing
@@ -47,14 +60,29 @@ class Participant:
 
 
 class StoreSync:
-    """One sync of one replica. Used once."""
+    """One sync of one replica. Run once; after that it can write its shards again.
 
-    def __init__(self, participant: Participant, number: int, job: SyncJob) -> None:
+    Args:
+        participant: What stays the same from sync to sync.
+        progress: The syncs before this one.
+        job: What is synced.
+        previous: The sync before this one.
+    """
+
+    def __init__(
+        self, participant: Participant, progress: Progress, job: SyncJob, previous: StoreSync | None = None
+    ) -> None:
         self._p = participant
-        self._number = number
+        self._number = progress.number
+        self._progress = progress
         self._job = job
         self._layout = job.layout
         self._owned = participant.owned(job.layout)
+        self._members = [self._delta_key(rank) for rank in range(participant.world_size)]
+        self._what = describe(job.kind, job.name, progress)
+        self._sums: dict[int, Sums] = {}
+        self._repairs = Repairs(participant.store, participant.rank, progress.number)
+        self._previous = previous
         self._sent = 0
         self._received = 0
         self._waited = 0.0
@@ -66,10 +94,11 @@ class StoreSync:
         self._contribute()
         self._wait_for_commit()
         # Everybody has contributed to this sync, so everybody is through with the one before.
+        self._previous = None
         self._p.store.delete(obsolete, unread=True)
         self._reduce()
         for shard in self._owned:
-            self._publish(shard)
+            self._sent += self._publish(shard)
         self._adopt()
         return SyncReport(
             sync=self._number,
@@ -87,115 +116,152 @@ class StoreSync:
         state = (state_key(sync, shard) for sync in self._job.supersedes for shard in self._owned)
         return [self._delta_key(self._p.rank), *state]
 
+    def repair(self) -> None:
+        """Write those own shards again that others have found damaged.
+
+        Raises:
+            CorruptedObjectError: One cannot be written again, because its values have been changed since.
+        """
+        for shard in self._repairs.wanted():
+            if shard not in self._sums:
+                continue
+            origin = f"{self._p.store.uri}/{state_key(self._number, shard)}"
+            if self._shard(shard).sums(self._metadata("state")) != self._sums[shard]:
+                raise CorruptedObjectError(
+                    f"{origin} is damaged, and cannot be written again: the tensors that it was made of have been changed "
+                    "since. The replicas no longer agree: start again from a checkpoint, on another prefix."
+                )
+            _log.error("%s was damaged in the store: it is written again, with the same content.", origin)
+            self._publish(shard)
+            self._repairs.done(shard)
+
     def _contribute(self) -> None:
-        self._sent += self._p.store.put(self._delta_key(self._p.rank), self._delta_parts())
+        self._sent += self._p.store.put(self._delta_key(self._p.rank), self._delta_parts)
 
     def _delta_parts(self) -> Iterator[Buffer]:
         # The own shards are not sent, but they are checked: what is not finite must stop before anybody commits to it.
         for shard in self._owned:
             for _ in self._contributions(shard):
                 pass
-        sections = self._delta_sections(self._p.rank)
-        yield header(self._layout, sections, self._metadata("delta", rank=self._p.rank))
-        for section, shard in zip(sections, self._sent_shards(self._p.rank), strict=True):
-            yield from section_parts(section, self._contributions(shard))
+        yield from self._delta_file(self._p.rank).parts(self._contributions)
 
     def _contributions(self, shard: int) -> Iterator[torch.Tensor]:
         return contributions(self._job, shard, self._p.rank, self._p.chunk_bytes, self._p.scratch)
 
     def _wait_for_commit(self) -> None:
         """Whoever sees all contributions writes the record; everybody else waits for that one key."""
-        key = f"commits/{self._number:08}.json"
         missing = self._missing_ranks()
 
         def look_around() -> None:
             nonlocal missing
             missing = self._missing_ranks()
             if missing:
-                self._p.liveness.check(missing, self._number)
+                if self._previous is not None:
+                    self._previous.repair()
+                self._p.liveness.check(missing, self._progress, self._what)
             else:
-                self._commit(key)
+                self._commit()
 
+        if not missing:
+            self._commit()
+        wait = self._wait(look_around, lambda: missing)
+        while not self._committed():
+            wait.pause()
         if missing:
-            wait = self._wait(look_around, lambda: missing)
-            while not self._committed(key):
-                wait.pause()
             self._waited += wait.elapsed()
-        else:
-            self._commit(key)
-        self._obey(json.loads(self._p.store.get(key)))
 
     def _missing_ranks(self) -> list[int]:
         found = self._p.store.list(f"deltas/{self._number:08}/")
-        missing = []
-        for rank in range(self._p.world_size):
-            if self._delta_key(rank) in found:
-                continue
-            stem = self._delta_key(rank).removesuffix(f"{self._job.fingerprint[:16]}.safetensors")
-            if any(key.startswith(stem) for key in found):
+        others = {int(match[1]) for match in map(_DELTA.fullmatch, found) if match is not None}
+        missing = [rank for rank, key in enumerate(self._members) if key not in found]
+        for rank in missing:
+            if rank in others:
                 raise MismatchError(
-                    f"in sync {self._number}, rank {rank} contributes something else than rank {self._p.rank} "
-                    f"({self._job.name}): the replicas must sync the same tensors in the same order"
+                    f"in {self._what}, rank {rank} contributes something else than rank {self._p.rank}: all replicas must "
+                    "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
-            missing.append(rank)
         return missing
 
-    def _commit(self, key: str) -> None:
-        # The same bytes whoever writes them, so that it does not matter if several do.
-        record = {
-            "sync": self._number,
-            "name": self._job.name,
-            "members": [{"rank": rank, "key": self._delta_key(rank)} for rank in range(self._p.world_size)],
-        }
-        self._p.store.put(key, [json.dumps(record, indent=1).encode()])
+    def _commit(self) -> None:
+        record = commit(self._number, self._job.name, self._members)
+        self._p.store.put(commit_key(self._number), lambda: [record])
 
-    def _committed(self, key: str) -> bool:
+    def _committed(self) -> bool:
+        key = commit_key(self._number)
+        origin = f"{self._p.store.uri}/{key}"
+
+        def read() -> bool:
+            data = self._p.store.get(key)
+            if data is not None:
+                check_commit(data, self._number, self._job.name, self._members, origin)
+            return data is not None
+
         try:
-            self._p.store.get(key)
-        except ObjectNotFoundError:
-            return False
-        return True
-
-    def _obey(self, record: dict[str, list[dict[str, object]]]) -> None:
-        members = [member["key"] for member in record["members"]]
-        if members != [self._delta_key(rank) for rank in range(self._p.world_size)]:
-            raise CorruptedObjectError(
-                f"the commit record of sync {self._number} in {self._p.store.uri} names other members than this run has"
-            )
+            return read_again(self._p.timing, read)
+        except CorruptedObjectError as error:
+            if self._missing_ranks():
+                return False
+            # It says only what all replicas know, and all would write the same bytes.
+            _log.error("the record is written again, with the same content: %s", error)
+            self._commit()
+            return True
 
     def _reduce(self) -> None:
-        if not self._owned:
-            return
-        rank = self._p.rank
-        others = [other for other in range(self._p.world_size) if other != rank]
-        store, keys = self._p.store, [self._delta_key(other) for other in others]
-        with contextlib.ExitStack() as stack:
-            ahead = stack.enter_context(open_ahead(store, keys))
-            readers = {
-                other: stack.enter_context(reader or store.open(key))
-                for other, key, reader in zip(others, keys, ahead, strict=True)
-            }
-            for shard in self._owned:
-                deltas = {o: self._delta_reader(o, readers[o], shard) for o in others}
-                sources: list[Source] = [
-                    self._job.contribution if o == rank else partial(self._read, deltas[o])
-                    for o in range(self._p.world_size)
-                ]
-                reduce_shard(self._job, shard, sources, self._p.chunk_bytes, self._p.scratch, sync=self._number)
-                for delta in deltas.values():
-                    delta.verify()
+        for shard in self._owned:
+            self._reduce_shard(shard)
 
-    def _publish(self, shard: int) -> None:
-        """Store an own shard after its update: only verified contributions are in it."""
-        parts = self._shard(shard).parts(self._metadata("state"))
-        self._sent += self._p.store.put(state_key(self._number, shard), parts)
+    def _reduce_shard(self, shard: int) -> None:
+        own, timing = self._p.rank, self._p.timing
+        deltas = {
+            self._delta_key(rank): ShardDelta(
+                self._p.store, self._delta_key(rank), self._delta_file(rank), shard, timing
+            )
+            for rank in range(self._p.world_size)
+            if rank != own
+        }
+
+        def announce(key: str, reader: ObjectReader) -> None:
+            deltas[key].attach(reader)
+
+        with contextlib.ExitStack() as stack:
+            for _ in stack.enter_context(open_ahead(self._p.store.store, deltas, announce)):
+                pass  # what was opened is attached
+            sources: list[Source] = [
+                self._job.contribution if key not in deltas else partial(self._read, stack.enter_context(deltas[key]))
+                for key in self._members
+            ]
+            reduce_shard(
+                self._job,
+                shard,
+                sources,
+                self._p.chunk_bytes,
+                self._p.scratch,
+                sync=self._progress.next,
+            )
+
+    def _publish(self, shard: int) -> int:
+        """Store an own shard after its update. Returns its size in bytes."""
+
+        def remember(sums: Sums) -> None:
+            self._sums[shard] = sums
+
+        published = self._shard(shard)
+        return self._p.store.put(
+            state_key(self._number, shard), lambda: published.parts(self._metadata("state"), remember)
+        )
 
     def _adopt(self) -> None:
         """Read the other owners' shards, whichever is there first."""
         pending = [shard for shard in range(self._layout.shards) if shard not in self._owned]
 
         def owners() -> list[int]:
-            return sorted({shard % self._p.world_size for shard in pending})
+            return sorted({self._owner(shard) for shard in pending})
+
+        def look_around() -> None:
+            self.repair()
+            self._p.liveness.check(owners(), self._progress, self._what)
+            for shard in pending:
+                self._repairs.check(shard, self._p.liveness.ending(self._owner(shard)))
 
         wait: Wait | None = None
         while pending:
@@ -207,7 +273,7 @@ class StoreSync:
                     wait = None
                 continue
             if wait is None:
-                wait = self._wait(lambda: self._p.liveness.check(owners(), self._number), owners)
+                wait = self._wait(look_around, owners)
             wait.pause()
 
     def _adopt_published(self, shards: list[int]) -> list[int]:
@@ -215,20 +281,39 @@ class StoreSync:
         store = self._p.store
         listing = store.list(f"state/{self._number:08}/")
         keys = {state_key(self._number, shard): shard for shard in shards}
-        there = [key for key in keys if key in listing]
+        ready = [key for key in keys if key in listing and not self._repairs.pending(keys[key])]
 
         def announce(key: str, reader: ObjectReader) -> None:
             self._shard(keys[key]).announce(reader, f"{store.uri}/{key}")
 
-        with open_ahead(store, there, announce) as readers:
-            for key, reader in zip(there, readers, strict=True):
-                with reader or store.open(key) as opened:
-                    self._shard(keys[key]).adopt(opened, f"{store.uri}/{key}", self._p.scratch)
+        adopted = []
+        with open_ahead(store.store, ready, announce) as readers:
+            for key, reader in zip(ready, readers, strict=True):
+                try:
+                    self._adopt_shard(key, keys[key], reader)
+                except CorruptedObjectError as error:
+                    self._repairs.ask(keys[key], self._owner(keys[key]), error)
+                    continue
                 self._received += sum(map(self._layout.piece_bytes, self._layout.shard(keys[key])))
-        return [keys[key] for key in there]
+                adopted.append(keys[key])
+        return adopted
 
-    def _read(self, section: SectionReader, piece: Piece, out: torch.Tensor) -> torch.Tensor:
-        section.read(out)
+    def _adopt_shard(self, key: str, shard: int, opened: ObjectReader | None) -> None:
+        origin = f"{self._p.store.uri}/{key}"
+
+        def read() -> None:
+            nonlocal opened
+            reader, opened = opened, None
+            adopted = self._p.store.read(
+                key, lambda reader: self._shard(shard).adopt(reader, origin, self._p.scratch), reader
+            )
+            if adopted is None:
+                raise CorruptedObjectError(f"{origin} was published and has vanished: something deletes objects there.")
+
+        read_again(self._p.timing, read)
+
+    def _read(self, delta: ShardDelta, piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        delta.read(out)
         self._received += self._layout.piece_bytes(piece)
         return out
 
@@ -236,28 +321,31 @@ class StoreSync:
         timeout = self._p.timing.sync_timeout
 
         def expired() -> Exception:
+            damage = self._repairs.asked_for()
+            if damage is not None:
+                return damage
             ranks = ", ".join(map(str, missing()))
             return SyncTimeoutError(
-                f"sync {self._number} ({self._job.name}) at {self._p.store.uri} was not completed within {timeout:g} s; "
-                f"waiting for rank {ranks}. Raise sync_timeout if they are only slow.",
+                f"{self._what} at {self._p.store.uri} was not completed within {timeout:g} s; waiting for rank {ranks}. "
+                "Raise sync_timeout if they are only slow.",
                 missing(),
             )
 
-        return Wait(self._p.timing, self._p.store.near, timeout, look_around, expired)
+        store = self._p.store
+        return Wait(self._p.timing, store.near, timeout, look_around, expired, downtime=lambda: store.downtime)
 
-    def _sent_shards(self, rank: int) -> list[int]:
-        return [shard for shard in range(self._layout.shards) if shard % self._p.world_size != rank]
+    def _owner(self, shard: int) -> int:
+        return shard % self._p.world_size
 
-    def _delta_sections(self, rank: int) -> list[Section]:
-        return [
-            Section(f"shard.{shard}", sent_pieces(self._layout, shard, rank), self._seed("delta", rank, shard))
-            for shard in self._sent_shards(rank)
-        ]
-
-    def _delta_reader(self, rank: int, reader: ObjectReader, shard: int) -> SectionReader:
-        index = self._sent_shards(rank).index(shard)
-        origin = f"{self._p.store.uri}/{self._delta_key(rank)}"
-        return SectionReader(reader, self._layout, self._delta_sections(rank), index, origin)
+    def _delta_file(self, rank: int) -> DeltaFile:
+        return DeltaFile.plan(
+            self._layout,
+            rank,
+            self._p.world_size,
+            self._p.chunk_bytes,
+            partial(self._seed, "delta", rank),
+            self._metadata("delta", rank=rank),
+        )
 
     def _shard(self, shard: int) -> Shard:
         return Shard(self._job, shard, self._seed, self._p.chunk_bytes)

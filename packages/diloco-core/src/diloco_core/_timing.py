@@ -46,8 +46,16 @@ class Timing:
 class Wait:
     """One wait for others: polls quickly at first, then ever more slowly, and looks around from time to time.
 
-    A pause lasts a twentieth of the wait so far, within limits: what arrives is noticed at most 5 % late. ``alarms`` are
-    seconds since the start at which to look around in any case.
+    A pause lasts a twentieth of the wait so far, within limits: what arrives is noticed at most 5 % late.
+
+    Args:
+        timing: Clock and sleep.
+        near: Whether asking costs microseconds; otherwise milliseconds.
+        timeout: Seconds after which the wait ends.
+        look_around: Called from time to time; raises where there is no use in waiting any longer.
+        expired: Makes the error for a wait that ends.
+        alarms: Seconds since the start at which to look around in any case.
+        downtime: Seconds so far in which the store could not be reached. They do not count as waiting for others.
     """
 
     def __init__(
@@ -58,20 +66,22 @@ class Wait:
         look_around: Callable[[], None],
         expired: Callable[[], Exception],
         alarms: Iterable[float] = (),
+        downtime: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._timing = timing
+        self._downtime = downtime
         self._shortest, self._longest = (0.0002, 0.02) if near else (0.05, 2.0)
         self._look_every = 0.25 if near else 5.0
         self._look_around = look_around
         self._expired = expired
-        self._start = timing.clock()
+        self._start = self._now()
         self._deadline = self._start + timeout
         self._looked = self._start
         self._alarms = sorted(self._start + alarm for alarm in alarms)
 
     def pause(self) -> None:
         """Sleep once. Calls ``look_around`` when it is time to, and raises what ``expired`` returns past the deadline."""
-        now = self._timing.clock()
+        now = self._now()
         rang = bool(self._alarms) and now >= self._alarms[0]
         if rang or now - self._looked >= self._look_every:
             self._alarms = [alarm for alarm in self._alarms if alarm > now]
@@ -82,6 +92,9 @@ class Wait:
         pause = min(max(self._shortest, (now - self._start) / 20), self._longest)
         self._timing.sleep(min(pause, *(alarm - now for alarm in self._alarms), self._deadline - now))
 
+    def _now(self) -> float:
+        return self._timing.clock() - self._downtime()
+
     def elapsed(self) -> float:
         """Seconds since the wait began."""
-        return self._timing.clock() - self._start
+        return self._now() - self._start

@@ -64,11 +64,13 @@ class Section:
         name: What the tensors are called: ``<name>.<group>`` and ``<name>.xxh3``.
         pieces: The pieces it holds, in file order.
         seed: Seed of its checksum.
+        sums: How many checksums end it, of eight bytes each; the last one is of all its bytes.
     """
 
     name: str
     pieces: tuple[Piece, ...]
     seed: int
+    sums: int = 1
 
 
 def fingerprint(*identity: object) -> str:
@@ -95,7 +97,7 @@ def section_starts(layout: Layout, sections: Iterable[Section]) -> list[int]:
     starts = [0]
     for section in sections:
         size = sum(layout.piece_bytes(piece) for piece in section.pieces)
-        starts.append(starts[-1] + size + _padding(size) + CHECKSUM_BYTES)
+        starts.append(starts[-1] + size + _padding(size) + CHECKSUM_BYTES * section.sums)
     return starts
 
 
@@ -114,7 +116,7 @@ def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, s
             dtype = SAFETENSORS_DTYPES[layout.groups[piece.group].dtype]
             tensors[f"{section.name}.{piece.group}"] = _entry(dtype, piece.numel, offset, end)
             offset = end
-        end = offset + _padding(offset - start) + CHECKSUM_BYTES
+        end = offset + _padding(offset - start) + CHECKSUM_BYTES * section.sums
         tensors[f"{section.name}.xxh3"] = _entry("U8", end - offset, offset, end)
     text = json.dumps(tensors, separators=(",", ":")).encode()
     # Trailing spaces belong to the format; they let the data start at a multiple of 64 bytes.
