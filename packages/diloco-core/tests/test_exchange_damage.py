@@ -142,9 +142,9 @@ class TestAtRest:
         def wrap(store):
             return DamagingWrites(store, HARMS[harm], lambda key: key.startswith("state/00000003/"), times=1)
 
-        healthy = lab.train(lambda rank: lab.small_model(), exchanges(tmp_path / "a"), steps=8)
+        healthy = lab.train(lambda rank: lab.fill(lab.small_model()), exchanges(tmp_path / "a"), steps=8)
         assert lab.identical(
-            lab.train(lambda rank: lab.small_model(), exchanges(tmp_path / "b", wrap), steps=8) + healthy
+            lab.train(lambda rank: lab.fill(lab.small_model()), exchanges(tmp_path / "b", wrap), steps=8) + healthy
         )
         assert "is written again, with the same content" in caplog.text
         assert not open_store(str(tmp_path / "b" / "run")).list("requests/")
