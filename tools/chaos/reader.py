@@ -187,7 +187,7 @@ class Reader:
                 return None
             found, _ = tensors(data, key)
             shards.append(found)
-            sums.append(int.from_bytes(found["values.xxh3"].tobytes(), "little"))
+            sums.append(int.from_bytes(found["values.xxh3"].tobytes()[-8:], "little"))
         state = State([])
         for group, entry in enumerate(table["groups"]):
             names = [f"values.{group}", f"outer.momentum_buffer.{group}"]

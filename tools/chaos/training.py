@@ -25,7 +25,7 @@ class Part(torch.nn.Module):
 
 
 class Model(torch.nn.Module):
-    """Two layers and two buffers, with the same initial values everywhere."""
+    """Two layers, and buffers of several kinds, with the same initial values everywhere."""
 
     def __init__(self, world_size: int) -> None:
         super().__init__()
@@ -33,6 +33,8 @@ class Model(torch.nn.Module):
         self.first = Part(FEATURES, WIDTH, world_size)
         self.second = Part(WIDTH, CLASSES, world_size)
         self.register_buffer("scale", torch.ones(FEATURES))
+        self.register_buffer("floor", torch.full((5,), -torch.inf))
+        self.register_buffer("mask", torch.arange(7) % 2 == 0)
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64))
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
