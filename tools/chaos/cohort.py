@@ -30,7 +30,7 @@ class Life:
         status: How it ended, once it has.
         killed: Whether this cohort killed it.
         wake_at: When a stopped one is to go on.
-        stopped: For how many seconds it was stopped.
+        wake_after: After how many syncs of its successor it goes on at the earliest.
     """
 
     number: int
@@ -39,7 +39,7 @@ class Life:
     status: int | None = None
     killed: bool = False
     wake_at: float | None = None
-    stopped: float = 0.0
+    wake_after: int = 0
 
 
 @dataclass
@@ -74,6 +74,8 @@ class Cohort:
         self._settings = settings
         self._environment = environment
         self._lives: list[Life] = []
+        self._lines: list[dict[str, Any]] = []
+        self._read: dict[Path, int] = {}
         self._answers: queue.Queue[dict[str, Any]] = queue.Queue()
 
     def __enter__(self) -> Self:
@@ -136,17 +138,18 @@ class Cohort:
         life.killed = True
         self._signal(life, signal.SIGKILL)
 
-    def stop(self, life: Life, seconds: float) -> None:
-        """SIGSTOP, and SIGCONT after so many seconds."""
+    def stop(self, life: Life, seconds: float, wake_after: int) -> None:
+        """SIGSTOP; and SIGCONT after so many seconds, when the life that follows it has made ``wake_after`` syncs."""
         life.wake_at = time.monotonic() + seconds
-        life.stopped += seconds
+        life.wake_after = wake_after
         self._signal(life, signal.SIGSTOP)
 
     def look_after(self) -> None:
         """Wake who has slept enough, start the dead again, and judge how they ended. To be called often."""
         now = time.monotonic()
-        for life in self._lives:
-            if life.wake_at is not None and now >= life.wake_at:
+        for life in [life for life in self._lives if life.wake_at is not None and now >= life.wake_at]:
+            successor = self.current[life.rank]
+            if successor is life or self._syncs(successor) >= life.wake_after or successor.status is not None:
                 life.wake_at = None
                 self._signal(life, signal.SIGCONT)
         while True:
@@ -166,21 +169,21 @@ class Cohort:
         """Whether nobody is stopped, no zombie is left, and every rank has made a sync in its present life or has finished."""
         if self.zombies or any(life.wake_at is not None for life in self._lives):
             return False
-        synced = {line["life"] for line in self.lines() if line["event"] == "sync"}
-        return all(life.number in synced or life.status == FINISHED for life in self.current.values())
+        return all(self._syncs(life) or life.status == FINISHED for life in self.current.values())
 
     def finished(self) -> bool:
         """Whether every rank has finished and no zombie is left."""
         return not self.zombies and all(life.status == FINISHED for life in self.current.values())
 
     def lines(self) -> list[dict[str, Any]]:
-        """What the lives have logged, rank by rank."""
-        found = []
+        """What the lives have logged, in the order of the events of every rank."""
         for log in sorted(self._folder.glob("*.jsonl")):
-            for line in log.read_text().splitlines():
-                with contextlib.suppress(ValueError):  # the last line of a life that was killed
-                    found.append(json.loads(line))
-        return found
+            with log.open("rb") as file:
+                file.seek(self._read.get(log, 0))
+                whole, newline, _ = file.read().rpartition(b"\n")
+            self._read[log] = self._read.get(log, 0) + len(whole) + len(newline)
+            self._lines += map(json.loads, whole.splitlines())
+        return self._lines
 
     def describe(self) -> str:
         """Where the ranks are, in words."""
@@ -225,6 +228,10 @@ class Cohort:
             self.violations.append(f"{who} ended with {how}: {text}")
         if len(self.ends.errors) > 50 or sum(self.ends.errors.values()) > 200:
             raise RuntimeError("replicas end with errors again and again; the last one: " + text)
+
+    def _syncs(self, life: Life) -> int:
+        """How many syncs a life has made."""
+        return sum(line["life"] == life.number and line["event"] == "sync" for line in self.lines())
 
     def _ask(self, command: dict[str, Any]) -> None:
         if self._nursery.stdin is not None:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from dataclasses import dataclass, field
 from enum import StrEnum
+
+_LONGEST_OUTAGE = 4.0
 
 
 class Fault(StrEnum):
@@ -21,6 +24,7 @@ class Fault(StrEnum):
     FLIPPED = "one bit of the body flipped"
     STALE = "listing as it was a second ago"
     SLOW = "answered late"
+    OUTAGE = "for some seconds every request fails"
 
 
 RATES = {
@@ -31,9 +35,10 @@ RATES = {
     Fault.ERROR_AFTER: 0.01,
     Fault.EXISTS: 0.05,
     Fault.TRUNCATED: 0.02,
-    Fault.FLIPPED: 0.01,
+    Fault.FLIPPED: 0.03,
     Fault.STALE: 0.1,
     Fault.SLOW: 0.02,
+    Fault.OUTAGE: 0.001,
 }
 """How often each happens to a request that it fits. Bodies of requests are never damaged: no S3 client would be told, and
 nobody else has what a damaged contribution would have said. TLS and the checksums of S3 are there for that."""
@@ -54,6 +59,7 @@ class Faults:
     rates: dict[Fault, float] = field(default_factory=lambda: dict(RATES))
     counts: dict[str, int] = field(default_factory=dict)
     quiet: bool = False
+    _down_until: float = 0.0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def choose(self, method: str, *, conditional: bool, listing: bool, probe: bool) -> Fault | None:
@@ -65,7 +71,7 @@ class Faults:
             listing: Whether it asks for a listing.
             probe: Whether a client tries with it whether the store keeps its promises: then it must.
         """
-        fitting = [Fault.ERROR, Fault.RESET, Fault.SLOW]
+        fitting = [Fault.ERROR, Fault.RESET, Fault.SLOW, Fault.OUTAGE]
         if method != "GET":
             fitting += [Fault.LOST, Fault.ERROR_AFTER]
         if conditional:
@@ -77,10 +83,16 @@ class Faults:
         with self._lock:
             if self.quiet:
                 return None
+            if time.monotonic() < self._down_until:
+                return self.chance.choice([Fault.ERROR, Fault.RESET])
             at = self.chance.random()
             for fault in fitting:
                 at -= self.rates.get(fault, 0.0)
                 if at < 0:
+                    if fault is Fault.OUTAGE:
+                        self.counts["outage"] = self.counts.get("outage", 0) + 1
+                        self._down_until = time.monotonic() + self.chance.uniform(1, _LONGEST_OUTAGE)
+                        return Fault.ERROR
                     return fault
         return None
 

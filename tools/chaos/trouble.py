@@ -81,9 +81,15 @@ class Trouble:
         victim = cohort.current[self.chance.randrange(cohort.replicas)]
         seconds = self.grace * _SHORTEST_STOP * (_LONGEST_STOP / _SHORTEST_STOP) ** self.chance.random()
         self._count("stops")
-        cohort.stop(victim, seconds)
-        if "second lives" not in self.counts or self.chance.random() < 0.75:
-            self._awaited.append((time.monotonic() + self.chance.uniform(0, 1.1 * seconds), victim.rank))
+        if "second lives" in self.counts and self.chance.random() < 0.25:
+            cohort.stop(victim, seconds, 0)
+            return
+        # A second life begins while it sleeps, or just after it has woken up. Often it sleeps until that one is well under
+        # way: only then does the zombie wake up in a world that has gone on without it.
+        wake_after = self.chance.choice([0, 0, 1, 3, 6])
+        cohort.stop(victim, seconds, wake_after)
+        latest = 0.8 * seconds if wake_after else 1.1 * seconds
+        self._awaited.append((time.monotonic() + self.chance.uniform(0, latest), victim.rank))
 
     @staticmethod
     def _awake(life: Life) -> bool:
