@@ -14,6 +14,9 @@ from ._exchange_elastic import ElasticExchange
 from ._fragment import Fragment, Initial
 from ._fragments import Buffers, split
 from ._inner_steps import InnerSteps, optimizers_of
+from ._layout import Rule
+from ._model_values import compared_tensors
+from ._model_watch import ModelWatch
 from ._outer import OuterOptimizer, outer_factory
 from ._outer_trial import try_out
 from ._step_counter import StepCounter
@@ -44,6 +47,12 @@ class DiLoCo:
     The global copy and the outer state are kept on the CPU in ``promote_types(parameter dtype, float32)``. Gradients of what
     was adopted are dropped, since they belong to values that are gone. Only trainable parameters are synced, tied ones
     once; what happens to buffers is declared by ``buffers``.
+
+    What is synced is fixed when the loop is made. At every sync the model and the optimizers are looked at: a parameter that
+    was replaced, converted, added, removed or unfrozen since, and an optimizer that holds something else, are refused by
+    name. Freezing a parameter is allowed, and so are new tensors in the places of buffers. When replicas meet, frozen
+    parameters and buffers that are not persistent have to hold the same values everywhere: a replica that joins an elastic
+    run later is compared with the values at the run's start. What is to differ belongs into plain attributes.
 
     Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it cleanly flushes a partial period
     and tells the others that this replica is done; leaving it by an exception tells them that it failed, so that they need
@@ -76,7 +85,8 @@ class DiLoCo:
         on_sync: Called after every outer step with its report.
 
     Raises:
-        ConfigurationError: An argument is not allowed; nothing has been started.
+        ConfigurationError: An argument is not allowed; nothing has been started. Also where tensors share memory without
+            being tied, or optimizers and model do not hold the same parameters.
     """
 
     def __init__(
@@ -119,6 +129,8 @@ class DiLoCo:
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
         self._unsynced = Unsynced(model, [named for part in parts for named in part])
+        self._model = model
+        self._watch = ModelWatch(model, optimizers, [named for named in parts[-1] if named.rule is not Rule.OUTER])
         self._committed = 0
         self._inner_steps = 0
         self._since_event = 0
@@ -161,6 +173,7 @@ class DiLoCo:
             raise SyncError("this outer loop has been entered already; make a new one for another run")
         self._inner.watch()
         try:
+            self._look_at_model()
             if not self._restored:
                 for fragment in self._fragments:
                     fragment.take_snapshot()
@@ -200,6 +213,7 @@ class DiLoCo:
         """
         if self._counter.end():
             self._count()
+        self._look_at_model()
         reports = []
         # In turn, also a fragment that has nothing open because its last sync was refused: the others come after it.
         for _ in self._fragments:
@@ -303,6 +317,7 @@ class DiLoCo:
         return report
 
     def _sync_once(self, last: bool = False) -> SyncReport:
+        self._look_at_model()
         number = self._committed % len(self._fragments)
         fragment = self._fragments[number]
         previous = self._published[number]
@@ -339,6 +354,12 @@ class DiLoCo:
             self._on_sync(report)
         return report
 
+    def _look_at_model(self) -> None:
+        """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""
+        buffers = self._watch.check()
+        for fragment in self._fragments:
+            fragment.follow(buffers)
+
     def _identity(self) -> dict[str, Any]:
         return {"version": STATE_VERSION, "rank": self.exchange.rank, "world_size": self.exchange.world_size}
 
@@ -355,4 +376,6 @@ class DiLoCo:
             "inner_steps": str(self._inner_steps),
             **self._outers[0].settings,
         }
-        return describe(self._fragments, settings, self._unsynced, values=self._init == "check" or self._restored)
+        compared = compared_tensors(self._model, self._watch.frozen)
+        values = self._init == "check" or self._restored
+        return describe(self._fragments, settings, compared, self._unsynced, values=values)

@@ -23,9 +23,19 @@ STATE_VERSION = 1
 _log = logging.getLogger("diloco_core")
 
 
-def describe(fragments: Sequence[Fragment], settings: Mapping[str, str], unsynced: Unsynced, *, values: bool) -> Schema:
-    """What replicas must have in common: settings, tensors, and with ``values`` also what the global copies hold."""
-    tensors: dict[str, str] = {}
+def describe(
+    fragments: Sequence[Fragment],
+    settings: Mapping[str, str],
+    compared: Mapping[str, str],
+    unsynced: Unsynced,
+    *,
+    values: bool,
+) -> Schema:
+    """What replicas must have in common: settings, tensors, and with ``values`` also what the global copies hold.
+
+    ``compared`` are further lines, of tensors that are not synced.
+    """
+    tensors: dict[str, str] = dict(compared)
     for fragment in fragments:
         tensors.update(fragment.schema())
     if values:

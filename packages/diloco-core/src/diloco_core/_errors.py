@@ -18,6 +18,7 @@ DilocoError (diloco_protocol)
         ├── ReplicaLostError                  a replica died or failed
         ├── FencedError                       a newer life of this rank has taken over
         ├── DivergedError                     this replica computes other values than the others
+        ├── ModelChangedError                 a tensor of the model cannot be synced any more
         ├── NonFiniteUpdateError (ArithmeticError) a sync would make a tensor NaN or infinite
         └── UnequalSyncsError                 a replica left after fewer syncs than the others
 """
@@ -177,6 +178,18 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
         self.tensor = tensor
         self.sync = sync
         self.outer_lr = outer_lr
+
+
+class ModelChangedError(SyncError):
+    """Raised when a tensor was replaced, converted, unfrozen, added or taken away since the outer loop was made.
+
+    Attributes:
+        tensor: Name of the tensor in the model; empty where it is in an optimizer only.
+    """
+
+    def __init__(self, message: str, tensor: str) -> None:
+        super().__init__(message)
+        self.tensor = tensor
 
 
 class UnequalSyncsError(SyncError):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -99,6 +99,13 @@ class Fragment:
             whole = Piece(index, 0, group.numel)
             self.adopt(whole, self.destination(whole))
         self.finish()
+
+    def follow(self, buffers: Mapping[str, torch.Tensor]) -> None:
+        """Sync these tensors under their names from now on: modules put new ones in the places of their buffers."""
+        for segment in self._all_segments():
+            tensor = buffers.get(segment.named.name, segment.named.tensor)
+            if tensor is not segment.named.tensor:
+                segment.named = replace(segment.named, tensor=tensor)
 
     def begin(self) -> None:
         """Look at the model's tensors as flat ones; a tensor that is not contiguous is copied until :meth:`finish`."""

@@ -7,9 +7,11 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 import torch
+from torch.nn.parameter import is_lazy
 
 from ._errors import ConfigurationError
 from ._layout import Rule
+from ._model_values import named_buffers
 from ._names import plain_name
 from ._wire import SAFETENSORS_DTYPES
 
@@ -91,6 +93,8 @@ def split(
 
 def _check(named: NamedTensor) -> None:
     tensor = named.tensor
+    if is_lazy(tensor):
+        raise ConfigurationError(f"parameter {named.name!r} has no shape yet: run a batch through the model first")
     if tensor.dtype not in {torch.bfloat16, torch.float16, torch.float32, torch.float64}:
         raise ConfigurationError(
             f"parameter {named.name!r} has dtype {tensor.dtype}; bfloat16, float16, float32 and float64 can be synced"
@@ -164,12 +168,11 @@ def _by_module(
 def _buffers(model: torch.nn.Module, policy: Buffers) -> list[NamedTensor]:
     if policy is Buffers.NONE:
         return []
-    persistent = set(map(id, model.state_dict(keep_vars=True).values()))
-    found = []
-    for key, buffer in model.named_buffers():
-        if id(buffer) in persistent:
+    found: dict[int, NamedTensor] = {}
+    for key, buffer in named_buffers(model, persistent=True).items():
+        if id(buffer) not in found:
             name = plain_name(model, key)
             _check_buffer(name, buffer)
             mean = policy is Buffers.MEAN and buffer.is_floating_point()
-            found.append(NamedTensor(name, buffer, Rule.MEAN if mean else Rule.FIRST))
-    return found
+            found[id(buffer)] = NamedTensor(name, buffer, Rule.MEAN if mean else Rule.FIRST)
+    return list(found.values())
