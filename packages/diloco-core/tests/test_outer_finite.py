@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from diloco_core import (
+    CorruptedObjectError,
     DiLoCo,
     Elastic,
     ElasticExchange,
@@ -165,3 +166,45 @@ def test_a_plain_mean_that_overflows_is_refused(lab, tmp_path, kind):
     (error,) = (result for result in results if isinstance(result, NonFiniteUpdateError))
     assert (error.tensor, error.outer_lr) == ("1", None)
     assert "the mean over the replicas makes tensor '1' NaN or infinite in float32" in str(error)
+
+
+class Flipping:
+    """A store whose contributions are read with every bit of their first values set, so many times."""
+
+    def __init__(self, store, times):
+        self._store, self.times = store, times
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def open(self, key, size=None):
+        reader = self._store.open(key, size)
+        if key.startswith("deltas/00000002/") and self.times:
+            self.times -= 1
+            read_into = reader.read_into
+
+            def flipped(offset, buffer):
+                read_into(offset, buffer)
+                if len(buffer) > 24:
+                    buffer[:4] = b"\xff" * 4
+
+            reader.read_into = flipped
+        return reader
+
+
+@pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+@pytest.mark.parametrize("times", [1, 10**9])
+def test_a_contribution_that_is_damaged_on_its_way_is_not_taken_for_an_overflow(lab, tmp_path, kind, times):
+    loop = Loop(lab, kind, tmp_path / "run", torch.float16, 2.0)
+    exchanges = loop.exchanges()
+    if kind == "strict":
+        stores = [Flipping(open_store(str(tmp_path / "run")), times * (rank == 0)) for rank in range(2)]
+        exchanges = [ObjectStoreExchange(store, rank, 2, chunk_bytes=64) for rank, store in enumerate(stores)]
+    else:
+        exchanges[0].store = Flipping(exchanges[0].store, times)
+    results = run_replicas(loop.replica, exchanges)
+    assert not any(isinstance(result, NonFiniteUpdateError) for result in results)
+    if times > 1 and kind != "gather":
+        assert isinstance(results[0], CorruptedObjectError), results
+    elif kind != "strict":  # gather takes what is published in its place
+        assert all(result[-1] == 2.0 for result in results)

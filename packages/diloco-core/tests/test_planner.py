@@ -1,18 +1,30 @@
 """The planner reproduces, from first principles, the published table of an S3-like store."""
 
 import math
+from functools import partial
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_core import ConfigurationError, StoreModel, plan_exchange
+from diloco_core import (
+    ConfigurationError,
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    ObjectStoreExchange,
+    StoreModel,
+    Timing,
+    plan_exchange,
+)
 from diloco_core._elastic_settings import choose_topology
+from diloco_core._store import open_store
 
 #: What a network card of 100 Gb/s moves of payload, in bytes per second.
 NIC = 11.65e9
 
-#: Parameters, replicas → seconds of the gather topology and of the sharded one, fp32.
+#: Parameters, replicas → seconds of the gather topology and of the sharded one, fp32, without outer state or publication.
 TABLE = {
     (125e6, 4): (0.7, 1.3),
     (125e6, 64): (3.2, 1.1),
@@ -31,18 +43,19 @@ TABLE = {
 
 @pytest.mark.parametrize(("size", "seconds"), TABLE.items(), ids=[f"{p / 1e9:g}B-{n}" for p, n in TABLE])
 def test_the_table(size, seconds):
-    found = [plan_exchange(*size, NIC, topology=topology).seconds for topology in ("gather", "sharded")]
+    options = {"outer_state": 0.0, "publish_every": 10**6}
+    found = [plan_exchange(*size, NIC, topology=topology, **options).seconds for topology in ("gather", "sharded")]
     assert found == pytest.approx(seconds, rel=0.1)
 
 
 def test_narrower_formats():
     for width, seconds in ((2, 4.4), (1, 2.6)):
-        found = plan_exchange(7e9, 64, NIC, bytes_per_param=width, topology="sharded").seconds
+        found = plan_exchange(7e9, 64, NIC, bytes_per_param=width, outer_state=0, topology="sharded").seconds
         assert found == pytest.approx(seconds, rel=0.1)
 
 
 def test_the_price_of_requests():
-    assert plan_exchange(7e9, 64, NIC, topology="sharded").cost == pytest.approx(0.63, rel=0.02)
+    assert plan_exchange(7e9, 64, NIC, outer_state=0, topology="sharded").cost == pytest.approx(0.63, rel=0.02)
 
 
 def test_auto_is_the_quicker_one():
@@ -54,7 +67,7 @@ def test_auto_is_the_quicker_one():
 def test_bytes_stay_flat_in_the_sharded_topology(params, replicas, bandwidth):
     plan = plan_exchange(params, replicas, bandwidth, topology="sharded")
     delta = 4 * params
-    assert plan.bytes_sent == pytest.approx(delta * (1 + 1 / replicas))
+    assert plan.bytes_sent == pytest.approx(delta * (1 + 2 / replicas)), "parameters and momentum of a shard"
     assert plan.bytes_received == pytest.approx(2 * delta * (replicas - 1) / replicas)
     assert plan.seconds >= (plan.bytes_sent + plan.bytes_received) / bandwidth * 0.999
     assert 0 < plan.blocked(60.0) < 1
@@ -108,7 +121,110 @@ def test_impossible_arguments(arguments, word):
         plan_exchange(*arguments)
 
 
+class Counting:
+    """A store that counts payload bytes."""
+
+    def __init__(self, store):
+        self._store = store
+        self.sent = self.received = 0
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def put(self, key, parts):
+        size = self._store.put(key, parts)
+        self.sent += size * key.endswith(".safetensors")
+        return size
+
+    def create(self, key, data):
+        if isinstance(data, bytes):
+            return self._store.create(key, data)
+        parts = [bytes(part) for part in data]
+        created = self._store.create(key, parts)
+        self.sent += sum(map(len, parts)) * created
+        return created
+
+    def open(self, key, size=None):
+        reader = self._store.open(key, size)
+        read_into = reader.read_into
+
+        def counted(offset, buffer):
+            self.received += len(buffer)
+            read_into(offset, buffer)
+
+        reader.read_into = counted
+        return reader
+
+
+class TestCounted:
+    """What is planned and what is reported is what a store sees."""
+
+    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    @pytest.mark.parametrize(
+        ("replicas", "optimizer", "outer_state"),
+        [(n, "momentum", 1.0) for n in (1, 2, 3, 8)] + [(3, "plain", 0.0), (3, "Adam", 2.0)],
+    )
+    def test_bytes(self, lab, tmp_path, kind, replicas, optimizer, outer_state):
+        params, cycles = 24_000, 2
+        outer = {
+            "plain": {"outer_momentum": 0.0},
+            "momentum": {},
+            "Adam": {"outer_optimizer": partial(torch.optim.Adam, lr=0.1)},
+        }[optimizer]
+        stores = [Counting(open_store(str(tmp_path))) for _ in range(replicas)]
+        seen, reports = [[] for _ in stores], [[] for _ in stores]
+
+        def replica(exchange):
+            model = torch.nn.ParameterList([torch.ones(params)])
+            inner = torch.optim.SGD(model.parameters(), lr=1.0)
+
+            def count(report):
+                store = stores[exchange.rank]
+                seen[exchange.rank].append((store.sent, store.received))
+                reports[exchange.rank].append(report)
+
+            with DiLoCo(model, inner, exchange, sync_every=1, on_sync=count, **outer):
+                # A sync is planned as it is in the middle of a run, with the outer state there.
+                for step in range(2 + 2 * cycles):
+                    lab.push(model, inner, exchange.rank, step)
+
+        lab.run(replica, [self.exchange(lab, kind, store, rank, replicas) for rank, store in enumerate(stores)])
+        for rank in range(replicas):
+            first, last = seen[rank][1], seen[rank][-1]
+            counted = [last[i] - first[i] for i in (0, 1)]
+            reported = [sum(r.bytes_sent for r in reports[rank][2:]), sum(r.bytes_received for r in reports[rank][2:])]
+            assert reported == pytest.approx(counted, rel=0.02, abs=1000 * cycles)
+        plan = plan_exchange(
+            params,
+            replicas,
+            1e9,
+            topology="gather" if kind == "gather" else "sharded",
+            strict=kind == "strict",
+            outer_state=outer_state,
+            publish_every=2,
+        )
+        mean = [sum(seen[r][-1][i] - seen[r][1][i] for r in range(replicas)) / replicas / 2 / cycles for i in (0, 1)]
+        assert mean == pytest.approx([plan.bytes_sent, plan.bytes_received], rel=0.03, abs=3000)
+
+    @staticmethod
+    def exchange(lab, kind, store, rank, replicas):
+        if kind == "strict":
+            return ObjectStoreExchange(store, rank, replicas)
+        clock = lab.Clock()
+        timing = Timing(sync_timeout=1e12, clock=clock, sleep=clock.sleep)
+        elastic = Elastic(replicas, grace=1e9, topology=kind, publish_every=2)
+        return ElasticExchange(store, rank, replicas, elastic, timing=timing)
+
+
 def test_impossible_options():
+    with pytest.raises(ConfigurationError, match="outer_state must be a number of tensors, 0 or more, not -1"):
+        plan_exchange(1e6, 2, 1e9, outer_state=-1)
+    with pytest.raises(ConfigurationError, match="publish_every"):
+        plan_exchange(1e6, 2, 1e9, publish_every=0)
+    with pytest.raises(ConfigurationError, match="strict must be True or False, not 'yes'"):
+        plan_exchange(1e6, 2, 1e9, strict="yes")
+    with pytest.raises(ConfigurationError, match="strict runs are sharded"):
+        plan_exchange(1e6, 2, 1e9, strict=True, topology="gather")
     with pytest.raises(ConfigurationError, match="'auto', 'sharded' or 'gather'"):
         plan_exchange(1e6, 2, 1e9, topology="ring")
     with pytest.raises(ConfigurationError, match="connections"):

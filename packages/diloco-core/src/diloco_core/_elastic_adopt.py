@@ -217,7 +217,8 @@ class Adoption:
                 self._job.install_outer(*outer)
             if not whole and stored.adopt(reader, life.origin(key), life.scratch).values != progress.sums[shard]:
                 raise not_as_recorded(life.origin(key))
-            life.traffic.received += reader.size
+            values = sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
+            life.traffic.received += reader.size - (values if whole else 0)
 
         with life.store.store.open(key) as reader:
             use(reader)
@@ -238,19 +239,23 @@ class Adoption:
                 sections.append(section)
                 sources.append(_source(section))
                 life.traffic.received += sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
+
+            def verify() -> None:
+                for section in sections:
+                    section.verify()
+
             number = self._commit.sync
-            reduce_shard(job, shard, sources, life.chunk_bytes, life.scratch, sync=number, everything=True)
-            for section in sections:
-                section.verify()
+            reduce_shard(
+                job, shard, sources, life.chunk_bytes, life.scratch, sync=number, everything=True, verify=verify
+            )
 
     def _publish(self, shard: int) -> None:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
         sums: list[Sums] = []
         stored = life.shard(sync, index, shard)
         metadata = shard_metadata(self._job, sync)
-        if life.store.create(life.key(sync, index, shard), lambda: stored.parts(metadata, sums.append)):
+        if life.create(life.key(sync, index, shard), lambda: stored.parts(metadata, sums.append)):
             self._settle(shard, *sums[-1])
-            life.traffic.sent += sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
         elif not self._adopt(shard):  # somebody was faster: there is one version, and everybody takes it
             self._look_again(shard)
 

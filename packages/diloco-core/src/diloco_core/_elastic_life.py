@@ -13,7 +13,7 @@ from ._reread import read_again
 from ._wire import seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ._elastic_records import Delta, Done, Manifest
     from ._elastic_settings import Elastic
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ._layout import Layout
     from ._patient import Patient
     from ._sharded import Scratch
+    from ._store import Buffer
     from ._timing import Timing
 
 T = TypeVar("T")
@@ -160,6 +161,22 @@ class Life:
     def published(self, sync: int) -> bool:
         """Whether the state after a sync is published by rule."""
         return not self.gather or ((sync - 1) // len(self.fragments) + 1) % self.manifest.publish_every == 0
+
+    def create(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> bool:
+        """Publish an object unless it is there, and count its bytes; returns whether this call wrote it."""
+        size = 0
+
+        def counted() -> Iterator[Buffer]:
+            nonlocal size
+            size = 0
+            for part in parts():
+                size += len(part)
+                yield part
+
+        created = self.store.create(key, counted)
+        if created:
+            self.traffic.sent += size
+        return created
 
     def key(self, sync: int, fragment: int, shard: int) -> str:
         """Key of a published shard."""

@@ -95,8 +95,7 @@ def _publish(life: Life, progress: Progress, shards: range | list[int]) -> None:
     for number in shards:
         shard = life.shard(progress.sync, index, number)
         key = life.key(progress.sync, index, number)
-        if life.store.create(key, partial(shard.parts, metadata)):
-            life.traffic.sent += sum(map(job.layout.piece_bytes, job.layout.shard(number)))
+        life.create(key, partial(shard.parts, metadata))
 
 
 def _published_rests(life: Life, done: Done) -> tuple[int, ...] | None:

@@ -64,12 +64,12 @@ class ExchangePlan:
     Attributes:
         topology: ``"sharded"`` (owners update and publish) or ``"gather"`` (everybody reads everybody).
         seconds: Time from the last contribution's start to the end, without waiting for stragglers.
-        bytes_sent: Bytes that a replica writes.
+        bytes_sent: Bytes that a replica writes: its contribution, and its part of the published state with the outer state.
         bytes_received: Bytes that a replica reads.
         puts: Write requests of a replica.
         gets: Read requests of a replica.
         cost: US dollars for the requests of the whole cohort.
-        memory_bytes: Outer side's memory of a replica (the fp32 local and global copy, momentum), buffers left out.
+        memory_bytes: Outer side's memory of a replica (the fp32 local and global copy, outer state), buffers left out.
     """
 
     topology: str
@@ -92,17 +92,24 @@ def plan_exchange(
     bandwidth: float,
     *,
     bytes_per_param: float = 4.0,
+    outer_state: float = 1.0,
     topology: str = "auto",
+    strict: bool = False,
+    publish_every: int = 4,
     store: StoreModel | None = None,
 ) -> ExchangePlan:
-    """Foresee one sync of all parameters.
+    """Foresee one sync of all parameters, as it is when no replica is late.
 
     Args:
         params: Number of parameters that are synced.
         replicas: Number of replicas.
         bandwidth: Bytes per second that one replica can move, such as 12.5e9 for a network card of 100 Gb/s.
-        bytes_per_param: Bytes of a parameter on the wire: 4 for fp32, 2 for bf16.
-        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one.
+        bytes_per_param: Bytes of a parameter on the wire: 4 for models in fp32 and narrower dtypes, 8 for float64.
+        outer_state: Tensors that the outer optimizer keeps of every parameter, which are published with it: 1 for SGD with
+            momentum, 0 without, 2 for Adam.
+        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Strict runs are always sharded.
+        strict: Whether membership is strict: then nobody sends the part of its contribution that it uses itself.
+        publish_every: In the gather topology, every how many syncs the state is published; bytes and seconds are means.
         store: How the store behaves; an S3-like one by default.
 
     Returns:
@@ -115,38 +122,63 @@ def plan_exchange(
     for name, value in (("params", params), ("bandwidth", bandwidth), ("bytes_per_param", bytes_per_param)):
         check_positive(name, value)
     check_whole("replicas", replicas)
+    check_whole("publish_every", publish_every)
+    if isinstance(outer_state, bool) or not isinstance(outer_state, (int, float)) or not 0 <= outer_state < math.inf:
+        raise ConfigurationError(f"outer_state must be a number of tensors, 0 or more, not {outer_state!r}")
+    if not isinstance(strict, bool):
+        raise ConfigurationError(f"strict must be True or False, not {strict!r}")
+    if strict and topology == "gather":
+        raise ConfigurationError("strict runs are sharded: topology='gather' is for elastic ones")
     if topology not in {"auto", *TOPOLOGIES}:
         raise ConfigurationError(f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}")
-    plans = [_sharded(params, replicas, bandwidth, bytes_per_param, store)]
-    plans.append(_gather(params, replicas, bandwidth, bytes_per_param, store))
+    state = bytes_per_param * (1 + outer_state)
+    plans = [_sharded(params, replicas, bandwidth, bytes_per_param, state, strict, store)]
+    if not strict:
+        plans.append(_gather(params, replicas, bandwidth, bytes_per_param, state, publish_every, store))
     wanted = [plan for plan in plans if topology in {"auto", plan.topology}]
     return min(wanted, key=lambda plan: plan.seconds)
 
 
-def _sharded(params: float, n: int, bandwidth: float, width: float, store: StoreModel) -> ExchangePlan:
-    # Every member sends all of its delta, so that another may take over its shard; strict membership leaves that out.
-    delta, shard, others = params * width, params * width / n, n - 1
+def _sharded(
+    params: float, n: int, bandwidth: float, width: float, state: float, strict: bool, store: StoreModel
+) -> ExchangePlan:
+    # An elastic member sends all of its contribution, so that another may take over its shard.
+    delta, shard, others = params * width * ((n - 1) / n if strict else 1), params * width / n, n - 1
+    published = params * state / n
     up = store.seconds(1, delta, store.put, bandwidth)
     fetch = store.seconds(others, shard, store.first_byte, bandwidth)
-    publish = store.seconds(1, shard, store.put, bandwidth)
-    puts = store.parts(delta) + store.parts(shard)
+    publish = store.seconds(1, published, store.put, bandwidth)
+    puts = store.parts(delta) + store.parts(published)
     gets = 2 * others * store.parts(shard)
     return ExchangePlan(
         "sharded",
         up + publish + 2 * (fetch + store.poll),
-        delta + shard,
+        delta + published,
         2 * others * shard,
         puts,
         gets,
         n * (puts * store.put_price + gets * store.get_price),
-        4 * params * (2 + 1 / n),
+        params * (4 + width + (state - width) / n),
     )
 
 
-def _gather(params: float, n: int, bandwidth: float, width: float, store: StoreModel) -> ExchangePlan:
+def _gather(
+    params: float, n: int, bandwidth: float, width: float, state: float, publish_every: int, store: StoreModel
+) -> ExchangePlan:
     delta, others = params * width, n - 1
+    published = params * state / n
     up = store.seconds(1, delta, store.put, bandwidth)
     fetch = store.seconds(others, delta, store.first_byte, bandwidth)
-    puts, gets = store.parts(delta), others * store.parts(delta)
-    cost = n * (puts * store.put_price + gets * store.get_price)
-    return ExchangePlan("gather", up + fetch + store.poll, delta, others * delta, puts, gets, cost, 4 * params * 3)
+    publish = store.seconds(1, published, store.put, bandwidth) / publish_every
+    puts = store.parts(delta) + math.ceil(store.parts(published) / publish_every)
+    gets = others * store.parts(delta)
+    return ExchangePlan(
+        "gather",
+        up + fetch + publish + store.poll,
+        delta + published / publish_every,
+        others * delta,
+        puts,
+        gets,
+        n * (puts * store.put_price + gets * store.get_price),
+        params * (4 + state),
+    )

@@ -67,6 +67,7 @@ def reduce_shard(
     *,
     sync: int,
     everything: bool = False,
+    verify: Callable[[], None] = lambda: None,
 ) -> None:
     """Sum a shard's contributions in rank order, update the own copy and adopt the new values.
 
@@ -78,21 +79,32 @@ def reduce_shard(
         scratch: Buffers.
         sync: Number of the sync, for errors.
         everything: Whether the sources give also what only the first one's values are taken of.
+        verify: Called when all contributions have been read; raises if they are not what was written.
 
     Raises:
         NonFiniteUpdateError: The new values would be NaN or infinite. The own copy is undefined then.
     """
     layout = job.layout
+    refused: NonFiniteUpdateError | None = None
     for chunk in layout.chunks(shard, chunk_bytes):
-        if layout.groups[chunk.group].rule is not Rule.FIRST:
-            total = mean(job, chunk, sources, scratch, sync)
-        else:
-            total = sources[0](chunk, scratch.tensor(0, layout, chunk))
-            for source in sources[1:] if everything else ():  # it is read, so that its section can be verified
-                source(chunk, scratch.tensor(1, layout, chunk))
-        values = job.update(chunk, total)
-        job.check_update(chunk, values, sync)
+        try:
+            if layout.groups[chunk.group].rule is not Rule.FIRST:
+                total = mean(job, chunk, sources, scratch, sync)
+            else:
+                total = sources[0](chunk, scratch.tensor(0, layout, chunk))
+                for source in sources[1:] if everything else ():  # it is read, so that its section can be verified
+                    source(chunk, scratch.tensor(1, layout, chunk))
+            values = job.update(chunk, total)
+            job.check_update(chunk, values, sync)
+        except NonFiniteUpdateError as error:
+            # Perhaps a contribution was damaged on its way. Checksums stand at its end, so all of it is read before anybody
+            # blames the outer step.
+            refused = refused or error
+            continue
         job.adopt(chunk, values)
+    verify()
+    if refused is not None:
+        raise refused
 
 
 def mean(job: SyncJob, chunk: Piece, sources: Sequence[Source], scratch: Scratch, sync: int) -> torch.Tensor:
