@@ -63,7 +63,7 @@ class Contenders:
         self.rounds = 0
         self.mean = ObjectStoreAllReduce(str(folder / "mean"), rank=rank, world_size=world)
         self.mean.mean([torch.zeros(8)])
-        self.trigger = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        self.trigger = torch.optim.SGD(self.model.parameters(), lr=1.0)  # without gradients: a step changes nothing
         exchange = connect(str(folder / "outer"), rank=rank, world_size=world)
         self.outer = DiLoCo(self.model, self.trigger, exchange, sync_every=1)
         self.outer.__enter__()
@@ -71,7 +71,7 @@ class Contenders:
 
     def _elastic(self, topology: Literal["sharded", "gather"]) -> tuple[DiLoCo, torch.optim.Optimizer]:
         """An elastic outer loop over the same tensors."""
-        trigger = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
+        trigger = torch.optim.SGD(self.model.parameters(), lr=1.0)
         exchange = connect(
             str(self.folder / topology),
             rank=self.rank,
@@ -241,12 +241,10 @@ def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> 
 
 def memory(folder: Path, rank: int, world: int, parameters: int, rounds: int, **options: Any) -> dict[str, list[int]]:
     """Growth of the peak resident memory from before the model is made to after some outer steps."""
-    trigger = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
-    trigger.step()
-
     def outer_steps(name: str, model: torch.nn.ParameterList, steps: int) -> None:
         exchange = connect(str(folder / name), rank=rank, world_size=world, **options)
         saving = {"save_inner_every": 0} if options else {}
+        trigger = torch.optim.SGD(model.parameters(), lr=1.0)  # without gradients: a step changes nothing
         with DiLoCo(model, trigger, exchange, sync_every=1, **saving):
             for _ in range(steps):
                 with torch.no_grad():
