@@ -1,5 +1,8 @@
 """Who a replica is: arguments win over the environment, and what is missing or impossible is named."""
 
+import itertools
+
+import numpy as np
 import pytest
 import torch
 
@@ -12,8 +15,11 @@ from diloco_core import (
     ObjectStoreExchange,
     RunExistsError,
     StoreUnavailableError,
+    SyncError,
     connect,
+    in_process,
 )
+from diloco_core._exchange import Schema
 
 
 @pytest.fixture
@@ -170,3 +176,119 @@ class TestElastic:
             train("tuesday", 5)
         assert train("tuesday", 5, resume=True) == 5
         assert train("monday", 6) == 6
+
+
+class TestArguments:
+    """Everything of the wrong kind is refused by name, before anything is opened."""
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            *itertools.product(
+                ("join_timeout", "sync_timeout", "beat_interval", "lost_after"),
+                (0, -1, float("nan"), float("inf"), "9", True, [1], b"1", np.float32("nan"), torch.tensor([1.0, 2.0])),
+            ),
+            *itertools.product(
+                ("rank", "world_size"), ("1", 1.0, True, [1], -1, b"2", 10**9, float("nan"), np.bool_(1))
+            ),
+            *itertools.product(("chunk_bytes",), (0, -1, 1.5, "64", True, float("nan"), 2**40)),
+            *itertools.product(("run_id",), (1, b"monday", ["a"], True)),
+            *itertools.product(("uri",), (1, b"/tmp/x", ["a"], "", "  ", "/tmp/a\nb", "/tmp/a\0b", True)),
+            *itertools.product(("min_replicas",), ("2", 0, True, 2.5, 9)),
+            *itertools.product(("environ",), (1, [("A", "b")])),
+        ],
+    )
+    def test_the_wrong_kind_is_refused_by_name(self, environ, tmp_path, monkeypatch, name, value):
+        monkeypatch.setattr("diloco_core._connect.open_store", lambda uri: pytest.fail("opened"))
+        with pytest.raises(ConfigurationError, match=name):
+            connect(**{"environ": environ, name: value})
+        assert not list(tmp_path.iterdir())
+
+    @pytest.mark.parametrize("text", ["1.0", "0x1", "", "one", "1_0", "\u0661", "1e3"])
+    def test_numbers_in_the_environment_are_plain(self, environ, text):
+        with pytest.raises(ConfigurationError, match="REPLICA_RANK must be a whole number"):
+            connect(environ={**environ, "REPLICA_RANK": text})
+
+    def test_numbers_of_numpy_are_numbers(self, environ, lab):
+        exchange = connect(
+            rank=np.int64(0),
+            world_size=np.int32(1),
+            sync_timeout=np.float32(9),
+            chunk_bytes=np.int64(64),
+            environ=environ,
+        )
+        with ObjectStoreAllReduce(exchange) as reduce:
+            reduce.mean([torch.ones(3)])
+        assert type(exchange.rank) is int
+
+    def test_a_path_is_a_folder(self, environ, tmp_path):
+        exchange = connect(tmp_path / "path", rank=0, world_size=1, environ=environ)
+        assert exchange.store.uri == (tmp_path / "path").as_uri()
+        assert connect(f"{tmp_path}/path/", rank=0, environ=environ, world_size=1) is exchange
+        exchange.leave()
+
+
+class TestTheSecondCall:
+    @pytest.mark.parametrize(
+        ("name", "first", "second"),
+        [
+            ("join_timeout", 5.0, 6.0),
+            ("sync_timeout", 500.0, 600.0),
+            ("beat_interval", 5.0, 6.0),
+            ("lost_after", 50.0, 60.0),
+            ("chunk_bytes", 64, 128),
+            ("run_id", "a", "b"),
+        ],
+    )
+    def test_other_settings_are_refused(self, environ, name, first, second):
+        exchange = connect(environ=environ, **{name: first})
+        with pytest.raises(ConfigurationError, match=f"{name}={first!r}, and cannot be with {name}={second!r}"):
+            connect(environ=environ, **{name: second})
+        assert connect(environ=environ, **{name: first}) is exchange
+        if name != "run_id":
+            assert connect(environ=environ) is exchange
+        exchange.leave()
+
+    def test_what_differs_from_a_default_is_refused_too(self, environ):
+        exchange = connect(environ=environ)
+        assert connect(environ=environ, lost_after=90, chunk_bytes=2**20) is exchange
+        with pytest.raises(ConfigurationError, match=r"lost_after=90.0, and cannot be with lost_after=80"):
+            connect(environ=environ, lost_after=80)
+        exchange.leave()
+
+    def test_other_settings_of_elastic_runs_are_refused(self, environ):
+        exchange = connect(environ=environ, min_replicas=2, grace=7.0)
+        assert connect(environ=environ, min_replicas=2) is exchange
+        with pytest.raises(ConfigurationError, match=r"grace=7.0, and cannot be with grace=8.0"):
+            connect(environ=environ, min_replicas=2, grace=8.0)
+        exchange.leave()
+
+
+class TestPlainMeans:
+    def test_an_exchange_has_its_own_settings(self):
+        (exchange,) = in_process(1)
+        for options in ({"rank": 0}, {"world_size": 2}, {"sync_timeout": 5.0}):
+            with pytest.raises(ConfigurationError, match=f"{next(iter(options))}: an exchange has its own"):
+                ObjectStoreAllReduce(exchange, **options)
+
+    @pytest.mark.parametrize("uri", [1, b"x", ["a"], object()])
+    def test_something_else_is_refused(self, uri):
+        with pytest.raises(ConfigurationError, match="uri must be"):
+            ObjectStoreAllReduce(uri)
+
+
+def test_no_password_is_shown(environ, caplog):
+    uri = f"memory://key:SECRET@{environ['RENDEZVOUS_URI']}"
+    exchange = connect(uri, environ=environ)
+    texts = [repr(exchange)]
+    for again, options in ((uri, {"world_size": 9}), (f"{uri}\n", {})):
+        with pytest.raises(ConfigurationError) as caught:
+            connect(again, environ=environ, **options)
+        texts.append(str(caught.value))
+    exchange.abort(ValueError(f"cannot read {uri}/x"))
+    with pytest.raises(SyncError) as caught:
+        exchange.join(Schema({}, {}))
+    texts.append(str(caught.value))
+    texts.append(exchange.store.get("notes/00001.json").decode())
+    assert "cannot read memory://***@" in texts[-1]
+    assert "SECRET" not in " ".join(texts) + caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, Self
 
 import torch
@@ -75,16 +76,23 @@ class ObjectStoreAllReduce:
 
     def __init__(
         self,
-        uri: str | Exchange | None = None,
+        uri: str | os.PathLike[str] | Exchange | None = None,
         *,
         rank: int | None = None,
         world_size: int | None = None,
         **options: Any,
     ) -> None:
-        if uri is None or isinstance(uri, str):
+        if uri is None or isinstance(uri, (str, os.PathLike)):
             self.exchange: Exchange = connect(uri, rank=rank, world_size=world_size, **options)
-        else:
+        elif callable(getattr(uri, "sync", None)):
+            given = [
+                name for name, value in {"rank": rank, "world_size": world_size, **options}.items() if value is not None
+            ]
+            if given:
+                raise ConfigurationError(f"{', '.join(given)}: an exchange has its own; leave them out, or pass a URI")
             self.exchange = uri
+        else:
+            raise ConfigurationError(f"uri must be where the replicas meet, or an exchange, not {uri!r}")
         self._last: int | None = None
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> SyncReport:
@@ -93,7 +101,7 @@ class ObjectStoreAllReduce:
         Raises:
             ConfigurationError: A tensor is not floating-point.
             NonFiniteDeltaError: A tensor holds NaN or infinity; nothing was sent.
-            MismatchError: Another replica passed other shapes or dtypes.
+            MismatchError: Another replica passed other tensors: another number, other shapes or dtypes.
             SyncTimeoutError: Others did not come in time; it names them.
             ReplicaLostError: Another replica died or failed.
         """

@@ -3,36 +3,52 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
 
+from ._checks import whole
 from ._elastic_settings import Elastic
 from ._errors import ConfigurationError
 from ._exchange import CHUNK_BYTES
 from ._exchange_elastic import ElasticExchange
 from ._exchange_store import ObjectStoreExchange
+from ._redact import redact_uri
 from ._rendezvous import check_identity
 from ._store import open_store
 from ._timing import Timing
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+Exchange: TypeAlias = ObjectStoreExchange | ElasticExchange
+
+_TIMING = ("join_timeout", "sync_timeout", "beat_interval", "lost_after")
+_MOST_CHUNK_BYTES = 2**30
+
+
+class _Connected(NamedTuple):
+    """An open exchange, and the settings that it was opened with."""
+
+    exchange: Exchange
+    settings: Mapping[str, object]
+
 
 _lock = threading.Lock()
-_open: dict[tuple[str, int], ObjectStoreExchange | ElasticExchange] = {}
+_open: dict[tuple[str, int], _Connected] = {}
 
 
 def connect(
-    uri: str | None = None,
+    uri: str | os.PathLike[str] | None = None,
     *,
     rank: int | None = None,
     world_size: int | None = None,
     run_id: str | None = None,
-    join_timeout: float = 1800.0,
-    sync_timeout: float = 1800.0,
-    beat_interval: float = 10.0,
-    lost_after: float = 90.0,
-    chunk_bytes: int = CHUNK_BYTES,
+    join_timeout: float | None = None,
+    sync_timeout: float | None = None,
+    beat_interval: float | None = None,
+    lost_after: float | None = None,
+    chunk_bytes: int | None = None,
     min_replicas: int | None = None,
     grace: float | None = None,
     late: Literal["carry", "drop"] | None = None,
@@ -41,14 +57,17 @@ def connect(
     retention: int | None = None,
     resume: bool | None = None,
     environ: Mapping[str, str] | None = None,
-) -> ObjectStoreExchange | ElasticExchange:
+) -> Exchange:
     """Connect this replica to the others through an object store.
 
     What is not given is taken from the environment, as a launcher sets it: ``RENDEZVOUS_URI``, ``REPLICA_RANK``,
     ``WORLD_SIZE``, ``DILOCO_RUN_ID``. A given argument wins. Asking twice in one process for the same URI and rank returns
-    the same exchange (settings of the first call), until that one has left its run. Thread-safe.
+    the same exchange, until that one has left its run; a setting that is given the second time must be that of the first.
+    Thread-safe.
 
-    The store is opened and tried out here; the replicas meet when the outer loop is entered.
+    The store is opened and tried out here, and an endpoint that does not answer is named within two minutes; the replicas
+    meet when the outer loop is entered. From then on an outage of the store is waited out for up to ``sync_timeout``
+    seconds, in which nobody counts as late or lost.
 
     Membership is strict unless ``min_replicas`` is given: all ranks, from start to end, each living once. With it,
     membership is elastic: replicas may die, come back, join late and leave, and a sync needs ``min_replicas`` of them.
@@ -56,14 +75,15 @@ def connect(
 
     Args:
         uri: A prefix that belongs to this run alone: a folder, ``s3://bucket/run``, ``gs://…``, ``az://…``, ``memory://…``.
+            Passwords in it are shown nowhere, but variables and files of the driver are a better place for them.
         rank: This replica, 0 … world_size - 1.
         world_size: Number of replicas.
         run_id: Name of the launch; replicas of different launches refuse each other.
-        join_timeout: Seconds to wait for all replicas at the start.
-        sync_timeout: Seconds to wait for the others in a sync.
-        beat_interval: Seconds between two signs of life.
-        lost_after: Seconds without a sign of life after which a replica counts as lost.
-        chunk_bytes: Bytes handled at once.
+        join_timeout: Seconds to wait for all replicas at the start; 1800 if left out.
+        sync_timeout: Seconds to wait for the others in a sync, and for a store that is away; 1800 if left out.
+        beat_interval: Seconds between two signs of life; 10 if left out.
+        lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left out.
+        chunk_bytes: Bytes handled at once; 1 MiB if left out. In strict runs the same for all replicas.
         min_replicas: Makes the run elastic: how many replicas must contribute to a sync.
         grace: Seconds to wait for a late replica before the others go on.
         late: Whether a contribution that came too late goes into the next sync (``carry``) or is forgotten (``drop``).
@@ -74,38 +94,67 @@ def connect(
         environ: Instead of ``os.environ``.
 
     Raises:
-        ConfigurationError: Something is missing or impossible; the message says which argument or variable. Also where an
-            elastic run is asked of a store that does not create objects exclusively.
+        ConfigurationError: Something is missing or impossible; the message says which argument or variable. Nothing has
+            been opened then. Also where an elastic run is asked of a store that does not create objects exclusively.
         MissingDependencyError: The driver for the URI's scheme is not installed; names the package.
         StoreUnavailableError: The URI cannot be written and read.
     """
     environ = os.environ if environ is None else environ
-    uri = _text(uri, "uri", "RENDEZVOUS_URI", environ)
-    rank = _number(rank, "rank", "REPLICA_RANK", environ)
-    world_size = _number(world_size, "world_size", "WORLD_SIZE", environ)
+    if not isinstance(environ, Mapping):
+        raise ConfigurationError(f"environ must be a mapping such as os.environ, not {environ!r}")
+    place = _uri(uri, environ)
+    rank, world_size = check_identity(
+        _number(rank, "rank", "REPLICA_RANK", environ), _number(world_size, "world_size", "WORLD_SIZE", environ)
+    )
     run_id = environ.get("DILOCO_RUN_ID", "") if run_id is None else run_id
-    check_identity(rank, world_size)
-    timing = Timing(join_timeout, sync_timeout, beat_interval, lost_after)
-    options = {"grace": grace, "late": late, "topology": topology, "resume": resume}
-    options |= {"publish_every": publish_every, "retention": retention}
-    elastic = _elastic(min_replicas, {name: value for name, value in options.items() if value is not None})
+    if not isinstance(run_id, str):
+        raise ConfigurationError(f"run_id must be text, not {run_id!r}")
+    limits = _given(
+        join_timeout=join_timeout, sync_timeout=sync_timeout, beat_interval=beat_interval, lost_after=lost_after
+    )
+    timing = Timing(**limits)
+    chunks = whole("chunk_bytes", CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
+    if chunks > _MOST_CHUNK_BYTES:
+        raise ConfigurationError(
+            f"chunk_bytes must be at most {_MOST_CHUNK_BYTES}, not {chunks}: buffers have this size"
+        )
+    options = _given(
+        grace=grace, late=late, topology=topology, publish_every=publish_every, retention=retention, resume=resume
+    )
+    elastic = _elastic(min_replicas, options)
+    if elastic is not None:
+        elastic.check(world_size, timing.sync_timeout)
+        options["min_replicas"] = min_replicas
+    given = {"world_size": world_size, "run_id": run_id, **limits, **_given(chunk_bytes=chunk_bytes), **options}
     with _lock:
-        for key in [key for key, exchange in _open.items() if exchange.ended]:
+        for key in [key for key, connected in _open.items() if connected.exchange.ended]:
             del _open[key]
-        existing = _open.get((uri, rank))
-        if existing is None:
-            existing = _new(uri, rank, world_size, run_id, elastic, timing, chunk_bytes)
-            _open[uri, rank] = existing
-            return existing
-        there = _identity(existing)
-        # Asked for nothing about membership, the exchange that is open is what is meant.
-        if (world_size, run_id, min_replicas if elastic else there[2]) != there:
-            raise ConfigurationError(
-                f"this process is already connected to {uri} as rank {rank} of {there[0]} in run {there[1]!r} with "
-                f"min_replicas={there[2]}, and cannot be rank {rank} of {world_size} in run {run_id!r} with "
-                f"min_replicas={min_replicas} too"
-            )
-        return existing
+        connected = _open.get((_normal(place), rank))
+        if connected is not None:
+            _check_same(connected.settings, given, redact_uri(place), rank)
+            return connected.exchange
+        exchange = _new(place, rank, world_size, run_id, elastic, timing, chunks)
+        settings = {name: getattr(timing, name) for name in _TIMING} | {"chunk_bytes": chunks, "min_replicas": None}
+        settings |= {} if elastic is None else asdict(elastic)
+        settings |= {"world_size": world_size, "run_id": run_id}
+        _open[_normal(place), rank] = _Connected(exchange, settings)
+        return exchange
+
+
+def _given(**arguments: Any) -> dict[str, Any]:
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def _check_same(settings: Mapping[str, object], given: Mapping[str, object], uri: str, rank: int) -> None:
+    """Refuse settings that are not those of the exchange that is open: it has only one of each."""
+    differing = [name for name, value in given.items() if name not in settings or settings[name] != value]
+    if differing:
+        there = ", ".join(f"{name}={settings.get(name)!r}" for name in differing)
+        asked = ", ".join(f"{name}={given[name]!r}" for name in differing)
+        raise ConfigurationError(
+            f"this process is already connected to {uri} as rank {rank} with {there}, and cannot be with {asked} too. "
+            "Leave these arguments out to use that connection, or give the same."
+        )
 
 
 def _elastic(min_replicas: int | None, options: dict[str, Any]) -> Elastic | None:
@@ -127,27 +176,33 @@ def _new(
     elastic: Elastic | None,
     timing: Timing,
     chunk_bytes: int,
-) -> ObjectStoreExchange | ElasticExchange:
-    if elastic is None:
-        return ObjectStoreExchange(
-            open_store(uri), rank, world_size, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes
-        )
-    elastic.check(world_size, timing.sync_timeout)
-    return ElasticExchange(
-        open_store(uri), rank, world_size, elastic, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes
-    )
+) -> Exchange:
+    store = open_store(uri)
+    try:
+        if elastic is None:
+            return ObjectStoreExchange(store, rank, world_size, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes)
+        return ElasticExchange(store, rank, world_size, elastic, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes)
+    except BaseException:
+        store.close()
+        raise
 
 
-def _identity(exchange: ObjectStoreExchange | ElasticExchange) -> tuple[int, str, int | None]:
-    quorum = exchange.settings.min_replicas if isinstance(exchange, ElasticExchange) else None
-    return exchange.world_size, exchange.run_id, quorum
-
-
-def _text(given: str | None, argument: str, variable: str, environ: Mapping[str, str]) -> str:
-    value = environ.get(variable) if given is None else given
-    if value is None or not value.strip():
-        raise ConfigurationError(f"pass {argument}= or set {variable}: neither says where the replicas meet")
+def _uri(given: object, environ: Mapping[str, str]) -> str:
+    value = environ.get("RENDEZVOUS_URI") if given is None else given
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None or value == "":
+        raise ConfigurationError("pass uri= or set RENDEZVOUS_URI: neither says where the replicas meet")
+    if not isinstance(value, str):
+        raise ConfigurationError(f"uri must be text such as 's3://bucket/run', or a folder's path, not {value!r}")
+    if not value.strip() or not value.isprintable():
+        raise ConfigurationError(f"uri (or RENDEZVOUS_URI) must be text that can be printed, not {redact_uri(value)!r}")
     return value
+
+
+def _normal(uri: str) -> str:
+    """Different spellings of one place are one place."""
+    return uri.rstrip("/") if "://" in uri else Path(uri).expanduser().absolute().as_uri()
 
 
 def _number(given: int | None, argument: str, variable: str, environ: Mapping[str, str]) -> int:
@@ -155,8 +210,7 @@ def _number(given: int | None, argument: str, variable: str, environ: Mapping[st
         return given
     text = environ.get(variable)
     if text is None:
-        raise ConfigurationError(f"pass {argument}= or set {variable}: neither is there")
-    try:
-        return int(text)
-    except ValueError:
-        raise ConfigurationError(f"{variable} must be a whole number, not {text!r}") from None
+        raise ConfigurationError(f"pass {argument}= or set {variable}: neither is set")
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", text, re.ASCII):
+        raise ConfigurationError(f"{variable} must be a whole number, not {text!r}")
+    return int(text)
