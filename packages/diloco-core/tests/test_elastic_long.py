@@ -92,5 +92,5 @@ def test_costs_are_flat_and_as_modelled(replicas, syncs, topology, elements):
     payload = [sample[3] for sample in samples]
     assert max(payload[half:]) < 1.05 * max(payload[:half])
     assert max(sample[4] for sample in samples[half:]) <= 1.05 * max(sample[4] for sample in samples[:half])
-    kept = 4 if topology == "sharded" else 11
+    kept = 6 if topology == "sharded" else 16
     assert max(payload) < (kept * replicas + 12) * 1.3 * delta

@@ -109,7 +109,7 @@ def no_replay(monkeypatch):
 
 
 def collection_without_retention(monkeypatch):
-    def everything(keys, *, last, done, retention, keep_deltas, initial):
+    def everything(keys, *, last, kept, retention, keep_deltas, initial):
         old = tuple(f"{folder}/{sync:08}/" for folder in ("deltas", "state") for sync in range(1, last))
         return [key for key in keys if key.startswith(old)]
 

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_core._elastic_records import Delta, Hint, done_key, shard_key
-from diloco_core._elastic_rules import collectable, expected, may_commit, newest_done, valid
+from diloco_core._elastic_records import Delta, Hint, Rollback, done_key, shard_key
+from diloco_core._elastic_rules import collectable, done_states, expected, kept_from, may_commit, newest_done, valid
 
 _BASE, _SCHEMA = "0" * 16, "f" * 16
 
@@ -83,41 +83,41 @@ class TestMayCommit:
         )
 
 
-def _collect(keys, last, done, retention=2, keep_deltas=False):
-    return collectable(keys, last=last, done=done, retention=retention, keep_deltas=keep_deltas, initial="n")
+def _collect(keys, last, kept, retention=2, keep_deltas=False):
+    return collectable(keys, last=last, kept=kept, retention=retention, keep_deltas=keep_deltas, initial="n")
 
 
 class TestCollectable:
     def test_contributions_go_when_their_state_is_complete(self):
         keys = [_delta(0, sync=sync).key for sync in (1, 2, 3)]
-        assert _collect(keys, last=3, done=[2]) == keys[:2]
+        assert _collect(keys, last=3, kept=[2]) == keys[:2]
 
     def test_with_several_fragments_each_counts_for_itself(self):
         keys = [_delta(0, sync=sync).key for sync in (1, 2, 3, 4)]
-        assert _collect(keys, last=4, done=[3, 2]) == keys[:3]
-        assert _collect(keys, last=4, done=[1, 4]) == [keys[0], keys[1], keys[3]]
+        assert _collect(keys, last=4, kept=[3, 2]) == keys[:3]
+        assert _collect(keys, last=4, kept=[1, 4]) == [keys[0], keys[1], keys[3]]
 
     def test_gather_keeps_them_for_those_who_lag(self):
         keys = [_delta(0, sync=sync).key for sync in (1, 2, 3)]
-        assert _collect(keys, last=4, done=[4], keep_deltas=True) == keys[:2]
+        assert _collect(keys, last=4, kept=[4], keep_deltas=True) == keys[:2]
 
     def test_states_go_when_a_newer_one_is_complete_and_nobody_may_lag_that_far(self):
         keys = [shard_key(sync, 0, 0, "n") for sync in (1, 2, 3, 4)]
-        assert _collect(keys, last=4, done=[4]) == keys[:2]
-        assert _collect(keys, last=4, done=[2]) == keys[:1]
+        assert _collect(keys, last=4, kept=[4]) == keys[:2]
+        assert _collect(keys, last=4, kept=[2]) == keys[:1]
 
     def test_the_newest_complete_state_stays(self):
         keys = [shard_key(3, 0, 0, "n"), done_key(3, 0)]
-        assert _collect(keys, last=99, done=[3]) == []
+        assert _collect(keys, last=99, kept=[3]) == []
 
     def test_the_initial_state_goes_with_the_first_complete_one_and_leftovers_go_too(self):
         keys = ["initial/n/000.00000.safetensors", "initial/n/001.00000.safetensors", "initial/x/001.00000.safetensors"]
-        assert _collect(keys, last=5, done=[5, 0]) == [keys[0], keys[2]]
-        assert _collect(keys, last=1, done=[1, 0]) == []
+        assert _collect(keys, last=5, kept=[5, 0]) == [keys[0], keys[2]]
+        assert _collect(keys, last=1, kept=[1, 0]) == []
 
     def test_records_never_go(self):
         keys = ["commits/00000001.json", "claims/00000/0001.json", "manifest.json"]
-        assert _collect(keys, last=99, done=[99]) == []
+        assert _collect(keys, last=99, kept=[99]) == []
 
     @given(st.lists(st.integers(1, 30), unique=True), st.integers(1, 30), st.integers(0, 30), st.integers(1, 4))
     def test_conditions_only_become_truer(self, syncs, last, done, retention):
@@ -134,3 +134,18 @@ def test_newest_done_is_per_fragment_and_ignores_states_that_are_not_complete():
 @given(st.builds(_delta, st.integers(0, 99999), st.integers(1, 10**6), st.integers(0, 10**9), st.integers(0, 10**9)))
 def test_keys_of_contributions_say_everything(delta):
     assert Delta.parse(delta.key) == delta
+
+
+def test_the_two_newest_states_of_a_fragment_are_kept():
+    keys = [done_key(sync, 0) for sync in (1, 3, 5)] + [done_key(sync, 1) for sync in (2, 4)]
+    assert kept_from(keys, 2) == [3, 2]
+    assert kept_from(keys[2:4], 2) == [0, 0], "one complete state and the initial one"
+
+
+def test_after_a_rollback_only_states_after_it_count():
+    rollback = Rollback(6, (1, 4), (3, 5), {0: 1})
+    keys = [done_key(sync, 0) for sync in (1, 3, 5)] + [done_key(sync, 1) for sync in (2, 4)]
+    assert done_states(keys, 2, rollback) == [{1}, {4, 2}]
+    assert newest_done([*keys, done_key(7, 0)], 2, rollback) == [7, 4]
+    assert kept_from([*keys, done_key(7, 0)], 2, 6) == [0, 0]
+    assert kept_from([*keys, done_key(7, 0), done_key(9, 0)], 2, 6) == [7, 0]

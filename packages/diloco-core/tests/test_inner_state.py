@@ -110,7 +110,7 @@ def test_every_rank_has_its_own(tmp_path):
 def test_only_the_newest_is_kept(tmp_path):
     _train(str(tmp_path), 0, 6, Loader(), every=1)
     (kept,) = (tmp_path / "inner" / "00000").iterdir()
-    assert kept.name == "00000006.0001.safetensors"
+    assert kept.name == "0001.00000006.safetensors"
     with safe_open(kept, "pt") as file:
         assert "xxh3" in file.keys()  # noqa: SIM118 - no mapping
 

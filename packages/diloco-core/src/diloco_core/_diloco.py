@@ -342,6 +342,7 @@ class DiLoCo:
             # An earlier life of this rank had a part in it: its data is not to be learned again. Fragments with open steps
             # start again, since between those and the next ones there are steps now that they never took.
             self._inner_steps = self.exchange.counted
+            self._own.overtaken = True
             for open_one, steps in zip(self._fragments, self._since_sync, strict=True):
                 if steps:
                     open_one.start_over()

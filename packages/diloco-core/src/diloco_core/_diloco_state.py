@@ -82,6 +82,9 @@ class OwnState:
 
     Attributes:
         behind: Inner steps that the run has counted since what was restored had been saved (all, where nothing was).
+        overtaken: The run has counted steps of this rank that this life never took, so its data loader does not stand where
+            the counted steps end. Nothing is saved from then on: the rank's next life takes what was saved before, and
+            passes over what was counted since.
 
     Raises:
         ConfigurationError: Something cannot be saved.
@@ -89,6 +92,7 @@ class OwnState:
 
     def __init__(self, optimizers: Sequence[Stateful], stateful: Mapping[str, Stateful], every: int) -> None:
         self.behind = 0
+        self.overtaken = False
         self._inner = InnerState(optimizers, stateful)
         self._every = every
         self._saved_at = 0
@@ -107,6 +111,6 @@ class OwnState:
     def save(self, exchange: ElasticExchange, sync: int, inner_steps: int, *, leaving: bool = False) -> None:
         """Save it, if it is time; not while something that was learned is still to be counted, or it could be lost."""
         due = sync - self._saved_at >= (1 if leaving else self._every)
-        if self._every and due and exchange.counted >= inner_steps:
+        if self._every and due and exchange.counted >= inner_steps and not self.overtaken:
             exchange.save_inner(lambda: self._inner.parts(inner_steps))
             self._saved_at = sync

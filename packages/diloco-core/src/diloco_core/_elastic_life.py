@@ -130,6 +130,7 @@ class Life:
         differed: Whether it has reloaded because its state was not that of the others, and not completed a sync since.
         absent: Ranks whose shards others had to update: they are not waited for.
         open: The own contribution to a sync that this life did not wait for to its end.
+        rollback: Number of the newest rollback in the log; 0 where there was none.
     """
 
     store: Patient
@@ -148,6 +149,7 @@ class Life:
     differed: bool = False
     absent: set[int] = field(default_factory=set)
     open: Delta | None = None
+    rollback: int = 0
 
     @property
     def gather(self) -> bool:

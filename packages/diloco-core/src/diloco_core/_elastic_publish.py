@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ._elastic_life import shard_metadata
 from ._elastic_records import Done, done_key
-from ._elastic_rules import collectable, newest_done
+from ._elastic_rules import collectable, kept_from, newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError
 from ._reread import read_again
 
@@ -74,12 +74,12 @@ def collect(life: Life) -> None:
     """Remove what no life can need any more."""
     states = life.store.list("state/")
     keys = [*life.store.list("deltas/"), *states]
-    if life.sync <= life.manifest.retention + len(life.fragments) * life.manifest.publish_every * 2:
+    if life.sync - life.rollback <= life.manifest.retention + len(life.fragments) * life.manifest.publish_every * 3:
         keys += life.store.list("initial/")
     gone = collectable(
         keys,
         last=life.sync,
-        done=newest_done(states, len(life.fragments)),
+        kept=kept_from(states, len(life.fragments), life.rollback),
         retention=life.manifest.retention,
         keep_deltas=life.gather,
         initial=life.manifest.initial,

@@ -13,6 +13,8 @@ from ._elastic_records import Delta, Hint
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from ._elastic_records import Rollback
+
 _STATE = re.compile(r"state/(\d{8})/(\d{3})\.(?:\d{5}\.safetensors|done\.json)", re.ASCII)
 _DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)
 _PAYLOAD = re.compile(r"deltas/(\d{8})/.*", re.ASCII)
@@ -60,6 +62,8 @@ def expected(members: Mapping[int, int], listing: Iterable[str], absent: Collect
     """
     alive, left = {rank: epoch for rank, epoch in members.items() if rank not in absent}, dict[int, int]()
     for hint in filter(None, map(Hint.parse, listing)):
+        if hint.event not in {"join", "leave"}:
+            continue
         seen = alive if hint.event == "join" else left
         seen[hint.rank] = max(seen.get(hint.rank, 0), hint.epoch)
     return {rank for rank, epoch in alive.items() if left.get(rank, -1) < epoch}
@@ -72,30 +76,50 @@ def may_commit(
     return rank in chosen and len(chosen) >= min_replicas and (overdue or waited_for <= chosen.keys())
 
 
-def newest_done(listing: Iterable[str], fragments: int) -> list[int]:
+def done_states(listing: Iterable[str], fragments: int, rollback: Rollback | None = None) -> list[set[int]]:
+    """For every fragment, the syncs after which its state is complete; without the initial state.
+
+    Args:
+        listing: Keys below ``state/``.
+        fragments: How many fragments there are.
+        rollback: The newest rollback, if there was one: what it gave up is left out.
+    """
+    found: list[set[int]] = [set() for _ in range(fragments)]
+    for match in filter(None, map(_DONE.fullmatch, listing)):
+        sync, fragment = map(int, match.groups())
+        if fragment >= fragments:
+            continue
+        if rollback is None or sync > rollback.sync or sync <= rollback.states[fragment]:
+            found[fragment].add(sync)
+    return found
+
+
+def newest_done(listing: Iterable[str], fragments: int, rollback: Rollback | None = None) -> list[int]:
     """For every fragment, the newest sync whose state is complete (0: the initial one)."""
-    return [max(syncs, default=0) for syncs in done_states(listing, fragments)]
+    return [max(states, default=0) for states in done_states(listing, fragments, rollback)]
 
 
-def done_states(listing: Iterable[str], fragments: int) -> list[set[int]]:
-    """For every fragment, the syncs whose state is complete, without the initial one."""
-    done: list[set[int]] = [set() for _ in range(fragments)]
-    for found in filter(None, map(_DONE.fullmatch, listing)):
-        sync, fragment = map(int, found.groups())
-        if fragment < fragments:
-            done[fragment].add(sync)
-    return done
+def kept_from(listing: Iterable[str], fragments: int, rollback: int = 0) -> list[int]:
+    """For every fragment, the older of its two newest complete states: from it, the newest could be made again.
+
+    Only states after the newest rollback count, so that nothing of before is missed; 0 where there are fewer than two.
+    """
+    found = []
+    for states in done_states(listing, fragments):
+        newest = sorted((sync for sync in states if sync > rollback), reverse=True)[:2]
+        found.append(newest[1] if len(newest) == 2 else 0)
+    return found
 
 
 def collectable(
-    keys: Iterable[str], *, last: int, done: list[int], retention: int, keep_deltas: bool, initial: str
+    keys: Iterable[str], *, last: int, kept: list[int], retention: int, keep_deltas: bool, initial: str
 ) -> list[str]:
     """Keys that no life can need any more. Conditions only ever become truer, so late deletes are safe.
 
     Args:
         keys: Keys below ``deltas/``, ``state/`` and ``initial/``.
         last: The last commit known.
-        done: For every fragment, the newest sync whose state is complete.
+        kept: For every fragment, the sync whose state must stay, with everything that was committed after it.
         retention: How many syncs a life may lag without reloading.
         keep_deltas: Whether such a life needs contributions too (gather), and not just published shards.
         initial: Nonce of the initial state.
@@ -105,16 +129,16 @@ def collectable(
         state, payload = _STATE.fullmatch(key), _PAYLOAD.fullmatch(key)
         if payload:
             sync = int(payload[1])
-            old = 0 < sync <= min(last, done[(sync - 1) % len(done)])
+            old = 0 < sync <= min(last, kept[(sync - 1) % len(kept)])
             if old and (not keep_deltas or sync <= last - retention):
                 found.append(key)
         elif state:
             sync, fragment = int(state[1]), int(state[2])
-            if fragment < len(done) and sync < done[fragment] and sync <= last - retention:
+            if fragment < len(kept) and sync < kept[fragment] and sync <= last - retention:
                 found.append(key)
         elif key.startswith("initial/") and last >= retention:
             folder, _, name = key.removeprefix("initial/").partition("/")
             number = name[:3]
-            if folder != initial or (number.isdecimal() and int(number) < len(done) and done[int(number)] > 0):
+            if folder != initial or (number.isdecimal() and int(number) < len(kept) and kept[int(number)] > 0):
                 found.append(key)
     return found

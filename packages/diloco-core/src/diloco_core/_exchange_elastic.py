@@ -14,14 +14,16 @@ from ._checks import check_whole
 from ._elastic_catchup import catch_up
 from ._elastic_life import Life, Position, Progress, Reload
 from ._elastic_publish import finish
-from ._elastic_records import Hint, claim_key
+from ._elastic_records import Hint, claim_key, inner_key, parse_inner
 from ._elastic_settings import Elastic
 from ._elastic_start import claim, open_run
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
-from ._errors import ConfigurationError, FencedError, SyncError
+from ._errors import ConfigurationError, CorruptedObjectError, FencedError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncReport
+from ._inner_state import check_inner
 from ._patient import Patient
 from ._rendezvous import check_identity
+from ._reread import read_again
 from ._sharded import Scratch
 from ._store import check_size
 from ._timing import Timing
@@ -207,20 +209,38 @@ class ElasticExchange:
         return report
 
     def save_inner(self, parts: Callable[[], Iterable[Buffer]]) -> None:
-        """Keep what belongs to this replica alone, for the next life of its rank; replaces what was kept before."""
+        """Keep what belongs to this replica alone, for the next life of its rank; replaces what was kept before.
+
+        A life that has a successor touches nothing of it: it keeps nothing any more, and what it may have begun to write just
+        then is of its own epoch, which is older than anything of the successor's.
+
+        Raises:
+            FencedError: A newer life of this rank has taken over.
+        """
         life = self._running()
-        folder = f"inner/{life.rank:05}/"
-        key = f"{folder}{life.sync:08}.{life.epoch:04}.safetensors"
-        life.store.put(key, parts)
-        life.store.delete(other for other in life.store.list(folder) if other < key)
+        try:
+            self._check_claim(life)
+        except FencedError as error:
+            self.abort(error)
+            raise
+        own = life.epoch, life.sync
+        life.store.put(inner_key(life.rank, *own), parts)
+        life.store.delete([key for written, key in self._inner_keys(life) if written < own])
 
     def saved_inner(self) -> Iterator[tuple[bytes, str]]:
         """What earlier lives of this rank have kept, the newest first, each with its name for errors."""
         life = self._running()
-        for key in sorted(life.store.list(f"inner/{life.rank:05}/"), reverse=True):
-            data = life.store.get(key, largest=sys.maxsize)
+        for _, key in sorted(self._inner_keys(life), reverse=True):
+            data = _read_inner(life, key)
             if data is not None:
                 yield data, life.origin(key)
+
+    @staticmethod
+    def _inner_keys(life: Life) -> Iterator[tuple[tuple[int, int], str]]:
+        for key in life.store.list(f"inner/{life.rank:05}/"):
+            written = parse_inner(key)
+            if written is not None:
+                yield written, key
 
     def shards(self, size: int) -> int:
         """Some for every replica: a shard is published in one piece, which some drivers hold in memory meanwhile."""
@@ -304,3 +324,20 @@ class ElasticExchange:
     def _check_open(self) -> None:
         if self._ended:
             raise SyncError(f"this exchange has ended: it {self._ended}. Connect again to go on with the run.")
+
+
+def _read_inner(life: Life, key: str) -> bytes | None:
+    """What was kept, read again where it is not as it was written; the last reading where it never is."""
+    data: bytes | None = None
+
+    def read() -> bytes | None:
+        nonlocal data
+        data = life.store.get(key, largest=sys.maxsize)
+        if data is not None:
+            check_inner(data, life.origin(key))
+        return data
+
+    try:
+        return read_again(life.timing, read)
+    except CorruptedObjectError:
+        return data or b""

@@ -134,13 +134,22 @@ class InnerState:
         return int(tree["inner_steps"])
 
 
+def check_inner(data: bytes, origin: str) -> None:
+    """Compare the checksum of a file, which covers every other byte of it.
+
+    Raises:
+        CorruptedObjectError: It is not what was written.
+    """
+    body, end = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
+    stored = int.from_bytes(end, "little")
+    if len(data) < _LENGTH_BYTES + _CHECKSUM_BYTES or xxhash.xxh3_64_intdigest(body) != stored:
+        raise CorruptedObjectError(f"{origin}: the checksum is wrong, the saved inner state was damaged")
+
+
 def _verified(data: bytes, origin: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What a file says of the values, and its tensors; nothing is parsed before every byte of it is verified."""
-    body, stored = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
-    if len(data) < _LENGTH_BYTES + _CHECKSUM_BYTES or xxhash.xxh3_64_intdigest(body) != int.from_bytes(
-        stored, "little"
-    ):
-        raise CorruptedObjectError(f"{origin}: the checksum is wrong, the saved inner state was damaged")
+    check_inner(data, origin)
+    body = memoryview(data)[:-_CHECKSUM_BYTES]
     size = int.from_bytes(data[:_LENGTH_BYTES], "little")
     try:
         metadata = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + size].tobytes())["__metadata__"]

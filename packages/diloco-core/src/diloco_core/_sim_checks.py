@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ._diloco import DiLoCo
-from ._elastic_records import MANIFEST, Commit, Manifest, commit_key, digest, done_key, shard_key
-from ._elastic_rules import newest_done
+from ._elastic_records import MANIFEST, Commit, Manifest, commit_key, digest, shard_key
+from ._elastic_rules import done_states
 from ._errors import FencedError
 
 if TYPE_CHECKING:
@@ -24,6 +24,21 @@ _TOLERANCE = 1e-4
 
 
 @dataclass(slots=True)
+class Ledger:
+    """A data loader that only counts: which batch comes next."""
+
+    position: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its position."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position."""
+        self.position = state["position"]
+
+
+@dataclass(slots=True)
 class SimulatedTraining:
     """Training of a tiny model with made-up gradients, for :func:`simulate`; remembers what every replica came to.
 
@@ -33,11 +48,13 @@ class SimulatedTraining:
         sync_every: Inner steps between two syncs of a fragment.
         seconds: Virtual seconds that an inner step takes.
         pauses: More seconds for a rank's first life at an inner step.
+        save_every: Every how many syncs a replica saves its inner state.
 
     Attributes:
         states: For every sync, what replicas held after it: (rank, life, global copies).
         reports: All reports, by (rank, life).
         salts: Which life of a rank an epoch was.
+        batches: Which batch was learned in an inner step, by (rank, life, step).
         longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
             seconds.
     """
@@ -50,6 +67,8 @@ class SimulatedTraining:
     states: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = field(default_factory=dict)
     reports: dict[tuple[int, int], list[SyncReport]] = field(default_factory=dict)
     salts: dict[tuple[int, int], int] = field(default_factory=dict)
+    save_every: int = 10
+    batches: dict[tuple[int, int, int], int] = field(default_factory=dict)
     longest: float = 0.0
 
     def __call__(self, node: Node) -> int:
@@ -57,6 +76,7 @@ class SimulatedTraining:
         model = torch.nn.ParameterList([torch.zeros(size) for size in self.sizes])
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         reports = self.reports.setdefault((node.rank, node.life), [])
+        ledger = Ledger()
 
         def seen(report: SyncReport) -> None:
             reports.append(report)
@@ -76,16 +96,24 @@ class SimulatedTraining:
             outer_lr=_OUTER_LR,
             outer_momentum=_OUTER_MOMENTUM,
             on_sync=seen,
+            stateful={"ledger": ledger},
+            save_inner_every=self.save_every,
         )
         with outer:
             self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
+            ledger.position += outer.batches_to_skip
             while outer.committed < self.syncs:
                 start = self._spent(node)
+                step = outer.inner_steps
                 pause = self.pauses.get((node.rank, outer.inner_steps), 0.0) if node.life == 1 else 0.0
                 node.sleep(self.seconds * (0.9 + 0.2 * node.chance.random()) + pause)
                 for tensor in model:
                     tensor.grad = self.gradient(node.rank, node.life, outer.inner_steps, tensor.numel())
+                self.batches[node.rank, node.life, step] = ledger.position
+                ledger.position += 1
                 inner.step()
+                # Steps of an earlier life of this rank that have been counted meanwhile: their batches are not to be learned.
+                ledger.position += max(0, outer.inner_steps - step - 1)
                 self.longest = max(self.longest, self._spent(node) - start)
         return outer.committed
 
@@ -122,8 +150,8 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
     """What a simulated run has done wrong; empty where nothing.
 
     Replicas at the same sync hold the same bytes, which are those that the log says: no contribution counted twice, half
-    or not at all. The log is a chain, with a quorum in every record. No replica waits past the deadline. Every rank gets
-    to the end, and no life ends by an error unless a newer one took its place.
+    or not at all, and no batch learned twice by a rank. The log is a chain, with a quorum in every record. No replica waits
+    past the deadline. Every rank gets to the end, and no life ends by an error unless a newer one took its place.
 
     Args:
         outcome: The run.
@@ -149,6 +177,24 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
                 far = max(float((a - b).abs().max()) for a, b in zip(copies, expected[sync], strict=True))
                 if not far < _TOLERANCE:
                     found.append(f"after sync {sync}, rank {rank} (life {life}) is {far:.3g} off what the log says")
+    return found + learned_twice(commits, training)
+
+
+def learned_twice(commits: list[Commit], training: SimulatedTraining) -> list[str]:
+    """Batches that more than one counted step of a rank has learned."""
+    seen: dict[tuple[int, int, int], int] = {}
+    found = []
+    for commit in commits:
+        for member in commit.members:
+            life = training.salts.get((member.rank, member.epoch), 0)
+            for step in range(member.start, member.stop):
+                batch = training.batches.get((member.rank, life, step))
+                if batch is None:
+                    continue  # of a simulation before this one
+                key = commit.fragment, member.rank, batch
+                if key in seen:
+                    found.append(f"rank {member.rank} learned batch {batch} in syncs {seen[key]} and {commit.sync}")
+                seen[key] = commit.sync
     return found
 
 
@@ -177,8 +223,9 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit], list[str]]:
 def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[str]:
     """What is missing in a store: to go on with its run, or for a life that lags no more than it may.
 
-    The newest complete state must be there, and everything that was committed after it. Published states of the last
-    ``retention`` syncs must stay, in the gather topology contributions too.
+    The two newest complete states of every fragment must be there (the initial one is one), and everything that was
+    committed after the older of them. Published states of the last ``retention`` syncs must stay, in the gather topology
+    contributions too.
 
     Args:
         store: The store.
@@ -186,7 +233,7 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
     """
     if MANIFEST not in store.objects:
         return []
-    manifest = Manifest.from_json(store.objects[MANIFEST], MANIFEST)
+    manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
     count = len(manifest.fragments)
     kept = len(store.below("commits/")) - manifest.retention
     folders = ("state", "deltas") if manifest.topology == "gather" else ("state",)
@@ -195,13 +242,17 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
         for key in removed
         if key.partition("/")[0] in folders and int(key.split("/")[1]) > kept
     ]
-    for index, sync in enumerate(newest_done(store.objects, count)):
-        keys = [shard_key(sync, index, shard, manifest.initial) for shard in range(manifest.fragments[index]["shards"])]
-        following = sync + count if sync else index + 1
-        while (data := store.objects.get(commit_key(following))) is not None:
+    for index, states in enumerate(done_states(store.objects, count)):
+        two = [*sorted(states, reverse=True), 0][:2]
+        shards = range(manifest.fragments[index]["shards"])
+        keys = [shard_key(sync, index, shard, manifest.initial) for sync in two for shard in shards]
+        following = two[-1] + count if two[-1] else index + 1
+        while (data := store.decided.get(commit_key(following))) is not None:
             keys += [member.key for member in Commit.from_json(data, following, "").members]
             following += count
-        found += [f"{key} is gone, and {done_key(sync, index)} needs it" for key in keys if key not in store.objects]
+        found += [
+            f"{key} is gone, and fragment {index} (states {two}) needs it" for key in keys if key not in store.objects
+        ]
     return found
 
 

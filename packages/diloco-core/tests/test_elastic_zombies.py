@@ -1,0 +1,146 @@
+"""A life that sleeps, is replaced and wakes up changes nothing that is not its own, wherever it falls asleep."""
+
+import pytest
+import torch
+
+from diloco_core import Elastic, FencedError
+from diloco_core._elastic_records import inner_key, parse_inner
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
+
+
+class Guarded(SimulatedStore):
+    """Notes what lives do to the inner state of their successors."""
+
+    __slots__ = ("stolen",)
+
+    def __init__(self):
+        super().__init__()
+        self.stolen = []
+
+    def by(self, epoch, keys):
+        for key in keys:
+            written = parse_inner(key)
+            if written is not None and written[0] > epoch:
+                self.stolen.append(key)
+
+
+def _wrong(operation, seconds, topology="sharded"):
+    """What goes wrong where rank 1 sleeps in one operation, its second life dies, and a third goes on."""
+    torch.set_num_threads(1)
+
+    def train(node):
+        real = node.connection.delete
+
+        def delete(keys, **options):
+            keys = list(keys)
+            store.by(node.exchange.epoch, keys)
+            real(keys, **options)
+
+        node.connection.delete = delete
+        return training(node)
+
+    training, store, broken = SimulatedTraining(syncs=9, sizes=(40,), save_every=1), Guarded(), []
+    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
+    faults = [Fault(1, 1, operation, "zombie", seconds), Fault(1, 2, 75, "kill before")]
+    schedule = Schedule(3, faults=faults, restart_after=0.5, latency=0.01)
+    outcome = simulate(train, schedule, Elastic(2, grace=3.0, topology=topology), store=store)
+    return violations(outcome, training) + broken + store.stolen
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+@pytest.mark.parametrize("seconds", [2.0, 12.0])
+def test_wherever_a_life_sleeps(topology, seconds):
+    # Three saves in turn, in all of their store operations, and everything between them.
+    assert [_wrong(operation, seconds, topology) for operation in range(29, 70, 5)] == [[]] * 9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+@pytest.mark.parametrize("seconds", [0.3, 1.0, 2.0, 5.0, 12.0, 30.0])
+def test_wherever_and_however_long_a_life_sleeps(topology, seconds):
+    assert [_wrong(operation, seconds, topology) for operation in range(5, 120)] == [[]] * 115
+
+
+@pytest.mark.parametrize("operation", ["get", "put", "list", "delete"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_it_wakes_up_in_the_middle_of_saving(operation, when):
+    """Rank 0's first life sleeps in its third save; the second one saves meanwhile, and a third takes that over."""
+    store, slept = SimulatedStore(), []
+
+    def sleep(node):
+        node.connection._replace()
+        node.sleep(30.0)
+
+    def train(node):
+        save = node.exchange.save_inner
+
+        def sleepy_save(parts):
+            if node.life > 1 or len(slept) < 2:
+                slept.append(node.life)
+                return save(parts)
+            real = getattr(node.connection, operation)
+
+            def sleepy(*args, **options):
+                setattr(node.connection, operation, real)
+                if when == "before":
+                    sleep(node)
+                try:
+                    return real(*args, **options)
+                finally:
+                    if when == "after":
+                        sleep(node)
+
+            setattr(node.connection, operation, sleepy)
+            return save(parts)
+
+        node.exchange.save_inner = sleepy_save
+        return training(node)
+
+    training = SimulatedTraining(syncs=12, sizes=(8,), save_every=1)
+    faults = [Fault(0, 2, 110, "kill before")]
+    outcome = simulate(train, Schedule(1, faults=faults, latency=0.01), Elastic(1, grace=3.0), store=store)
+    assert violations(outcome, training) == []
+    assert isinstance(outcome.results[0, 1], FencedError)
+    assert (0, 3) in outcome.results
+    (kept,) = [key for key in store.objects if parse_inner(key) is not None and parse_inner(key)[0] > 1]
+    assert kept == inner_key(0, 3, 12)
+
+
+def test_nothing_is_saved_after_the_counter_jumped():
+    """Steps of an earlier life are counted that this one never took: its loader does not stand where they end."""
+    saves = []
+
+    class Watched(SimulatedTraining):
+        def __call__(self, node):
+            save = node.exchange.save_inner
+
+            def watched(parts):
+                saves.append((node.rank, node.life))
+                save(parts)
+
+            node.exchange.save_inner = watched
+            return super().__call__(node)
+
+    # As in test_elastic_cases: life 1 carries more steps than life 2 has taken when they are counted.
+    training = Watched(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
+    schedule = Schedule(3, faults=[Fault(1, 1, 34, "zombie", 1.5)], restart_after=0.1, latency=0.01)
+    outcome = simulate(training, schedule, Elastic(2, grace=5.0))
+    assert violations(outcome, training) == []
+    jumped = {
+        (rank, life)
+        for rank, life, step in training.batches
+        if life > 1
+        and (rank, life, step + 1) not in training.batches
+        and any((rank, life, step + more) in training.batches for more in range(2, 9))
+    }
+    assert jumped == {(1, 2)}
+    assert (1, 2) not in saves
+    assert (0, 1) in saves
