@@ -314,4 +314,5 @@ class TestEarlierStates:
             assert (file.metadata()["sync"], file.metadata()["damaged"]) == (str(steps[1]), str(steps[0]))
         with pytest.raises(CorruptedObjectError) as caught:
             export(str(tmp_path / "run"), tmp_path / "again", at=steps[0])
-        assert f"after outer steps {steps[1]}" in caught.value.__notes__[0]
+        assert "after outer steps" in caught.value.__notes__[0]
+        assert f" {steps[1]}." in caught.value.__notes__[0]
