@@ -97,7 +97,8 @@ def connect(
         ConfigurationError: Something is missing or impossible; the message says which argument or variable. Nothing has
             been opened then. Also where an elastic run is asked of a store that does not create objects exclusively.
         MissingDependencyError: The driver for the URI's scheme is not installed; names the package.
-        StoreUnavailableError: The URI cannot be written and read.
+        StoreUnavailableError: The URI cannot be written and read. Whatever the driver, an endpoint that never answers is named
+            within two minutes.
     """
     environ = os.environ if environ is None else environ
     if not isinstance(environ, Mapping):

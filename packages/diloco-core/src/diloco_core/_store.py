@@ -11,7 +11,9 @@ import secrets
 from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, runtime_checkable
 
 from ._errors import ConfigurationError, CorruptedObjectError
+from ._redact import redact_uri
 from ._sealed import RECORD_BYTES
+from ._store_opening import OPENING_SECONDS, in_time
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -154,6 +156,14 @@ class InBackground(Store, Protocol):
         ...
 
 
+def is_key(key: str) -> bool:
+    """Whether an object of a run can have this key.
+
+    What browsers of stores and desktops leave behind cannot: placeholders of folders (``deltas/``), ``.DS_Store``.
+    """
+    return key.isprintable() and all(name and not name.startswith(".") for name in key.split("/"))
+
+
 def too_large(origin: str, size: int, largest: int) -> CorruptedObjectError:
     """The error for an object that is larger than what is read in one piece."""
     return CorruptedObjectError(
@@ -197,7 +207,7 @@ def check_size(store: Store, size: int) -> None:
         )
 
 
-def open_store(uri: str, *, reading: bool = False) -> Store:
+def open_store(uri: str, *, reading: bool = False, within: float | None = None) -> Store:
     """The store for a URI, opened and tried out.
 
     With ``reading`` it is only read: nothing is made or written, a folder that does not exist is an empty store, and the
@@ -208,23 +218,30 @@ def open_store(uri: str, *, reading: bool = False) -> Store:
 
     Raises:
         ConfigurationError: The URI is empty or malformed, or its scheme is unknown.
-        StoreUnavailableError: The bucket or folder is missing, access is denied, or the store does not answer.
+        StoreUnavailableError: The bucket or folder is missing, access is denied, or the store does not answer, which is
+            known after 100 seconds (or those of ``within``) at the latest.
         MissingDependencyError: The driver of the scheme is not installed.
     """
+    if not isinstance(uri, str) or not uri.strip():
+        raise ConfigurationError(f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}")
+    return in_time(lambda: _opened(uri, reading), uri, OPENING_SECONDS if within is None else within)
+
+
+def _opened(uri: str, reading: bool) -> Store:
     from ._store_folder import FolderStore
     from ._store_fsspec import FsspecDriver
     from ._store_obstore import ObstoreDriver
     from ._store_remote import RemoteStore
 
-    if not isinstance(uri, str) or not uri.strip():
-        raise ConfigurationError(f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}")
     scheme, separator, rest = uri.partition("://")
     if not separator or scheme == "file":
         return FolderStore(uri, reading=reading)
     asked, plus, scheme = scheme.rpartition("+")
     plain = f"{scheme}://{rest}"
     if asked == "obstore" and scheme not in _S3:
-        raise ConfigurationError(f"{uri!r}: through obstore there is s3:// only; write {plain!r}")
+        raise ConfigurationError(
+            f"{redact_uri(uri)!r}: through obstore there is s3:// only; write {redact_uri(plain)!r}"
+        )
     if asked == "obstore" or (not plus and scheme in _S3 and _prefers_obstore(scheme)):
         return RemoteStore(plain, ObstoreDriver(plain), reading=reading)
     return RemoteStore(plain, FsspecDriver(plain if asked == "fsspec" else uri), reading=reading)

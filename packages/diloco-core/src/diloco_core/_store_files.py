@@ -13,6 +13,7 @@ import stat
 from typing import TYPE_CHECKING, Self
 
 from ._errors import ConfigurationError, CorruptedObjectError, StoreUnavailableError
+from ._store import is_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -59,7 +60,7 @@ def split(key: str) -> list[str]:
         ConfigurationError: It would lead out of the run's folder, or to a file that is none of the run's.
     """
     names = key.split("/")
-    if "\0" in key or any(not name or name.startswith(".") for name in names):
+    if not is_key(key):
         raise ConfigurationError(f"{key!r} is not a key: its parts must be names that do not begin with a dot")
     return names
 
@@ -217,25 +218,17 @@ def sizes(folder: int, folders: list[str]) -> Iterator[tuple[str, int]]:
     """Names and sizes in bytes of the objects in a folder; its folders are added to a list.
 
     Links, pipes, sockets and devices are no objects. Nor is what has a name that begins with a dot (it is ours, or the file
-    system's: ``.nfs...``, ``.snapshot``, ``.DS_Store``) or that is not text.
+    system's: ``.nfs...``, ``.snapshot``, ``.DS_Store``) or that is not printable text.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
-            if entry.name.startswith(".") or entry.name == "lost+found" or not _is_text(entry.name):
+            if not is_key(entry.name) or entry.name == "lost+found":
                 continue
             if entry.is_dir(follow_symlinks=False):
                 folders.append(entry.name)
             elif entry.is_file(follow_symlinks=False):
                 with contextlib.suppress(FileNotFoundError):
                     yield entry.name, entry.stat(follow_symlinks=False).st_size
-
-
-def _is_text(name: str) -> bool:
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def unavailable(message: str, error: OSError) -> StoreUnavailableError:

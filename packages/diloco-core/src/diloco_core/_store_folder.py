@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlparse
 
 from ._errors import ConfigurationError, ObjectNotFoundError, StoreUnavailableError
+from ._redact import redact_uri
 from ._sealed import RECORD_BYTES
 from ._store import too_large
 from ._store_files import (
@@ -317,7 +318,7 @@ def _folder(uri: str) -> Path:
     parsed = urlparse(uri)
     if parsed.netloc not in {"", "localhost"} or not parsed.path:
         raise ConfigurationError(
-            f"{uri!r} names the host {parsed.netloc!r}; a folder is written file:///absolute/path, with three slashes"
+            f"{redact_uri(uri)!r} names a host; a folder is written file:///absolute/path, with three slashes"
         )
     return Path(unquote(parsed.path))
 

@@ -14,6 +14,8 @@ from fsspec.registry import known_implementations
 from diloco_protocol import MissingDependencyError
 
 from ._errors import ConfigurationError, StoreUnavailableError
+from ._redact import redact_uri
+from ._store_opening import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
 from ._store_remote import PART_BYTES, PARTS_AT_ONCE, TooLargeError, Verdict
 
 if TYPE_CHECKING:
@@ -65,6 +67,8 @@ class FsspecDriver:
         self.near = scheme == "memory"
         self.name = f"fsspec's driver for {scheme}://"
         self._fs, self._root = _filesystem(uri, scheme)
+        if scheme in _S3:
+            self._fs.retries = 1  # RemoteStore tries again
         self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
         self._options = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE} if scheme in _S3 else {}
 
@@ -72,7 +76,15 @@ class FsspecDriver:
         """Write a small object."""
         self._pipe(key, bytes(data), exclusive)
 
-    def upload(self, key: str, blocks: Iterator[Buffer], *, exclusive: bool, attempt: Callable[..., None]) -> None:
+    def upload(
+        self,
+        key: str,
+        blocks: Iterator[Buffer],
+        *,
+        exclusive: bool,
+        attempt: Callable[..., None],
+        patience: float,  # noqa: ARG002 - ``attempt`` knows it
+    ) -> None:
         """Write a large object, by way of a temporary file."""
         if self.near:
             data = b"".join(blocks)
@@ -149,23 +161,59 @@ class FsspecDriver:
 
 def _filesystem(uri: str, scheme: str) -> tuple[Any, str]:
     try:
+        _check_known(uri, scheme)
         # Caches would hide what other replicas write, and shared instances would bring them back.
-        fs, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True)
+        fs, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **_limits(scheme))
     except ImportError as error:
         package = _PACKAGES.get(scheme)
         advice = f"pip install '{package}'" if package else known_implementations.get(scheme, {}).get("err", str(error))
         raise MissingDependencyError(
-            f"{uri!r} needs the fsspec driver for {scheme}://, which is missing: {advice}"
-        ) from error
-    except ValueError as error:
+            f"{redact_uri(uri)!r} needs the fsspec driver for {scheme}://, which is missing: {advice}"
+        ) from without_secrets_in(error, uri)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # noqa: BLE001 - every driver has its own errors
+        failed = error
+    else:
+        return fs, str(root).rstrip("/")
+    text = without_secrets(str(failed), uri)
+    raise StoreUnavailableError(
+        f"{redact_uri(uri)} cannot be opened ({type(failed).__name__}: {text})", lasting=True
+    ) from without_secrets_in(failed, uri)
+
+
+def _check_known(uri: str, scheme: str) -> None:
+    if "::" in scheme:
+        return  # a chain, such as simplecache::memory
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ValueError:
         known = ", ".join(sorted(fsspec.available_protocols()))
         raise ConfigurationError(
-            f"{uri!r} has the unknown scheme {scheme!r}. Use a folder, file://, memory://, s3://, gs:// or az://, or one of "
-            f"the others that fsspec knows: {known}."
-        ) from error
-    except Exception as error:  # every driver has its own errors
-        raise StoreUnavailableError(f"{uri} cannot be opened ({type(error).__name__}: {error})") from error
-    return fs, str(root).rstrip("/")
+            f"{redact_uri(uri)!r} has the unknown scheme {scheme!r}. Use a folder, file://, memory://, s3://, gs:// or az://, or "
+            f"one of the others that fsspec knows: {known}."
+        ) from None
+
+
+def _limits(scheme: str) -> dict[str, Any]:
+    """Settings with which a driver gives up in time, and leaves it to us to try again; what the user has set wins."""
+    settings = fsspec.config.conf.get(scheme, {})
+    if scheme in _S3:
+        limits = {
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": ANSWER_SECONDS,
+            "retries": {"total_max_attempts": 1},
+        }
+        return {"config_kwargs": {**limits, **(settings.get("config_kwargs") or {})}}
+    if scheme in {"gs", "gcs"}:
+        import aiohttp
+
+        silence = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)
+        return {"session_kwargs": {"timeout": silence, **(settings.get("session_kwargs") or {})}}
+    if scheme in {"az", "abfs", "abfss"}:
+        limits = {"connection_timeout": CONNECT_SECONDS, "read_timeout": ANSWER_SECONDS}
+        return {name: value for name, value in limits.items() if name not in settings}
+    return {}
 
 
 @contextlib.contextmanager
@@ -193,6 +241,8 @@ def _mode(exclusive: bool) -> dict[str, str]:
 def _status(error: BaseException) -> tuple[int | None, str | None]:
     """HTTP status and the store's own code, from the error or what caused it (botocore, google, azure, aiohttp)."""
     for one in (error, error.__cause__):
+        if type(one).__module__ == "aiohttp.http_exceptions":
+            continue  # an answer that was cut off: its "code" is none that a server has sent
         response = getattr(one, "response", None)
         if isinstance(response, dict):
             return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get("Error", {}).get("Code")

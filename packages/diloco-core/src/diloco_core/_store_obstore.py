@@ -9,17 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import MissingDependencyError
 
-from ._errors import ConfigurationError
+from ._errors import ConfigurationError, StoreUnavailableError
+from ._redact import redact_uri
 from ._store_blocks import HEAD_BYTES
+from ._store_opening import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
 from ._store_remote import PART_BYTES, PARTS_AT_ONCE, TooLargeError, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from obstore.store import RetryConfig
+    from obstore.store import BackoffConfig, ClientConfig, RetryConfig
 
     from ._store import Buffer
 
+_CONNECT = timedelta(seconds=CONNECT_SECONDS)
+_ANSWER = timedelta(seconds=ANSWER_SECONDS)
+# For a part of 16 MiB: 140 kB/s.
+_TRANSFER = timedelta(seconds=120)
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 
@@ -45,40 +51,75 @@ class ObstoreDriver:
             from obstore import exceptions
             from obstore.store import S3Store
         except ImportError as error:
-            raise MissingDependencyError(f"{uri!r} needs obstore: pip install 'diloco-core[obstore]'") from error
+            raise MissingDependencyError(
+                f"{redact_uri(uri)!r} needs obstore: pip install 'diloco-core[obstore]'"
+            ) from error
         bucket, _, prefix = uri.partition("://")[2].partition("/")
         if not bucket:
-            raise ConfigurationError(f"{uri!r} names no bucket: an S3 prefix is written s3://bucket/folder")
+            raise ConfigurationError(f"{redact_uri(uri)!r} names no bucket: an S3 prefix is written s3://bucket/folder")
         self._obstore = obstore
         self._errors = exceptions
 
-        def connect(timeout: str, retries: RetryConfig) -> S3Store:
-            return S3Store(
-                bucket,
-                prefix=prefix.strip("/") or None,
-                # Our own checksums go with every payload; hashing it once more for the signature costs as much as sending.
-                unsigned_payload=True,
-                client_options={"timeout": timeout, "connect_timeout": "5s", "allow_http": _plain_http()},
-                retry_config=retries,
-                credential_provider=_boto3_chain(),
-            )
+        credentials = _boto3_chain()
 
-        # Small requests are repeated by RemoteStore; the parts of an upload only obstore can send again.
-        self._little = connect("20s", {"max_retries": 0})
-        self._bulk = connect("300s", {"max_retries": 8, "retry_timeout": timedelta(minutes=3)})
+        def connect(limits: ClientConfig, retries: RetryConfig | None = None) -> S3Store:
+            try:
+                return S3Store(
+                    bucket,
+                    prefix=prefix.strip("/") or None,
+                    # Our own checksums go with every payload; hashing it once more for the signature costs as much as
+                    # sending.
+                    unsigned_payload=True,
+                    client_options={"connect_timeout": _CONNECT, "allow_http": _plain_http(), **limits},
+                    retry_config=retries or {"max_retries": 0},
+                    credential_provider=credentials,
+                )
+            except (exceptions.BaseError, ValueError) as error:
+                raise StoreUnavailableError(
+                    f"{redact_uri(uri)} cannot be opened: {without_secrets(str(error), uri)}", lasting=True
+                ) from without_secrets_in(error, uri)
+
+        # Single requests are repeated by RemoteStore, whatever becomes of them.
+        self._little = connect({"timeout": _ANSWER})
+        self._down = connect({"timeout": _TRANSFER, "read_timeout": _ANSWER})
+        self._up = connect({"timeout": _TRANSFER})
+        # Only obstore can send the parts of an upload again, and its patience cannot be changed later. A part that came
+        # through at last counts anew, so there may be many retries.
+        backoff: BackoffConfig = {
+            "init_backoff": timedelta(seconds=0.2),
+            "max_backoff": timedelta(seconds=5),
+            "base": 2,
+        }
+        self._uploads = {
+            seconds: connect(
+                {"timeout": _TRANSFER},
+                {"max_retries": 10_000, "retry_timeout": timedelta(seconds=seconds), "backoff": backoff},
+            )
+            for seconds in (60, 300, 1800, 7200)
+        }
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object."""
-        store = self._little if len(data) <= HEAD_BYTES else self._bulk
+        store = self._little if len(data) <= HEAD_BYTES else self._up
         self._obstore.put(store, key, data, mode="create" if exclusive else "overwrite", use_multipart=False)
 
-    def upload(self, key: str, blocks: Iterator[Buffer], *, exclusive: bool, attempt: Callable[..., None]) -> None:
+    def upload(
+        self,
+        key: str,
+        blocks: Iterator[Buffer],
+        *,
+        exclusive: bool,
+        attempt: Callable[..., None],
+        patience: float,
+    ) -> None:
         """Write a large object in parts, or in one request where it is to be created."""
         if exclusive:
             whole = list(blocks)
-            attempt(lambda: self._obstore.put(self._bulk, key, iter(whole), mode="create", use_multipart=False))
+            attempt(lambda: self._obstore.put(self._up, key, iter(whole), mode="create", use_multipart=False))
         else:
-            self._obstore.put(self._bulk, key, blocks, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+            fitting = [seconds for seconds in self._uploads if seconds >= patience]
+            store = self._uploads[min(fitting, default=max(self._uploads))]
+            self._obstore.put(store, key, blocks, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
 
     def get(self, key: str, largest: int) -> Buffer:
         """Read a whole object; its size comes before its bytes."""
@@ -99,11 +140,20 @@ class ObstoreDriver:
 
     def range(self, key: str, start: int, stop: int) -> Buffer:
         """Bytes ``start`` to ``stop`` of an object."""
-        return memoryview(self._obstore.get_range(self._bulk, key, start=start, end=stop))
+        return memoryview(self._obstore.get_range(self._down, key, start=start, end=stop))
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes."""
-        return {item["path"]: item["size"] for batch in self._obstore.list(self._little, prefix) for item in batch}
+        sizes = {item["path"]: item["size"] for batch in self._obstore.list(self._little, prefix) for item in batch}
+        # obstore leaves out the "/" at the end of a placeholder, which is empty, as few objects are.
+        return {key: size for key, size in sizes.items() if size or self._is_there(key)}
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self._obstore.head(self._little, key)
+        except FileNotFoundError:
+            return False
+        return True
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects, a thousand with one request."""
@@ -126,6 +176,8 @@ class ObstoreDriver:
             return (Verdict.TRANSIENT if status == 409 else Verdict.EXISTS), text
         if isinstance(error, (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)):
             return Verdict.FORBIDDEN, text
+        if isinstance(error, self._errors.InvalidPathError):
+            return Verdict.PERMANENT, f"{text}. Remove that object, which is not the run's, or use fsspec+s3://"
         if not isinstance(error, self._errors.GenericError):
             return Verdict.PERMANENT, text
         if status in {401, 403} or "Credential" in text:

@@ -11,10 +11,12 @@ from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
+from ._redact import redact_uri
 from ._retry import Downtime, Retries
 from ._sealed import RECORD_BYTES
-from ._store import too_large
+from ._store import is_key, too_large
 from ._store_blocks import BLOCK_BYTES, BlockReader, Transfers
+from ._store_opening import endpoint, without_secrets, without_secrets_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -64,10 +66,19 @@ class Driver(Protocol):
         """Write a small object, only if there is none where ``exclusive``."""
         ...
 
-    def upload(self, key: str, blocks: Iterator[Buffer], *, exclusive: bool, attempt: Callable[..., None]) -> None:
+    def upload(
+        self,
+        key: str,
+        blocks: Iterator[Buffer],
+        *,
+        exclusive: bool,
+        attempt: Callable[..., None],
+        patience: float,
+    ) -> None:
         """Write a large object in one step, whose blocks of ``PART_BYTES`` can be had once.
 
-        ``attempt(act)`` calls ``act`` until it succeeds, for what can be repeated.
+        ``attempt(act)`` calls ``act`` until it succeeds, for what can be repeated. What only the driver can repeat, it
+        repeats for ``patience`` seconds.
         """
         ...
 
@@ -119,14 +130,15 @@ class RemoteStore:
     16 MiB, and four are under way at once; all open readers together hold 128 MiB (but each at least 512 KiB).
 
     Args:
-        uri: The prefix, for people.
+        uri: The prefix; it is shown without the secrets that may be in it.
         driver: Sends the requests.
         retries: How often what fails is tried again.
         reading: Whether it is only read: then it need not be writable.
     """
 
     def __init__(self, uri: str, driver: Driver, retries: Retries | None = None, *, reading: bool = False) -> None:
-        self.uri = uri.rstrip("/")
+        self.uri = redact_uri(uri).rstrip("/")
+        self._secret = uri
         self.retries = True
         self.largest = None if driver.near else MOST_PARTS * PART_BYTES
         self.near = driver.near
@@ -185,9 +197,10 @@ class RemoteStore:
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes; see :meth:`._store.Store.list`."""
         try:
-            return dict(sorted(self._do("list", prefix, lambda: self.driver.list(prefix)).items()))
+            keys = self._do("list", prefix, lambda: self.driver.list(prefix))
         except ObjectNotFoundError:
             return {}
+        return {key: keys[key] for key in sorted(keys) if key.startswith(prefix) and is_key(key)}
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002 - nothing to reuse
         """Remove objects; see :meth:`._store.Store.delete`."""
@@ -223,13 +236,16 @@ class RemoteStore:
                 self._do(verb, key, act)
 
             try:
-                self.driver.upload(key, source, exclusive=exclusive, attempt=attempt)
+                self.driver.upload(key, source, exclusive=exclusive, attempt=attempt, patience=self.patience)
             except Exception as error:
                 if source.error is not None:
                     raise source.error from None
                 if isinstance(error, (StoreError, _Exists)):
                     raise
-                raise self._named(error, verb, key, None) from error
+                failed = error
+            else:
+                return size
+            raise self._named(failed, verb, key, None) from without_secrets_in(failed, self._secret)
         return size
 
     def _is_there(self, key: str, data: Buffer) -> bool:
@@ -246,7 +262,7 @@ class RemoteStore:
         def again(error: Exception) -> bool:
             if isinstance(error, TooLargeError):
                 return False
-            verdict, text = self.driver.judge(error)
+            verdict, text = self._judge(error)
             if verdict is Verdict.TRANSIENT:
                 _log.info("cannot %s %r in %s, trying again: %s", verb, key, self.uri, text)
             return verdict is Verdict.TRANSIENT
@@ -255,11 +271,16 @@ class RemoteStore:
             return self._retries.run(act, again, self.patience, self._downtime)
         except TooLargeError as error:
             raise too_large(f"{self.uri}/{key}", error.size, largest) from None
-        except Exception as error:
-            raise self._named(error, verb, key, created) from error
+        except Exception as error:  # noqa: BLE001 - named below, where the driver's own error is no part of it
+            failed = error
+        raise self._named(failed, verb, key, created) from without_secrets_in(failed, self._secret)
+
+    def _judge(self, error: Exception) -> tuple[Verdict, str]:
+        verdict, text = self.driver.judge(error)
+        return verdict, without_secrets(text, self._secret)
 
     def _named(self, error: Exception, verb: str, key: str, created: Buffer | None) -> Exception:
-        verdict, text = self.driver.judge(error)
+        verdict, text = self._judge(error)
         if verdict is Verdict.EXISTS and verb == "create":
             return _Exists(created)
         if verdict is Verdict.MISSING and verb != "create":
@@ -288,7 +309,8 @@ class RemoteStore:
             self.delete([key])
         except StoreError as error:
             acts = "listed" if reading else "written, read back, listed and emptied"
-            raise StoreUnavailableError(f"{self.uri} cannot be {acts}: {error}") from error
+            where = "" if self.near else f" (endpoint: {endpoint(self._secret)})"
+            raise StoreUnavailableError(f"{self.uri} cannot be {acts}: {error}{where}") from error
         finally:
             self.patience = patience
         if found != token or listed.get(key) != len(token):
