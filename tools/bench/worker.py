@@ -241,6 +241,7 @@ def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> 
 
 def memory(folder: Path, rank: int, world: int, parameters: int, rounds: int, **options: Any) -> dict[str, list[int]]:
     """Growth of the peak resident memory from before the model is made to after some outer steps."""
+
     def outer_steps(name: str, model: torch.nn.ParameterList, steps: int) -> None:
         exchange = connect(str(folder / name), rank=rank, world_size=world, **options)
         saving = {"save_inner_every": 0} if options else {}
