@@ -140,20 +140,23 @@ class TestObserver:
     def test_time_without_the_store_is_not_counted(self, lab, tmp_path):
         liveness, clock = self.observer(lab, tmp_path, start=80.0, seconds=900.0)
         while clock.now < 1060.0:
-            liveness.check([1], Progress(), "sync 1")
-            clock.sleep(20.0)
+            self.observe(liveness, clock, 1)
         assert clock.now > 1060.0
-        with pytest.raises(ReplicaLostError, match="rank 1 has shown no sign of life for 1?[0-9]{2} s"):
-            for _ in range(5):
-                liveness.check([1], Progress(), "sync 1")
-                clock.sleep(20.0)
+        with pytest.raises(ReplicaLostError, match=r"rank 1 has shown no sign of life for 1?[0-9]{2} s"):
+            self.observe(liveness, clock, 5)
 
     def test_many_short_outages_do_not_hide_a_death(self, lab, tmp_path):
         liveness, clock = self.observer(lab, tmp_path)
-        away = liveness._store.store
         with pytest.raises(ReplicaLostError):
-            for _ in range(20):
-                away.start, away.stop = clock.now, clock.now + 5.0
-                liveness.check([1], Progress(), "sync 1")
-                clock.sleep(10.0)
-        assert clock.now > 130.0  # of which 50 s or so without the store
+            self.observe(liveness, clock, 20, away=5.0)
+        assert clock.now > 130.0  # of which 25 s or so without the store
+
+    @staticmethod
+    def observe(liveness, clock, times, away=0.0):
+        """Look for a replica that never beats; the store may be away at the beginning of every look."""
+        store = liveness._store.store
+        for _ in range(times):
+            if away:
+                store.start, store.stop = clock.now, clock.now + away
+            liveness.check([1], Progress(), "sync 1")
+            clock.sleep(20.0)
