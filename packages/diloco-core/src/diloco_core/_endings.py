@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _LONGEST = 10_000
 
 
-@dataclass(frozen=True, slots=True, order=True)
+@dataclass(frozen=True, slots=True)
 class Progress:
     """How far a replica has come.
 
@@ -85,7 +85,7 @@ def conclude(
             return ReplicaLostError(f"rank {ending.rank} failed after {ending.progress}: {ending.message}", ending.rank)
     for other, ending in sorted(endings.items()):
         # One that has finished the sync at hand has given what it had to give.
-        too_early = other in missing and ending.progress <= progress
+        too_early = other in missing and ending.progress.number <= progress.number
         if ending.event == "left" and (too_early or any(late.cause_rank == other for late in failed)):
             return UnequalSyncsError(
                 f"rank {other} has left the run after {ending.progress}, while this replica (rank {rank}) has "

@@ -1,0 +1,198 @@
+"""How runs end: who is named is who failed first, counts are as people count, and who has finished keeps nobody waiting."""
+
+import threading
+
+import pytest
+import torch
+
+from diloco_core import (
+    DiLoCo,
+    MismatchError,
+    MockManager,
+    ObjectStoreAllReduce,
+    ReplicaLostError,
+    SyncTimeoutError,
+    UnequalSyncsError,
+    in_process,
+)
+from diloco_core._endings import Ending, Progress, conclude, failure
+from diloco_core._manager import ManagerExchange
+from diloco_core.testing import run_replicas
+
+KINDS = ["store", "threads"]
+
+
+def make(kind, lab, tmp_path, world_size):
+    return in_process(world_size) if kind == "threads" else lab.store_exchanges(tmp_path, world_size)
+
+
+def left(rank, number=3):
+    return Ending(rank, "left", Progress(number, number))
+
+
+def failed(rank, cause=None, message="ValueError: x"):
+    return Ending(rank, "failed", Progress(3, 2), message, cause)
+
+
+class TestConclusions:
+    @pytest.mark.parametrize(
+        ("endings", "missing", "wanted"),
+        [
+            ([], [0, 1], None),
+            ([failed(2)], [], (ReplicaLostError, 2)),
+            ([failed(1, cause=0)], [0, 1], (ReplicaLostError, 0)),
+            ([failed(1, cause=0), failed(2, cause=1)], [0, 1, 2], (ReplicaLostError, 0)),
+            ([failed(1, cause=0), failed(0)], [0, 1], (ReplicaLostError, 0)),
+            ([failed(1, cause=2), failed(0)], [0, 1], (ReplicaLostError, 0)),
+            ([failed(1, cause=3)], [1], (ReplicaLostError, 1)),
+            ([left(1)], [1], (UnequalSyncsError, 1)),
+            ([left(1)], [2], None),
+            ([left(1, number=4)], [1], None),
+            ([left(1), failed(2, cause=1)], [2], (UnequalSyncsError, 1)),
+            ([left(1), failed(2)], [1], (ReplicaLostError, 2)),
+        ],
+    )
+    def test_who_is_named(self, endings, missing, wanted):
+        error = conclude({ending.rank: ending for ending in endings}, missing, 3, Progress(3, 2))
+        assert (error and (type(error), error.rank)) == wanted
+
+    @pytest.mark.parametrize(
+        ("error", "cause"),
+        [
+            (ReplicaLostError("x", 0), 0),
+            (ReplicaLostError("x", 1), None),
+            (UnequalSyncsError("x", 2), 2),
+            (SyncTimeoutError("x", [2]), 2),
+            (SyncTimeoutError("x", [2, 3]), None),
+            (ValueError("x"), None),
+        ],
+    )
+    def test_what_a_failure_is_caused_by(self, error, cause):
+        assert failure(1, Progress(), error).cause_rank == cause
+
+    def test_both_numbers_are_named(self):
+        error = conclude({1: left(1, number=2)}, [1], 0, Progress(3, 2))
+        assert "rank 1 has left the run after 2 syncs" in str(error)
+        assert "this replica (rank 0) has finished 2 syncs and needs all replicas for the next one" in str(error)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+class TestRuns:
+    def test_everybody_names_the_replica_that_failed_first(self, kind, lab, tmp_path):
+        def replica(exchange):
+            model = lab.fill(lab.small_model())
+            outer, optimizer = lab.outer_loop(model, exchange)
+            with outer:
+                for step in range(4):
+                    if exchange.rank == 1 and step == 2:
+                        raise ValueError("bad batch")
+                    lab.small_step(model, optimizer)
+
+        results = run_replicas(replica, make(kind, lab, tmp_path, 4))
+        assert lab.kinds(results) == [ReplicaLostError, ValueError, ReplicaLostError, ReplicaLostError]
+        assert {results[rank].rank for rank in (0, 2, 3)} == {1}
+
+    def test_who_learns_it_from_a_messenger_names_the_first_one_too(self, kind, lab, tmp_path):
+        """Rank 2 comes so late that rank 0, which nobody heard of, has made rank 1 fail."""
+        told = threading.Event()
+
+        def replica(exchange):
+            tensor = torch.ones(3)
+            if exchange.rank == 0:
+                ObjectStoreAllReduce(exchange).mean([tensor])  # it never leaves
+            elif exchange.rank == 1:
+                try:
+                    with ObjectStoreAllReduce(exchange) as reduce:
+                        reduce.mean([tensor])
+                        raise ReplicaLostError("rank 0 has shown no sign of life", 0)
+                finally:
+                    told.set()
+            else:
+                with ObjectStoreAllReduce(exchange) as reduce:
+                    reduce.mean([tensor])
+                    assert told.wait(60)
+                    reduce.mean([tensor])
+
+        exchanges = make(kind, lab, tmp_path, 3)
+        results = run_replicas(replica, exchanges)
+        exchanges[0].leave()
+        assert lab.kinds(results)[1:] == [ReplicaLostError, ReplicaLostError]
+        assert results[2].rank == 0
+        assert "as rank 1 found after 1 sync: ReplicaLostError: rank 0 has shown no sign of life" in str(results[2])
+
+    def test_a_flush_meets_the_regular_sync_of_another(self, kind, lab, tmp_path):
+        """A replica whose gradient scaler skipped a step has one step less, and as many syncs."""
+
+        def replica(exchange):
+            model = lab.fill(torch.nn.Linear(3, 2))
+            inner = torch.optim.SGD(model.parameters(), lr=1.0)
+            with DiLoCo(model, inner, exchange, sync_every=2) as outer:
+                for step in range(6 - exchange.rank):
+                    lab.push(model, inner, exchange.rank, step)
+            return lab.values(model), outer.committed
+
+        results = lab.run(replica, make(kind, lab, tmp_path, 2))
+        assert lab.identical([values for values, _ in results])
+        assert [committed for _, committed in results] == [3, 3]
+
+    def test_runs_without_a_step_end_in_peace(self, kind, lab, tmp_path):
+        """Whoever is done first has left before the others have adopted what it published."""
+
+        def replica(exchange):
+            model = lab.fill(torch.nn.Linear(3, 2), seed=exchange.rank)
+            outer, _ = lab.outer_loop(model, exchange)
+            with outer:
+                pass
+            return lab.values(model)
+
+        for number in range(5):
+            assert lab.identical(lab.run(replica, make(kind, lab, tmp_path / str(number), 3)))
+
+    @pytest.mark.parametrize(
+        "others",
+        [[torch.ones(5)], [torch.ones(4), torch.ones(1)], [torch.ones(4, dtype=torch.float64)], [torch.ones(2, 2)]],
+    )
+    @pytest.mark.parametrize("call", [0, 2])
+    def test_other_tensors_on_one_replica_are_named(self, kind, lab, tmp_path, others, call):
+        """Another number, shape or dtype, from the first call on or later."""
+
+        def replica(exchange):
+            with ObjectStoreAllReduce(exchange) as reduce:
+                for number in range(3):
+                    reduce.mean(others if exchange.rank and number == call else [torch.ones(4)])
+
+        results = run_replicas(replica, make(kind, lab, tmp_path, 2))
+        assert MismatchError in lab.kinds(results)
+        assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
+        told = next(str(result) for result in results if isinstance(result, MismatchError))
+        assert f"in mean {call + 1}, rank" in told
+        assert "the same shapes and dtypes" in told
+
+    def test_other_tensors_in_a_manager_are_named(self, kind, lab, tmp_path):
+        def replica(exchange):
+            manager = MockManager(exchange)
+            for number in range(3):
+                manager.allreduce(torch.ones(4 + exchange.rank * (number == 1))).wait()
+
+        results = run_replicas(replica, make(kind, lab, tmp_path, 2))
+        assert MismatchError in lab.kinds(results)
+        assert set(lab.kinds(results)) <= {MismatchError, ReplicaLostError}
+
+    def test_a_loop_over_a_manager_tells_of_failures(self, kind, lab, tmp_path):
+        def replica(exchange):
+            model = lab.fill(lab.small_model())
+            outer, optimizer = lab.outer_loop(model, ManagerExchange(MockManager(exchange)), buffers="none")
+            try:
+                with outer:
+                    for step in range(4):
+                        if exchange.rank == 1 and step == 2:
+                            raise ValueError("bad batch")
+                        lab.small_step(model, optimizer)
+            except BaseException as error:
+                exchange.abort(error)  # the manager, and what it stands on, belong to the caller
+                raise
+            exchange.leave()
+
+        results = run_replicas(replica, make(kind, lab, tmp_path, 3))
+        assert lab.kinds(results) == [ReplicaLostError, ValueError, ReplicaLostError]
+        assert {results[rank].rank for rank in (0, 2)} == {1}
