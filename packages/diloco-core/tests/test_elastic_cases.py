@@ -43,6 +43,16 @@ def test_a_life_whose_predecessor_is_counted_further_than_it_trained_goes_on(sec
     assert violations(simulate(training, schedule, Elastic(2, grace=5.0)), training) == []
 
 
+def test_fragments_whose_newest_states_lie_far_apart_are_caught_up_with():
+    # Gather publishes the state after sync 3 while that after sync 4 is not complete yet, so sync 1 is read again, which
+    # counted fewer ranks: rank 2 was late for it.
+    for step in range(148, 170, 3):
+        training = SimulatedTraining(syncs=9, sizes=(40, 40), pauses={(2, 0): 1.5})
+        schedule = Schedule(3, faults=[Fault(1, 1, step, "kill before")], restart_after=0.1)
+        settings = Elastic(2, grace=1.0, topology="gather", publish_every=2)
+        assert violations(simulate(training, schedule, settings), training) == []
+
+
 def test_a_rank_that_comes_back_before_anything_was_saved_learns_no_batch_twice(tmp_path):
     count = iter(range(11))
 

@@ -216,18 +216,18 @@ class Life:
         Raises:
             CorruptedObjectError: It does not follow the one before it.
         """
-        positions = (
-            self.fragments[commit.fragment].counting(commit.members) if commit.fragment < len(self.fragments) else {}
-        )
-        if (commit.sync, commit.fragment, commit.previous) != (
-            self.sync + 1,
-            self.index(self.sync + 1),
-            self.previous,
-        ) or commit.positions != positions:
+        follows = (self.sync + 1, self.index(self.sync + 1), self.previous)
+        if (commit.sync, commit.fragment, commit.previous) != follows or not self._counts_on(commit):
             raise CorruptedObjectError(
                 f"{self.origin(commit_key(commit.sync))} is whole, but does not follow the record before it, as this replica "
                 "has read that: objects of two runs are mixed below this prefix, or records were removed and written again"
             )
+
+    def _counts_on(self, commit: Commit) -> bool:
+        """Whether the positions of a record are those before it and its own; of a state that is in memory already, any."""
+        progress = self.fragments[commit.fragment]
+        # What was loaded of this fragment may be newer than what was loaded of the others, from where the log is replayed.
+        return commit.sync <= progress.sync or commit.positions == progress.counting(commit.members)
 
     def advance(self, commit: Commit, record: str) -> None:
         """This life has adopted a sync whose record has this digest."""
