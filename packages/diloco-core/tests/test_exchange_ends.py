@@ -94,12 +94,13 @@ class TestRuns:
 
     def test_who_learns_it_from_a_messenger_names_the_first_one_too(self, kind, lab, tmp_path):
         """Rank 2 comes so late that rank 0, which nobody heard of, has made rank 1 fail."""
-        told = threading.Event()
+        told, over = threading.Event(), threading.Event()
 
         def replica(exchange):
             tensor = torch.ones(3)
             if exchange.rank == 0:
-                ObjectStoreAllReduce(exchange).mean([tensor])  # it never leaves
+                ObjectStoreAllReduce(exchange).mean([tensor])
+                assert over.wait(60)  # it is silent
             elif exchange.rank == 1:
                 try:
                     with ObjectStoreAllReduce(exchange) as reduce:
@@ -108,14 +109,15 @@ class TestRuns:
                 finally:
                     told.set()
             else:
-                with ObjectStoreAllReduce(exchange) as reduce:
-                    reduce.mean([tensor])
-                    assert told.wait(60)
-                    reduce.mean([tensor])
+                try:
+                    with ObjectStoreAllReduce(exchange) as reduce:
+                        reduce.mean([tensor])
+                        assert told.wait(60)
+                        reduce.mean([tensor])
+                finally:
+                    over.set()
 
-        exchanges = make(kind, lab, tmp_path, 3)
-        results = run_replicas(replica, exchanges)
-        exchanges[0].leave()
+        results = run_replicas(replica, make(kind, lab, tmp_path, 3))
         assert lab.kinds(results)[1:] == [ReplicaLostError, ReplicaLostError]
         assert results[2].rank == 0
         assert "as rank 1 found after 1 sync: ReplicaLostError: rank 0 has shown no sign of life" in str(results[2])
