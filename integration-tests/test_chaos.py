@@ -53,7 +53,6 @@ def test_a_short_run_over_a_faulty_s3(tmp_path):
     assert result["checks"].get("steps not recomputed", 0) == 0
 
 
-@pytest.mark.xfail(reason="a zombie may still save inner state", strict=False)
 def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read):
     result = chaos(tmp_path, "--seconds", "3", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3")
     assert result["trouble"]["second lives"] >= 1

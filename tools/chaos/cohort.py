@@ -169,6 +169,10 @@ class Cohort:
         """Whether nobody is stopped, no zombie is left, and every rank has made a sync in its present life or has finished."""
         if self.zombies or any(life.wake_at is not None for life in self._lives):
             return False
+        return self.has_synced()
+
+    def has_synced(self) -> bool:
+        """Whether every rank has made a sync in its present life, or has finished."""
         return all(self._syncs(life) or life.status == FINISHED for life in self.current.values())
 
     def finished(self) -> bool:
@@ -199,6 +203,12 @@ class Cohort:
 
     def _ended(self, life: Life, status: int) -> None:
         life.status = status
+        beside = [other for other in self.zombies if other.rank == life.rank and other is not life]
+        if status == FENCED and life is self.current[life.rank] and beside:
+            # Of two lives that begin at the same time, the one that was started first may claim last.
+            self.current[life.rank] = beside[-1]
+            self.zombies.remove(beside[-1])
+            self.zombies.append(life)
         zombie = life in self.zombies
         if zombie:
             self.zombies.remove(life)

@@ -18,7 +18,7 @@ _DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)
 class Shelf(Protocol):
     """The objects of a run as whoever owns the disk can get at them."""
 
-    def keys(self) -> list[str]:
+    def listing(self) -> list[str]:
         """All keys."""
         ...
 
@@ -41,7 +41,7 @@ class FolderShelf:
 
     folder: Path
 
-    def keys(self) -> list[str]:
+    def listing(self) -> list[str]:
         """All keys."""
         files = (path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith("."))
         return sorted(path.relative_to(self.folder).as_posix() for path in files)
@@ -70,7 +70,7 @@ class BucketShelf:
     objects: dict[str, bytes]
     prefix: str
 
-    def keys(self) -> list[str]:
+    def listing(self) -> list[str]:
         """All keys."""
         return sorted(key.removeprefix(self.prefix) for key in list(self.objects) if key.startswith(self.prefix))
 
@@ -104,7 +104,7 @@ class Damage:
 
     def strike(self) -> None:
         """Damage one object. Nobody may live meanwhile."""
-        keys = self.shelf.keys()
+        keys = self.shelf.listing()
         newest = max((key for key in keys if _DONE.fullmatch(key)), default=None)
         if newest is None:
             return

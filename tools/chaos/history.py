@@ -19,7 +19,7 @@ ONCE = re.compile(r"manifest\.json|(?:claims|commits|state|initial)/.*|deltas/\d
 KEPT = re.compile(r"manifest\.json|(?:claims|commits)/.*", re.ASCII)
 """Keys that are never deleted."""
 
-_COPIED = re.compile(r"(?:deltas|state|initial)/.*\.(?:safetensors|json)", re.ASCII)
+_COPIED = re.compile(r"(?:deltas|state|initial|commits)/.*\.(?:safetensors|json)", re.ASCII)
 _DELTA = re.compile(r"deltas/(\d{8})/\d.*", re.ASCII)
 _STATE = re.compile(r"state/(\d{8})/(\d{3})\..*", re.ASCII)
 _DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)
@@ -47,6 +47,7 @@ class History:
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
         self._contents: dict[str, int] = {}
+        self._excused: dict[str, int | None] = {}
         self._done: dict[int, int] = {}
         self._inner: dict[str, set[tuple[int, int]]] = {}
         self._newest_inner: dict[str, tuple[int, int]] = {}
@@ -55,6 +56,8 @@ class History:
     def wrote(self, key: str, data: bytes) -> None:
         """An object was written."""
         with self._lock:
+            if self._excused.get(key) == hash(data):
+                return
             self.written += 1
             before = self._contents.get(key)
             self._contents[key] = hash(data)
@@ -72,6 +75,17 @@ class History:
                 self._inner.setdefault(inner[1], set()).add(own)
                 self._newest_inner[inner[1]] = max(own, self._newest_inner.get(inner[1], own))
 
+    def excuse(self, key: str, before: bytes, after: bytes | None) -> None:
+        """An object is about to be damaged by us: what is there now is not the run's doing."""
+        self.wrote(key, before)
+        with self._lock:
+            self._excused[key] = None if after is None else hash(after)
+
+    def damaged(self) -> frozenset[str]:
+        """Keys of what was damaged by us."""
+        with self._lock:
+            return frozenset(self._excused)
+
     def has(self, key: str) -> bool:
         """Whether an object was ever seen."""
         with self._lock:
@@ -80,6 +94,8 @@ class History:
     def removed(self, key: str, commit: bytes | None = None) -> None:
         """An object was deleted; ``commit`` is the record of its sync, if it is a contribution."""
         with self._lock:
+            if key in self._excused and self._excused[key] is None:
+                return
             self.deleted += 1
             if KEPT.fullmatch(key):
                 self._complain(f"{key} was deleted")

@@ -95,14 +95,7 @@ class LifeReader:
         if restored is None:
             return
         self._expect("inner states", restored["same"], f"{who} got back another inner state than was saved")
-        # A life that was killed while it saved may have left the save before; what is newer is another life's.
-        candidates = [
-            save
-            for life in sorted(saves)
-            if life < line["life"]
-            for save in saves[life]
-            if save["time"] <= line["time"]
-        ]
+        candidates = [save for life, own in saves.items() if life != line["life"] for save in own]
         known = {(save["position"], save["inner"]) for save in candidates}
         own = (restored["position"], restored["inner"])
         self._expect("inner states", own in known, f"{who} got back an inner state at batch {own[0]} that nobody saved")

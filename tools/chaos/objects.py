@@ -36,10 +36,12 @@ class Objects:
     Attributes:
         store: The store as it is.
         history: Copies of what was written in the course of the run.
+        damaged: Keys of what was damaged on purpose: if nobody has read it since, it may still lie there as it is.
     """
 
     store: Path
     history: Path
+    damaged: frozenset[str] = frozenset()
 
     def read(self, key: str) -> bytes | None:
         """An object as it was written, or as it is now where no copy was taken."""
@@ -57,7 +59,8 @@ class Objects:
             Broken: It is damaged.
         """
         path = self.store / key
-        data = path.read_bytes() if path.is_file() else self.read(key) if key.startswith("state/") else None
+        aside = key.startswith("state/") or key in self.damaged
+        data = self.read(key) if aside else path.read_bytes() if path.is_file() else None
         if data is None:
             return None
         seal = _SEAL.search(data)

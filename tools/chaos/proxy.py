@@ -85,15 +85,6 @@ class FaultProxy:
                 sync = own.split("/")[1] if own.startswith("deltas/") else ""
                 self._history.removed(own, self._objects.get(f"{self._prefix}commits/{sync}.json"))
 
-    def objects(self) -> dict[str, bytes]:
-        """What is there now, by key relative to the prefix."""
-        with self._lock:
-            return {
-                key.removeprefix(self._prefix): data
-                for key, data in self._objects.items()
-                if key.startswith(self._prefix)
-            }
-
     def a_second_ago(self, body: bytes, prefix: str) -> bytes:
         """A listing without what was written in the last second, and with what was deleted in it."""
         limit = time.monotonic() - _STALE_SECONDS

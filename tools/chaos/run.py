@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 import xxhash
 from cohort import Cohort
+from damage import BucketShelf, Damage, FolderShelf, Shelf
 from faults import RATES, Fault, Faults
 from history import FolderWatcher, History
 from lives import LifeReader
@@ -67,6 +68,9 @@ def parse() -> argparse.Namespace:
         "--stop-every", type=float, default=0.0, help="seconds between two SIGSTOP; 0 for none (default)"
     )
     parser.add_argument(
+        "--damage-every", type=float, default=0.0, help="seconds between two damages at rest; 0 for none"
+    )
+    parser.add_argument(
         "--faults", type=float, default=0.0, help="1 for the usual rates of faults before S3; 0 for none"
     )
     parser.add_argument("--without", nargs="*", default=[], choices=[fault.name.lower() for fault in Fault])
@@ -97,7 +101,6 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         "save_inner_every": 2,
         "step_seconds": arguments.step_seconds,
     }
-    trouble = Trouble(chance, arguments.grace, arguments.kill_every, arguments.stop_every)
     rates = {
         fault: rate * arguments.faults for fault, rate in RATES.items() if fault.name.lower() not in arguments.without
     }
@@ -108,7 +111,10 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
     started = time.monotonic()
     problems: list[str] = []
     quality: dict[str, float] = {}
-    with meeting_place(arguments.store, folder, history, faults) as (uri, environment):
+    with meeting_place(arguments.store, folder, history, faults) as (uri, environment, shelf):
+        damage = Damage(shelf, history, chance)
+        every = (arguments.kill_every, arguments.stop_every, arguments.damage_every)
+        trouble = Trouble(chance, arguments.grace, *every, damage.strike)
         with Cohort(replicas, arguments.replicas, {"uri": uri, **settings}, environment) as cohort:
             try:
                 disturb(cohort, trouble, arguments.seconds)
@@ -117,7 +123,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
             except (TimeoutError, RuntimeError) as error:
                 problems.append(f"{error}")
         lines = cohort.lines()
-    reader, lives = Reader(Objects(folder / "store", folder / "history")), LifeReader(lines)
+    reader, lives = Reader(Objects(folder / "store", folder / "history", history.damaged())), LifeReader(lines)
     reader.read()
     lives.read(digests(reader))
     if quality:
@@ -133,6 +139,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         "syncs": len(reader.commits),
         "lives": cohort.lives,
         "trouble": trouble.counts,
+        "damage": damage.counts,
         "ends": dataclasses.asdict(cohort.ends),
         "faults": faults.counts,
         "written": history.written,
@@ -145,12 +152,14 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
 
 
 @contextlib.contextmanager
-def meeting_place(store: str, folder: Path, history: History, faults: Faults) -> Iterator[tuple[str, dict[str, str]]]:
-    """Where the replicas meet: its URI, and the environment that leads there. Afterwards ``folder/store`` holds it."""
+def meeting_place(
+    store: str, folder: Path, history: History, faults: Faults
+) -> Iterator[tuple[str, dict[str, str], Shelf]]:
+    """Where the replicas meet: its URI, the environment that leads there, and its objects; at the end in ``folder/store``."""
     if store == "folder":
         (folder / "store").mkdir()
         with FolderWatcher(folder / "store", history):
-            yield str(folder / "store"), {}
+            yield str(folder / "store"), {}, FolderShelf(folder / "store")
         return
     specification = importlib.util.spec_from_file_location("small_s3", SMALL_S3)
     if specification is None or specification.loader is None:
@@ -165,13 +174,14 @@ def meeting_place(store: str, folder: Path, history: History, faults: Faults) ->
             "AWS_DEFAULT_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+        shelf = BucketShelf(server.objects, "run/")
         try:
-            yield f"{store}://bucket/run", environment
+            yield f"{store}://bucket/run", environment, shelf
         finally:
-            for key, data in proxy.objects().items():
+            for key in shelf.listing():
                 path = folder / "store" / key
                 path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
+                path.write_bytes(shelf.read(key))
 
 
 def disturb(cohort: Cohort, trouble: Trouble, seconds: float) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     import random
+    from collections.abc import Callable
 
     from cohort import Cohort, Life
 
@@ -24,6 +25,8 @@ class Trouble:
         grace: The run's grace; a process is stopped for half of it up to ten times as long.
         kill_every: Seconds between two kills on average; 0 for none.
         stop_every: Seconds between two stops on average; 0 for none.
+        damage_every: Seconds on average between two times that all are killed and an object is damaged; 0 for none.
+        damage: How that is done.
         counts: How often what happened.
     """
 
@@ -31,8 +34,11 @@ class Trouble:
     grace: float
     kill_every: float
     stop_every: float
+    damage_every: float
+    damage: Callable[[], None]
     counts: dict[str, int] = field(default_factory=dict)
     _next: dict[str, float] = field(default_factory=dict)
+    _hasty: dict[str, bool] = field(default_factory=dict)
     _awaited: list[tuple[float, int]] = field(default_factory=list)
 
     def act(self, cohort: Cohort) -> None:
@@ -42,31 +48,38 @@ class Trouble:
             self._awaited.remove((moment, rank))
             self._count("second lives")
             cohort.start(rank)
-        for what, every in (("kill", self.kill_every), ("stop", self.stop_every)):
+        for what, every, do in (
+            ("kill", self.kill_every, self._kill),
+            ("stop", self.stop_every, self._stop),
+            ("damage", self.damage_every, self._damage),
+        ):
             if not every:
                 continue
             due = self._next.setdefault(what, now + every * self.chance.uniform(0.2, 0.6))
             if now >= due and self._may(cohort, what):
                 self._next[what] = now + every * self.chance.uniform(0.7, 1.3)
-                self._kill(cohort) if what == "kill" else self._stop(cohort)
+                self._hasty.pop(what, None)
+                do(cohort)
 
     @property
     def enough(self) -> bool:
         """Whether everything that was asked for has happened at least once."""
-        return not (self.kill_every and "kills" not in self.counts) and not (
-            self.stop_every and "second lives" not in self.counts
-        )
+        asked = {"kills": self.kill_every, "second lives": self.stop_every, "damages": self.damage_every}
+        return all(name in self.counts for name, every in asked.items() if every)
 
     def let_go(self, cohort: Cohort) -> bool:
         """Begin nothing more; whether nothing that was begun is still to be done."""
-        self.kill_every = self.stop_every = 0.0
+        self.kill_every = self.stop_every = self.damage_every = 0.0
         self.act(cohort)
         return not self._awaited
 
     def _may(self, cohort: Cohort, what: str) -> bool:
-        """Whether all ranks are there: a quorum shall be left. Whoever is killed may also lie beside a zombie."""
+        """Whether all ranks are there, so that a quorum is left; mostly well under way, so that the run makes progress."""
         there = [life for life in cohort.current.values() if self._awake(life)]
-        return len(there) == cohort.replicas and (what == "kill" or not cohort.zombies)
+        if len(there) < cohort.replicas or (what != "kill" and cohort.zombies):
+            return False
+        self._hasty.setdefault(what, self.chance.random() < 0.2)
+        return (self._hasty[what] and what == "kill") or cohort.has_synced()
 
     def _kill(self, cohort: Cohort) -> None:
         if "kills" in self.counts and self.chance.random() < 0.15:
@@ -76,6 +89,15 @@ class Trouble:
             return
         self._count("kills")
         cohort.kill(cohort.current[self.chance.randrange(cohort.replicas)])
+
+    def _damage(self, cohort: Cohort) -> None:
+        """While all sleep, an object is damaged; then they are killed, and those who come after them have to read it."""
+        self._count("damages")
+        for life in list(cohort.current.values()):
+            cohort.stop(life, 1e9, 0)
+        self.damage()
+        for life in list(cohort.current.values()):
+            cohort.kill(life)
 
     def _stop(self, cohort: Cohort) -> None:
         victim = cohort.current[self.chance.randrange(cohort.replicas)]
