@@ -29,7 +29,7 @@ try:
         raise_at = 2
     else:
         raise_at = None
-    steps = 2 if how == "unequal" and exchange.rank == 1 else 6
+    steps = {"unequal": 2, "skips": 5}.get(how, 6) if exchange.rank == 1 else 6
     model = replica(exchange, steps=steps, raise_at=raise_at, huge=how == "overflows")
     print("digest", digest(model))
 except Exception as error:
@@ -121,6 +121,13 @@ def test_unequal_numbers_of_syncs_are_no_hang(tmp_path):
     assert first.startswith(
         "error UnequalSyncsError rank 1 has left the run after 3 syncs, while this replica (rank 0) has finished 3"
     )
+
+
+def test_a_replica_that_has_skipped_a_step(tmp_path):
+    """The other one drops the end that nobody is left for."""
+    first, second = start(tmp_path, 2, "skips")
+    assert first.startswith("digest ")
+    assert first == second
 
 
 def test_without_a_process_group_it_says_what_to_do():

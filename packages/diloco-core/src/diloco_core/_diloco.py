@@ -8,8 +8,16 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ._checks import one_of, whole
 from ._diloco_arguments import check_parties, fragments_of, stateful_of, steps_per_cycle
-from ._diloco_state import STATE_VERSION, OwnState, describe, load_fragments
-from ._errors import ConfigurationError, SyncError
+from ._diloco_state import (
+    STATE_VERSION,
+    OwnState,
+    check_model,
+    check_saved,
+    describe,
+    load_fragments,
+    model_checksums,
+)
+from ._errors import ConfigurationError, SyncError, UnequalSyncsError
 from ._exchange_elastic import ElasticExchange
 from ._fragment import Fragment, Initial
 from ._fragments import Buffers, split
@@ -79,6 +87,10 @@ class DiLoCo:
         buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or ``"none"``. With several
             fragments, buffers are synced with the last one.
         init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused.
+        flush: What happens to a partial period when the block is left. ``"partial"``: it is synced. That is a full outer
+            step, with the whole learning rate and momentum, however few inner steps it covers: after a single one, most of
+            it is the momentum of the steps before. ``"none"``: it is dropped, and the model ends as the last committed
+            state, which is the same on all replicas.
         stateful: Elastic runs only: what else belongs to this replica and is saved and restored with its inner optimizer
             and random generators: ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
         save_inner_every: Elastic runs only: every how many syncs they are saved (and when the block is left); 0 for never.
@@ -103,6 +115,7 @@ class DiLoCo:
         outer_optimizer: OuterOptimizerFactory | None = None,
         buffers: Literal["mean", "rank0", "none"] = "mean",
         init: Literal["rank0", "check"] = "rank0",
+        flush: Literal["partial", "none"] = "partial",
         stateful: Mapping[str, Stateful] | None = None,
         save_inner_every: int = 10,
         on_sync: Callable[[SyncReport], None] | None = None,
@@ -118,6 +131,7 @@ class DiLoCo:
         self._period = self._sync_every // len(parts)
         self.exchange = exchange
         self._init = one_of("init", init, ("rank0", "check"))
+        self._flush = one_of("flush", flush, ("partial", "none"))
         self._own = OwnState(
             optimizers, stateful_of(stateful, exchange), whole("save_inner_every", save_inner_every, 0)
         )
@@ -137,6 +151,7 @@ class DiLoCo:
         self._since_sync = [0] * len(parts)
         self._published: list[int | None] = [None] * len(parts)
         self._restored = False
+        self._loaded_model: dict[str, str | None] = {}
         self._entered = False
         self._optimizers = len(optimizers)
         self._counter = StepCounter(self._optimizers)
@@ -174,7 +189,9 @@ class DiLoCo:
         self._inner.watch()
         try:
             self._look_at_model()
-            if not self._restored:
+            if self._restored:
+                check_model(self._fragments, self._loaded_model)
+            else:
                 for fragment in self._fragments:
                     fragment.take_snapshot()
             self.exchange.join(self._schema())
@@ -197,7 +214,12 @@ class DiLoCo:
             self.exchange.abort(error)
             return
         try:
-            self.flush()
+            if self._flush == "partial":
+                self.flush()
+            else:
+                self._look_at_model()
+                self._catch_up()
+                self._drop_open_steps()
         except BaseException as late:
             self.exchange.abort(late)
             raise
@@ -208,8 +230,11 @@ class DiLoCo:
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.
 
-        All replicas must call it at the same point; leaving the ``with`` block does. In elastic runs a sync is left out
-        where too few replicas are left for it. Returns the reports.
+        All replicas must call it at the same point; leaving the ``with`` block does. It is a full outer step, however few
+        inner steps it covers. In elastic runs a sync is left out where too few replicas are left for it. In strict runs, if
+        another replica has left after fewer syncs (it has taken fewer steps, say because its gradient scaler has skipped
+        some), what is open here is dropped with a warning: all replicas end as the last committed state. Returns the
+        reports.
         """
         if self._counter.end():
             self._count()
@@ -219,7 +244,19 @@ class DiLoCo:
         for _ in self._fragments:
             if not any(self._since_sync):
                 break
-            report = self._sync(last=True)
+            try:
+                report = self._sync(last=True)
+            except UnequalSyncsError as error:
+                _log.warning(
+                    "rank %d: %s. What this replica has learned in its last %d inner steps is dropped: it ends as all do, with "
+                    "the values of outer step %d.",
+                    self.exchange.rank,
+                    str(error).rstrip("."),
+                    max(self._since_sync),
+                    self._committed,
+                )
+                self._drop_open_steps()
+                break
             reports.append(report)
             if not report.committed:
                 break
@@ -229,11 +266,16 @@ class DiLoCo:
         """The outer loop's state on this replica: counters, the global copy, and the outer state of its own shards.
 
         The values are references, as in ``torch.nn.Module.state_dict``. Save it with the model's and the inner optimizer's
-        state, per replica; :meth:`load_state_dict` wants the same rank and world size. Elastic runs need none of it: their
-        store holds the state.
+        state, per replica, and on all replicas after the same outer step: where gradient scalers skip steps, do it by
+        :attr:`committed` (in ``on_sync``, say), not by the number of batches. :meth:`load_state_dict` wants the same rank
+        and world size. Elastic runs need none of it: their store holds the state.
         """
+        self._look_at_model()
         return {
             **self._identity(),
+            "settings": self._settings(),
+            "tensors": {name: line for fragment in self._fragments for name, line in fragment.schema().items()},
+            "model": model_checksums(self._fragments),
             "committed": self._committed,
             "inner_steps": self._inner_steps,
             "since_event": self._since_event,
@@ -245,10 +287,13 @@ class DiLoCo:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state; call it before entering the block, after loading the model and the inner optimizer.
 
-        The replicas meet on a fresh prefix and refuse each other if their global copies differ.
+        The replicas meet on a fresh prefix and refuse each other if their global copies differ. ``sync_every`` may be
+        another one than before, for all replicas alike: a period that is over is synced after the next step. When the block
+        is entered, the model must hold what it held when the state was saved.
 
         Raises:
-            ConfigurationError: It was saved by another rank, world size, version or model, or the exchange is elastic.
+            ConfigurationError: It was saved by another rank, world size, version or model, or with other settings, which it
+                names; or the exchange is elastic.
             SyncError: The block has been entered already.
         """
         if self._entered:
@@ -257,7 +302,9 @@ class DiLoCo:
             raise ConfigurationError(
                 "an elastic run is resumed from its store: connect to its prefix, and load nothing"
             )
-        load_fragments(state, self._identity(), self._pairs())
+        check_saved(state, self._identity(), self._settings(), self._fragments)
+        load_fragments(state, self._pairs())
+        self._loaded_model = dict(state["model"])
         self._committed = state["committed"]
         self._inner_steps = state["inner_steps"]
         self._since_event = state["since_event"]
@@ -325,10 +372,7 @@ class DiLoCo:
         inner_steps = self._since_sync[number]
         fragment.steps = (self._inner_steps - inner_steps, self._inner_steps) if inner_steps else None
         fragment.begin()
-        if isinstance(self.exchange, ElasticExchange):
-            report = self.exchange.sync(fragment, last=last)
-        else:
-            report = self.exchange.sync(fragment)
+        report = self.exchange.sync(fragment, last=last)
         fragment.finish()
         if report.contribution not in {"carried", "open"}:
             self._since_sync[number] = 0
@@ -343,10 +387,7 @@ class DiLoCo:
             # start again, since between those and the next ones there are steps now that they never took.
             self._inner_steps = self.exchange.counted
             self._own.overtaken = True
-            for open_one, steps in zip(self._fragments, self._since_sync, strict=True):
-                if steps:
-                    open_one.start_over()
-            self._since_sync = [0] * len(self._fragments)
+            self._drop_open_steps()
         report = dataclasses.replace(
             report, sync=self._committed, inner_steps=inner_steps, total_inner_steps=self._inner_steps
         )
@@ -354,6 +395,14 @@ class DiLoCo:
         if self._on_sync is not None:
             self._on_sync(report)
         return report
+
+    def _drop_open_steps(self) -> None:
+        """Take the fragments with inner steps since their last sync back to what that sync has left."""
+        for fragment, steps in zip(self._fragments, self._since_sync, strict=True):
+            if steps:
+                fragment.start_over()
+        self._since_sync = [0] * len(self._fragments)
+        self._since_event = 0
 
     def _look_at_model(self) -> None:
         """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""
@@ -367,16 +416,19 @@ class DiLoCo:
     def _pairs(self) -> list[tuple[Fragment, OuterOptimizer]]:
         return list(zip(self._fragments, self._outers, strict=True))
 
-    def _schema(self) -> Schema:
-        settings = {
-            "sync_every": str(self.sync_every),
+    def _settings(self) -> dict[str, str]:
+        """What must be the same on all replicas."""
+        return {
+            "sync_every": str(self._sync_every),
             "fragments": str(len(self._fragments)),
-            "buffers": self._buffers,
+            "buffers": str(self._buffers),
             "init": self._init,
-            "committed": str(self._committed),
-            "inner_steps": str(self._inner_steps),
+            "flush": self._flush,
             **self._outers[0].settings,
         }
+
+    def _schema(self) -> Schema:
+        settings = {**self._settings(), "committed": str(self._committed)}
         compared = compared_tensors(self._model, self._watch.frozen)
         values = self._init == "check" or self._restored
         return describe(self._fragments, settings, compared, self._unsynced, values=values)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from ._errors import ConfigurationError, CorruptedObjectError
 from ._exchange import Schema
 from ._inner_state import InnerState
+from ._model_values import checksum
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from ._exchange_elastic import ElasticExchange
     from ._fragment import Fragment
@@ -18,7 +20,22 @@ if TYPE_CHECKING:
     from ._outer import OuterOptimizer
     from ._unsynced import Unsynced
 
-STATE_VERSION = 1
+STATE_VERSION = 2
+
+MAY_CHANGE = frozenset({"sync_every", "init", "flush", "committed"})
+"""Settings that a run may go on with other values of, as long as all replicas have the same."""
+
+_SAVED = {
+    "settings",
+    "tensors",
+    "model",
+    "committed",
+    "inner_steps",
+    "since_event",
+    "since_sync",
+    "stepped",
+    "fragments",
+}
 
 _log = logging.getLogger("diloco_core")
 
@@ -45,31 +62,79 @@ def describe(
     return Schema(tensors, settings, [fragment.table() for fragment in fragments], unsynced)
 
 
-def load_fragments(
-    state: Mapping[str, Any], identity: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer]]
-) -> None:
-    """Copy saved global copies and outer state into the fragments.
-
-    Args:
-        state: What ``DiLoCo.state_dict`` returned.
-        identity: What it must say of the replica.
-        pairs: The fragments and their outer optimizers.
-
-    Raises:
-        ConfigurationError: It was saved by another rank, world size, version or model.
-    """
-    here = {**identity, "fragments": [[(c.numel(), str(c.dtype)) for c in f.copy] for f, _ in pairs]}
-    there = {key: state.get(key) for key in identity}
-    there["fragments"] = [[(c.numel(), str(c.dtype)) for c in part["copy"]] for part in state.get("fragments", [])]
-    for key, value in here.items():
-        if there[key] != value:
-            raise ConfigurationError(
-                f"the saved outer loop does not fit: its {key} is {there[key]}, here it is {value}"
-            )
+def load_fragments(state: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer]]) -> None:
+    """Copy saved global copies and outer state into the fragments; :func:`check_saved` comes before."""
     for (fragment, outer), part in zip(pairs, state["fragments"], strict=True):
         for copy, saved in zip(fragment.copy, part["copy"], strict=True):
             copy.copy_(saved)
         outer.load_state_dict(part["outer"])
+
+
+def check_saved(
+    state: Any, identity: Mapping[str, Any], settings: Mapping[str, str], fragments: Sequence[Fragment]
+) -> None:
+    """Refuse a saved outer loop that another replica, or one with other settings, has saved.
+
+    Args:
+        state: What ``DiLoCo.state_dict`` returned.
+        identity: What it must say of the replica.
+        settings: The settings of this outer loop. Some of them may have changed; see :data:`MAY_CHANGE`.
+        fragments: The fragments of this outer loop.
+
+    Raises:
+        ConfigurationError: It names the first difference.
+    """
+    if not isinstance(state, Mapping):
+        raise ConfigurationError(
+            f"the saved outer loop must be what state_dict() of one has returned, not a {type(state).__name__}"
+        )
+    for key, value in identity.items():
+        _same(key, state.get(key), value)
+    missing = sorted(_SAVED - state.keys())
+    if missing:
+        raise ConfigurationError(f"the saved outer loop is not whole: it has no {missing[0]!r}")
+    for key in [*settings, *(key for key in state["settings"] if key not in settings)]:
+        if key not in MAY_CHANGE:
+            _same(f"setting {key!r}", state["settings"].get(key, "absent"), settings.get(key, "absent"))
+    tensors: dict[str, str] = {}
+    for fragment in fragments:
+        tensors.update(fragment.schema())
+    for name in [*tensors, *(name for name in state["tensors"] if name not in tensors)]:
+        _same(f"tensor {name!r}", state["tensors"].get(name, "absent"), tensors.get(name, "absent"))
+    copies = [[(copy.numel(), str(copy.dtype)) for copy in fragment.copy] for fragment in fragments]
+    saved = [[(copy.numel(), str(copy.dtype)) for copy in part["copy"]] for part in state["fragments"]]
+    _same("order of tensors", saved, copies)
+
+
+def check_model(fragments: Sequence[Fragment], saved: Mapping[str, str | None]) -> None:
+    """Refuse a model that does not hold what it held when the outer loop's state was saved.
+
+    Args:
+        fragments: What of the model is synced.
+        saved: What :func:`model_checksums` returned then.
+
+    Raises:
+        ConfigurationError: It names tensors that differ, and what is to be loaded.
+    """
+    here = model_checksums(fragments)
+    differing = [name for name in here if here[name] != saved.get(name)]
+    if differing:
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise ConfigurationError(
+            "the model does not hold what it held when the state of this outer loop was saved; different are "
+            f"{', '.join(map(repr, differing[:3]))}{more}. Load the model's state that was saved at the same moment too "
+            "(model.load_state_dict), and the inner optimizer's, before the block is entered."
+        )
+
+
+def model_checksums(fragments: Sequence[Fragment]) -> dict[str, str | None]:
+    """A checksum of what the model holds in every synced tensor."""
+    return {named.name: checksum(named.tensor) for fragment in fragments for named in fragment.followed()}
+
+
+def _same(what: str, saved: object, here: object) -> None:
+    if saved != here:
+        raise ConfigurationError(f"the saved outer loop does not fit: its {what} is {saved}, here it is {here}")
 
 
 class OwnState:

@@ -170,10 +170,15 @@ class Exchange(Protocol):
         """
         ...
 
-    def sync(self, job: SyncJob) -> SyncReport:
+    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
         """Contribute, reduce, update, adopt. Returns when this replica has adopted the result.
 
         An error in the middle leaves the copies of this replica undefined; the published state in the store is whole.
+
+        Args:
+            job: What is synced.
+            last: This replica can do without it. In strict runs, UnequalSyncsError is no failure of this replica then: its
+                copies are as they were, and it may leave.
 
         Raises:
             NonFiniteDeltaError: The own contribution holds NaN or infinity; nothing was sent.

@@ -84,7 +84,7 @@ class ProcessGroupExchange:
         elif schema != self._schema:
             raise ConfigurationError("this exchange has already joined with another model or other settings")
 
-    def sync(self, job: SyncJob) -> SyncReport:
+    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:  # noqa: ARG002 - who has left has told all at once
         """Contribute, reduce, update, adopt; see :meth:`._exchange.Exchange.sync`."""
         if self._schema is None or self._ended:
             raise SyncError("this exchange has ended" if self._ended else "join() comes before the first sync")

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from ._checks import check_whole
 from ._endings import Ending, Progress, failure
-from ._errors import ConfigurationError, RunExistsError, SyncError
+from ._errors import ConfigurationError, RunExistsError, SyncError, UnequalSyncsError
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._liveness import Liveness
 from ._patient import Patient
@@ -120,7 +120,7 @@ class ObjectStoreExchange:
             raise
         self._schema = schema
 
-    def sync(self, job: SyncJob) -> SyncReport:
+    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
         """Contribute, reduce, update, adopt; see :meth:`._exchange.Exchange.sync`."""
         self._check_open()
         if self._schema is None:
@@ -129,7 +129,11 @@ class ObjectStoreExchange:
         try:
             report = sync.run(self._obsolete)
         except BaseException as error:
-            self.abort(error)
+            if last and isinstance(error, UnequalSyncsError):
+                # Nobody can commit to it without the one that has left.
+                self._store.delete(sync.contributed)
+            else:
+                self.abort(error)
             raise
         self._obsolete = sync.obsolete_keys()
         self._last = sync

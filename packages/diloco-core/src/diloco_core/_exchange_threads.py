@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 from ._checks import check_whole
 from ._endings import Ending, Progress, conclude, describe, failure
-from ._errors import ConfigurationError, MismatchError, RendezvousTimeoutError, SyncError, SyncTimeoutError
+from ._errors import (
+    ConfigurationError,
+    MismatchError,
+    RendezvousTimeoutError,
+    SyncError,
+    SyncTimeoutError,
+    UnequalSyncsError,
+)
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._rendezvous import compare_schemas
 from ._sharded import Scratch, adopt_shard, contributions, reduce_shard
@@ -111,14 +118,15 @@ class InProcessExchange:
         elif schema != self._schema:
             raise ConfigurationError("this exchange has already joined with another model or other settings")
 
-    def sync(self, job: SyncJob) -> SyncReport:
+    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
         """Contribute, reduce, update, adopt; see :meth:`._exchange.Exchange.sync`."""
         if self._schema is None or self._ended:
             raise SyncError("this exchange has ended" if self._ended else "join() comes before the first sync")
         try:
             report = self._sync(job)
         except BaseException as error:
-            self.abort(error)
+            if not (last and isinstance(error, UnequalSyncsError)):
+                self.abort(error)
             raise
         self._progress = self._progress.plus(job.kind)
         return report

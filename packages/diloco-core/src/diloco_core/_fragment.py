@@ -107,6 +107,10 @@ class Fragment:
             if tensor is not segment.named.tensor:
                 segment.named = replace(segment.named, tensor=tensor)
 
+    def followed(self) -> list[NamedTensor]:
+        """What it consists of, with the tensors that are in the model now."""
+        return [segment.named for segment in self._all_segments()]
+
     def begin(self) -> None:
         """Look at the model's tensors as flat ones; a tensor that is not contiguous is copied until :meth:`finish`."""
         self._adopted = False

@@ -165,7 +165,7 @@ class ManagerExchange:
     def join(self, schema: Schema) -> None:
         """Nothing to do: the manager meets the others at every quorum."""
 
-    def sync(self, job: SyncJob) -> SyncReport:
+    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:  # noqa: ARG002 - the manager knows who is there
         """Average, vote, update; see :meth:`._exchange.Exchange.sync`."""
         start = time.monotonic()
         committed, members = True, self.world_size

@@ -111,6 +111,11 @@ class StoreSync:
             exchange_seconds=clock() - start - self._waited,
         )
 
+    @property
+    def contributed(self) -> list[str]:
+        """Keys of the own contribution."""
+        return [self._delta_key(self._p.rank)]
+
     def obsolete_keys(self) -> list[str]:
         """Own keys that may go when all replicas have finished this sync."""
         state = (state_key(sync, shard) for sync in self._job.supersedes for shard in self._owned)

@@ -1,0 +1,140 @@
+"""How runs end: partial periods, replicas that have taken fewer steps than others, and models that all end the same."""
+
+import pytest
+import torch
+from torch import nn
+
+from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, UnequalSyncsError, in_process
+from diloco_core._store import open_store
+from diloco_core.testing import run_replicas
+
+
+def make_model(lab):
+    return lab.fill(nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 2)))
+
+
+def exchanges(tmp_path, kind, count):
+    if kind == "threads":
+        return in_process(count)
+    return [ObjectStoreExchange(open_store(str(tmp_path / "run")), rank, count) for rank in range(count)]
+
+
+def skipping(lab, skipped, steps, **options):
+    """Training in which rank r skips the first ``skipped[r]`` steps of ``steps``, as its gradient scaler would."""
+
+    def replica(exchange):
+        model = make_model(lab)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, **options) as outer:
+            for step in range(skipped[exchange.rank], steps):
+                lab.push(model, inner, exchange.rank, step)
+        copies = [copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]]
+        held = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+        assert torch.equal(held, torch.cat(copies)), "the model is the last committed state"
+        return lab.values(model), outer.committed
+
+    return replica
+
+
+class TestSkippedSteps:
+    @pytest.mark.parametrize("kind", ["threads", "store"])
+    @pytest.mark.parametrize("skipped", [(0, 1), (1, 0), (0, 2, 1), (3, 0, 0)])
+    @pytest.mark.parametrize("steps", [8, 9, 11])
+    def test_all_end_the_same(self, lab, tmp_path, caplog, kind, skipped, steps):
+        """The flush of one meets a regular sync of another; what nobody is left for is dropped, with a warning."""
+        runs = lab.run(skipping(lab, skipped, steps, sync_every=4), exchanges(tmp_path, kind, len(skipped)))
+        assert lab.identical([held for held, _ in runs])
+        fewest = min(-(-(steps - one) // 4) for one in skipped)
+        assert [committed for _, committed in runs] == [fewest] * len(skipped)
+        for rank, one in enumerate(skipped):
+            dropped = -(-(steps - one) // 4) > fewest
+            assert (f"rank {rank}: rank" in caplog.text) == dropped
+        if "dropped" in caplog.text:
+            assert f"has left the run after {fewest} syncs" in caplog.text
+            assert f"has finished {fewest} syncs" in caplog.text
+            assert f"the values of outer step {fewest}" in caplog.text
+
+    @pytest.mark.parametrize("kind", ["threads", "store"])
+    @pytest.mark.parametrize("steps", [4, 5, 6, 7])
+    def test_with_fragments(self, lab, tmp_path, kind, steps):
+        runs = lab.run(skipping(lab, (0, 1, 0), steps, sync_every=4, fragments=2), exchanges(tmp_path, kind, 3))
+        assert lab.identical([held for held, _ in runs])
+
+    def test_nothing_stays_behind_in_the_store(self, lab, tmp_path):
+        lab.run(skipping(lab, (0, 1), 9, sync_every=4), exchanges(tmp_path, "store", 2))
+        folder = tmp_path / "run"
+        syncs = sorted(path.name for path in (folder / "commits").iterdir())
+        assert not [
+            path for path in (folder / "deltas").rglob("*.safetensors") if f"{path.parent.name}.json" not in syncs
+        ]
+        assert all('"left"' in path.read_text() for path in (folder / "notes").iterdir())
+
+    @pytest.mark.parametrize("kind", ["threads", "store"])
+    def test_in_the_middle_it_stays_an_error(self, lab, tmp_path, kind):
+        """One that has left a whole period earlier is missed where the others go on training."""
+        results = run_replicas(skipping(lab, (0, 9), 12, sync_every=4), exchanges(tmp_path, kind, 2))
+        assert isinstance(results[0], UnequalSyncsError)
+        assert results[0].rank == 1
+        assert "rank 1 has left the run after 1 sync, while this replica (rank 0) has finished 1 sync" in str(
+            results[0]
+        )
+
+    def test_a_failure_is_still_a_failure(self, lab):
+        def replica(exchange):
+            if exchange.rank == 0:
+                return skipping(lab, (0, 0), 3, sync_every=2)(exchange)
+            model = make_model(lab)
+            inner = torch.optim.SGD(model.parameters(), lr=1.0)
+            with DiLoCo(model, inner, exchange, sync_every=2):
+                lab.push(model, inner, 1, 0)
+                lab.push(model, inner, 1, 1)
+                raise KeyError("lost")
+
+        first, _ = run_replicas(replica, in_process(2))
+        assert "rank 1 failed" in str(first)
+
+
+class TestWithoutAFlush:
+    @pytest.mark.parametrize("kind", ["threads", "store"])
+    @pytest.mark.parametrize("fragments", [1, 2])
+    @pytest.mark.parametrize("steps", [0, 3, 4, 7])
+    def test_the_tail_is_dropped_and_all_end_the_same(self, lab, tmp_path, kind, fragments, steps):
+        options = {"sync_every": 4, "fragments": fragments, "flush": "none"}
+        runs = lab.run(skipping(lab, (0, 0, 0), steps, **options), exchanges(tmp_path, kind, 3))
+        assert lab.identical([held for held, _ in runs])
+        assert [committed for _, committed in runs] == [steps * fragments // 4] * 3
+        if steps in {0, 3} and fragments == 1:
+            assert lab.identical([runs[0][0], lab.values(make_model(lab))]), "the initial values"
+
+    def test_whole_periods_are_as_with_one(self, lab):
+        runs = [
+            lab.run(skipping(lab, (0, 0), 8, sync_every=4, flush=flush), in_process(2)) for flush in ("partial", "none")
+        ]
+        assert lab.identical([held for run in runs for held, _ in run])
+
+    def test_a_flush_by_hand_is_a_flush(self, lab):
+        model = make_model(lab)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, in_process(1)[0], sync_every=4, flush="none") as outer:
+            lab.push(model, inner, 0, 0)
+            assert len(outer.flush()) == 1
+        assert outer.committed == 1
+
+    @pytest.mark.parametrize("topology", ["sharded", "gather"])
+    def test_in_elastic_runs_too(self, lab, tmp_path, topology):
+        def life(steps):
+            exchange = ElasticExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0, topology=topology))
+            return skipping(lab, (0,), steps, sync_every=2, flush="none")(exchange)
+
+        held, committed = life(5)
+        assert committed == 2
+        again, committed = life(1)
+        assert committed == 2
+        assert lab.identical([held, again]), "what was dropped was never in the run"
+
+    def test_replicas_agree_on_it(self, lab):
+        def replica(exchange):
+            return skipping(lab, (0, 0), 2, sync_every=4, flush="partial" if exchange.rank else "none")(exchange)
+
+        for result in run_replicas(replica, in_process(2)):
+            assert "setting 'flush'" in str(result)
