@@ -22,7 +22,8 @@ from arithmetic import State, Vector, disagreement, outer_step
 from objects import Broken, Objects, tensors
 
 _DELTA = re.compile(
-    r"deltas/(\d{8})/(\d{5})\.(\d{4,})\.(\d+)-(\d+)\.([0-9a-f]{16})\.([0-9a-f]{16})\.safetensors", re.ASCII
+    r"deltas/(\d{8})/(\d{5})\.(\d{4,})\.(\d+)-(\d+)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9a-f]{1,16})\.safetensors",
+    re.ASCII,
 )
 
 
@@ -141,7 +142,7 @@ class Reader:
         steps = 0
         for commit in self.commits[fragment::number]:
             sync = commit["sync"]
-            contributions = [self._contribution(member["key"], table) for member in commit["members"]]
+            contributions = [self._contribution(member["key"], table, state) for member in commit["members"]]
             for member, contribution in zip(commit["members"], contributions, strict=True):
                 if contribution is not None:
                     self._check_ledger(member, contribution, table)
@@ -165,15 +166,22 @@ class Reader:
         if number and self.commits[fragment::number]:
             self._expect("fragments", state is not None, f"the last state of fragment {fragment} cannot be told")
 
-    def _contribution(self, key: str, table: dict[str, Any]) -> list[Vector] | None:
+    def _contribution(self, key: str, table: dict[str, Any], before: State | None) -> list[Vector] | None:
+        """Flat values of every group; those that the key does not name are as in the state before."""
         data = self.objects.read(key)
         if data is None:
             return None
         found, _ = tensors(data, key)
-        return [
-            joined(found, [f"shard.{shard}.{group}" for shard in range(table["shards"])], entry)
-            for group, entry in enumerate(table["groups"])
-        ]
+        named = _DELTA.fullmatch(key)
+        carried = int(named[8], 16) if named else 0
+        groups = []
+        for group, entry in enumerate(table["groups"]):
+            values = joined(found, [f"shard.{shard}.{group}" for shard in range(table["shards"])], entry)
+            is_carried = bool(carried >> group & 1)
+            self._expect("carried groups", is_carried or not len(values), f"{key} carries group {group} unnamed")
+            self._expect("carried groups", is_carried or entry["rule"] != "outer", f"{key} lacks group {group}")
+            groups.append(values if is_carried or before is None else before.values[group])
+        return groups
 
     def _state(self, sync: int, fragment: int) -> State | None:
         """A published state, where all of its shards were seen."""

@@ -1,6 +1,7 @@
 """What a sync does with buffers: a declared policy, and BatchNorm's statistics as the example."""
 
 import itertools
+import random
 
 import pytest
 import torch
@@ -20,10 +21,13 @@ from diloco_core import (
     Timing,
     in_process,
 )
+from diloco_core._elastic_delta import DeltaFormat
+from diloco_core._fragment import Fragment
 from diloco_core._fragments import Buffers, split
+from diloco_core._sharded import may_carry
 from diloco_core._store import open_store
 from diloco_core._wire import SAFETENSORS_DTYPES, view
-from diloco_core.testing import run_replicas
+from diloco_core.testing import Fault, Schedule, run_replicas, simulate
 
 REPLICAS = 3
 
@@ -309,3 +313,127 @@ class TestDtypes:
         net.register_buffer("odd", make())
         with pytest.raises(ConfigurationError, match=rf"buffer 'odd' is .*{word}"):
             DiLoCo(net, torch.optim.SGD(net.parameters(), lr=1.0), in_process(1)[0], sync_every=1)
+
+
+class Weighing:
+    """A store that notes the size of every contribution."""
+
+    def __init__(self, store, sizes):
+        self._store, self._sizes = store, sizes
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+    def put(self, key, parts):
+        size = self._store.put(key, parts)
+        if key.startswith("deltas/") and key.endswith(".safetensors"):
+            self._sizes[int(key.split("/")[1]), int(key.split("/")[2][:5])] = size
+        return size
+
+
+class TestUnchanged:
+    """Buffers that a replica has not changed since the last sync are not in its contribution."""
+
+    def sizes(self, lab, kind, changes, policy="mean", dtype=torch.bool):
+        """Sizes of contributions after which all replicas hold the same; ``changes``: (rank, sync) pairs."""
+        sizes = {}
+
+        def replica(exchange):
+            net = with_buffers(lab, [torch.zeros(2**14).to(dtype), torch.ones(3)])
+            inner = torch.optim.SGD(net.parameters(), lr=1.0)
+            seen = []
+            with DiLoCo(net, inner, exchange, sync_every=1, buffers=policy):
+                for sync in range(4):
+                    if (exchange.rank, sync) in changes:
+                        net.buffer0[sync] = True
+                    lab.push(net, inner, exchange.rank, sync)
+                    seen.append(net.buffer0.clone())
+            return [*seen, *lab.values(net).values()]
+
+        found = exchanges(lab, kind, 2)
+        for exchange in found:
+            exchange.store = Weighing(exchange.store, sizes)
+            if kind == "strict":
+                exchange._store.store = exchange.store
+        runs = lab.run(replica, found)
+        assert all(same_bytes(a, b) for a, b in zip(*runs, strict=True))
+        first = 1  # in strict runs sync 0 shares the initial values
+        return [[sizes[first + sync, rank] for rank in range(2)] for sync in range(4)], runs[0]
+
+    @pytest.mark.parametrize("policy", ["mean", "rank0"])
+    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    def test_they_are_sent_by_those_who_changed_them(self, lab, kind, policy):
+        found, values = self.sizes(lab, kind, {(0, 1), (0, 3), (1, 3)}, policy)
+        mask = 2**14 if kind != "strict" else 2**13  # each sends the other's half
+        for sync, changed in enumerate([(), (0,), (), (0, 1)]):
+            for rank, size in enumerate(found[sync]):
+                sent = rank in changed and not (kind == "strict" and rank == 1)  # rank 0's counts
+                assert (size > mask) is sent, (sync, rank, size)
+                assert size < 2000 + mask
+        assert values[3].nonzero().flatten().tolist() == [1, 3]
+
+    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    def test_one_replicas_change_counts_for_its_part(self, lab, kind):
+        _, values = self.sizes(lab, kind, {(1, 2)}, dtype=torch.float32)
+        assert values[1].max() == 0
+        assert values[2].nonzero().flatten().tolist() == [2]
+        assert values[2][2] == 0.5
+
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+    def test_the_rounding_of_a_mean_is_no_change(self, lab, dtype):
+        """All kinds of exchange agree, whether they send what has not changed or not."""
+        ulp = torch.finfo(dtype).eps
+        start = torch.ones(3, dtype=dtype)
+        later = [[torch.tensor([1.0, 1.0 + ulp * rank, 2.0], dtype=dtype)] for rank in range(3)]
+        found = {kind: synced(lab, kind, [[start]] * 3, later=later) for kind in KINDS}
+        for runs in found.values():
+            for (buffer,) in runs:
+                assert same_bytes(buffer, found["threads"][0][0])
+
+    def test_what_takes_an_outer_step_is_always_there(self):
+        fragment = Fragment("0", split(nn.BatchNorm1d(3), 1, Buffers.MEAN)[0], None, 1)
+        assert [str(group.rule) for group in fragment.layout.groups] == ["first", "mean", "outer"]
+        assert [groups for groups in range(20) if may_carry(fragment.layout, groups)] == [4, 5, 6, 7]
+        found = DeltaFormat(fragment)
+        sizes = [found.size(groups) for groups in (4, 5, 6, 7)]
+        assert found.size(3) is None
+        assert found.size(12) is None
+        assert len(set(sizes)) == 4
+
+    @pytest.mark.parametrize("topology", ["sharded", "gather"])
+    def test_whatever_goes_wrong(self, topology):
+        """Killed, late and repeated replicas of which some change a buffer: all come to the same values after every sync."""
+
+        def train(node):
+            net = nn.ParameterDict({"weight": torch.zeros(40)})
+            net.register_buffer("mask", torch.zeros(30, dtype=torch.bool))
+            net.register_buffer("mean", torch.zeros(20))
+            inner = torch.optim.SGD(net.parameters(), lr=1.0)
+
+            def seen(report):
+                if report.committed:
+                    copies = [copy.clone() for copy in outer.state_dict()["fragments"][0]["copy"]]
+                    held.setdefault(outer.committed, []).append(copies)
+
+            with DiLoCo(net, inner, node.exchange, sync_every=1, on_sync=seen) as outer:
+                while outer.committed < 6:
+                    node.sleep(1.0)
+                    step = outer.inner_steps
+                    if (step + node.rank) % 3 == 0:
+                        net.mask[step % 30] = node.rank % 2 == 0
+                        net.mean[step % 20] = node.rank + step
+                    net["weight"].grad = torch.full((40,), (1.0 + node.rank) / 16)
+                    inner.step()
+
+        kinds = ("kill", "tear", "lose", "delay", "repeat")
+        for number in range(6):
+            held, chance = {}, random.Random(number)
+            faults = [
+                Fault(chance.randrange(3), 1, chance.randint(10, 120), chance.choice(kinds), 60.0) for _ in range(3)
+            ]
+            schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.2)
+            outcome = simulate(train, schedule, Elastic(2, grace=8.0, topology=topology, publish_every=2), limit=5000.0)
+            assert outcome.finished, outcome.errors()
+            for copies in held.values():
+                for other in copies:
+                    assert all(same_bytes(a, b) for a, b in zip(copies[0], other, strict=True))

@@ -54,6 +54,10 @@ class Mean(Fragment):
                 # One plain tensor needs no second copy: results are read straight into it.
                 self.copy[number] = tensor.view(-1)
 
+    def unchanged(self) -> list[int]:
+        """None: there is no global copy."""
+        return []
+
     def must_be_finite(self, piece: Piece) -> bool:  # noqa: ARG002 - the protocol's signature
         """All of it."""
         return True

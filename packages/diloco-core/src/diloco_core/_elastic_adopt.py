@@ -11,7 +11,7 @@ from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
 from ._patient import PAUSES
 from ._reread import read_again
-from ._sharded import reduce_shard
+from ._sharded import reduce_shard, with_unchanged
 from ._store_ahead import open_ahead
 from ._timing import Wait
 
@@ -234,11 +234,11 @@ class Adoption:
                     sources.append(job.contribution)
                     continue
                 # Its size is known, since nothing else is valid.
-                reader = stack.enter_context(life.store.store.open(member.key, self._progress.format.size))
+                size = self._progress.format.size(member.groups)
+                reader = stack.enter_context(life.store.store.open(member.key, size))
                 section = self._progress.format.reader(member, reader, shard, life.origin(member.key))
                 sections.append(section)
-                sources.append(_source(section))
-                life.traffic.received += sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
+                sources.append(with_unchanged(job, member.groups, self._source(section)))
 
             def verify() -> None:
                 for section in sections:
@@ -248,6 +248,14 @@ class Adoption:
             reduce_shard(
                 job, shard, sources, life.chunk_bytes, life.scratch, sync=number, everything=True, verify=verify
             )
+
+    def _source(self, section: SectionReader) -> Source:
+        def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+            section.read(out)
+            self._life.traffic.received += self._layout.piece_bytes(piece)
+            return out
+
+        return read
 
     def _publish(self, shard: int) -> None:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
@@ -270,11 +278,3 @@ class Adoption:
             f"sync {sync} in {life.store.uri} cannot be completed: contributions that its record names, or the state before "
             "it, are gone, and no newer state is complete. Something else has deleted objects of this run."
         )
-
-
-def _source(section: SectionReader) -> Source:
-    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - the signature of a source
-        section.read(out)
-        return out
-
-    return read

@@ -4,7 +4,7 @@ Keys below the run's prefix::
 
     manifest.json                                  create  what the run is; names the initial state
     claims/{rank}/{epoch}.json                     create  one life of a rank; the highest epoch is the rightful one
-    deltas/{sync}/{rank}.{epoch}.{from}-{to}.{base}.{schema}.safetensors    put  a contribution, immutable
+    deltas/{sync}/{rank}.{epoch}.{from}-{to}.{base}.{schema}.{groups}.safetensors    put  a contribution, immutable
     deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice, never a reason to decide
     commits/{sync}.json                            create  who is in a sync, or a rollback: the only thing that decides
     state/{sync}/{fragment}.{shard}.safetensors    create  parameters and outer state after the sync
@@ -35,7 +35,8 @@ if TYPE_CHECKING:
 MANIFEST = "manifest.json"
 
 _DELTA = re.compile(
-    r"deltas/(\d{8})/(\d{5})\.(\d{4,})\.(\d+)-(\d+)\.([0-9a-f]{16})\.([0-9a-f]{16})\.safetensors", re.ASCII
+    r"deltas/(\d{8})/(\d{5})\.(\d{4,})\.(\d+)-(\d+)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9a-f]{1,16})\.safetensors",
+    re.ASCII,
 )
 _HINT = re.compile(r"deltas/(\d{8})/hint\.(\d{5})\.(\d{4,})\.(join|leave|repair)", re.ASCII)
 _CLAIM = re.compile(r"claims/(\d{5})/(\d{4,18})\.json", re.ASCII)
@@ -57,6 +58,7 @@ class Delta:
         stop: One past the last.
         base: Digest of the fragment's state that it was made from.
         schema: Beginning of the fragment's fingerprint.
+        groups: Which groups of values it carries, as bits; the others are as in the state that it was made from.
     """
 
     sync: int
@@ -66,12 +68,13 @@ class Delta:
     stop: int
     base: str
     schema: str
+    groups: int = 1
 
     @property
     def key(self) -> str:
         """Its key."""
         who = f"{self.rank:05}.{self.epoch:04}.{self.start}-{self.stop}"
-        return f"{deltas(self.sync)}{who}.{self.base}.{self.schema}.safetensors"
+        return f"{deltas(self.sync)}{who}.{self.base}.{self.schema}.{self.groups:x}.safetensors"
 
     @classmethod
     def parse(cls, key: str) -> Delta | None:
@@ -80,7 +83,7 @@ class Delta:
         if found is None:
             return None
         sync, rank, epoch, start, stop = map(int, found.groups()[:5])
-        delta = cls(sync, rank, epoch, start, stop, *found.groups()[5:])
+        delta = cls(sync, rank, epoch, start, stop, found[6], found[7], int(found[8], 16))
         return delta if delta.key == key else None
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ._elastic_records import Delta, Hint
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+    from collections.abc import Callable, Collection, Iterable, Mapping
 
     from ._elastic_records import Rollback
 
@@ -26,7 +26,7 @@ def valid(
     base: str,
     schema: str,
     positions: Mapping[int, int],
-    size: int,
+    size: Callable[[int], int | None],
 ) -> dict[int, Delta]:
     """At most one valid contribution per rank, that of its highest epoch, in rank order.
 
@@ -37,12 +37,12 @@ def valid(
         base: Digest of the fragment's state before the sync.
         schema: Beginning of the fragment's fingerprint.
         positions: Inner steps counted so far, by rank.
-        size: How many bytes a contribution must have.
+        size: How many bytes a contribution of certain groups must have; None where no contribution has these groups.
     """
     chosen: dict[int, Delta] = {}
     for key, found in listing.items():
         delta = Delta.parse(key)
-        if delta is None or (delta.base, delta.schema) != (base, schema) or found != size:
+        if delta is None or (delta.base, delta.schema) != (base, schema) or found != size(delta.groups):
             continue
         if not positions.get(delta.rank, 0) <= delta.start < delta.stop:
             continue

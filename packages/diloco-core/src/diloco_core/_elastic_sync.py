@@ -16,6 +16,7 @@ from ._elastic_records import Commit, Delta, commit_key, deltas
 from ._elastic_rules import expected, may_commit, valid
 from ._errors import DivergedError, SyncError, SyncTimeoutError
 from ._exchange import SyncReport
+from ._sharded import carried_groups
 from ._timing import Wait
 
 if TYPE_CHECKING:
@@ -108,8 +109,9 @@ class ElasticSync:
 
     def _contribute(self, start: int, stop: int) -> None:
         life, progress = self._life, self._progress
-        delta = Delta(self._sync, life.rank, life.epoch, start, stop, self._base, self._schema)
-        if not self._valid({delta.key: progress.format.size}):
+        groups = carried_groups(self._job)
+        delta = Delta(self._sync, life.rank, life.epoch, start, stop, self._base, self._schema, groups)
+        if not self._valid({delta.key: progress.format.size(groups) or 0}):
             raise SyncError(
                 f"rank {life.rank} would contribute its inner steps {start} to {stop} to sync {self._sync}, but steps up to "
                 f"{progress.positions.get(life.rank, 0)} are counted already"

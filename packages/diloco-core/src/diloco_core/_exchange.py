@@ -13,7 +13,7 @@ from json import dumps
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     import torch
 
@@ -93,6 +93,10 @@ class SyncJob(Protocol):
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         """This replica's contribution: written into ``out``, or a view that is left alone until the piece is updated."""
+        ...
+
+    def unchanged(self) -> Collection[int]:
+        """Groups whose contribution is the global copy that all replicas hold, so that nobody has to send it."""
         ...
 
     def locate(self, piece: Piece, index: int) -> str:

@@ -6,7 +6,7 @@ Keys below the run's prefix::
     claims/{rank}.json         who plays which rank; written once
     beats/{rank}               a counter that shows life
     notes/{rank}.json          "left" or "failed", and because of whom
-    deltas/{sync}/{rank}.{fingerprint}.safetensors    a replica's contribution: immutable, gone when all have used it
+    deltas/{sync}/{rank}.{fingerprint}.{groups}.safetensors    a replica's contribution: immutable, gone when all have used it
     commits/{sync}.json        who is in the sync; payloads first, this record last
     state/{sync}/{shard}.safetensors                  new parameters and outer state: the checkpoint
     unsynced/{nonce}/{number}.safetensors             what belongs to the model and is not synced; written once by rank 0

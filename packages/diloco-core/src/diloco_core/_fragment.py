@@ -140,11 +140,28 @@ class Fragment:
                 if local.data_ptr() == base.data_ptr() and local.numel() == piece.numel:
                     return local
                 part.copy_(local)
+                if local.dtype is not base.dtype and not self.must_be_finite(piece):
+                    # As with parameters, the rounding of the last mean to the model's dtype is no change.
+                    torch.where(base.to(local.dtype).to(base.dtype) == part, base, part, out=part)
                 continue
             if local.dtype is not base.dtype:
                 base = base.to(local.dtype).to(base.dtype)
             torch.sub(base, local.to("cpu", base.dtype), out=part)
         return out
+
+    def unchanged(self) -> list[int]:
+        """Groups of buffers that this replica has left as they are in the global copy."""
+        return [
+            index
+            for index, group in enumerate(self.layout.groups)
+            if group.rule is not Rule.OUTER and self._is_unchanged(Piece(index, 0, group.numel))
+        ]
+
+    def _is_unchanged(self, piece: Piece) -> bool:
+        copy = self.copy[piece.group]
+        return all(
+            view(local.cpu()) == view(copy[start:stop].to(local.dtype)) for local, start, stop in self._overlaps(piece)
+        )
 
     def locate(self, piece: Piece, index: int) -> str:
         """Name of the tensor that holds element ``index`` of the piece."""
@@ -276,6 +293,7 @@ class Initial:
         self.fingerprint = initial_fingerprint(fragment.fingerprint)
         self.locate = fragment.locate
         self.must_be_finite = fragment.must_be_finite
+        self.unchanged = list[int]  # copies differ before the first sync
         self.destination = fragment.destination
         self.published = fragment.destination
 

@@ -31,17 +31,49 @@ class Scratch:
         return self._buffers[which].view(layout.groups[piece.group].dtype)[: piece.numel]
 
 
-def sent_pieces(layout: Layout, shard: int, rank: int) -> tuple[Piece, ...]:
-    """The pieces of a shard that ``rank`` contributes to."""
-    return tuple(p for p in layout.shard(shard) if rank == 0 or layout.groups[p.group].rule is not Rule.FIRST)
+def carried_groups(job: SyncJob) -> int:
+    """Which groups the contribution to a sync has to carry, as bits: all but those that have not changed.
+
+    Who reads it takes the values of the others from its own global copy, which is the same at all replicas.
+    """
+    unchanged = job.unchanged()
+    return sum(1 << group for group in range(len(job.layout.groups)) if group not in unchanged)
+
+
+def carries(groups: int, group: int) -> bool:
+    """Whether a contribution of such groups carries a group."""
+    return bool(groups >> group & 1)
+
+
+def may_carry(layout: Layout, groups: int) -> bool:
+    """Whether a contribution may carry these groups: none that is unknown, and everything that takes an outer step."""
+    known = groups >> len(layout.groups) == 0
+    return known and all(carries(groups, g) for g, group in enumerate(layout.groups) if group.rule is Rule.OUTER)
+
+
+def sent_pieces(layout: Layout, shard: int, rank: int, groups: int) -> tuple[Piece, ...]:
+    """The pieces of a shard that ``rank`` sends, of the groups that its contribution carries."""
+    return tuple(
+        p
+        for p in layout.shard(shard)
+        if carries(groups, p.group) and (rank == 0 or layout.groups[p.group].rule is not Rule.FIRST)
+    )
 
 
 def contributions(
-    job: SyncJob, shard: int, rank: int, chunk_bytes: int, scratch: Scratch, *, everything: bool = False
+    job: SyncJob,
+    shard: int,
+    rank: int,
+    chunk_bytes: int,
+    scratch: Scratch,
+    *,
+    everything: bool = False,
+    groups: int | None = None,
 ) -> Iterator[torch.Tensor]:
     """The own contribution to a shard, chunk by chunk, each checked: what takes an outer step has to be finite.
 
     ``everything``: also what only the first member's values are taken of, since anybody may turn out to be the first.
+    ``groups``: only these groups, as bits.
 
     Raises:
         NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer NaN where there was none before.
@@ -49,6 +81,8 @@ def contributions(
     layout = job.layout
     for chunk in layout.chunks(shard, chunk_bytes):
         if rank != 0 and not everything and layout.groups[chunk.group].rule is Rule.FIRST:
+            continue
+        if groups is not None and not carries(groups, chunk.group):
             continue
         values = job.contribution(chunk, scratch.tensor(0, layout, chunk))
         if job.must_be_finite(chunk):
@@ -152,6 +186,19 @@ def _mean_of_buffers(
     if bool(made.any()):
         raise NonFiniteUpdateError(job.locate(chunk, _first(made)), total.dtype, sync)
     return total
+
+
+def with_unchanged(job: SyncJob, groups: int, source: Source) -> Source:
+    """A source of a contribution that carries these groups; what it does not carry is as in the global copy."""
+
+    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        if carries(groups, piece.group):
+            return source(piece, out)
+        copy = job.destination(piece)
+        assert copy is not None  # what has no global copy is never unchanged
+        return out.copy_(copy)
+
+    return read
 
 
 def adopt_shard(job: SyncJob, shard: int, read: Source, chunk_bytes: int, scratch: Scratch) -> None:

@@ -14,7 +14,7 @@ from ._errors import CorruptedObjectError, MismatchError, SyncTimeoutError
 from ._exchange import SyncReport
 from ._published import Shard
 from ._reread import read_again
-from ._sharded import contributions, reduce_shard
+from ._sharded import carried_groups, contributions, may_carry, reduce_shard, with_unchanged
 from ._store_ahead import open_ahead
 from ._strict_delta import DeltaFile, ShardDelta
 from ._strict_records import check_commit, commit, commit_key
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("diloco_core")
 
-_DELTA = re.compile(r"deltas/[0-9]{8}/([0-9]{5})\.[0-9a-f]{16}\.safetensors")
+_DELTA = re.compile(r"deltas/[0-9]{8}/([0-9]{5})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,9 @@ class StoreSync:
         self._job = job
         self._layout = job.layout
         self._owned = participant.owned(job.layout)
-        self._members = [self._delta_key(rank) for rank in range(participant.world_size)]
+        self._groups = carried_groups(job)
+        # The key of every rank's contribution, which says what it carries; learned from the listing or the record.
+        self._members: dict[int, str] = {}
         self._what = describe(job.kind, job.name, progress)
         self._sums: dict[int, Sums] = {}
         self._repairs = Repairs(participant.store, participant.rank, progress.number)
@@ -119,7 +121,7 @@ class StoreSync:
     def obsolete_keys(self) -> list[str]:
         """Own keys that may go when all replicas have finished this sync."""
         state = (state_key(sync, shard) for sync in self._job.supersedes for shard in self._owned)
-        return [self._delta_key(self._p.rank), *state]
+        return [self._delta_key(self._p.rank, self._groups), *state]
 
     def repair(self) -> None:
         """Write those own shards again that others have found damaged.
@@ -141,17 +143,21 @@ class StoreSync:
             self._repairs.done(shard)
 
     def _contribute(self) -> None:
-        self._sent += self._p.store.put(self._delta_key(self._p.rank), self._delta_parts)
+        self._sent += self._p.store.put(self._delta_key(self._p.rank, self._groups), self._delta_parts)
 
     def _delta_parts(self) -> Iterator[Buffer]:
         # The own shards are not sent, but they are checked: what is not finite must stop before anybody commits to it.
         for shard in self._owned:
             for _ in self._contributions(shard):
                 pass
-        yield from self._delta_file(self._p.rank).parts(self._contributions)
+        yield from self._delta_file(self._p.rank, self._groups).parts(self._sent_contributions)
 
     def _contributions(self, shard: int) -> Iterator[torch.Tensor]:
         return contributions(self._job, shard, self._p.rank, self._p.chunk_bytes, self._p.scratch)
+
+    def _sent_contributions(self, shard: int) -> Iterator[torch.Tensor]:
+        p = self._p
+        return contributions(self._job, shard, p.rank, p.chunk_bytes, p.scratch, groups=self._groups)
 
     def _wait_for_commit(self) -> None:
         """Whoever sees all contributions writes the record; everybody else waits for that one key."""
@@ -177,8 +183,14 @@ class StoreSync:
 
     def _missing_ranks(self) -> list[int]:
         found = self._p.store.list(f"deltas/{self._number:08}/")
-        others = {int(match[1]) for match in map(_DELTA.fullmatch, found) if match is not None}
-        missing = [rank for rank, key in enumerate(self._members) if key not in found]
+        others = set()
+        for key in found:
+            match = _DELTA.fullmatch(key)
+            if match is not None and self._carried(int(match[1]), key) is not None:
+                self._members[int(match[1])] = key
+            elif match is not None:
+                others.add(int(match[1]))
+        missing = [rank for rank in range(self._p.world_size) if rank not in self._members]
         for rank in missing:
             if rank in others:
                 raise MismatchError(
@@ -188,7 +200,7 @@ class StoreSync:
         return missing
 
     def _commit(self) -> None:
-        record = commit(self._number, self._job.name, self._members)
+        record = commit(self._number, self._job.name, [key for _, key in sorted(self._members.items())])
         self._p.store.put(commit_key(self._number), lambda: [record])
 
     def _committed(self) -> bool:
@@ -198,7 +210,8 @@ class StoreSync:
         def read() -> bool:
             data = self._p.store.get(key)
             if data is not None:
-                check_commit(data, self._number, self._job.name, self._members, origin)
+                members = check_commit(data, self._number, self._job.name, self._p.world_size, self._carried, origin)
+                self._members = dict(enumerate(members))
             return data is not None
 
         try:
@@ -217,11 +230,10 @@ class StoreSync:
 
     def _reduce_shard(self, shard: int) -> None:
         own, timing = self._p.rank, self._p.timing
+        carried = {rank: self._carried(rank, key) or 0 for rank, key in self._members.items()}
         deltas = {
-            self._delta_key(rank): ShardDelta(
-                self._p.store, self._delta_key(rank), self._delta_file(rank), shard, timing
-            )
-            for rank in range(self._p.world_size)
+            key: ShardDelta(self._p.store, key, self._delta_file(rank, carried[rank]), shard, timing)
+            for rank, key in sorted(self._members.items())
             if rank != own
         }
 
@@ -232,8 +244,10 @@ class StoreSync:
             for _ in stack.enter_context(open_ahead(self._p.store.store, deltas, announce)):
                 pass  # what was opened is attached
             sources: list[Source] = [
-                self._job.contribution if key not in deltas else partial(self._read, stack.enter_context(deltas[key]))
-                for key in self._members
+                self._job.contribution
+                if rank == own
+                else with_unchanged(self._job, carried[rank], partial(self._read, stack.enter_context(deltas[key])))
+                for rank, key in sorted(self._members.items())
             ]
             reduce_shard(
                 self._job,
@@ -342,13 +356,14 @@ class StoreSync:
     def _owner(self, shard: int) -> int:
         return shard % self._p.world_size
 
-    def _delta_file(self, rank: int) -> DeltaFile:
+    def _delta_file(self, rank: int, carried: int) -> DeltaFile:
         return DeltaFile.plan(
             self._layout,
             rank,
             self._p.world_size,
             self._p.chunk_bytes,
-            partial(self._seed, "delta", rank),
+            carried,
+            partial(self._seed, "delta", rank, carried),
             self._metadata("delta", rank=rank),
         )
 
@@ -362,8 +377,15 @@ class StoreSync:
         own = {"diloco": kind, "sync": self._number, "name": self._job.name, "fingerprint": self._job.fingerprint}
         return {key: str(value) for key, value in {**own, **extra}.items()}
 
-    def _delta_key(self, rank: int) -> str:
-        return f"deltas/{self._number:08}/{rank:05}.{self._job.fingerprint[:16]}.safetensors"
+    def _delta_key(self, rank: int, groups: int) -> str:
+        return f"deltas/{self._number:08}/{rank:05}.{self._job.fingerprint[:16]}.{groups:x}.safetensors"
+
+    def _carried(self, rank: int, key: str) -> int | None:
+        """Which groups the contribution under a key carries; None where it is not one of this rank to this sync."""
+        match = _DELTA.fullmatch(key)
+        groups = int(match[2], 16) if match is not None else -1
+        whole = groups >= 0 and key == self._delta_key(rank, groups) and may_carry(self._layout, groups)
+        return groups if whole else None
 
 
 def state_key(sync: int, shard: int) -> str:

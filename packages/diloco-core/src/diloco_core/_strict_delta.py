@@ -55,14 +55,15 @@ class DeltaFile:
         rank: int,
         world_size: int,
         chunk_bytes: int,
+        carried: int,
         seed: Callable[[int], int],
         metadata: Mapping[str, str],
     ) -> Self:
-        """The file of a rank; ``seed`` makes the seed of a shard's section."""
+        """The file of a rank that carries certain groups; ``seed`` makes the seed of a shard's section."""
         shards = tuple(shard for shard in range(layout.shards) if shard % world_size != rank)
         sections = []
         for shard in shards:
-            pieces = sent_pieces(layout, shard, rank)
+            pieces = sent_pieces(layout, shard, rank, carried)
             groups = {piece.group for piece in pieces}
             chunks = sum(chunk.group in groups for chunk in layout.chunks(shard, chunk_bytes))
             sections.append(Section(f"shard.{shard}", pieces, seed(shard), max(chunks, 1)))

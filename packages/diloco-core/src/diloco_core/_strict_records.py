@@ -16,7 +16,7 @@ from ._fields import Fields
 from ._sealed import seal, unseal
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 MANIFEST = "manifest.json"
 
@@ -159,21 +159,32 @@ def commit(sync: int, name: str, members: Sequence[str]) -> bytes:
     return seal("commit", commit_key(sync), {"sync": sync, "name": name, "members": keys})
 
 
-def check_commit(data: bytes, sync: int, name: str, members: Sequence[str], origin: str) -> None:
-    """Refuse a stored commit record that is not the one of this sync.
+def check_commit(
+    data: bytes, sync: int, name: str, world_size: int, carried: Callable[[int, str], int | None], origin: str
+) -> list[str]:
+    """The keys of the contributions that a stored commit record names, in rank order.
+
+    Args:
+        data: The record.
+        sync: Number of the sync in the exchange.
+        name: What is synced.
+        world_size: How many members it must have.
+        carried: What the contribution of a rank under a key carries; None where it is not one to this sync.
+        origin: What the record is called in errors.
 
     Raises:
         CorruptedObjectError: It is damaged.
         MismatchError: Another run has written it.
         FormatError: Another version of diloco-core has written it.
     """
-    if data == commit(sync, name, members):
-        return
     fields = Fields(unseal("commit", commit_key(sync), data, origin), origin)
     fields.agree("sync", sync)
-    if [member.text("key") for member in fields.parts("members")] != list(members):
+    members = [member.text("key") for member in fields.parts("members")]
+    if len(members) != world_size or any(carried(rank, key) is None for rank, key in enumerate(members)):
         raise MismatchError(f"{origin} names other members than this run has: give every run a prefix of its own")
-    raise MismatchError(f"{origin} is not what the replicas of this run write: give every run a prefix of its own")
+    if data != commit(sync, name, members):
+        raise MismatchError(f"{origin} is not what the replicas of this run write: give every run a prefix of its own")
+    return members
 
 
 def manifest(run_id: str, world_size: int, schema: Schema, unsynced: Mapping[str, Any]) -> bytes:
