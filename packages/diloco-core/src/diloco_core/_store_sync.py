@@ -116,7 +116,7 @@ class StoreSync:
     @property
     def contributed(self) -> list[str]:
         """Keys of the own contribution."""
-        return [self._delta_key(self._p.rank)]
+        return [self._delta_key(self._p.rank, self._groups)]
 
     def obsolete_keys(self) -> list[str]:
         """Own keys that may go when all replicas have finished this sync."""
