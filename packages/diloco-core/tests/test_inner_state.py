@@ -186,7 +186,7 @@ class TestRefusals:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
         saved = b"".join(bytes(part) for part in InnerState([optimizer], {}).parts(3))
         assert InnerState([optimizer], {}).restore(saved, "here") == 3
-        with pytest.raises(ConfigurationError, match="pass the same stateful="):
+        with pytest.raises(ConfigurationError, match="the same stateful="):
             InnerState([optimizer], {"loader": Loader()}).restore(saved, "here")
 
     def test_what_cannot_be_saved_is_named(self):
@@ -197,6 +197,52 @@ class TestRefusals:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
         with pytest.raises(ConfigurationError, match=r"stateful.odd\['a'\]\[1\] is a object"):
             list(InnerState([optimizer], {"odd": Odd()}).parts(1))
+
+    def outer(self, folder, optimizer=torch.optim.SGD, **options):
+        net = torch.nn.Linear(2, 2)
+        inner = optimizer(net.parameters(), lr=0.1)
+        exchange = ElasticExchange(open_store(str(folder)), 0, 1, Elastic(1, grace=1.0))
+        return net, inner, DiLoCo(net, inner, exchange, sync_every=2, **options)
+
+    @pytest.mark.parametrize(
+        ("state", "named"),
+        [
+            (lambda: {"a": {1, 2}}, r"stateful.loader\['a'\] is a set"),
+            (lambda: {"a": torch.eye(2).to_sparse()}, r"stateful.loader\['a'\] is a Tensor \(torch.sparse_coo"),
+            (lambda: {"a": torch.ones(2, dtype=torch.complex64)}, "is a tensor of torch.complex64"),
+            (lambda: 1 / 0, r"stateful.loader \(Loader\) cannot be saved: ZeroDivisionError"),
+            (lambda: (deep := []).append(deep) or deep, "cannot be saved: RecursionError"),
+        ],
+        ids=["a set", "a sparse tensor", "complex numbers", "an error", "itself"],
+    )
+    def test_what_cannot_be_saved_is_refused_before_anything_starts(self, tmp_path, state, named):
+        loader = Loader()
+        loader.state_dict = state
+        _, _, outer = self.outer(tmp_path, stateful={"loader": loader})
+        with pytest.raises(ConfigurationError, match=named):
+            outer.__enter__()
+        assert not (tmp_path / "manifest.json").exists()
+        _, _, outer = self.outer(tmp_path, stateful={"loader": loader}, save_inner_every=0)
+        with outer:
+            assert outer.committed == 0, "nobody will ask for it"
+
+    def test_an_optimizers_state_is_tried_after_its_first_step(self, tmp_path):
+        class Odd(torch.optim.SGD):
+            def step(self, closure=None):
+                super().step(closure)
+                self.state[self.param_groups[0]["params"][0]]["odd"] = object()
+
+        net, inner, outer = self.outer(tmp_path, Odd)
+
+        def train():
+            with outer:
+                for _ in range(2):
+                    net(torch.ones(1, 2)).sum().backward()
+                    inner.step()
+
+        with pytest.raises(ConfigurationError, match=r"optimizer\['state'\]\[0\]\['odd'\] is a object"):
+            train()
+        assert outer.inner_steps == 1
 
     def test_arguments(self):
         net = torch.nn.Linear(2, 2)

@@ -178,6 +178,38 @@ class TestCounting:
                 schedule.step()
             assert outer.inner_steps == 3
 
+    @pytest.mark.parametrize("fails", [False, True])
+    def test_a_class_that_calls_its_parents_step_counts_once(self, lab, fails):
+        """Torch calls the hooks for both; and none at the end of a step that raises."""
+
+        class Warm(torch.optim.SGD):
+            def step(self, closure=None):
+                if self.param_groups[0]["lr"] < 0:
+                    raise RuntimeError("out of memory")
+                super().step(closure)
+
+        class Warmer(Warm):
+            def step(self, closure=None):
+                super().step(closure)
+
+        model = pair(lab)
+        (
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            Warm(model.parameters(), lr=1.0),
+        )  # torch hooks a class at its first use
+        inner = Warmer(model.parameters(), lr=1.0)
+        reports = []
+        with DiLoCo(model, inner, in_process(1)[0], sync_every=2, on_sync=reports.append) as outer:
+            for step in range(4):
+                if fails and step == 1:
+                    inner.param_groups[0]["lr"] = -1.0
+                    with pytest.raises(RuntimeError, match="out of memory"):
+                        inner.step()
+                    inner.param_groups[0]["lr"] = 1.0
+                lab.push(model, inner, 0, step)
+            assert outer.inner_steps == 4
+        assert [r.total_inner_steps for r in reports] == [2, 4]
+
     def test_several_epochs_are_one_run(self, lab):
         """Periods run on over the ends of epochs: two epochs of five batches are ten steps."""
         generator = torch.Generator().manual_seed(0)

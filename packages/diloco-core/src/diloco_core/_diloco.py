@@ -92,7 +92,8 @@ class DiLoCo:
             it is the momentum of the steps before. ``"none"``: it is dropped, and the model ends as the last committed
             state, which is the same on all replicas.
         stateful: Elastic runs only: what else belongs to this replica and is saved and restored with its inner optimizer
-            and random generators: ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
+            and random generators: ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``). Whether
+            it can be saved is tried when the block is entered, and after the first inner step.
         save_inner_every: Elastic runs only: every how many syncs they are saved (and when the block is left); 0 for never.
         on_sync: Called after every outer step with its report.
 
@@ -155,7 +156,7 @@ class DiLoCo:
         self._entered = False
         self._optimizers = len(optimizers)
         self._counter = StepCounter(self._optimizers)
-        self._steps_outside = 0
+        self._steps_outside = self._steps_here = 0
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
         self._inner.watch()
 
@@ -189,6 +190,7 @@ class DiLoCo:
         self._inner.watch()
         try:
             self._look_at_model()
+            self._try_own()
             if self._restored:
                 check_model(self._fragments, self._loaded_model)
             else:
@@ -327,12 +329,19 @@ class DiLoCo:
             return
         if self._counter.after(optimizer):
             self._count()
+        if self._steps_here == 1:  # optimizers make their state in their first step
+            self._try_own()
         # Not within a step: what the optimizers that are still to come would step by, the sync would drop. But one that
         # never steps again is waited for one period only.
         if self._since_event >= (2 * self._period if self._counter.stepped else self._period):
             self._sync()
 
+    def _try_own(self) -> None:
+        if isinstance(self.exchange, ElasticExchange):
+            self._own.try_out()
+
     def _count(self) -> None:
+        self._steps_here += 1
         self._inner_steps += 1
         self._since_event += 1
         self._since_sync = [steps + 1 for steps in self._since_sync]

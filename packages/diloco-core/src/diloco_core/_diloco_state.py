@@ -162,6 +162,15 @@ class OwnState:
         self._every = every
         self._saved_at = 0
 
+    def try_out(self) -> None:
+        """See whether everything can be saved as it is now, so that this does not turn out after many syncs.
+
+        Raises:
+            ConfigurationError: It names what cannot be saved.
+        """
+        if self._every:
+            self._inner.try_out()
+
     def restore(self, exchange: ElasticExchange, sync: int, inner_steps: int) -> None:
         """Take over what the rank's earlier lives have saved last."""
         self.behind = inner_steps

@@ -74,6 +74,28 @@ class InnerState:
     def _kinds(self) -> dict[str, str]:
         return {name: type(thing).__name__ for name, thing in self._things.items()}
 
+    def try_out(self) -> None:
+        """See whether everything can be saved as it is now. No values are copied.
+
+        Raises:
+            ConfigurationError: It names what cannot be saved.
+        """
+        self._tree([])
+
+    def _tree(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
+        """All states as JSON, in which tensors are numbers of entries."""
+        tree: dict[str, Any] = {}
+        for name, thing in self._things.items():
+            try:
+                tree[name] = _pack(thing.state_dict(), tensors, name)
+            except ConfigurationError:
+                raise
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{name} ({type(thing).__name__}) cannot be saved: {type(error).__name__}: {error}"
+                ) from error
+        return tree
+
     def parts(self, inner_steps: int) -> Iterator[Buffer]:
         """The file. One tensor at a time is copied to the CPU.
 
@@ -81,7 +103,7 @@ class InnerState:
             ConfigurationError: A state holds something that is no number, text, list, dict or tensor.
         """
         tensors: list[torch.Tensor] = []
-        tree = {name: _pack(thing.state_dict(), tensors, name) for name, thing in self._things.items()}
+        tree = self._tree(tensors)
         tree["random"] = _pack(_random_state(), tensors, "random")
         tree["inner_steps"] = inner_steps
         tree["kinds"] = self._kinds()
@@ -121,7 +143,7 @@ class InnerState:
         if saved != here:
             raise ConfigurationError(
                 f"the inner state in {origin} was saved with {sorted(saved)}, but this replica has {sorted(here)}: "
-                "pass the same stateful= as before"
+                "pass the same inner optimizers and the same stateful= as before"
             )
         if tree["kinds"] != self._kinds():
             raise ConfigurationError(
@@ -197,6 +219,11 @@ def _pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     if isinstance(value, torch.Tensor):
         if value.dtype not in _DTYPES:
             raise ConfigurationError(f"{where} is a tensor of {value.dtype}, which cannot be saved")
+        if type(value.detach()) is not torch.Tensor or value.layout is not torch.strided or value.is_meta:
+            raise ConfigurationError(
+                f"{where} is a {type(value.detach()).__name__} ({value.layout}, on {value.device}), which cannot be saved: plain "
+                "dense tensors can"
+            )
         tensors.append(value.detach())
         return {"tensor": len(tensors) - 1}
     if isinstance(value, (list, tuple)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import weakref
 from functools import partial
@@ -13,6 +14,7 @@ from ._errors import ConfigurationError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from types import FrameType
 
     from torch.utils.hooks import RemovableHandle
 
@@ -65,6 +67,7 @@ class InnerSteps:
         self._before = before
         self._after = after
         self._handles: list[RemovableHandle] = []
+        self._under_way: dict[int, FrameType] = {}
 
     def watch(self) -> None:
         """Begin; repeatable.
@@ -83,8 +86,8 @@ class InnerSteps:
             for number, optimizer in enumerate(self._optimizers if not self._handles else ()):
                 _watched[optimizer] = self
                 self._handles += [
-                    optimizer.register_step_pre_hook(partial(_call, self._before, number)),
-                    optimizer.register_step_post_hook(partial(_call, self._after, number)),
+                    optimizer.register_step_pre_hook(partial(self._begins, number)),
+                    optimizer.register_step_post_hook(partial(self._ends, number)),
                 ]
 
     def stop(self) -> None:
@@ -93,7 +96,26 @@ class InnerSteps:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        self._under_way.clear()
+
+    # A class that overrides step() and calls its parent's has both calls hooked by torch. Only the outer one is a step: it
+    # is known by the frame of torch's wrapper, which calls the hooks.
+
+    def _begins(self, number: int, *_: Any) -> None:
+        wrapper = sys._getframe(1)  # noqa: SLF001
+        if not _is_below(self._under_way.get(number), wrapper):  # one that an exception has ended is no longer there
+            self._under_way[number] = wrapper
+            self._before(number)
+
+    def _ends(self, number: int, *_: Any) -> None:
+        if self._under_way.get(number) is sys._getframe(1):  # noqa: SLF001
+            del self._under_way[number]
+            self._after(number)
 
 
-def _call(function: Callable[[int], None], number: int, *_: Any) -> None:
-    function(number)
+def _is_below(frame: FrameType | None, top: FrameType | None) -> bool:
+    while top is not None and frame is not None:
+        if top is frame:
+            return True
+        top = top.f_back
+    return False
