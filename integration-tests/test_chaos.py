@@ -108,5 +108,5 @@ def shift(path):
 def test_minutes_of_trouble(tmp_path, arguments):
     result = chaos(tmp_path, "--seconds", "135", *arguments)
     assert result["syncs"] > 10
-    assert result["loss"] < 2.3
+    assert result["accuracy"] > 0.4  # untrained: 0.1
     assert not list(tmp_path.glob("diloco-chaos-*"))

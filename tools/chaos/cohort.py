@@ -13,7 +13,10 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 NURSERY = Path(__file__).with_name("nursery.py")
 FINISHED, FENCED = 0, 3
@@ -49,6 +52,7 @@ class Ends:
     finished: int = 0
     fenced: int = 0
     killed: int = 0
+    refused: int = 0
     errors: dict[str, int] = field(default_factory=dict)
 
 
@@ -62,10 +66,18 @@ class Cohort:
         replicas: How many ranks.
         settings: What every life is told besides its rank; see :class:`worker.Settings`.
         environment: Environment variables for all of them.
+
+    Attributes:
+        outages: Whether the store has been away for some time; to be set.
+        ends: How lives ended.
+        violations: Ends that nothing explains, a sentence each.
+        current: The rightful life of every rank, as far as can be told from outside.
+        zombies: Lives that have been replaced and have not ended yet.
     """
 
     def __init__(self, folder: Path, replicas: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
         self.replicas = replicas
+        self.outages: Callable[[], bool] = lambda: False
         self.ends = Ends()
         self.violations: list[str] = []
         self.current: dict[int, Life] = {}
@@ -228,6 +240,9 @@ class Cohort:
         own = [line for line in self.lines() if line["life"] == life.number and line["event"] == "end"]
         how = own[-1]["how"] if own else f"status {status}"
         text = own[-1]["text"] if own else "it left no word"
+        if how == "StoreUnavailableError" and self.outages() and life.number not in self._entered():
+            self.ends.refused += 1  # connecting to a store that is away fails soon, by design
+            return
         self.ends.errors[how] = self.ends.errors.get(how, 0) + 1
         who = (
             f"the zombie (life {life.number}) of rank {life.rank}"
@@ -242,6 +257,10 @@ class Cohort:
     def _syncs(self, life: Life) -> int:
         """How many syncs a life has made."""
         return sum(line["life"] == life.number and line["event"] == "sync" for line in self.lines())
+
+    def _entered(self) -> set[int]:
+        """Numbers of the lives that have joined the run."""
+        return {line["life"] for line in self.lines() if line["event"] == "enter"}
 
     def _ask(self, command: dict[str, Any]) -> None:
         if self._nursery.stdin is not None:

@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-_LONGEST_OUTAGE = 4.0
+_LONGEST_OUTAGE = 3.0
 
 
 class Fault(StrEnum):

@@ -116,6 +116,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         every = (arguments.kill_every, arguments.stop_every, arguments.damage_every)
         trouble = Trouble(chance, arguments.grace, *every, damage.strike)
         with Cohort(replicas, arguments.replicas, {"uri": uri, **settings}, environment) as cohort:
+            cohort.outages = lambda: "outage" in faults.counts
             try:
                 disturb(cohort, trouble, arguments.seconds)
                 faults.quiet = True
