@@ -324,12 +324,13 @@ def test_l18_a_reused_pid_is_not_the_replica(waiting, until):
     run = waiting()
     files, _ = locate(run.handle)
     state = json.loads(files.replica(0).state.read_text())
-    for key in ("supervisor", "parent"):
-        ProcessId.from_dict(json.loads((files.path / "supervisor.json").read_text())[key]).send(signal.SIGKILL)
-    runner = ProcessId.from_dict(state["runner"])
-    runner.send(signal.SIGKILL)
+    watchers = json.loads((files.path / "supervisor.json").read_text())
+    processes = [ProcessId.from_dict(watchers[key]) for key in ("supervisor", "parent")]
+    processes.append(ProcessId.from_dict(state["runner"]))
+    for process in processes:
+        process.send(signal.SIGKILL)
     os.kill(run.pid(), signal.SIGKILL)
-    until(lambda: not runner.alive() and ProcessId.of(run.pid()) is None)
+    until(lambda: not any(process.alive() for process in processes) and ProcessId.of(run.pid()) is None)
     # Somebody else now has the pid: this very process.
     state["runner"]["pid"] = os.getpid()
     files.replica(0).state.write_text(json.dumps(state))
