@@ -23,6 +23,7 @@ from diloco_core import (
     export,
     in_process,
 )
+from diloco_core._elastic_records import Rollback
 from diloco_core._names import plain_name
 from diloco_core._store import open_store
 from diloco_core._unsynced import Unsynced
@@ -282,6 +283,41 @@ class TestEarlierStates:
         assert found[-1] == last
         assert f"It holds: after outer steps {', '.join(map(str, found))}." in message
         assert export(str(tmp_path / "run"), tmp_path / "model") == last
+
+    @pytest.mark.parametrize("fragments", [1, 2])
+    def test_after_a_rollback_it_is_what_the_run_goes_on_from(self, lab, tmp_path, fragments):
+        """States that were given up are whole, and no longer of the run."""
+        self.history(lab, tmp_path / "run", "sharded", fragments)
+        last = 5 + fragments
+        store = open_store(str(tmp_path / "run"))
+        before = load_file((export(str(tmp_path / "run"), tmp_path / "a", at=last - 1), tmp_path / "a")[1])
+        kept = {1: (last - 1,), 2: (last - 2, last - 1)}[fragments]  # seven is of the first of two fragments
+        record = Rollback(last + 1, kept, (last,), {0: 1, 1: 1})
+        assert store.create(f"commits/{last + 1:08}.json", record.to_json())
+        assert export(str(tmp_path / "run"), tmp_path / "model") == last + 1
+        found = load_file(tmp_path / "model")
+        assert all(torch.equal(value, before[name]) for name, value in found.items())
+        with pytest.raises(RendezvousError, match=f"does not hold the state after outer step {last}"):
+            export(str(tmp_path / "run"), tmp_path / "again", at=last)
+
+    @pytest.mark.parametrize("done", [True, False])
+    def test_a_damaged_record_of_the_newest_sync_is_made_up_for(self, lab, tmp_path, caplog, done):
+        self.history(lab, tmp_path / "run", "sharded")
+        (tmp_path / "run" / "commits" / "00000006.json").write_text("torn")
+        if not done:
+            (tmp_path / "run" / "state" / "00000006" / "000.done.json").unlink()
+        with caplog.at_level(logging.WARNING):
+            assert export(str(tmp_path / "run"), tmp_path / "model") == 5 + done
+        assert ("00000006.json" in caplog.text) is not done
+
+    def test_stray_files_are_passed_over(self, lab, tmp_path):
+        self.history(lab, tmp_path / "run", "strict")
+        state = tmp_path / "run" / "state"
+        (state / "notes.txt").write_text("mine")
+        (state / "00000009").mkdir()
+        for name in ("00000.safetensors.bak", "00002.safetensors", "x"):
+            (state / "00000009" / name).write_text("mine")
+        assert export(str(tmp_path / "run"), tmp_path / "model") == 6
 
     @pytest.mark.parametrize("at", [-1, 1.0, "1", True])
     def test_what_is_no_number_of_steps_is_refused(self, tmp_path, at):

@@ -7,7 +7,7 @@ import logging
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -23,13 +23,15 @@ from ._wire import Section
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from ._export_sources import PublishedFile, Source
     from ._store import ObjectReader, Store
 
 _TRIES = 8
 _PAUSES = (0.05, 0.2)  # seconds
+
+T = TypeVar("T")
 
 _log = logging.getLogger("diloco_core")
 
@@ -70,7 +72,7 @@ def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None 
     with _replacing(target) as temporary:
         store = open_store(uri, reading=True)
         try:
-            source = find_source(store)
+            source = _patiently(lambda: find_source(store))
             step, damaged, tensors = _newest_whole(store, source, dtype, at)
             try:
                 tensors.update(_read(store, source.unsynced, unsynced_files(source), dtype))
@@ -141,6 +143,16 @@ def _newest_whole(
     raise CorruptedObjectError(f"the published state in {store.uri} kept vanishing while it was read")
 
 
+def _patiently(act: Callable[[], T]) -> T:
+    """What fails its checksum is read again before it counts as damaged."""
+    for pause in _PAUSES:
+        try:
+            return act()
+        except CorruptedObjectError:
+            time.sleep(pause)
+    return act()
+
+
 def _corrupted(error: ObjectNotFoundError | CorruptedObjectError) -> CorruptedObjectError:
     if isinstance(error, CorruptedObjectError):
         return error
@@ -151,7 +163,7 @@ def _choose(
     store: Store, source: Source, at: int | None, damaged: Mapping[tuple[int, int], CorruptedObjectError]
 ) -> tuple[int, list[int]]:
     """The newest state (or the one that is asked for), and those before it that are damaged."""
-    there = states(source, source.complete())
+    there = states(source, _patiently(source.complete))
     whole = [step for step in there if not any(part in damaged for part in enumerate(state(source, step)))]
     wanted = [step for step in whole if at in {None, step}]
     if wanted:

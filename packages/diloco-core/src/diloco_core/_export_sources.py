@@ -3,11 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+import logging
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ._elastic_records import MANIFEST, Done, Manifest, done_key, shard_key
+from ._elastic_records import (
+    MANIFEST,
+    Commit,
+    Done,
+    Manifest,
+    Rollback,
+    commit_key,
+    commit_sync,
+    done_key,
+    read_record,
+    shard_key,
+)
 from ._elastic_rules import done_states
 from ._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from ._fragment import initial_fingerprint
@@ -20,6 +32,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ._store import Store
+
+_log = logging.getLogger("diloco_core")
+
+_SHARD = re.compile(r"state/(\d{8})/\d{5}\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +61,14 @@ class Source(Protocol):
         fragments: For every fragment, what its files look like.
         unsynced: The same of what is not synced; empty where there is nothing.
         first: Outer steps that had been taken when the run began.
+        rollback: The newest record that says from which older states the run went on; known after :meth:`complete`.
     """
 
     run_id: str
     fragments: Sequence[Mapping[str, Any]]
     unsynced: Mapping[str, Any]
     first: int
+    rollback: Rollback | None
 
     def complete(self) -> list[set[int]]:
         """For every fragment, after which outer steps its state is completely published."""
@@ -63,7 +81,10 @@ class Source(Protocol):
 
 def states(source: Source, complete: Sequence[set[int]]) -> list[int]:
     """After which outer steps the whole model can be had, the newest first."""
-    steps = sorted(set().union(*complete), reverse=True)
+    found = set().union(*complete)
+    if source.rollback is not None:
+        found.add(source.rollback.sync)  # it stands for the states that the run went on from
+    steps = sorted(found, reverse=True)
     return [
         step
         for step in steps
@@ -73,8 +94,11 @@ def states(source: Source, complete: Sequence[set[int]]) -> list[int]:
 
 def state(source: Source, step: int) -> list[int]:
     """The state after an outer step: for every fragment, the last step that was its own."""
-    count = len(source.fragments)
-    return [max(source.first, step - (step - 1 - index) % count) for index in range(count)]
+    count, rollback = len(source.fragments), source.rollback
+    own = [max(source.first, step - (step - 1 - index) % count) for index in range(count)]
+    if rollback is not None and step >= rollback.sync:
+        own = [rollback.states[index] if last <= rollback.sync else last for index, last in enumerate(own)]
+    return own
 
 
 def find_source(store: Store) -> Source:
@@ -114,6 +138,7 @@ class _ElasticSource:
     first = 0
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
+        self.rollback: Rollback | None = None
         self.run_id = manifest.run_id
         self.fragments = manifest.fragments
         self.unsynced = manifest.unsynced
@@ -121,7 +146,8 @@ class _ElasticSource:
         self._manifest = manifest
 
     def complete(self) -> list[set[int]]:
-        found = done_states(self._store.list("state/"), len(self.fragments))
+        self.rollback = self._newest_rollback()
+        found = done_states(self._store.list("state/"), len(self.fragments), self.rollback)
         initial = self._store.list(f"initial/{self._manifest.initial}/")
         for index, syncs in enumerate(found):
             if all(file.key in initial for file in self.files(index, 0)):
@@ -138,11 +164,41 @@ class _ElasticSource:
             for number, checksum in enumerate(done.sums)
         ]
 
+    def _newest_rollback(self) -> Rollback | None:
+        """Every record names the newest rollback before it, and so does the record that a complete state holds."""
+        syncs = sorted(filter(None, map(commit_sync, self._store.list("commits/"))), reverse=True)
+        for sync in syncs:
+            try:
+                return self._rollback_up_to(sync)
+            except (CorruptedObjectError, ObjectNotFoundError) as error:
+                _log.warning("%s. What it says is left out of account: the record before it is read instead.", error)
+        return None
+
+    def _rollback_up_to(self, sync: int) -> Rollback | None:
+        record = self._record(sync)
+        if isinstance(record, Rollback):
+            return record
+        return self._rollback_up_to(record.rollback) if record.rollback else None
+
+    def _record(self, sync: int) -> Commit | Rollback:
+        key, fragment = commit_key(sync), (sync - 1) % len(self.fragments)
+        try:
+            return read_record(self._store.get(key), sync, f"{self._store.uri}/{key}")
+        except (CorruptedObjectError, ObjectNotFoundError):
+            done = done_key(sync, fragment)
+            if done not in self._store.list(f"state/{sync:08}/"):
+                raise
+            commit = Done.from_json(self._store.get(done), sync, fragment, f"{self._store.uri}/{done}").commit
+            if commit is None:
+                raise
+            return commit
+
 
 class _StrictSource:
     """A strict run has no records of what is complete: a state is, when all of its shards are there."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
+        self.rollback: Rollback | None = None
         self.run_id = manifest["run_id"]
         self.fragments = manifest["fragments"]
         self.unsynced = manifest.get("unsynced", {})
@@ -151,13 +207,13 @@ class _StrictSource:
 
     def complete(self) -> list[set[int]]:
         count = len(self.fragments)
-        there = Counter(int(key.split("/")[1]) for key in self._store.list("state/"))
+        listing = self._store.list("state/")
         found: list[set[int]] = [set() for _ in range(count)]
-        for sync, shards in there.items():
+        for sync in {int(match[1]) for match in map(_SHARD.fullmatch, listing) if match is not None}:
             # The first sync of every fragment is that of the initial values.
             step = self.first + max(0, sync + 1 - count)
             index = sync if sync < count else (step - 1) % count
-            if shards == self.fragments[index]["shards"]:
+            if all(state_key(sync, number) in listing for number in range(self.fragments[index]["shards"])):
                 found[index].add(step)
         return found
 
