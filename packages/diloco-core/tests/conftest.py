@@ -51,18 +51,19 @@ def identical(runs):
     )
 
 
+def replica(make_model, exchange, steps=4, **options):
+    """One replica under plain inner SGD with the gradients of ``push``; what its model holds at the end."""
+    model = make_model(exchange.rank)
+    inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    with DiLoCo(model, inner, exchange, **{"sync_every": 2, **options}):
+        for step in range(steps):
+            push(model, inner, exchange.rank, step)
+    return values(model)
+
+
 def train(make_model, exchanges, steps=4, **options):
-    """Replicas under plain inner SGD with the gradients of ``push``; what each model holds at the end."""
-
-    def replica(exchange):
-        model = make_model(exchange.rank)
-        inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-        with DiLoCo(model, inner, exchange, **{"sync_every": 2, **options}):
-            for step in range(steps):
-                push(model, inner, exchange.rank, step)
-        return values(model)
-
-    return run(replica, exchanges)
+    """Replicas as in ``replica``; what each model holds at the end."""
+    return run(lambda exchange: replica(make_model, exchange, steps, **options), exchanges)
 
 
 class Clock:
@@ -117,6 +118,6 @@ def kinds(results):
 @pytest.fixture(scope="session")
 def lab():
     """The functions above."""
-    functions = (run, fill, push, values, identical, train)
+    functions = (run, fill, push, values, identical, replica, train)
     functions += (Clock, store_exchanges, small_model, outer_loop, small_step, kinds)
     return SimpleNamespace(**{function.__name__: function for function in functions})

@@ -2,6 +2,8 @@
 
 import json
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,7 +16,16 @@ from diloco_core import (
     ReplicaLostError,
     Timing,
 )
+from diloco_core._allreduce import Mean
+from diloco_core._endings import Ending, Progress
+from diloco_core._exchange import Schema
+from diloco_core._liveness import Liveness
+from diloco_core._patient import Patient
+from diloco_core._sharded import Scratch, carried_groups, contributions
 from diloco_core._store import open_store
+from diloco_core._strict_delta import DeltaFile, ShardDelta
+from diloco_core._strict_records import Claim, check_commit, commit, manifest, note, read_manifest, read_note
+from diloco_core._wire import seed as wire_seed
 from diloco_core.testing import run_replicas
 
 
@@ -179,8 +190,6 @@ class TestAtRest:
         assert json.loads(made.store.get("commits/00000000.json"))["sync"] == 0
 
     def test_a_commit_record_of_others_is_refused(self, tmp_path):
-        from diloco_core._strict_records import commit
-
         record = commit(0, "mean", ["deltas/00000000/else"])
         (made,) = exchanges(
             tmp_path, lambda store: DamagingWrites(store, lambda _: record, lambda key: "commits/" in key), world_size=1
@@ -200,10 +209,6 @@ class TestAtRest:
 
 def observe(made):
     """Let rank 0 wait for rank 1 until it counts as lost."""
-    from diloco_core._endings import Progress
-    from diloco_core._liveness import Liveness
-    from diloco_core._patient import Patient
-
     now = [0.0]
     timing = Timing(clock=lambda: now[0], sleep=lambda seconds: None)
     liveness = Liveness(Patient(made[0].store, timing), 0, 2, timing)
@@ -239,3 +244,106 @@ class TestOnTheWay:
                 chunk_bytes=16,
             )
             assert all_equal(run_replicas(means(1), made), 1)
+
+
+MEMBERS = ["deltas/00000003/00000.x", "deltas/00000003/00001.x"]
+RECORDS = {
+    "claim": (
+        Claim(1, 2, "monday", 64, Schema({"a": "float32[3]"}, {"sync_every": "5"}), "0f", "host", 7).to_bytes(),
+        lambda data: Claim.from_bytes(data, 1, "x"),
+    ),
+    "note": (note(Ending(1, "failed", Progress(3, 2), "ValueError: x", 0)), lambda data: read_note(data, 1, "x")),
+    "commit": (commit(3, "0", MEMBERS), lambda data: check_commit(data, 3, "0", 2, lambda rank, key: 1, "x")),
+    "manifest": (
+        manifest("monday", 2, Schema({"a": "float32[3]"}, {"sync_every": "5"}), {}),
+        lambda data: read_manifest(data, "x"),
+    ),
+}
+
+
+class TestEveryBit:
+    """A single bit, or everything after a byte: a named error, or the very same."""
+
+    @pytest.mark.parametrize("kind", RECORDS)
+    def test_of_a_record(self, kind):
+        data, read = RECORDS[kind]
+        assert read(data) == read(data)
+        harmed = [flip(data, bit) for bit in range(8 * len(data))] + [data[:size] for size in range(len(data))]
+        for one in harmed:
+            with pytest.raises(CorruptedObjectError):
+                read(one)
+
+    def test_of_a_contribution(self, tmp_path):
+        """As its readers see it: every chunk that is handed out is what was written."""
+        values = torch.arange(64.0)
+        job = Mean([values], 2)
+        job.begin()
+        scratch = Scratch(16)
+        seed = partial(wire_seed, "delta")
+        file = DeltaFile.plan(job.layout, 1, 2, 16, carried_groups(job), seed, {"rank": "1"})
+        data = b"".join(map(bytes, file.parts(lambda shard: contributions(job, shard, 1, 16, scratch))))
+        wanted = [values[chunk.start : chunk.stop] for chunk in job.layout.chunks(0, 16)]
+        harmed = [flip(data, bit) for bit in range(8 * len(data))] + [data[:size] for size in range(len(data))]
+        refused = 0
+        for one in [data, *harmed]:
+            store = SimpleNamespace(
+                retries=True, uri="x", near=True, patience=1.0, open=lambda key, one=one: InMemory(one, key)
+            )
+            timing = Timing(sleep=lambda seconds: None)
+            delta = ShardDelta(Patient(store, timing), "deltas/x", file, 0, timing)
+            try:
+                for chunk in wanted:
+                    out = torch.empty(len(chunk))
+                    delta.read(out)
+                    assert torch.equal(out, chunk)
+            except CorruptedObjectError:
+                refused += 1
+        # All bits of the values and of the checksums, and all truncations; nobody reads the header.
+        assert refused == 8 * (len(data) - len(file.header())) + len(data)
+
+    @pytest.mark.parametrize("what", ["flip", "cut"])
+    @pytest.mark.parametrize("how", [DamagingReads, DamagingWrites])
+    @pytest.mark.parametrize(
+        "folder", ["deltas/00000002", "state/00000002", "state/00000000", "commits/", "claims/", "beats/"]
+    )
+    def test_in_a_run_sampled(self, lab, tmp_path, folder, how, what):
+        self.try_run(lab, tmp_path, folder, how, what, [0.41, 0.94])
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("what", ["flip", "cut"])
+    @pytest.mark.parametrize("how", [DamagingReads, DamagingWrites])
+    @pytest.mark.parametrize(
+        "folder", ["deltas/00000002", "state/00000002", "state/00000000", "commits/", "claims/", "beats/"]
+    )
+    def test_in_a_run(self, lab, tmp_path, folder, how, what):
+        self.try_run(lab, tmp_path, folder, how, what, [number / 50 for number in range(50)])
+
+    @staticmethod
+    def try_run(lab, tmp_path, folder, how, what, places):
+        """Outer steps of two replicas; somewhere in one object, a bit is flipped or the rest is cut off."""
+
+        def make(folder, wrap=None):
+            return exchanges(folder, wrap, chunk_bytes=16, run_id="a")
+
+        def model(rank):
+            return lab.fill(torch.nn.Linear(3, 4))
+
+        (wanted, _) = lab.train(model, make(tmp_path / "healthy"), steps=6)
+        for place in places:
+
+            def harm(data, place=place):
+                bit = int(8 * len(data) * place)
+                return flip(data, bit) if what == "flip" else data[: bit // 8]
+
+            made = make(
+                tmp_path / str(place),
+                lambda store, harm=harm: how(store, harm, lambda key: key.startswith(folder), times=1),
+            )
+            results = run_replicas(lambda exchange: lab.replica(model, exchange, steps=6), made)
+            errors = {type(result) for result in results if isinstance(result, BaseException)}
+            if errors:
+                assert how is DamagingWrites  # what is damaged on the way is read again
+                assert CorruptedObjectError in errors
+                assert errors <= {CorruptedObjectError, ReplicaLostError}
+            else:
+                assert lab.identical([*results, wanted])
