@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ._elastic_life import Reload, not_as_recorded, shard_metadata
+from ._elastic_life import Reload, not_as_recorded
 from ._elastic_publish import publish_previous, write_done
+from ._elastic_repair import check_shard, readable_done, rewrite_shard
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
 from ._patient import PAUSES
+from ._published import shard_metadata
 from ._reread import read_again
 from ._sharded import reduce_shard, with_unchanged
 from ._store_ahead import open_ahead
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
     from ._wire import SectionReader
 
 _STAGGER = 0.5
+
+_log = logging.getLogger("diloco_core")
 
 
 class Adoption:
@@ -52,6 +57,9 @@ class Adoption:
         self._layout = self._job.layout
         ranks = [member.rank for member in commit.members]
         self._member = ranks.index(life.rank) if life.rank in ranks else None
+        self._mending = life.mending.get(commit.fragment) == commit.sync
+        self._done = readable_done(life, commit.sync, commit.fragment) if self._mending else None
+        self._damaged: dict[int, str] = {}
 
     def run(self) -> None:
         """Adopt it; afterwards memory and store agree.
@@ -85,6 +93,8 @@ class Adoption:
 
     def turn(self, shard: int) -> float:
         """Seconds after which this life does the work of a shard's owner: the next member first, then the one after it."""
+        if self._mending:
+            return 0.0  # all of it was published once, so whatever is missing is for whoever comes first
         members = len(self._commit.members)
         distance = members if self._member is None else (self._member - self.owner(shard)) % members
         grace = self._life.settings.grace
@@ -135,7 +145,7 @@ class Adoption:
             return [keys[key] for key, reader in zip(there, readers, strict=True) if self._adopt(keys[key], reader)]
 
     def _adopt(self, shard: int, opened: ObjectReader | None = None) -> bool:
-        """Adopt a shard as it was published, if it was."""
+        """Adopt a shard as it was published, if it was; where it is damaged it counts as not published."""
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
         key = life.key(sync, index, shard)
 
@@ -153,9 +163,17 @@ class Adoption:
                     raise
                 return None  # it was removed while it was read, and its space written over
 
-        found = read_again(life.timing, read)
+        try:
+            if self._mending:  # also what nobody needs to adopt it may be damaged
+                check_shard(life, sync, index, shard, self._done)
+            found = read_again(life.timing, read)
+        except CorruptedObjectError as error:
+            self._damaged[shard] = str(error)
+            _log.error("rank %d: %s. It will be computed again.", life.rank, error)
+            return False
         if found is None:
             return False
+        self._damaged.pop(shard, None)
         self._settle(shard, *found)
         self._progress.forget_outer(shard, life.chunk_bytes)
         life.traffic.received += sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
@@ -182,8 +200,10 @@ class Adoption:
                 if isinstance(error, CorruptedObjectError):
                     error.add_note(
                         f"Sync {self._commit.sync} is decided, so the run cannot go on without this object. The state before it "
-                        "is whole: export() writes it to a file, from which a new run can begin."
+                        "is whole: export() writes it to a file, and resume='newest-whole' goes on from it."
                     )
+                if isinstance(error, PreviousStateError):
+                    raise Reload from error
                 if pause is None or (self._life.store.store.retries and isinstance(error, StoreUnavailableError)):
                     raise
                 if self._life.gather:  # what was updated in part can only be had again from what is published
@@ -220,8 +240,16 @@ class Adoption:
             values = sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
             life.traffic.received += reader.size - (values if whole else 0)
 
-        with life.store.store.open(key) as reader:
-            use(reader)
+        def read() -> None:
+            with life.store.store.open(key) as reader:
+                use(reader)
+
+        try:
+            life.again(read)
+        except CorruptedObjectError as error:
+            # Reloading makes it again from the state before it.
+            life.bad.add((index, previous))
+            raise PreviousStateError(str(error)) from error
         progress.values_at[shard] = progress.outer_at[shard] = previous
 
     def _reduce(self, shard: int, local: bool) -> None:
@@ -259,12 +287,20 @@ class Adoption:
 
     def _publish(self, shard: int) -> None:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
+        if shard in self._damaged or self._mending:
+            reason = self._damaged.pop(shard, "it is gone")
+            self._settle(shard, *rewrite_shard(life, self._progress, sync, shard, reason))
+            return
         sums: list[Sums] = []
         stored = life.shard(sync, index, shard)
         metadata = shard_metadata(self._job, sync)
         if life.create(life.key(sync, index, shard), lambda: stored.parts(metadata, sums.append)):
             self._settle(shard, *sums[-1])
-        elif not self._adopt(shard):  # somebody was faster: there is one version, and everybody takes it
+        elif self._adopt(shard):
+            pass  # somebody was faster: there is one version, and everybody takes it
+        elif shard in self._damaged:
+            self._compute(shard)
+        else:
             self._look_again(shard)
 
     def _look_again(self, shard: int) -> None:
@@ -278,3 +314,7 @@ class Adoption:
             f"sync {sync} in {life.store.uri} cannot be completed: contributions that its record names, or the state before "
             "it, are gone, and no newer state is complete. Something else has deleted objects of this run."
         )
+
+
+class PreviousStateError(CorruptedObjectError):
+    """The published state that a sync starts from is damaged."""

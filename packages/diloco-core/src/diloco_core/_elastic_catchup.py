@@ -2,21 +2,34 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING
 
 from ._elastic_adopt import Adoption
 from ._elastic_life import Reload
-from ._elastic_start import load
+from ._elastic_load import load
+from ._elastic_records import commit_key
+from ._elastic_repair import ask_for_repair, mend_published
+from ._elastic_rollback import roll_back
+from ._elastic_rules import states
 from ._errors import CorruptedObjectError, DivergedError
 
 if TYPE_CHECKING:
     from ._elastic_life import Life
 
-_MOST_RELOADS = 5
+_PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after a try that found the state of no use
+_ASKING = 2  # how often it is tried again while others are asked
+_MOST_ROLLBACKS = 3
+
+_log = logging.getLogger("diloco_core")
 
 
-def catch_up(life: Life) -> None:
-    """Take the newest state that the store holds, finishing what others left undone.
+def catch_up(life: Life, *, first: bool = False) -> None:
+    """Take the newest state that the store holds, finishing what others left undone and mending what is damaged.
+
+    Args:
+        life: Whose.
+        first: It begins here; only then it may go back to older states, if it was started so.
 
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
@@ -24,22 +37,66 @@ def catch_up(life: Life) -> None:
     """
     for progress in life.fragments:
         progress.job.begin()
-    for _ in range(_MOST_RELOADS):
-        try:
-            load(life)
-            replay(life)
-            break
-        except Reload as reason:
-            cause = reason.__cause__
-    else:
-        raise cause or CorruptedObjectError(f"the state in {life.store.uri} kept changing while it was read")
+    error = _take_newest(life)
+    if error is not None:
+        _take_mended(life, error, first=first)
     for progress in life.fragments:
         progress.job.finish()
 
 
+def _take_mended(life: Life, error: CorruptedObjectError, *, first: bool) -> None:
+    """Others may know what this life cannot read: ask them, and wait for them for a grace. Else go back, if that is agreed."""
+    _log.error(
+        "rank %d: %s. Asking the other replicas to write it again, for %g s.", life.rank, error, life.settings.grace
+    )
+    ask_for_repair(life)
+    left: CorruptedObjectError | None = error
+    for _ in range(_ASKING):
+        life.timing.sleep(life.settings.grace / _ASKING)
+        left = _take_newest(life)
+        if left is None:
+            return
+    if first and life.settings.resume == "newest-whole":
+        for _ in range(_MOST_ROLLBACKS):
+            roll_back(life, left or error)
+            left = _take_newest(life)
+            if left is None:
+                return
+    final = left or error
+    final.add_note(
+        f"No replica that lives and nothing in {life.store.uri} can make it again. export() writes the newest state that is "
+        "whole to a file. resume='newest-whole' goes on from there: it gives up the syncs after it, names them, and stops the "
+        "lives of before."
+    )
+    raise final
+
+
+def _take_newest(life: Life) -> CorruptedObjectError | None:
+    """Load and replay; returns what could not be read, if something could not."""
+    cause: BaseException | None = None
+    for pause in _PAUSES:
+        try:
+            load(life)
+            replay(life)
+        except Reload as reason:
+            cause = reason.__cause__
+            life.timing.sleep(pause)
+        except CorruptedObjectError as error:
+            return error
+        else:
+            return None
+    if isinstance(cause, CorruptedObjectError):
+        return cause
+    if cause is not None:
+        raise cause
+    return CorruptedObjectError(f"the state in {life.store.uri} kept changing while it was read")
+
+
 def replay(life: Life) -> None:
     """Adopt every sync that is committed and not adopted yet."""
-    while (found := life.commit(life.sync + 1)) is not None:
+    published = max((sync for sync, _ in states(life.store.list("state/"))), default=0)
+    # What is published shows that its sync was decided, even if the record is gone.
+    while (found := life.commit(life.sync + 1, decided=life.sync < published)) is not None:
         commit, record = found
         life.verify(commit)
         progress = life.fragments[commit.fragment]
@@ -50,6 +107,16 @@ def replay(life: Life) -> None:
             raise diverged(life.rank)
         Adoption(life, commit, local=False).run()
         life.advance(commit, record)
+        if life.mending.get(commit.fragment) == commit.sync:
+            mend_published(life, commit.fragment)
+            del life.mending[commit.fragment]
+            life.bad.discard((commit.fragment, commit.sync))
+    beyond = life.store.get(commit_key(life.sync + 2)) is not None and life.log(life.sync + 1) is None
+    if life.sync < published or beyond:
+        raise CorruptedObjectError(
+            f"{life.origin(commit_key(life.sync + 1))} is gone, but what came after it is there, and commit records are never "
+            "deleted"
+        )
 
 
 def diverged(rank: int) -> DivergedError:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from ._elastic_delta import DeltaFormat
-from ._elastic_records import Commit, commit_key, digest, shard_key, state_digest
+from ._elastic_records import Rollback, commit_key, digest, read_record, shard_key, state_digest
+from ._elastic_repair import commit_again
 from ._errors import CorruptedObjectError
 from ._published import Shard
 from ._reread import read_again
@@ -15,7 +16,7 @@ from ._wire import seed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ._elastic_records import Delta, Done, Manifest
+    from ._elastic_records import Commit, Delta, Done, Hint, Manifest
     from ._elastic_settings import Elastic
     from ._fragment import Fragment
     from ._layout import Layout
@@ -29,6 +30,20 @@ T = TypeVar("T")
 
 class Reload(Exception):  # noqa: N818 - never leaves the exchange
     """What this life holds is of no use: start again from the newest published state."""
+
+
+class RolledBack(Reload):
+    """The run goes on from older states.
+
+    Attributes:
+        rollback: What was decided.
+        record: Digest of its record.
+    """
+
+    def __init__(self, rollback: Rollback, record: str) -> None:
+        super().__init__()
+        self.rollback = rollback
+        self.record = record
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +146,9 @@ class Life:
         absent: Ranks whose shards others had to update: they are not waited for.
         open: The own contribution to a sync that this life did not wait for to its end.
         rollback: Number of the newest rollback in the log; 0 where there was none.
+        mending: For fragments whose newest state is damaged, after which sync that is; it is made again from the one before.
+        bad: Fragments and syncs whose published state is damaged where loading it does not show.
+        answered: Who was answered when it asked for repair.
     """
 
     store: Patient
@@ -150,6 +168,9 @@ class Life:
     absent: set[int] = field(default_factory=set)
     open: Delta | None = None
     rollback: int = 0
+    mending: dict[int, int] = field(default_factory=dict)
+    bad: set[tuple[int, int]] = field(default_factory=set)
+    answered: set[Hint] = field(default_factory=set)
 
     @property
     def gather(self) -> bool:
@@ -205,10 +226,39 @@ class Life:
 
         return read_again(self.timing, read)
 
-    def commit(self, sync: int) -> tuple[Commit, str] | None:
-        """The record of a sync and its digest, if there is one."""
+    def again(self, read: Callable[[], T]) -> T:
+        """What ``read`` returns, called again where what it reads is not as it was written."""
+        return read_again(self.timing, read)
+
+    def log(self, sync: int) -> tuple[Commit | Rollback, str] | None:
+        """The record of the log with this number and its digest, if there is one."""
         key = commit_key(sync)
-        return self.read(key, lambda data: (Commit.from_json(data, sync, self.origin(key)), digest(data)))
+        return self.read(key, lambda data: (read_record(data, sync, self.origin(key)), digest(data)))
+
+    def commit(self, sync: int, *, decided: bool = False) -> tuple[Commit, str] | None:
+        """The record of a sync and its digest, if there is one. A damaged one is written again where that is possible.
+
+        Args:
+            sync: Which sync.
+            decided: The record is known to have been there.
+
+        Raises:
+            RolledBack: In its place the run went back to older states.
+            CorruptedObjectError: It is damaged, and nothing here knows what it said.
+        """
+        try:
+            found = self.log(sync)
+        except CorruptedObjectError as error:
+            mended = commit_again(self, sync, error)
+            if mended is None:
+                raise
+            return mended
+        if found is None:
+            return commit_again(self, sync, "it is gone") if decided else None
+        record, of_record = found
+        if isinstance(record, Rollback):
+            raise RolledBack(record, of_record)
+        return record, of_record
 
     def verify(self, commit: Commit) -> None:
         """Refuse a record that is not the next one of the log.
@@ -216,8 +266,9 @@ class Life:
         Raises:
             CorruptedObjectError: It does not follow the one before it.
         """
-        follows = (self.sync + 1, self.index(self.sync + 1), self.previous)
-        if (commit.sync, commit.fragment, commit.previous) != follows or not self._counts_on(commit):
+        expected = self.sync + 1, self.index(self.sync + 1), self.previous, self.rollback
+        follows = (commit.sync, commit.fragment, commit.previous, commit.rollback) == expected
+        if not follows or not self._counts_on(commit):
             raise CorruptedObjectError(
                 f"{self.origin(commit_key(commit.sync))} is whole, but does not follow the record before it, as this replica "
                 "has read that: objects of two runs are mixed below this prefix, or records were removed and written again"
@@ -228,6 +279,13 @@ class Life:
         progress = self.fragments[commit.fragment]
         # What was loaded of this fragment may be newer than what was loaded of the others, from where the log is replayed.
         return commit.sync <= progress.sync or commit.positions == progress.counting(commit.members)
+
+    def turn_back(self, rollback: Rollback, record: str) -> None:
+        """This life stands where the run goes on after a rollback whose record has this digest."""
+        self.sync = self.rollback = rollback.sync
+        self.previous = record
+        # As at the beginning: whoever comes is waited for.
+        self.members = dict.fromkeys(range(self.manifest.world_size), 0)
 
     def advance(self, commit: Commit, record: str) -> None:
         """This life has adopted a sync whose record has this digest."""
@@ -251,11 +309,6 @@ def published_shard(job: Fragment, sync: int, number: int, initial: str, chunk_b
         return seed(job.fingerprint, where, *what)
 
     return Shard(job, number, section_seed, chunk_bytes)
-
-
-def shard_metadata(job: Fragment, sync: int) -> dict[str, str]:
-    """What a published shard says of itself to people."""
-    return {"diloco": "state", "sync": str(sync), "name": job.name, "fingerprint": job.fingerprint}
 
 
 def not_as_recorded(origin: str) -> CorruptedObjectError:

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ._elastic_life import shard_metadata
 from ._elastic_records import Done, done_key
 from ._elastic_rules import collectable, kept_from, newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError
+from ._published import shard_metadata
 from ._reread import read_again
 
 if TYPE_CHECKING:

@@ -94,6 +94,11 @@ def done_states(listing: Iterable[str], fragments: int, rollback: Rollback | Non
     return found
 
 
+def states(listing: Iterable[str]) -> list[tuple[int, int]]:
+    """Of which syncs and fragments something is published."""
+    return [(int(match[1]), int(match[2])) for match in filter(None, map(_STATE.fullmatch, listing))]
+
+
 def newest_done(listing: Iterable[str], fragments: int, rollback: Rollback | None = None) -> list[int]:
     """For every fragment, the newest sync whose state is complete (0: the initial one)."""
     return [max(states, default=0) for states in done_states(listing, fragments, rollback)]

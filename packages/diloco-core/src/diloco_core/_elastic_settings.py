@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from ._checks import check_positive, check_whole
 from ._errors import ConfigurationError
@@ -23,7 +24,9 @@ class Elastic:
         topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for what suits the size of the model and of the run.
         publish_every: In the gather topology, every how many syncs of a fragment its state is published.
         retention: How many syncs a replica may lag without having to reload.
-        resume: Go on with the run that the prefix holds, whichever launch began it.
+        resume: Go on with the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also agrees to going
+            back: where the newest state is damaged and nothing can make it again, the run goes on from the newest states that
+            are whole, says in the log which syncs are given up, and stops lives that have not agreed.
     """
 
     min_replicas: int
@@ -32,7 +35,7 @@ class Elastic:
     topology: str = "auto"
     publish_every: int = 4
     retention: int = 2
-    resume: bool = False
+    resume: bool | Literal["newest-whole"] = False
 
     def check(self, world_size: int, sync_timeout: float) -> None:
         """Refuse what is impossible.
@@ -52,7 +55,11 @@ class Elastic:
                 f"grace must be less than sync_timeout ({sync_timeout:g} s), not {self.grace!r} s: "
                 "a sync would fail before it could go on without a late replica"
             )
-        allowed = {"late": ("carry", "drop"), "topology": ("auto", "sharded", "gather"), "resume": (False, True)}
+        allowed = {
+            "late": ("carry", "drop"),
+            "topology": ("auto", "sharded", "gather"),
+            "resume": (False, True, "newest-whole"),
+        }
         for name, values in allowed.items():
             value = getattr(self, name)
             if value not in values:

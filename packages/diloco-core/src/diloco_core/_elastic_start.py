@@ -9,9 +9,8 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ._elastic_life import Progress, layout_bytes, not_as_recorded, published_shard, shard_metadata
-from ._elastic_records import MANIFEST, Done, Manifest, claim_key, commit_key, digest, done_key, epochs, shard_key
-from ._elastic_rules import newest_done
+from ._elastic_life import layout_bytes, published_shard
+from ._elastic_records import MANIFEST, Manifest, claim_key, epochs, shard_key
 from ._elastic_settings import choose_topology
 from ._errors import (
     CorruptedObjectError,
@@ -21,21 +20,19 @@ from ._errors import (
     RunExistsError,
 )
 from ._exchange import Schema
+from ._published import shard_metadata
 from ._rendezvous import compare_schemas
 from ._reread import read_again
 from ._sealed import seal
-from ._store_ahead import open_ahead
 from ._timing import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._elastic_life import Life
     from ._elastic_settings import Elastic
     from ._fragment import Fragment
     from ._patient import Patient
     from ._published import Sums
-    from ._store import ObjectReader
     from ._timing import Timing
 
 _TRIES = 8
@@ -140,83 +137,6 @@ def claim(store: Patient, rank: int) -> int:
         if store.create(key, partial(bytes, record)) or store.get(key) == record:
             return epoch
     raise RunExistsError(f"rank {rank} of {store.uri} is claimed over and over again: something starts it in a loop")
-
-
-def load(life: Life) -> None:
-    """Take the newest published state of every fragment; what was committed after it is up to the caller.
-
-    Raises:
-        CorruptedObjectError: The store does not hold what its records promise.
-    """
-    for _ in range(_TRIES):
-        newest = newest_done(life.store.list("state/"), len(life.fragments))
-        try:
-            if all([_load_fragment(life, index, sync) for index, sync in enumerate(newest)]):  # noqa: C419 - all of them
-                break
-        except CorruptedObjectError:
-            # Damaged, or removed while it was read, and its space written over? Then there is newer state.
-            if newest_done(life.store.list("state/"), len(life.fragments)) == newest:
-                raise
-    else:
-        raise CorruptedObjectError(f"the published state in {life.store.uri} kept vanishing while it was read")
-    first = min(progress.sync for progress in life.fragments)
-    found = life.commit(first) if first else None
-    if found is not None:
-        life.skip(*found)
-        return
-    if first:
-        raise CorruptedObjectError(f"{life.origin(commit_key(first))} is gone, but commit records are never deleted")
-    life.sync = 0
-    life.previous = digest(life.manifest.to_json())
-    life.members = dict.fromkeys(range(life.manifest.world_size), 0)
-
-
-def _load_fragment(life: Life, index: int, sync: int) -> bool:
-    """Load a fragment's state; False where it was collected in the meantime."""
-    job = life.fragments[index].job
-    if sync:
-        key = done_key(sync, index)
-        found = life.read(key, lambda data: Done.from_json(data, sync, index, life.origin(key)))
-        if found is None:
-            return False
-        done = found
-    else:
-        done = life.manifest.done(index)
-    shards = job.layout.shards
-    if not len(done.sums) == len(done.rests) == shards:
-        raise CorruptedObjectError(f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}")
-    fresh = Progress(job, sync, list(done.sums), [None] * shards, [None] * shards, list(done.rests), done.commit)
-    keys = [life.key(sync, index, number) for number in range(shards)]
-    with open_ahead(life.store.store, keys) as readers:
-        for number, (key, reader) in enumerate(zip(keys, readers, strict=True)):
-            life.fragments[index].forget_outer(number, life.chunk_bytes)
-            if not _load_shard(life, fresh, number, key, reader):
-                return False
-            fresh.values_at[number] = sync
-    life.fragments[index] = fresh
-    return True
-
-
-def _load_shard(life: Life, fresh: Progress, number: int, key: str, opened: ObjectReader | None) -> bool:
-    """Load a shard; False where it was collected in the meantime."""
-    shard = published_shard(fresh.job, fresh.sync, number, life.manifest.initial, life.chunk_bytes)
-    expected = fresh.sums[number], fresh.rests[number]
-
-    def use(reader: ObjectReader) -> bool:
-        life.traffic.received += reader.size
-        if life.gather and fresh.sync:
-            fresh.job.install_outer(*shard.outer_state(reader, life.origin(key), expected[1]))
-            fresh.outer_at[number] = fresh.sync
-        if shard.adopt(reader, life.origin(key), life.scratch) != expected:
-            raise not_as_recorded(life.origin(key))
-        return True
-
-    def read() -> bool:
-        nonlocal opened
-        first, opened = opened, None
-        return life.store.read(key, use, first) or False
-
-    return read_again(life.timing, read)
 
 
 def _check_unused(store: Patient) -> None:

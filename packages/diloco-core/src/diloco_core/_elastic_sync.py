@@ -12,7 +12,8 @@ from ._elastic_catchup import diverged
 from ._elastic_delta import SCHEMA_DIGITS, ChangedError
 from ._elastic_life import Reload, Traffic
 from ._elastic_publish import collect
-from ._elastic_records import Commit, Delta, commit_key, deltas
+from ._elastic_records import Commit, Delta, Hint, commit_key, deltas
+from ._elastic_repair import answer
 from ._elastic_rules import expected, may_commit, valid
 from ._errors import DivergedError, SyncError, SyncTimeoutError
 from ._exchange import SyncReport
@@ -152,6 +153,7 @@ class ElasticSync:
     def _look(self, overdue: bool) -> None:
         life = self._life
         listing = life.store.list(deltas(self._sync))
+        self._help(listing)
         chosen = self._valid(listing)
         others = self._others(listing, chosen)
         waited_for = expected(life.members, listing, life.absent) - others.keys()
@@ -161,10 +163,17 @@ class ElasticSync:
         if may_commit(chosen, waited_for, rank=life.rank, min_replicas=life.manifest.min_replicas, overdue=overdue):
             members = tuple(chosen.values())
             positions = self._progress.counting(members)
-            commit = Commit(self._sync, self._index, self._base, life.previous, members, positions)
+            commit = Commit(self._sync, self._index, self._base, life.previous, members, positions, life.rollback)
             life.store.create(commit_key(self._sync), commit.to_json)
         elif self._patience is not None and not self._missing and life.commit(self._sync) is None:
             raise GaveUp
+
+    def _help(self, listing: Mapping[str, int]) -> None:
+        """Another life cannot read something that this one may know."""
+        asked = {hint for hint in map(Hint.parse, listing) if hint is not None and hint.event == "repair"}
+        if asked - self._life.answered:
+            self._life.answered |= asked
+            answer(self._life)
 
     def _valid(self, listing: Mapping[str, int]) -> dict[int, Delta]:
         return valid(

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING
 
 from ._checks import check_whole
 from ._elastic_catchup import catch_up
-from ._elastic_life import Life, Position, Progress, Reload
+from ._elastic_life import Life, Position, Progress, Reload, RolledBack
 from ._elastic_publish import finish
 from ._elastic_records import Hint, claim_key, inner_key, parse_inner
+from ._elastic_rollback import obey_rollback
 from ._elastic_settings import Elastic
 from ._elastic_start import claim, open_run
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
@@ -144,7 +145,7 @@ class ElasticExchange:
                 fragments=[Progress.empty(job) for job in jobs],
             )
             self._life = life
-            catch_up(life)
+            catch_up(life, first=True)
         except BaseException as error:
             self.abort(error)
             raise
@@ -158,7 +159,10 @@ class ElasticExchange:
         between syncs: it also announces this replica where nobody expects it.
         """
         life = self._running()
-        if life.commit(life.sync + 1) is not None:
+        try:
+            if life.commit(life.sync + 1) is not None:
+                return True
+        except RolledBack:
             return True
         if self._first and ElasticSync(life).stands_in():
             return True
@@ -197,6 +201,8 @@ class ElasticExchange:
             except GaveUp:
                 report = self._nothing(life, job, "none" if life.open is None else "open")
             except Reload as reason:
+                if isinstance(reason, RolledBack):
+                    obey_rollback(life, reason.rollback)
                 if isinstance(reason, (Differs, Changed)):
                     if life.differed:
                         raise reason.again(self.rank) from None

@@ -236,6 +236,11 @@ class Shard:
         return self._layout.groups[piece.group].rule is Rule.OUTER
 
 
+def shard_metadata(job: SyncJob, sync: int) -> dict[str, str]:
+    """What a published shard says of itself to people."""
+    return {"diloco": "state", "sync": str(sync), "name": job.name, "fingerprint": job.fingerprint}
+
+
 def read_header(reader: ObjectReader, origin: str) -> tuple[bytes, dict[str, Any]]:
     """The header of a safetensors file: its bytes with their length before them, and what it says. Nothing is verified.
 

@@ -1,0 +1,155 @@
+"""Loading what a run's store holds: the newest complete state of every fragment, or the one before where that is damaged."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ._elastic_life import Progress, not_as_recorded, published_shard
+from ._elastic_records import Rollback, commit_key, digest, done_key
+from ._elastic_repair import read_done
+from ._elastic_rules import done_states, newest_done
+from ._errors import CorruptedObjectError
+from ._reread import read_again
+from ._store_ahead import open_ahead
+
+if TYPE_CHECKING:
+    from ._elastic_life import Life
+    from ._store import ObjectReader
+
+_TRIES = 8
+
+_log = logging.getLogger("diloco_core")
+
+
+def load(life: Life) -> None:
+    """Take the newest published state of every fragment; what was committed after it is up to the caller.
+
+    Where that is damaged it is the state before, and ``life.mending`` says which one is to be written again on the way.
+
+    Raises:
+        CorruptedObjectError: The store does not hold what its records promise.
+    """
+    count = len(life.fragments)
+    for _ in range(_TRIES):
+        listing = life.store.list("state/")
+        found = find_rollback(life, min(newest_done(listing, count)))
+        rollback = found[0] if found else None
+        states = [sorted({0, *syncs}, reverse=True) for syncs in done_states(listing, count, rollback)]
+        life.mending.clear()
+        try:
+            if all([_load_newest(life, index, syncs) for index, syncs in enumerate(states)]):  # noqa: C419 - all of them
+                break
+        except CorruptedObjectError:
+            # Damaged, or removed while it was read, and its space written over? Then there is newer state.
+            if newest_done(life.store.list("state/"), count) == newest_done(listing, count):
+                raise
+    else:
+        raise CorruptedObjectError(f"the published state in {life.store.uri} kept vanishing while it was read")
+    life.rollback = max((p.commit.rollback for p in life.fragments if p.commit), default=0)
+    if found is not None and all(p.sync >= found[0].states[index] for index, p in enumerate(life.fragments)):
+        life.turn_back(*found)
+    else:
+        _stand(life, min(progress.sync for progress in life.fragments))
+
+
+def find_rollback(life: Life, after: int) -> tuple[Rollback, str] | None:
+    """The newest rollback in the log after a sync, with the digest of its record."""
+    newest: tuple[Rollback, str] | None = None
+    sync = after + 1
+    while (data := life.store.get(commit_key(sync))) is not None:
+        if is_rollback(data):
+            found = life.log(sync)
+            if found is not None and isinstance(found[0], Rollback):
+                newest = found[0], found[1]
+        sync += 1
+    return newest
+
+
+def is_rollback(data: bytes) -> bool:
+    """Whether a record of the log looks like a rollback; nothing is verified."""
+    return b'"kind": "rollback"' in data[:40]
+
+
+def _stand(life: Life, sync: int) -> None:
+    """Begin after a sync whose record is known to be there."""
+    if not sync:
+        life.sync = 0
+        life.previous = digest(life.manifest.to_json())
+        life.members = dict.fromkeys(range(life.manifest.world_size), 0)
+        return
+    found = life.commit(sync, decided=True)
+    if found is None:
+        raise CorruptedObjectError(f"{life.origin(commit_key(sync))} is gone, but commit records are never deleted")
+    life.skip(*found)
+
+
+def _load_newest(life: Life, index: int, states: list[int]) -> bool:
+    """Load the newest of a fragment's states that is whole; False where they were collected in the meantime."""
+    first: CorruptedObjectError | None = None
+    for sync in states:
+        try:
+            if (index, sync) in life.bad:
+                raise CorruptedObjectError(
+                    f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged"
+                )
+            if _load_fragment(life, index, sync):
+                return True
+            if newest_done(life.store.list("state/"), len(life.fragments))[index] > states[0]:
+                return False
+            raise CorruptedObjectError(f"an object of the state of fragment {index} after sync {sync} is gone")
+        except CorruptedObjectError as error:
+            if first is None:
+                first = error
+                life.mending[index] = sync
+            _log.error("rank %d: %s. Trying to make it again from the state before.", life.rank, error)
+    if first is None:
+        return False
+    raise first
+
+
+def _load_fragment(life: Life, index: int, sync: int) -> bool:
+    """Load a fragment's state; False where it is not there (any more)."""
+    job = life.fragments[index].job
+    if sync:
+        found = read_done(life, sync, index)
+        if found is None:
+            return False
+        done = found
+    else:
+        done = life.manifest.done(index)
+    shards = job.layout.shards
+    if not len(done.sums) == len(done.rests) == shards:
+        raise CorruptedObjectError(f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}")
+    fresh = Progress(job, sync, list(done.sums), [None] * shards, [None] * shards, list(done.rests), done.commit)
+    keys = [life.key(sync, index, number) for number in range(shards)]
+    with open_ahead(life.store.store, keys) as readers:
+        for number, (key, reader) in enumerate(zip(keys, readers, strict=True)):
+            life.fragments[index].forget_outer(number, life.chunk_bytes)
+            if not _load_shard(life, fresh, number, key, reader):
+                return False
+            fresh.values_at[number] = sync
+    life.fragments[index] = fresh
+    return True
+
+
+def _load_shard(life: Life, fresh: Progress, number: int, key: str, opened: ObjectReader | None) -> bool:
+    """Load a shard; False where it was collected in the meantime."""
+    shard = published_shard(fresh.job, fresh.sync, number, life.manifest.initial, life.chunk_bytes)
+    expected = fresh.sums[number], fresh.rests[number]
+
+    def use(reader: ObjectReader) -> bool:
+        life.traffic.received += reader.size
+        if life.gather and fresh.sync:
+            fresh.job.install_outer(*shard.outer_state(reader, life.origin(key), expected[1]))
+            fresh.outer_at[number] = fresh.sync
+        if shard.adopt(reader, life.origin(key), life.scratch) != expected:
+            raise not_as_recorded(life.origin(key))
+        return True
+
+    def read() -> bool:
+        nonlocal opened
+        first, opened = opened, None
+        return life.store.read(key, use, first) or False
+
+    return read_again(life.timing, read)

@@ -1,0 +1,175 @@
+"""Writing damaged objects of a run again, with the same content: to go back behind a commit would decide a sync twice.
+
+A record is made from another one that holds the same, or from the memory of a life that has read it. A shard is computed
+again from the state before and the contributions, and compared with what its record says of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ._elastic_records import Commit, Done, Hint, commit_key, commit_sync, digest, done_key
+from ._errors import CorruptedObjectError
+from ._published import shard_metadata
+
+if TYPE_CHECKING:
+    from ._elastic_life import Life, Progress
+    from ._published import Sums
+    from ._store import ObjectReader
+
+_log = logging.getLogger("diloco_core")
+
+
+def read_done(life: Life, sync: int, index: int) -> Done | None:
+    """The record of a complete state; where it is damaged, it is made again from the commit and the verified shards.
+
+    Raises:
+        CorruptedObjectError: It is damaged, and cannot be made again.
+    """
+    key = done_key(sync, index)
+    try:
+        return life.read(key, lambda data: Done.from_json(data, sync, index, life.origin(key)))
+    except CorruptedObjectError as error:
+        done = _done_again(life, sync, index)
+        if done is None:
+            raise
+        _say(life, key, error)
+        life.store.put(key, lambda: [done.to_json()])
+        return done
+
+
+def readable_done(life: Life, sync: int, index: int) -> Done | None:
+    """The record of a complete state, if it is there and can be read."""
+    key = done_key(sync, index)
+    try:
+        return life.read(key, lambda data: Done.from_json(data, sync, index, life.origin(key)))
+    except CorruptedObjectError:
+        return None
+
+
+def commit_again(life: Life, sync: int, reason: object) -> tuple[Commit, str] | None:
+    """Write the record of a sync again that is damaged or gone; None where nothing here knows what it said."""
+    index = life.index(sync)
+    commit = life.fragments[index].commit
+    if commit is None or commit.sync != sync:
+        key = done_key(sync, index)
+        try:
+            done = life.read(key, lambda data: Done.from_json(data, sync, index, life.origin(key)))
+        except CorruptedObjectError:
+            return None
+        commit = done.commit if done is not None else None
+    if commit is None:
+        return None
+    data = commit.to_json()
+    _say(life, commit_key(sync), reason)
+    life.store.put(commit_key(sync), lambda: [data])
+    return commit, digest(data)
+
+
+def rewrite_shard(life: Life, progress: Progress, sync: int, number: int, reason: object) -> Sums:
+    """Write a shard of a state again from memory, which holds its values and its outer state.
+
+    Raises:
+        CorruptedObjectError: Memory holds other values than were published.
+    """
+    index = life.index(sync)
+    shard, key = life.shard(sync, index, number), life.key(sync, index, number)
+    metadata = shard_metadata(progress.job, sync)
+    sums = shard.sums(metadata)
+    done = readable_done(life, sync, index)
+    if done is not None and sums != (done.sums[number], done.rests[number]):
+        raise CorruptedObjectError(
+            f"{life.origin(key)} is damaged, and what rank {life.rank} computes instead is not what it was: another kind of "
+            "processor rounds differently. Resume the run on a machine like those that it ran on, or with "
+            "resume='newest-whole'."
+        )
+    _say(life, key, reason)
+    life.store.put(key, lambda: shard.parts(metadata))
+    return sums
+
+
+def mend_published(life: Life, index: int) -> None:
+    """Write those shards of the state in memory again that are damaged or gone in the store.
+
+    Only what memory holds wholly is compared: values and outer state.
+    """
+    progress = life.fragments[index]
+    done = readable_done(life, progress.sync, index)
+    for number in range(progress.job.layout.shards):
+        if progress.values_at[number] == progress.outer_at[number] == progress.sync:
+            reason = _damage(life, progress.sync, index, number, done)
+            if reason is not None:
+                rewrite_shard(life, progress, progress.sync, number, reason)
+
+
+def ask_for_repair(life: Life) -> None:
+    """Ask those that live for what this life cannot read: they see it where they look for contributions."""
+    newest = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
+    for sync in sorted({newest, newest + 1} - {0}):
+        life.store.put(Hint(sync, life.rank, life.epoch, "repair").key, lambda: [b"\n"])
+
+
+def answer(life: Life) -> None:
+    """Compare what this life knows for certain with what the store holds, and write again what is damaged there."""
+    for index, progress in enumerate(life.fragments):
+        commit = progress.commit
+        if commit is None:
+            continue
+        life.commit(commit.sync, decided=True)
+        if life.published(progress.sync):
+            mend_published(life, index)
+            _mend_done(life, index)
+
+
+def _mend_done(life: Life, index: int) -> None:
+    sync = life.fragments[index].sync
+    if life.store.get(done_key(sync, index)) is not None:
+        try:
+            read_done(life, sync, index)
+        except CorruptedObjectError as error:
+            _log.error("rank %d: %s", life.rank, error)
+
+
+def _done_again(life: Life, sync: int, index: int) -> Done | None:
+    found = life.commit(sync, decided=True)
+    if found is None:
+        return None
+    sums: list[Sums] = []
+    for number in range(life.fragments[index].job.layout.shards):
+        try:
+            stored = check_shard(life, sync, index, number)
+        except CorruptedObjectError:
+            return None
+        if stored is None:
+            return None
+        sums.append(stored)
+    return Done(sync, index, tuple(s.values for s in sums), tuple(s.rest for s in sums), found[0])
+
+
+def check_shard(life: Life, sync: int, index: int, number: int, done: Done | None = None) -> Sums | None:
+    """Read all of a published shard and verify it; None where it is not there.
+
+    Raises:
+        CorruptedObjectError: It is damaged, or is not what the record ``done`` says.
+    """
+    key, shard = life.key(sync, index, number), life.shard(sync, index, number)
+
+    def use(reader: ObjectReader) -> Sums:
+        return shard.check(reader, life.origin(key), life.scratch, whole=True)
+
+    sums = life.again(lambda: life.store.read(key, use))
+    if sums is not None and done is not None and sums != (done.sums[number], done.rests[number]):
+        raise CorruptedObjectError(f"{life.origin(key)} is whole, but is not what the record of its sync says")
+    return sums
+
+
+def _damage(life: Life, sync: int, index: int, number: int, done: Done | None) -> str | None:
+    try:
+        return None if check_shard(life, sync, index, number, done) is not None else "it is gone"
+    except CorruptedObjectError as error:
+        return str(error)
+
+
+def _say(life: Life, key: str, reason: object) -> None:
+    _log.error("rank %d: writing %s again with the same content, because it was damaged: %s", life.rank, key, reason)

@@ -1,0 +1,83 @@
+"""Going on from older states, where nothing can make the newest ones again and the user has agreed beforehand."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ._elastic_load import find_rollback
+from ._elastic_records import Rollback, commit_key, commit_sync, highest_epochs
+from ._elastic_repair import check_shard, read_done
+from ._elastic_rules import done_states, newest_done
+from ._errors import CorruptedObjectError, FencedError
+
+if TYPE_CHECKING:
+    from ._elastic_life import Life
+
+_log = logging.getLogger("diloco_core")
+
+
+def roll_back(life: Life, reason: CorruptedObjectError) -> None:
+    """Decide, as one decides a sync, that the run goes on from the newest state of every fragment that is whole.
+
+    The record is created once under the number of the next sync: either it or a sync is there, and everybody obeys it.
+    Afterwards the caller loads again, whoever was faster.
+
+    Raises:
+        CorruptedObjectError: A fragment has no whole state at all.
+    """
+    count = len(life.fragments)
+    listing = life.store.list("state/")
+    known = find_rollback(life, min(newest_done(listing, count)))
+    before = known[0] if known else None
+    states = []
+    for index, syncs in enumerate(done_states(listing, count, before)):
+        whole = [sync for sync in sorted({0, *syncs}, reverse=True) if _is_whole(life, index, sync)][:1]
+        if not whole:
+            reason.add_note(f"No state of fragment {index} is whole any more, so there is nothing to go back to.")
+            raise reason
+        states += whole
+    last = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
+    start = before.sync if before else 0
+    given_up = [sync for sync in range(start + 1, last + 1) if sync > states[life.index(sync)]]
+    fence = highest_epochs(life.store.list("claims/"))
+    record = Rollback(last + 1, tuple(states), tuple(given_up), fence)
+    _log.error(
+        "rank %d: %s. As asked for by resume='newest-whole', the run goes on from the states after syncs %s. Given up: syncs "
+        "%s. Earlier lives that did not agree to this stop.",
+        life.rank,
+        reason,
+        list(states),
+        given_up,
+    )
+    life.store.create(commit_key(record.sync), record.to_json)
+
+
+def obey_rollback(life: Life, rollback: Rollback) -> None:
+    """See to it that a life of before the rollback goes on only if it has agreed.
+
+    Raises:
+        FencedError: It has not.
+    """
+    if life.settings.resume != "newest-whole" and life.epoch <= rollback.fence.get(life.rank, 0):
+        raise FencedError(
+            f"the run at {life.store.uri} goes on from older states (syncs {list(rollback.given_up)} are given up, since their "
+            f"results could not be read any more): this life of rank {life.rank} (epoch {life.epoch}) is of before, and "
+            "stops. Start it again to take part.",
+            life.rank,
+            life.epoch,
+        )
+
+
+def _is_whole(life: Life, index: int, sync: int) -> bool:
+    try:
+        done = read_done(life, sync, index) if sync else life.manifest.done(index)
+        if done is None:
+            return False
+        for number in range(life.fragments[index].job.layout.shards):
+            if check_shard(life, sync, index, number) != (done.sums[number], done.rests[number]):
+                return False
+    except CorruptedObjectError as error:
+        _log.error("rank %d: the state of fragment %d after sync %d is not whole: %s", life.rank, index, sync, error)
+        return False
+    return True
