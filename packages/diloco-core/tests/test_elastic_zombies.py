@@ -114,33 +114,32 @@ def test_it_wakes_up_in_the_middle_of_saving(operation, when):
     assert kept == inner_key(0, 3, 12)
 
 
+class Saves(SimulatedTraining):
+    """Remembers which lives saved their inner state."""
+
+    def __call__(self, node):
+        save = node.exchange.save_inner
+
+        def watched(parts):
+            self.saved.add((node.rank, node.life))
+            save(parts)
+
+        node.exchange.save_inner = watched
+        return super().__call__(node)
+
+
 def test_nothing_is_saved_after_the_counter_jumped():
     """Steps of an earlier life are counted that this one never took: its loader does not stand where they end."""
-    saves = []
-
-    class Watched(SimulatedTraining):
-        def __call__(self, node):
-            save = node.exchange.save_inner
-
-            def watched(parts):
-                saves.append((node.rank, node.life))
-                save(parts)
-
-            node.exchange.save_inner = watched
-            return super().__call__(node)
-
-    # As in test_elastic_cases: life 1 carries more steps than life 2 has taken when they are counted.
-    training = Watched(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
-    schedule = Schedule(3, faults=[Fault(1, 1, 34, "zombie", 1.5)], restart_after=0.1, latency=0.01)
-    outcome = simulate(training, schedule, Elastic(2, grace=5.0))
-    assert violations(outcome, training) == []
-    jumped = {
-        (rank, life)
-        for rank, life, step in training.batches
-        if life > 1
-        and (rank, life, step + 1) not in training.batches
-        and any((rank, life, step + more) in training.batches for more in range(2, 9))
-    }
-    assert jumped == {(1, 2)}
-    assert (1, 2) not in saves
-    assert (0, 1) in saves
+    overtaken = 0
+    for operation in range(30, 46):
+        # As in test_elastic_cases: life 1 carries more steps than life 2 has taken when they are counted.
+        training = Saves(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
+        training.saved = set()
+        schedule = Schedule(3, faults=[Fault(1, 1, operation, "zombie", 1.5)], restart_after=0.1, latency=0.01)
+        assert violations(simulate(training, schedule, Elastic(2, grace=5.0)), training) == []
+        assert (0, 1) in training.saved
+        steps = sorted(step for rank, life, step in training.batches if (rank, life) == (1, 2))
+        if steps != list(range(steps[0], steps[-1] + 1)):
+            overtaken += 1
+            assert (1, 2) not in training.saved
+    assert overtaken

@@ -55,7 +55,7 @@ def connect(
     topology: Literal["auto", "sharded", "gather"] | None = None,
     publish_every: int | None = None,
     retention: int | None = None,
-    resume: bool | None = None,
+    resume: bool | Literal["newest-whole"] | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Exchange:
     """Connect this replica to the others through an object store.
@@ -90,7 +90,8 @@ def connect(
         topology: Who updates what: ``sharded``, ``gather``, or ``auto`` by the size of the model and of the run.
         publish_every: Every how many syncs of a fragment the gather topology publishes the state.
         retention: How many syncs a replica may lag without having to reload; more of them means more objects.
-        resume: Go on with the run that the prefix holds, whichever launch began it.
+        resume: Go on with the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also agrees to going
+            back behind a state that is damaged and that nothing can make again.
         environ: Instead of ``os.environ``.
 
     Raises:

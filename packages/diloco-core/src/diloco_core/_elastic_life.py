@@ -146,6 +146,7 @@ class Life:
         absent: Ranks whose shards others had to update: they are not waited for.
         open: The own contribution to a sync that this life did not wait for to its end.
         rollback: Number of the newest rollback in the log; 0 where there was none.
+        seen_rollback: Number of the rollback that the last loading took into account; 0 where there was none.
         mending: For fragments whose newest state is damaged, after which sync that is; it is made again from the one before.
         bad: Fragments and syncs whose published state is damaged where loading it does not show.
         answered: Who was answered when it asked for repair.
@@ -168,6 +169,7 @@ class Life:
     absent: set[int] = field(default_factory=set)
     open: Delta | None = None
     rollback: int = 0
+    seen_rollback: int = 0
     mending: dict[int, int] = field(default_factory=dict)
     bad: set[tuple[int, int]] = field(default_factory=set)
     answered: set[Hint] = field(default_factory=set)

@@ -35,6 +35,7 @@ def load(life: Life) -> None:
         listing = life.store.list("state/")
         found = find_rollback(life, min(newest_done(listing, count)))
         rollback = found[0] if found else None
+        life.seen_rollback = rollback.sync if rollback else 0
         states = [sorted({0, *syncs}, reverse=True) for syncs in done_states(listing, count, rollback)]
         life.mending.clear()
         try:

@@ -26,10 +26,14 @@ def roll_back(life: Life, reason: CorruptedObjectError) -> None:
     Raises:
         CorruptedObjectError: A fragment has no whole state at all.
     """
+    # Before anything else is looked at: whatever is decided from now on takes the number that this life would take.
+    last = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
     count = len(life.fragments)
     listing = life.store.list("state/")
     known = find_rollback(life, min(newest_done(listing, count)))
     before = known[0] if known else None
+    if before is not None and before.sync > life.seen_rollback:
+        return  # somebody else has decided it meanwhile
     states = []
     for index, syncs in enumerate(done_states(listing, count, before)):
         whole = [sync for sync in sorted({0, *syncs}, reverse=True) if _is_whole(life, index, sync)][:1]
@@ -37,7 +41,6 @@ def roll_back(life: Life, reason: CorruptedObjectError) -> None:
             reason.add_note(f"No state of fragment {index} is whole any more, so there is nothing to go back to.")
             raise reason
         states += whole
-    last = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
     start = before.sync if before else 0
     given_up = [sync for sync in range(start + 1, last + 1) if sync > states[life.index(sync)]]
     fence = highest_epochs(life.store.list("claims/"))

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._diloco import DiLoCo
-from ._elastic_records import MANIFEST, Commit, Manifest, commit_key, digest, shard_key
+from ._elastic_records import MANIFEST, Commit, Manifest, Rollback, commit_key, digest, read_record, shard_key
 from ._elastic_rules import done_states
 from ._errors import FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ._exchange import SyncReport
     from ._sim_store import SimulatedStore
@@ -128,21 +128,27 @@ class SimulatedTraining:
         """The gradient of an inner step; a multiple of 1/16, so that sums are exact."""
         return ((torch.arange(size) * 7 + rank * 13 + life * 5 + step * 29) % 17 - 8).float() / 16
 
-    def expected(self, commits: list[Commit]) -> dict[int, list[torch.Tensor]]:
+    def expected(self, log: Sequence[Commit | Rollback]) -> dict[int, list[torch.Tensor]]:
         """What every replica must hold after every sync, computed from the log."""
-        values = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
-        momenta = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
+        zeros = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
+        states = {(0, index): (zero, zero) for index, zero in enumerate(zeros)}  # values and momentum
+        now = [(zero, zero) for zero in zeros]
         found = {}
-        for commit in commits:
-            index = commit.fragment
-            mean = torch.zeros_like(values[index])
-            for member in commit.members:
-                life = self.salts.get((member.rank, member.epoch), 0)
-                for step in range(member.start, member.stop):
-                    mean += self.gradient(member.rank, life, step, self.sizes[index]) / len(commit.members)
-            momenta[index] = _OUTER_MOMENTUM * momenta[index] + mean
-            values[index] = values[index] - _OUTER_LR * (mean + _OUTER_MOMENTUM * momenta[index])
-            found[commit.sync] = list(values)
+        for record in log:
+            if isinstance(record, Rollback):
+                now = [states[sync, index] for index, sync in enumerate(record.states)]
+            else:
+                index = record.fragment
+                values, momentum = now[index]
+                mean = torch.zeros_like(values)
+                for member in record.members:
+                    life = self.salts.get((member.rank, member.epoch), 0)
+                    for step in range(member.start, member.stop):
+                        mean += self.gradient(member.rank, life, step, self.sizes[index]) / len(record.members)
+                momentum = _OUTER_MOMENTUM * momentum + mean
+                now[index] = values - _OUTER_LR * (mean + _OUTER_MOMENTUM * momentum), momentum
+                states[record.sync, index] = now[index]
+            found[record.sync] = [values for values, _ in now]
         return found
 
 
@@ -166,9 +172,9 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
     if MANIFEST not in outcome.store.decided:
         return [*found, "there is no manifest"]
     found += [f"{key} was written again with other content" for key in outcome.store.changed]
-    commits, broken = read_log(outcome.store)
+    log, broken = read_log(outcome.store)
     found += broken
-    expected = training.expected(commits)
+    expected = training.expected(log)
     for sync, states in sorted(training.states.items()):
         for rank, life, copies in states:
             if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
@@ -177,14 +183,17 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
                 far = max(float((a - b).abs().max()) for a, b in zip(copies, expected[sync], strict=True))
                 if not far < _TOLERANCE:
                     found.append(f"after sync {sync}, rank {rank} (life {life}) is {far:.3g} off what the log says")
-    return found + learned_twice(commits, training)
+    return found + learned_twice(log, training)
 
 
-def learned_twice(commits: list[Commit], training: SimulatedTraining) -> list[str]:
-    """Batches that more than one counted step of a rank has learned."""
+def learned_twice(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
+    """Batches that more than one counted step of a rank has learned; what was given up does not count."""
+    given_up = {sync for record in log if isinstance(record, Rollback) for sync in record.given_up}
     seen: dict[tuple[int, int, int], int] = {}
     found = []
-    for commit in commits:
+    for commit in log:
+        if isinstance(commit, Rollback) or commit.sync in given_up:
+            continue
         for member in commit.members:
             life = training.salts.get((member.rank, member.epoch), 0)
             for step in range(member.start, member.stop):
@@ -198,26 +207,33 @@ def learned_twice(commits: list[Commit], training: SimulatedTraining) -> list[st
     return found
 
 
-def read_log(store: SimulatedStore) -> tuple[list[Commit], list[str]]:
-    """All commit records as they were decided, and what is wrong with them."""
+def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]:
+    """All records of the log as they were decided, and what is wrong with them."""
     manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
-    previous, found, commits = digest(store.decided[MANIFEST]), [], list[Commit]()
-    counted: dict[tuple[int, int], int] = {}
-    while (data := store.decided.get(commit_key(len(commits) + 1))) is not None:
-        commit = Commit.from_json(data, len(commits) + 1, commit_key(len(commits) + 1))
-        if commit.previous != previous:
-            found.append(f"record {commit.sync} does not follow the one before")
-        ranks = [member.rank for member in commit.members]
-        if len(set(ranks)) < manifest.min_replicas or ranks != sorted(set(ranks)):
-            found.append(f"record {commit.sync} has members {ranks}")
-        for member in commit.members:
-            key = (commit.fragment, member.rank)
-            if member.start < counted.get(key, 0):
-                found.append(f"record {commit.sync} counts steps of rank {member.rank} twice")
-            counted[key] = member.stop
-        commits.append(commit)
+    previous, found, log = digest(store.decided[MANIFEST]), [], list[Commit | Rollback]()
+    positions: dict[tuple[int, int], Mapping[int, int]] = {}  # by fragment and sync
+    newest = [0] * len(manifest.fragments)
+    while (data := store.decided.get(commit_key(len(log) + 1))) is not None:
+        record = read_record(data, len(log) + 1, commit_key(len(log) + 1))
+        log.append(record)
+        if isinstance(record, Rollback):
+            newest = list(record.states)
+        else:
+            if record.previous != previous:
+                found.append(f"record {record.sync} does not follow the one before")
+            ranks = [member.rank for member in record.members]
+            if len(set(ranks)) < manifest.min_replicas or ranks != sorted(set(ranks)):
+                found.append(f"record {record.sync} has members {ranks}")
+            counted = positions.get((record.fragment, newest[record.fragment]), {})
+            found += [
+                f"record {record.sync} counts steps of rank {member.rank} twice"
+                for member in record.members
+                if member.start < counted.get(member.rank, 0)
+            ]
+            newest[record.fragment] = record.sync
+            positions[record.fragment, record.sync] = {**counted, **{m.rank: m.stop for m in record.members}}
         previous = digest(data)
-    return commits, found
+    return log, found
 
 
 def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[str]:
@@ -242,14 +258,21 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
         for key in removed
         if key.partition("/")[0] in folders and int(key.split("/")[1]) > kept
     ]
-    for index, states in enumerate(done_states(store.objects, count)):
-        two = [*sorted(states, reverse=True), 0][:2]
+    log, _ = read_log(store)
+    rollback = next((record for record in reversed(log) if isinstance(record, Rollback)), None)
+    for index, states in enumerate(done_states(store.objects, count, rollback)):
+        before = (
+            {0, *states} if rollback is None else {rollback.states[index], *(s for s in states if s > rollback.sync)}
+        )
+        two = sorted(before, reverse=True)[:2]
         shards = range(manifest.fragments[index]["shards"])
         keys = [shard_key(sync, index, shard, manifest.initial) for sync in two for shard in shards]
-        following = two[-1] + count if two[-1] else index + 1
-        while (data := store.decided.get(commit_key(following))) is not None:
-            keys += [member.key for member in Commit.from_json(data, following, "").members]
-            following += count
+        for record in log:
+            if isinstance(record, Rollback):
+                continue
+            of_use = rollback is None or record.sync not in rollback.given_up
+            if of_use and record.fragment == index and record.sync > two[-1]:
+                keys += [member.key for member in record.members]
         found += [
             f"{key} is gone, and fragment {index} (states {two}) needs it" for key in keys if key not in store.objects
         ]

@@ -1,0 +1,177 @@
+"""Going on from older states where nothing can make the newest ones again: only if asked for, by all alike, and only once."""
+
+import copy
+
+import pytest
+import torch
+
+from diloco_core import CorruptedObjectError, Elastic, FencedError
+from diloco_core._elastic_records import Rollback, commit_sync, done_key, read_record, shard_key
+from diloco_core.testing import (
+    Fault,
+    Killed,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
+
+_SIZES = (40, 30)
+
+
+def _stopped(topology="sharded"):
+    """A run that died after sync 5 was decided and before its result was published; a contribution to it is damaged."""
+    torch.set_num_threads(1)
+    for operation in range(62, 140, 2):
+        training, store = SimulatedTraining(syncs=9, sizes=_SIZES), SimulatedStore()
+        faults = [Fault(rank, 1, operation, "kill before") for rank in range(2)]
+        schedule = Schedule(2, faults=faults, latency=0.001)
+        settings = Elastic(2, grace=5.0, topology=topology, publish_every=1)
+        outcome = simulate(training, schedule, settings, store=store, most_lives=1)
+        last = _last(store)
+        killed = all(isinstance(result, Killed) for result in outcome.results.values())
+        if killed and last >= 5 and shard_key(last, (last - 1) % 2, 0, "") not in store.objects:
+            key = next(key for key in store.objects if key.startswith(f"deltas/{last:08}/00001.0001."))
+            data = bytearray(store.objects[key])
+            data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
+            store.damage(key, bytes(data))
+            return training, store, last
+    raise AssertionError("no schedule stops there")
+
+
+def _last(store):
+    return max(filter(None, map(commit_sync, store.decided)), default=0)
+
+
+@pytest.fixture(scope="module", params=["sharded", "gather"])
+def stopped(request):
+    return request.param, *_stopped(request.param)
+
+
+def _resume(stopped, resume, faults=(), ranks=2, syncs=12, most_lives=3, store=None, **options):
+    topology, before, original, _ = stopped
+    store = store or copy.deepcopy(original)
+    broken = []
+    store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
+    training = SimulatedTraining(syncs=syncs, sizes=_SIZES, salts=dict(before.salts))
+    elastic = Elastic(2, grace=5.0, topology=topology, publish_every=1, resume=resume)
+    schedule = Schedule(ranks, seed=3, faults=faults, latency=0.01, restart_after=1.0, **options)
+    outcome = simulate(training, schedule, elastic, store=store, most_lives=most_lives)
+    return outcome, training, store, broken
+
+
+def _rollbacks(store):
+    records = [read_record(data, commit_sync(key), "") for key, data in store.decided.items() if commit_sync(key)]
+    return [record for record in records if isinstance(record, Rollback)]
+
+
+def test_a_plain_resume_says_exactly_what_to_do(stopped):
+    outcome, training, store, _ = _resume(stopped, True, most_lives=1)
+    assert {type(error) for error in outcome.results.values()} == {CorruptedObjectError}
+    for error in outcome.results.values():
+        notes = " ".join(error.__notes__)
+        assert "export()" in notes
+        assert "resume='newest-whole'" in notes
+    assert training.states == {}
+    assert _last(store) == stopped[3], "nothing was decided"
+
+
+def test_newest_whole_goes_on_and_names_what_is_given_up(stopped, caplog):
+    outcome, training, store, broken = _resume(stopped, "newest-whole")
+    last = stopped[3]
+    assert violations(outcome, training) == []
+    assert broken == []
+    (rollback,) = _rollbacks(store)
+    assert rollback.sync == last + 1
+    assert last in rollback.given_up
+    assert rollback.fence == {0: 2, 1: 2}
+    assert f"Given up: syncs {list(rollback.given_up)}" in caplog.text
+    assert _last(store) >= last + 5
+
+
+def test_a_joiner_and_a_later_resume_follow_it(stopped):
+    _, training, store, _ = _resume(stopped, "newest-whole")
+    for resume in (False, True, "newest-whole"):
+        again = (stopped[0], training, store, stopped[3])
+        outcome, training, store, broken = _resume(again, resume, syncs=_last(store) + 4)
+        assert violations(outcome, training) == []
+        assert broken == []
+        assert len(_rollbacks(store)) == 1
+
+
+def test_it_is_followed_from_its_record_alone(stopped):
+    """Those who decided it leave before they have done anything else, and those who come have not asked for it."""
+    _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
+    assert len(_rollbacks(store)) == 1
+    assert _last(store) == stopped[3] + 1
+    outcome, later, store, broken = _resume((stopped[0], training, store, 0), True)
+    assert violations(outcome, later) == []
+    assert broken == []
+    assert len(_rollbacks(store)) == 1
+
+
+def test_a_crash_in_the_middle_of_it(stopped):
+    for operation in range(3, 60, 4):
+        faults = [Fault(0, 1, operation, "kill after"), Fault(1, 1, operation + 3, "kill before")]
+        outcome, training, store, broken = _resume(stopped, "newest-whole", faults)
+        assert violations(outcome, training) == []
+        assert broken == []
+        assert _rollbacks(store)
+
+
+@pytest.mark.parametrize("seconds", [4.0, 60.0])
+def test_a_life_that_sleeps_meanwhile_changes_nothing(stopped, seconds):
+    for operation in range(5, 60, 6):
+        faults = [Fault(1, 1, operation, "zombie", seconds)]
+        outcome, training, _, broken = _resume(stopped, "newest-whole", faults)
+        assert violations(outcome, training) == []
+        assert broken == []
+
+
+def test_a_life_of_before_stops():
+    """It has all in memory that the others cannot read, and slept while they went back."""
+    training, store = SimulatedTraining(syncs=16, sizes=_SIZES), SimulatedStore()
+    elastic = {
+        rank: Elastic(1, grace=5.0, topology="sharded", resume="newest-whole" if rank else True) for rank in range(2)
+    }
+
+    def sleeper(node):
+        if node.rank == 1 or node.life > 1:
+            object.__setattr__(node.exchange, "settings", elastic[1])
+        else:
+            node.exchange.settings = elastic[0]
+        if node.rank == 0:
+            training.pauses[0, 9] = 400.0
+        elif node.life == 1:
+            node.sleep(60.0)
+            newest = max(sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects)
+            key = shard_key(newest, (newest - 1) % 2, 0, "")
+            store.damage(key, store.objects[key][:50])
+            for delta in [key for key in store.objects if key.startswith(f"deltas/{newest:08}/")]:
+                store.damage(delta, b"")
+        return training(node)
+
+    start = SimulatedTraining(syncs=1, sizes=_SIZES)
+    simulate(start, Schedule(2, latency=0.01), Elastic(1, grace=5.0, topology="sharded"), store=store)
+    training.salts.update(start.salts)
+    schedule = Schedule(2, latency=0.01)
+    outcome = simulate(sleeper, schedule, Elastic(1, grace=5.0, topology="sharded", resume=True), store=store)
+    assert len(_rollbacks(store)) == 1
+    error = outcome.results[0, 1]
+    assert isinstance(error, FencedError)
+    assert "goes on from older states" in str(error)
+    assert [what for what in violations(outcome, training) if what.startswith("after sync")] == []
+
+
+def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped):
+    topology, training, original, last = stopped
+    store = copy.deepcopy(original)
+    for key in list(store.objects):
+        if key.startswith(("state/", "initial/", "deltas/")):
+            store.damage(key, b"")
+    outcome, _, store, _ = _resume((topology, training, store, last), "newest-whole", most_lives=1)
+    assert {type(error) for error in outcome.results.values()} == {CorruptedObjectError}
+    assert any("nothing to go back to" in note for note in outcome.results[0, 1].__notes__)
+    assert _rollbacks(store) == []
