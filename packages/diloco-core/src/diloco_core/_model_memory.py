@@ -10,10 +10,13 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+# A parameter made of a tensor of another class has that class, not torch.nn.Parameter's.
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+
 
 def address(tensor: torch.Tensor) -> int:
     """Where a tensor's first element lies; 0 where that is not known (kinds of tensors that are made of others)."""
-    if type(tensor.detach()) is not torch.Tensor or tensor.layout is not torch.strided or tensor.is_meta:
+    if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
         return 0
     return tensor.data_ptr()
 
