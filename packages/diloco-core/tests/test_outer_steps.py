@@ -68,7 +68,8 @@ class TestTheCounter:
     def test_it_can_be_saved_at_any_time(self, case, cut):
         count, sequence = case
         first, counter = counted(count, sequence[:cut])
-        again = StepCounter(count, counter.stepped)
+        again = StepCounter(count)
+        again.load(counter.stepped)
         second = [(again.before(optimizer), again.after(optimizer)) for optimizer in sequence[cut:]]
         assert first + second == counted(count, sequence)[0]
 

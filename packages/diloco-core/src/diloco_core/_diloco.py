@@ -7,6 +7,7 @@ import logging
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from ._checks import one_of, whole
+from ._counters import Counters
 from ._diloco_arguments import check_parties, fragments_of, stateful_of, steps_per_cycle
 from ._diloco_state import (
     STATE_VERSION,
@@ -146,17 +147,14 @@ class DiLoCo:
         self._unsynced = Unsynced(model, [named for part in parts for named in part])
         self._model = model
         self._watch = ModelWatch(model, optimizers, [named for named in parts[-1] if named.rule is not Rule.OUTER])
-        self._committed = 0
-        self._inner_steps = 0
-        self._since_event = 0
-        self._since_sync = [0] * len(parts)
+        self._count = Counters([0] * len(parts))
         self._published: list[int | None] = [None] * len(parts)
         self._restored = False
         self._loaded_model: dict[str, str | None] = {}
         self._entered = False
-        self._optimizers = len(optimizers)
-        self._counter = StepCounter(self._optimizers)
-        self._steps_outside = self._steps_here = 0
+        self._steps = StepCounter(len(optimizers))
+        self._steps_outside = 0
+        self._tried_own = False
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
         self._inner.watch()
 
@@ -168,12 +166,12 @@ class DiLoCo:
     @property
     def committed(self) -> int:
         """Outer steps taken so far; the next one takes fragment ``committed % fragments``."""
-        return self._committed
+        return self._count.committed
 
     @property
     def inner_steps(self) -> int:
         """Inner steps taken so far."""
-        return self._inner_steps
+        return self._count.inner_steps
 
     @property
     def batches_to_skip(self) -> int:
@@ -226,7 +224,7 @@ class DiLoCo:
             self.exchange.abort(late)
             raise
         if isinstance(self.exchange, ElasticExchange):
-            self._own.save(self.exchange, self._committed, self._inner_steps, leaving=True)
+            self._own.save(self.exchange, self.committed, self.inner_steps, leaving=True)
         self.exchange.leave()
 
     def flush(self) -> list[SyncReport]:
@@ -238,13 +236,13 @@ class DiLoCo:
         some), what is open here is dropped with a warning: all replicas end as the last committed state. Returns the
         reports.
         """
-        if self._counter.end():
-            self._count()
+        if self._steps.end():
+            self._count.count()
         self._look_at_model()
         reports = []
         # In turn, also a fragment that has nothing open because its last sync was refused: the others come after it.
         for _ in self._fragments:
-            if not any(self._since_sync):
+            if not any(self._count.since_sync):
                 break
             try:
                 report = self._sync(last=True)
@@ -254,8 +252,8 @@ class DiLoCo:
                     "the values of outer step %d.",
                     self.exchange.rank,
                     str(error).rstrip("."),
-                    max(self._since_sync),
-                    self._committed,
+                    max(self._count.since_sync),
+                    self.committed,
                 )
                 self._drop_open_steps()
                 break
@@ -278,11 +276,8 @@ class DiLoCo:
             "settings": self._settings(),
             "tensors": {name: line for fragment in self._fragments for name, line in fragment.schema().items()},
             "model": model_checksums(self._fragments),
-            "committed": self._committed,
-            "inner_steps": self._inner_steps,
-            "since_event": self._since_event,
-            "since_sync": list(self._since_sync),
-            "stepped": self._counter.stepped,
+            **self._count.state_dict(),
+            "stepped": self._steps.stepped,
             "fragments": [{"copy": list(f.copy), "outer": o.state_dict()} for f, o in self._pairs()],
         }
 
@@ -307,16 +302,13 @@ class DiLoCo:
         check_saved(state, self._identity(), self._settings(), self._fragments)
         load_fragments(state, self._pairs())
         self._loaded_model = dict(state["model"])
-        self._committed = state["committed"]
-        self._inner_steps = state["inner_steps"]
-        self._since_event = state["since_event"]
-        self._since_sync = list(state["since_sync"])
-        self._counter = StepCounter(self._optimizers, state["stepped"])
+        self._count.load_state_dict(state)
+        self._steps.load(state["stepped"])
         self._restored = True
 
     def _before_inner_step(self, optimizer: int) -> None:
-        if self._entered and self._counter.before(optimizer):
-            self._count()
+        if self._entered and self._steps.before(optimizer):
+            self._count.count()
 
     def _after_inner_step(self, optimizer: int) -> None:
         if not self._entered:
@@ -327,24 +319,19 @@ class DiLoCo:
                     "entered, so nothing is synced: train inside its block (with DiLoCo(...) as outer: ...)"
                 )
             return
-        if self._counter.after(optimizer):
-            self._count()
-        if self._steps_here == 1:  # optimizers make their state in their first step
-            self._try_own()
+        if self._steps.after(optimizer):
+            self._count.count()
+            if not self._tried_own:  # again: optimizers make their state in their first step
+                self._try_own()
+                self._tried_own = True
         # Not within a step: what the optimizers that are still to come would step by, the sync would drop. But one that
         # never steps again is waited for one period only.
-        if self._since_event >= (2 * self._period if self._counter.stepped else self._period):
+        if self._count.since_event >= (2 * self._period if self._steps.stepped else self._period):
             self._sync()
 
     def _try_own(self) -> None:
         if isinstance(self.exchange, ElasticExchange):
             self._own.try_out()
-
-    def _count(self) -> None:
-        self._steps_here += 1
-        self._inner_steps += 1
-        self._since_event += 1
-        self._since_sync = [steps + 1 for steps in self._since_sync]
 
     def _share_initial(self) -> None:
         for number, fragment in enumerate(self._fragments):
@@ -355,9 +342,9 @@ class DiLoCo:
 
     def _restore(self, exchange: ElasticExchange) -> None:
         position = exchange.restore(self._fragments)
-        self._committed, self._inner_steps = position.sync, position.inner_steps
+        self._count.committed, self._count.inner_steps = position.sync, position.inner_steps
         self._catch_up()
-        self._own.restore(exchange, self._committed, self._inner_steps)
+        self._own.restore(exchange, self.committed, self.inner_steps)
 
     def _catch_up(self) -> None:
         """Take the syncs that were committed without this replica."""
@@ -369,36 +356,36 @@ class DiLoCo:
         report = self._sync_once(last)
         self._catch_up()
         if isinstance(self.exchange, ElasticExchange):
-            self._own.save(self.exchange, self._committed, self._inner_steps)
+            self._own.save(self.exchange, self.committed, self.inner_steps)
         return report
 
     def _sync_once(self, last: bool = False) -> SyncReport:
         self._look_at_model()
-        number = self._committed % len(self._fragments)
+        count, number = self._count, self._count.turn
         fragment = self._fragments[number]
         previous = self._published[number]
         fragment.supersedes = [] if previous is None else [previous]
-        inner_steps = self._since_sync[number]
-        fragment.steps = (self._inner_steps - inner_steps, self._inner_steps) if inner_steps else None
+        fragment.steps, inner_steps = count.steps, count.since_sync[number]
         fragment.begin()
         report = self.exchange.sync(fragment, last=last)
         fragment.finish()
         if report.contribution not in {"carried", "open"}:
-            self._since_sync[number] = 0
-        self._since_event = 0
+            count.since_sync[number] = 0
+        count.since_event = 0
         if report.committed:
             self._published[number] = report.sync
-            self._committed += 1
+            count.committed += 1
         if report.reloaded:
-            self._committed, self._since_sync = report.sync, [0] * len(self._fragments)
-        if isinstance(self.exchange, ElasticExchange) and self.exchange.counted > self._inner_steps:
+            count.committed = report.sync
+            count.close_all()
+        if isinstance(self.exchange, ElasticExchange) and self.exchange.counted > count.inner_steps:
             # An earlier life of this rank had a part in it: its data is not to be learned again. Fragments with open steps
             # start again, since between those and the next ones there are steps now that they never took.
-            self._inner_steps = self.exchange.counted
+            count.inner_steps = self.exchange.counted
             self._own.overtaken = True
             self._drop_open_steps()
         report = dataclasses.replace(
-            report, sync=self._committed, inner_steps=inner_steps, total_inner_steps=self._inner_steps
+            report, sync=count.committed, inner_steps=inner_steps, total_inner_steps=count.inner_steps
         )
         _log.debug("rank %d: %s", self.exchange.rank, report)
         if self._on_sync is not None:
@@ -407,11 +394,10 @@ class DiLoCo:
 
     def _drop_open_steps(self) -> None:
         """Take the fragments with inner steps since their last sync back to what that sync has left."""
-        for fragment, steps in zip(self._fragments, self._since_sync, strict=True):
+        for fragment, steps in zip(self._fragments, self._count.since_sync, strict=True):
             if steps:
                 fragment.start_over()
-        self._since_sync = [0] * len(self._fragments)
-        self._since_event = 0
+        self._count.close_all()
 
     def _look_at_model(self) -> None:
         """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""
@@ -437,7 +423,7 @@ class DiLoCo:
         }
 
     def _schema(self) -> Schema:
-        settings = {**self._settings(), "committed": str(self._committed)}
+        settings = {**self._settings(), "committed": str(self.committed)}
         compared = compared_tensors(self._model, self._watch.frozen)
         values = self._init == "check" or self._restored
         return describe(self._fragments, settings, compared, self._unsynced, values=values)

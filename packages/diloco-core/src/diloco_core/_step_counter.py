@@ -16,17 +16,20 @@ class StepCounter:
 
     Args:
         optimizers: How many there are.
-        stepped: Numbers of those that have stepped in the inner step under way.
     """
 
-    def __init__(self, optimizers: int, stepped: Collection[int] = ()) -> None:
+    def __init__(self, optimizers: int) -> None:
         self._everybody = frozenset(range(optimizers))
-        self._stepped = set(stepped) & self._everybody
+        self._stepped: set[int] = set()
 
     @property
     def stepped(self) -> list[int]:
         """Which optimizers have stepped in the inner step under way; empty between two inner steps."""
         return sorted(self._stepped)
+
+    def load(self, stepped: Collection[int]) -> None:
+        """Go on in the middle of an inner step, in which these have stepped."""
+        self._stepped = set(stepped) & self._everybody
 
     def before(self, optimizer: int) -> bool:
         """An optimizer is about to step; returns whether that ends an inner step that others have skipped."""
