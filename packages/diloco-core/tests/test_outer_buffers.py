@@ -381,14 +381,31 @@ class TestUnchanged:
 
     @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
     def test_the_rounding_of_a_mean_is_no_change(self, lab, dtype):
-        """All kinds of exchange agree, whether they send what has not changed or not."""
+        """The mean is between two values of the model's dtype, and stays there, whoever computes it and from what."""
         ulp = torch.finfo(dtype).eps
-        start = torch.ones(3, dtype=dtype)
-        later = [[torch.tensor([1.0, 1.0 + ulp * rank, 2.0], dtype=dtype)] for rank in range(3)]
-        found = {kind: synced(lab, kind, [[start]] * 3, later=later) for kind in KINDS}
-        for runs in found.values():
-            for (buffer,) in runs:
-                assert same_bytes(buffer, found["threads"][0][0])
+
+        def replica(exchange):
+            net = with_buffers(lab, [torch.ones(3, dtype=dtype)])
+            inner = torch.optim.SGD(net.parameters(), lr=1.0)
+            copies = []
+            with DiLoCo(net, inner, exchange, sync_every=1) as outer:
+                for sync in range(5):
+                    if exchange.rank == 0 and sync == 1:
+                        net.buffer0[1] += ulp
+                    if exchange.rank == 1 and sync == 3:
+                        net.buffer0[2] += ulp
+                    lab.push(net, inner, exchange.rank, sync)
+                    (copy,) = (copy.clone() for copy in outer.state_dict()["fragments"][0]["copy"] if len(copy) == 3)
+                    copies.append(copy.tolist())
+            return copies
+
+        third = float(torch.tensor(1 + ulp / 3))
+        wanted = [[1, 1, 1], [1, third, 1], [1, third, 1], [1, third, third], [1, third, third]]
+        for kind in KINDS:
+            for copies in lab.run(replica, exchanges(lab, kind, 3)):
+                assert torch.allclose(torch.tensor(copies), torch.tensor(wanted), rtol=2e-7, atol=0), kind
+                assert copies[1] == copies[2]
+                assert copies[3] == copies[4]
 
     def test_what_takes_an_outer_step_is_always_there(self):
         fragment = Fragment("0", split(nn.BatchNorm1d(3), 1, Buffers.MEAN)[0], None, 1)

@@ -33,8 +33,8 @@ class SyncReport:
         fragment: Name of what was synced.
         committed: Whether the new values were adopted.
         members: How many replicas contributed.
-        bytes_sent: Payload bytes this replica wrote.
-        bytes_received: Payload bytes this replica read.
+        bytes_sent: Bytes of the contribution and of the published state (with the outer state) that this replica wrote.
+        bytes_received: Bytes of contributions and published state that this replica read; headers may be left out.
         wait_seconds: Time spent waiting for others.
         exchange_seconds: Time spent in the sync, waiting not counted.
         inner_steps: Inner steps that went into it (0 where there is no inner loop).
