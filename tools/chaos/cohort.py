@@ -148,6 +148,7 @@ class Cohort:
     def kill(self, life: Life) -> None:
         """Kill -9."""
         life.killed = True
+        life.wake_at = None
         self._signal(life, signal.SIGKILL)
 
     def stop(self, life: Life, seconds: float, wake_after: int) -> None:
