@@ -25,12 +25,10 @@ dist.init_process_group("gloo", init_method=os.environ["MEET"], rank=int(sys.arg
 exchange = ProcessGroupExchange(chunk_bytes=64)
 how = sys.argv[3]
 try:
-    if how == "fails" and exchange.rank == 1:
-        raise_at = 2
-    else:
-        raise_at = None
+    raise_at = 2 if how == "fails" and exchange.rank == 1 else None
+    nan_at = 2 if how == "nan" and exchange.rank == 1 else None
     steps = {"unequal": 2, "skips": 5}.get(how, 6) if exchange.rank == 1 else 6
-    model = replica(exchange, steps=steps, raise_at=raise_at, huge=how == "overflows")
+    model = replica(exchange, steps=steps, raise_at=raise_at, nan_at=nan_at, huge=how == "overflows")
     print("digest", digest(model))
 except Exception as error:
     print("error", type(error).__name__, error)
@@ -53,7 +51,7 @@ class Model(torch.nn.Module):
         self.register_buffer("mask", torch.ones(5, dtype=torch.bool))
 
 
-def replica(exchange, *, steps, raise_at=None, huge=False):
+def replica(exchange, *, steps, raise_at=None, nan_at=None, huge=False):
     model = Model()
     generator = torch.Generator().manual_seed(0)
     with torch.no_grad():
@@ -67,7 +65,7 @@ def replica(exchange, *, steps, raise_at=None, huge=False):
             gradients = torch.Generator().manual_seed(1000 * exchange.rank + step)
             for parameter in model.parameters():
                 gradient = torch.randn(parameter.shape, generator=gradients, dtype=torch.float64)
-                parameter.grad = gradient.mul(0.1).to(parameter.dtype)
+                parameter.grad = gradient.mul(float("nan") if step == nan_at else 0.1).to(parameter.dtype)
             if huge and step == 3:
                 model.b.bias.grad[2] = 3e38
             inner.step()
@@ -114,6 +112,12 @@ def test_what_would_overflow_is_refused_by_all(tmp_path):
     for said in start(tmp_path, 3, "overflows"):
         assert said.startswith("error NonFiniteUpdateError in sync ")
         assert "outer learning rate 0.7) makes tensor 'b.bias' NaN or infinite in bfloat16" in said
+
+
+def test_a_contribution_that_is_refused_is_told_to_the_others(tmp_path):
+    first, second = start(tmp_path, 2, "nan")
+    assert second.startswith("error NonFiniteDeltaError the contribution of rank 1 is not finite")
+    assert first.startswith("error ReplicaLostError rank 1 failed after 2 syncs: NonFiniteDeltaError")
 
 
 def test_unequal_numbers_of_syncs_are_no_hang(tmp_path):

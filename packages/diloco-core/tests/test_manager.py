@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from diloco_core import ConfigurationError, MockManager, in_process
+from diloco_core import ConfigurationError, MockManager, NonFiniteDeltaError, in_process
+from diloco_core._manager import ManagerExchange
 from diloco_core.testing import run_replicas
 
 MEMBERS = [
@@ -57,3 +58,36 @@ def test_state_dict_functions_are_kept():
     assert manager.state_dict_fns["model"][1]() == {"a": 1}
     manager.disallow_state_dict_read()
     manager.allow_state_dict_read()
+
+
+@pytest.mark.parametrize("options", [{"rank": "1"}, {"rank": 1}, {"world_size": 0}, {"rank": True, "world_size": 2}])
+def test_impossible_numbers_are_refused(options):
+    with pytest.raises(ConfigurationError, match="must be"):
+        ManagerExchange(MockManager(in_process(1)[0]), **options)
+
+
+def test_what_is_not_a_manager_is_refused():
+    with pytest.raises(ConfigurationError, match="has no start_quorum, allreduce, should_commit"):
+        ManagerExchange(in_process(1)[0])
+
+
+def test_the_rank_whose_contribution_is_refused_is_named(lab):
+    def replica(exchange):
+        model = lab.fill(lab.small_model())
+        over = ManagerExchange(MockManager(exchange), rank=exchange.rank, world_size=2)
+        outer, optimizer = lab.outer_loop(model, over, buffers="none")
+        try:
+            with outer:
+                lab.small_step(model, optimizer)
+                if exchange.rank == 1:
+                    with torch.no_grad():
+                        model[0].bias[0] = float("nan")
+                lab.small_step(model, optimizer)
+        except BaseException as error:
+            exchange.abort(error)
+            raise
+
+    results = run_replicas(replica, in_process(2))
+    assert isinstance(results[1], NonFiniteDeltaError)
+    assert results[1].rank == 1
+    assert results[0].rank == 1

@@ -151,10 +151,10 @@ def _check_same(settings: Mapping[str, object], given: Mapping[str, object], uri
     """Refuse settings that are not those of the exchange that is open: it has only one of each."""
     differing = [name for name, value in given.items() if name not in settings or settings[name] != value]
     if differing:
-        there = ", ".join(f"{name}={settings.get(name)!r}" for name in differing)
+        current = ", ".join(f"{name}={settings.get(name)!r}" for name in differing)
         asked = ", ".join(f"{name}={given[name]!r}" for name in differing)
         raise ConfigurationError(
-            f"this process is already connected to {uri} as rank {rank} with {there}, and cannot be with {asked} too. "
+            f"this process is already connected to {uri} as rank {rank} with {current}, and cannot be with {asked} too. "
             "Leave these arguments out to use that connection, or give the same."
         )
 

@@ -5,13 +5,13 @@ DilocoError (diloco_protocol)
     ├── ConfigurationError (ValueError)       an argument is wrong; nothing was started
     ├── NonFiniteDeltaError (ArithmeticError) a parameter became NaN or infinite
     ├── StoreError                            the object store
-    │   ├── StoreUnavailableError             no such scheme, bucket, folder or permission
+    │   ├── StoreUnavailableError             it cannot be reached, read or written
     │   ├── ObjectNotFoundError (LookupError) the key does not exist
     │   ├── CorruptedObjectError              an object is truncated or its checksum is wrong
     │   └── FormatError                       another version of diloco-core has written it
     ├── RendezvousError                       the replicas do not form one run
     │   ├── RendezvousTimeoutError            some ranks never came
-    │   ├── RunExistsError                    the prefix belongs to another run, or the rank has lived before
+    │   ├── RunExistsError                    the prefix belongs to another run, or the rank is taken
     │   └── MismatchError                     replicas disagree on model, world size or settings
     └── SyncError                             a sync cannot be completed
         ├── SyncTimeoutError (TimeoutError)   some ranks did not contribute in time
@@ -41,6 +41,7 @@ class NonFiniteDeltaError(CoreError, ArithmeticError):
 
     Attributes:
         tensor: Name of the tensor.
+        rank: The replica.
     """
 
     def __init__(self, tensor: str, rank: int) -> None:
@@ -97,7 +98,7 @@ class RendezvousTimeoutError(RendezvousError, TimeoutError):
 
 
 class RunExistsError(RendezvousError):
-    """Raised when the prefix holds another run, or this rank has already lived in this one."""
+    """Raised when the prefix holds another run, or this rank of the run is taken by another process."""
 
 
 class MismatchError(RendezvousError):
@@ -124,7 +125,7 @@ class ReplicaLostError(SyncError):
     """Raised when another replica died or failed.
 
     Attributes:
-        rank: The replica that is gone.
+        rank: The replica that failed first, whoever told of it.
     """
 
     def __init__(self, message: str, rank: int) -> None:

@@ -8,15 +8,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from ._allreduce import Mean
+from ._endings import Progress
 from ._errors import ConfigurationError
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._layout import Rule
+from ._rendezvous import check_identity
 from ._sharded import Scratch, contributions
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ._exchange import Exchange
+
+
+_MEMBERS = ("start_quorum", "allreduce", "should_commit", "allow_state_dict_read", "disallow_state_dict_read")
 
 
 class Work(Protocol):
@@ -151,16 +156,23 @@ class ManagerExchange:
 
     Args:
         manager: ``torchft.Manager`` or anything with its members.
-        rank: This replica's number, for reports only.
+        rank: This replica's number, for reports and errors only.
         world_size: The number of replicas, for reports only.
+
+    Raises:
+        ConfigurationError: ``manager`` lacks a member, or a number is not allowed.
     """
 
     def __init__(self, manager: Manager, *, rank: int = 0, world_size: int = 1) -> None:
-        self.rank = rank
-        self.world_size = world_size
+        missing = [name for name in _MEMBERS if not callable(getattr(manager, name, None))]
+        if missing:
+            raise ConfigurationError(
+                f"{manager!r} is not a manager: it has no {', '.join(missing)}. Pass a torchft.Manager or a MockManager."
+            )
+        self.rank, self.world_size = check_identity(rank, world_size)
         self._manager = manager
         self._scratch = Scratch(CHUNK_BYTES)
-        self._syncs = 0
+        self._progress = Progress()
 
     def join(self, schema: Schema) -> None:
         """Nothing to do: the manager meets the others at every quorum."""
@@ -171,9 +183,10 @@ class ManagerExchange:
         committed, members = True, self.world_size
         if job.kind != "initial":  # the manager gives a joiner its initial state at its first quorum
             committed = self._average_and_apply(job)
-        self._syncs += 1
+        number = self._progress.number
+        self._progress = self._progress.plus(job.kind)
         return SyncReport(
-            sync=self._syncs - 1,
+            sync=number,
             fragment=job.name,
             committed=committed,
             members=members,
@@ -197,12 +210,12 @@ class ManagerExchange:
         layout = job.layout
         if any(group.rule is Rule.FIRST for group in layout.groups):
             raise ConfigurationError(
-                "a torchft manager averages, and knows no rank 0 to take integer buffers from: pass buffers='none'"
+                "a torchft manager can only average, and integer buffers are taken from rank 0: pass buffers='none'"
             )
         sums = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
         for shard in range(layout.shards):
             chunks = layout.chunks(shard, CHUNK_BYTES)
-            values = contributions(job, shard, 0, CHUNK_BYTES, self._scratch)
+            values = contributions(job, shard, self.rank, CHUNK_BYTES, self._scratch)
             for chunk, value in zip(chunks, values, strict=True):
                 sums[chunk.group][chunk.start : chunk.stop].copy_(value)
         self._manager.start_quorum()
@@ -215,7 +228,7 @@ class ManagerExchange:
                 for chunk in layout.chunks(shard, CHUNK_BYTES):
                     if committed:
                         new = job.update(chunk, sums[chunk.group][chunk.start : chunk.stop])
-                        job.check_update(chunk, new, self._syncs)
+                        job.check_update(chunk, new, self._progress.next)
                         job.adopt(chunk, new)
                     elif (values_before := job.destination(chunk)) is not None:
                         job.adopt(chunk, values_before)

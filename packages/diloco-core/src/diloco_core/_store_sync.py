@@ -182,9 +182,9 @@ class StoreSync:
             self._waited += wait.elapsed()
 
     def _missing_ranks(self) -> list[int]:
-        found = self._p.store.list(f"deltas/{self._number:08}/")
+        listing = self._p.store.list(f"deltas/{self._number:08}/")
         others = set()
-        for key in found:
+        for key in listing:
             match = _DELTA.fullmatch(key)
             if match is not None and self._carried(int(match[1]), key) is not None:
                 self._members[int(match[1])] = key
