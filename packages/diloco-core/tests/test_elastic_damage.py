@@ -4,13 +4,15 @@ Only the manifest cannot be made again from anything else; without it there is a
 """
 
 import copy
+import random
+from dataclasses import replace
 
 import pytest
 import torch
 
-from diloco_core import CorruptedObjectError, Elastic, RunExistsError
+from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
 from diloco_core._elastic_records import MANIFEST
-from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing import DAMAGES, Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 _SYNCS = 4
 
@@ -83,3 +85,45 @@ def test_one_bit_at_rest(run):
 @pytest.mark.slow
 def test_every_bit_at_rest(run):
     _sweep(run, 1)
+
+
+def _random(number, topology, kinds):
+    chance = random.Random(f"{number}{topology}")
+    faults = [
+        Fault(chance.randrange(3), chance.randint(1, 2), chance.randint(5, 110), chance.choice(kinds), 20.0)
+        for _ in range(5)
+    ]
+    training, store = SimulatedTraining(syncs=6, sizes=(12, 9), save_every=2), SimulatedStore()
+    settings = Elastic(2, grace=4.0, topology=topology, publish_every=2, resume=False)
+    schedule = Schedule(3, seed=number, faults=faults, restart_after=1.0, latency=0.05)
+
+    def train(node):
+        node.exchange.settings = replace(settings, resume="newest-whole" if MANIFEST in store.objects else False)
+        return training(node)
+
+    return simulate(train, schedule, settings, store=store, limit=8000.0, sync_timeout=300.0), training
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_bits_that_flip_on_their_way_cost_nothing(topology):
+    torch.set_num_threads(1)
+    for number in range(12):
+        outcome, training = _random(number, topology, ["flip", "stale list"])
+        assert violations(outcome, training) == []
+        assert len(outcome.results) == 3, "nobody had to start again"
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+@pytest.mark.parametrize("count", [12, pytest.param(400, marks=pytest.mark.slow)])
+def test_whatever_rots_or_is_torn_no_other_model_comes_of_it(topology, count):
+    """With resume="newest-whole" the run comes to its end, too, as long as any state is whole."""
+    torch.set_num_threads(1)
+    for number in range(count):
+        outcome, training = _random(number, topology, [*DAMAGES, "kill before", "zombie", "flip"])
+        assert all(isinstance(error, CoreError) for error in outcome.errors().values()), outcome.errors()
+        # Without any whole state there is nothing to go on from: the initial one rotted before another was complete.
+        lost = any(
+            "nothing to go back to" in note for e in outcome.errors().values() for note in getattr(e, "__notes__", ())
+        )
+        passed = (" raised ", "not every rank") if lost else (" raised ",)
+        assert [what for what in violations(outcome, training) if not any(p in what for p in passed)] == [], number

@@ -31,7 +31,8 @@ def load(life: Life) -> None:
         CorruptedObjectError: The store does not hold what its records promise.
     """
     count = len(life.fragments)
-    for _ in range(_TRIES):
+    for attempt in range(_TRIES):
+        life.timing.sleep(0.2 * attempt)  # a listing may be old
         listing = life.store.list("state/")
         found = find_rollback(life, min(newest_done(listing, count)))
         rollback = found[0] if found else None

@@ -30,8 +30,16 @@ KINDS = (
     "repeat",  # the network delivers a write again, later
     "jump",  # the process's clock jumps forward
     "zombie",  # the process hangs for long, is taken for dead and replaced, and then goes on
+    "flip",  # the next reading brings one flipped bit; what lies in the store is whole
+    "stale list",  # the next listing is as it was some seconds ago
 )
-"""What can happen at an operation."""
+"""What can happen at an operation, and leaves the store as it was written."""
+
+DAMAGES = (
+    "rot",  # an object in the store, but for the manifest, gets a flipped bit or is cut short
+    "torn record",  # the process dies in a write, and a part of the object is visible, whatever it was
+)
+"""What can happen at an operation, and leaves a damaged object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +50,7 @@ class Fault:
         rank: Whose.
         life: In which life of the rank, from 1.
         operation: At which of its operations, from 1.
-        kind: One of ``KINDS``.
+        kind: One of ``KINDS`` or ``DAMAGES``.
         seconds: How long, for what takes time.
     """
 
@@ -67,6 +75,7 @@ class SimulatedStore:
         written_over: Removed objects whose space was used for others, to the surprise of late readers.
         decided: The manifest and the records of the log as they were first written, whatever happened to them since.
         changed: Those of them that were written again with other content, which must never be.
+        history: When which keys came and went, with their sizes (None: it went), in virtual seconds.
         exclusive: Whether ``create`` refuses existing keys; some stores do not.
     """
 
@@ -80,6 +89,8 @@ class SimulatedStore:
     written_over: set[str] = field(default_factory=set)
     decided: dict[str, bytes] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
+    history: list[tuple[float, str, int | None]] = field(default_factory=list)
+    now: float = 0.0
     _folders: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
     _size: int = 0
 
@@ -93,9 +104,27 @@ class SimulatedStore:
         """What an object holds has changed, and nobody has written it."""
         self._replace(key, data)
 
+    def stale(self, prefix: str, seconds: float) -> dict[str, int]:
+        """What :meth:`below` would have returned so many seconds ago."""
+        found = self.below(prefix)
+        folder = prefix.rstrip("/") + "/"
+        before: dict[str, int | None] = {}
+        for time, key, size in self.history:
+            if key.startswith(folder):
+                if time <= self.now - seconds:
+                    before[key] = size
+                else:
+                    before.setdefault(key, None)
+        for key, size in before.items():
+            found.pop(key, None)
+            if size is not None:
+                found[key] = size
+        return dict(sorted(found.items()))
+
     def _replace(self, key: str, data: bytes) -> None:
         self._size += len(data) - len(self.objects.get(key, b""))
         self.objects[key] = data
+        self.history.append((self.now, key, len(data)))
         for folder in _folders(key):
             self._folders[folder][key] = len(data)
         self.largest = max(self.largest, self._size)
@@ -105,6 +134,7 @@ class SimulatedStore:
         data = self.objects.pop(key, None)
         if data is not None:
             self._size -= len(data)
+            self.history.append((self.now, key, None))
             for folder in _folders(key):
                 self._folders[folder].pop(key, None)
 
@@ -160,6 +190,8 @@ class Connection:
         self._latency = latency
         self._chance = chance or random.Random(0)
         self._replace = replace
+        self._flips = False
+        self._stale = 0.0
 
     def clock(self) -> float:
         """The process's monotonic clock."""
@@ -174,7 +206,12 @@ class Connection:
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step."""
         data = b"".join(bytes(part) for part in parts)
-        self._request("put", lambda: self._shared.write(key, data), torn=lambda: self._tear(key, data))
+        self._request(
+            "put",
+            lambda: self._shared.write(key, data),
+            torn=lambda: self._tear(key, data),
+            whole=lambda: self._tear_record(key, data),
+        )
         self._shared.sent[self.rank] += len(data)
         return len(data)
 
@@ -188,13 +225,17 @@ class Connection:
             self._shared.write(key, whole)
             return True
 
-        created = self._request("create", act)
+        def tear() -> None:
+            if key not in self._shared.objects and key != "manifest.json":
+                self._tear_record(key, whole)
+
+        created = self._request("create", act, whole=tear)
         self._shared.sent[self.rank] += len(whole)
         return created
 
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
         """Read a whole small object."""
-        data = self._request("get", lambda: self._find(key))
+        data = self._arrived(self._request("get", lambda: self._find(key)))
         if len(data) > largest:
             raise too_large(key, len(data), largest)
         return data
@@ -214,11 +255,16 @@ class Connection:
         self._shared.received[self.rank] += size
         if key not in self._shared.objects and key in self._shared.written_over:
             return b"\x55" * size
-        return self._find(key)[offset : offset + size]
+        return self._arrived(self._find(key)[offset : offset + size])
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes."""
-        return self._request("list", lambda: self._shared.below(prefix))
+
+        def act() -> dict[str, int]:
+            ago, self._stale = self._stale, 0.0
+            return self._shared.stale(prefix, ago) if ago else self._shared.below(prefix)
+
+        return self._request("list", act)
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Remove objects; readers of what is called unread see other bytes from then on."""
@@ -246,7 +292,39 @@ class Connection:
     def _tear(self, key: str, data: bytes) -> None:
         self._shared.write(key, data[: len(data) // 2])
 
-    def _request(self, kind: str, act: Callable[[], T], torn: Callable[[], None] | None = None) -> T:
+    def _arrived(self, data: bytes) -> bytes:
+        """Data as it arrives: with one flipped bit where that is due."""
+        if not (self._flips and data):
+            return data
+        self._flips = False
+        return self._damaged(data)
+
+    def _damaged(self, data: bytes) -> bytes:
+        damaged = bytearray(data)
+        position = self._chance.randrange(8 * len(data))
+        damaged[position // 8] ^= 1 << position % 8
+        return bytes(damaged)
+
+    def _rot(self) -> None:
+        keys = [key for key, data in sorted(self._shared.objects.items()) if data and not key.startswith("manifest")]
+        if keys:
+            key = self._chance.choice(keys)
+            data = self._shared.objects[key]
+            cut = self._chance.random() < 1 / 3
+            self._shared.damage(key, data[: self._chance.randrange(len(data))] if cut else self._damaged(data))
+
+    def _tear_record(self, key: str, data: bytes) -> None:
+        """A part of an object is there, as after a power cut; what it should have been is what was decided."""
+        self._shared.write(key, data)
+        self._shared.damage(key, data[: self._chance.randrange(len(data))] if data else b"")
+
+    def _request(
+        self,
+        kind: str,
+        act: Callable[[], T],
+        torn: Callable[[], None] | None = None,
+        whole: Callable[[], None] | None = None,
+    ) -> T:
         """One request: it travels, takes effect at one instant, and its answer travels back."""
         if self.killed:
             raise Killed
@@ -255,6 +333,13 @@ class Connection:
         self.counted[kind] += 1
         fault = self._faults.get(self.operations)
         what, seconds = (fault.kind, fault.seconds) if fault else ("", 0.0)
+        self._shared.now = self._scheduler.now
+        if what == "flip":
+            self._flips = True
+        if what == "stale list":
+            self._stale = seconds
+        if what == "rot":
+            self._rot()
         if what in {"delay", "zombie"}:
             self.injected += seconds
         self._wait(seconds if what == "delay" else 0.0)
@@ -267,6 +352,10 @@ class Connection:
         if what == "zombie" and self._replace is not None:
             self._replace()
             self.sleep(seconds)
+        self._shared.now = self._scheduler.now
+        if what == "torn record" and whole is not None:
+            whole()
+            self._kill()
         result = act()
         if what == "repeat" and kind in {"put", "create"}:
             self._scheduler.call_at(self._scheduler.now + seconds, lambda: _ignore(act()))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ._sim_checks import SimulatedTraining, broken_promises, violations
 from ._sim_scheduler import Killed
-from ._sim_store import KINDS, Fault, SimulatedStore
+from ._sim_store import DAMAGES, KINDS, Fault, SimulatedStore
 from ._simulation import Node, Outcome, Schedule, simulate
 
 if TYPE_CHECKING:
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ._exchange import Exchange
 
 __all__ = [
+    "DAMAGES",
     "KINDS",
     "Fault",
     "Killed",
