@@ -47,14 +47,14 @@ def read(monkeypatch):
 
 
 def test_a_short_run_over_a_faulty_s3(tmp_path):
-    result = chaos(tmp_path, "--store", "obstore+s3", "--seconds", "3", "--faults", "1", "--averaging")
+    result = chaos(tmp_path, "--store", "obstore+s3", "--seconds", "2", "--faults", "1", "--averaging")
     assert sum(result["faults"].values()) > 0
     assert result["checks"]["global ledgers"] > 0
     assert result["checks"].get("steps not recomputed", 0) == 0
 
 
 def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read):
-    result = chaos(tmp_path, "--seconds", "3", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3")
+    result = chaos(tmp_path, "--seconds", "2", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3")
     assert result["trouble"]["second lives"] >= 1
     assert result["trouble"]["kills"] >= 1
     kept = tmp_path / "kept"
@@ -96,7 +96,7 @@ def shift(path):
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param(["--kill-every", "4"], id="killed"),
+        pytest.param(["--kill-every", "4", "--damage-every", "15"], id="killed"),
         pytest.param(["--stop-every", "4", "--kill-every", "30", "--grace", "0.6", "--fragments", "2"], id="stopped"),
         pytest.param(
             ["--store", "obstore+s3", "--faults", "1", "--kill-every", "15", "--stop-every", "15"],
