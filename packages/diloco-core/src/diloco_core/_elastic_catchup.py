@@ -12,7 +12,7 @@ from ._elastic_records import commit_key
 from ._elastic_repair import ask_for_repair, mend_published
 from ._elastic_rollback import roll_back
 from ._elastic_rules import states
-from ._errors import CorruptedObjectError, DivergedError
+from ._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
 
 if TYPE_CHECKING:
     from ._elastic_life import Life
@@ -34,6 +34,7 @@ def catch_up(life: Life, *, first: bool = False) -> None:
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
         DivergedError: Replaying the log gives other values than the others had.
+        NonFiniteUpdateError: A sync that is committed would make a tensor NaN or infinite.
     """
     for progress in life.fragments:
         progress.job.begin()
@@ -44,16 +45,11 @@ def catch_up(life: Life, *, first: bool = False) -> None:
         progress.job.finish()
 
 
-def _take_mended(life: Life, error: CorruptedObjectError, *, first: bool) -> None:
+def _take_mended(life: Life, error: CorruptedObjectError | NonFiniteUpdateError, *, first: bool) -> None:
     """Others may know what this life cannot read: ask them, and wait for them for a grace. Else go back, if that is agreed."""
-    _log.error(
-        "rank %d: %s. Asking the other replicas to write it again, for %g s.", life.rank, error, life.settings.grace
-    )
-    ask_for_repair(life)
-    left: CorruptedObjectError | None = error
-    for _ in range(_ASKING):
-        life.timing.sleep(life.settings.grace / _ASKING)
-        left = _take_newest(life)
+    left: CorruptedObjectError | NonFiniteUpdateError | None = error
+    if isinstance(error, CorruptedObjectError):  # what would be infinite is so for everybody
+        left = _ask(life, error)
         if left is None:
             return
     if first and life.settings.resume == "newest-whole":
@@ -63,16 +59,32 @@ def _take_mended(life: Life, error: CorruptedObjectError, *, first: bool) -> Non
             if left is None:
                 return
     final = left or error
-    final.add_note(
-        f"No replica that lives and nothing in {life.store.uri} can make it again. export() writes the newest state that is "
-        "whole to a file. resume='newest-whole' goes on from there: it gives up the syncs after it, names them, and stops the "
-        "lives of before."
-    )
+    if isinstance(final, CorruptedObjectError):
+        final.add_note(
+            f"No replica that lives and nothing in {life.store.uri} can make it again. export() writes the newest state that is "
+            "whole to a file. resume='newest-whole' goes on from there: it gives up the syncs after it, names them, and stops "
+            "the lives of before."
+        )
     raise final
 
 
-def _take_newest(life: Life) -> CorruptedObjectError | None:
-    """Load and replay; returns what could not be read, if something could not."""
+def _ask(life: Life, error: CorruptedObjectError) -> CorruptedObjectError | NonFiniteUpdateError | None:
+    """Have the others write again what cannot be read; returns what is wrong still, if something is."""
+    _log.error(
+        "rank %d: %s. Asking the other replicas to write it again, for %g s.", life.rank, error, life.settings.grace
+    )
+    ask_for_repair(life)
+    left: CorruptedObjectError | NonFiniteUpdateError | None = error
+    for _ in range(_ASKING):
+        life.timing.sleep(life.settings.grace / _ASKING)
+        left = _take_newest(life)
+        if left is None:
+            break
+    return left
+
+
+def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | None:
+    """Load and replay; returns what could not be read or computed, if something could not."""
     cause: BaseException | None = None
     for pause in _PAUSES:
         try:
@@ -81,7 +93,7 @@ def _take_newest(life: Life) -> CorruptedObjectError | None:
         except Reload as reason:
             cause = reason.__cause__
             life.timing.sleep(pause)
-        except CorruptedObjectError as error:
+        except (CorruptedObjectError, NonFiniteUpdateError) as error:
             return error
         else:
             return None

@@ -13,11 +13,12 @@ from ._errors import CorruptedObjectError, FencedError
 
 if TYPE_CHECKING:
     from ._elastic_life import Life
+    from ._errors import NonFiniteUpdateError
 
 _log = logging.getLogger("diloco_core")
 
 
-def roll_back(life: Life, reason: CorruptedObjectError) -> None:
+def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -> None:
     """Decide, as one decides a sync, that the run goes on from the newest state of every fragment that is whole.
 
     The record is created once under the number of the next sync: either it or a sync is there, and everybody obeys it.
