@@ -191,6 +191,8 @@ class TestCounting:
         class Warmer(Warm):
             def step(self, closure=None):
                 super().step(closure)
+                with torch.no_grad():
+                    self.param_groups[0]["params"][0].add_(1.0)  # belongs to the step, so it comes before the sync
 
         model = pair(lab)
         (
@@ -208,6 +210,8 @@ class TestCounting:
                     inner.param_groups[0]["lr"] = 1.0
                 lab.push(model, inner, 0, step)
             assert outer.inner_steps == 4
+            copy = outer.state_dict()["fragments"][0]["copy"][0]
+            assert torch.equal(copy, torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
         assert [r.total_inner_steps for r in reports] == [2, 4]
 
     def test_several_epochs_are_one_run(self, lab):
