@@ -16,6 +16,7 @@ from diloco_core import (
     NonFiniteDeltaError,
     RendezvousError,
     RunExistsError,
+    StoreUnavailableError,
     SyncTimeoutError,
 )
 from diloco_core._elastic_records import MANIFEST, Commit, commit_key
@@ -72,6 +73,27 @@ class TestMembership:
         assert outcome.finished
         assert _members(outcome.store) == [[0, 1, 2]] * 3 + [[0, 1]] * 5
         assert outcome.seconds < 100
+
+    @pytest.mark.parametrize("topology", ["sharded", "gather"])
+    def test_an_outage_of_the_store_counts_towards_nobodys_grace(self, topology):
+        def train(node):
+            real = node.connection._request
+
+            def request(*args, **options):
+                if 6.0 <= node.connection.clock() < 50.0:
+                    node.sleep(0.1)
+                    raise StoreUnavailableError("injected: the store is away")
+                return real(*args, **options)
+
+            node.connection._request = request
+            return training(node)
+
+        training = SimulatedTraining(syncs=6, sizes=(40,))
+        settings = Elastic(2, grace=3.0, topology=topology)
+        outcome = simulate(train, Schedule(3, latency=0.01), settings, sync_timeout=100.0)
+        assert violations(outcome, training) == []
+        assert _members(outcome.store) == [[0, 1, 2]] * 6
+        assert len(outcome.results) == 3
 
     def test_below_the_quorum_nothing_is_decided(self):
         training = SimulatedTraining(syncs=6, sizes=(40,))

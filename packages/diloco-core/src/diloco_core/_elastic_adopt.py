@@ -16,7 +16,6 @@ from ._published import shard_metadata
 from ._reread import read_again
 from ._sharded import reduce_shard, with_unchanged
 from ._store_ahead import open_ahead
-from ._timing import Wait
 
 if TYPE_CHECKING:
     import torch
@@ -27,6 +26,7 @@ if TYPE_CHECKING:
     from ._published import Sums
     from ._sharded import Source
     from ._store import ObjectReader
+    from ._timing import Wait
     from ._wire import SectionReader
 
 _STAGGER = 0.5
@@ -124,9 +124,7 @@ class Adoption:
                     arrived.append(shard)
             pending = [shard for shard in pending if shard not in arrived]
             if pending and not arrived:
-                wait = wait or Wait(
-                    life.timing, life.store.near, life.timing.sync_timeout, lambda: None, expired, alarms=turns
-                )
+                wait = wait or life.wait(life.timing.sync_timeout, lambda: None, expired, turns)
                 wait.pause()
         if wait is not None:
             life.traffic.waited += wait.elapsed()

@@ -11,6 +11,7 @@ from ._elastic_repair import commit_again
 from ._errors import CorruptedObjectError
 from ._published import Shard
 from ._reread import read_again
+from ._timing import Wait
 from ._wire import seed
 
 if TYPE_CHECKING:
@@ -214,6 +215,17 @@ class Life:
     def shard(self, sync: int, fragment: int, number: int) -> Shard:
         """A shard of the state after a sync."""
         return published_shard(self.fragments[fragment].job, sync, number, self.manifest.initial, self.chunk_bytes)
+
+    def wait(
+        self,
+        timeout: float,
+        look_around: Callable[[], None],
+        expired: Callable[[], Exception],
+        alarms: Iterable[float],
+    ) -> Wait:
+        """A wait for others. Time in which this life could not reach the store counts towards no limit: nor could they."""
+        store = self.store
+        return Wait(self.timing, store.near, timeout, look_around, expired, alarms, downtime=lambda: store.downtime)
 
     def read(self, key: str, parse: Callable[[bytes], T]) -> T | None:
         """A record, read again where it is not as it was written; None where there is none.

@@ -154,7 +154,14 @@ def _check_unused(store: Patient) -> None:
 
 
 def _wait_for_manifest(store: Patient, settings: Elastic, timing: Timing) -> Manifest | None:
-    wait = Wait(timing, store.near, timing.join_timeout, lambda: None, lambda: _late(store, timing))
+    wait = Wait(
+        timing,
+        store.near,
+        timing.join_timeout,
+        lambda: None,
+        lambda: _late(store, timing),
+        downtime=lambda: store.downtime,
+    )
     while (manifest := read_manifest(store, timing)) is None and wait.elapsed() < settings.grace:
         wait.pause()
     return manifest

@@ -18,7 +18,6 @@ from ._elastic_rules import expected, may_commit, valid
 from ._errors import DivergedError, SyncError, SyncTimeoutError
 from ._exchange import SyncReport
 from ._sharded import carried_groups
-from ._timing import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -136,14 +135,12 @@ class ElasticSync:
     def _wait(self) -> tuple[Commit, str]:
         """Wait for the record; create it when this life may."""
         life = self._life
-        timing = life.timing
-        start = timing.clock()
 
         def look_around() -> None:
-            self._look(overdue=timing.clock() - start >= life.settings.grace)
+            self._look(overdue=wait.elapsed() >= life.settings.grace)
 
-        timeout = timing.sync_timeout if self._patience is None else self._patience
-        wait = Wait(timing, life.store.near, timeout, look_around, self._expired, alarms=[life.settings.grace])
+        timeout = life.timing.sync_timeout if self._patience is None else self._patience
+        wait = life.wait(timeout, look_around, self._expired, [life.settings.grace])
         self._look(overdue=False)
         while (found := life.commit(self._sync)) is None:
             wait.pause()

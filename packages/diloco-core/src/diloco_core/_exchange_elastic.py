@@ -39,6 +39,8 @@ if TYPE_CHECKING:
 SHARD_BYTES = 256 * 2**20
 """Most bytes of values in a shard; with the momentum its object has twice as many."""
 
+_TELL_SECONDS = 5.0
+
 _log = logging.getLogger("diloco_core")
 
 
@@ -146,6 +148,7 @@ class ElasticExchange:
             )
             self._life = life
             catch_up(life, first=True)
+            store.patience = self._timing.sync_timeout
         except BaseException as error:
             self.abort(error)
             raise
@@ -288,6 +291,8 @@ class ElasticExchange:
         try:
             try:
                 if self._life is not None:
+                    # Where the store is away, waiting for it once more would only delay the error.
+                    self._life.store.patience = min(self._life.store.patience, _TELL_SECONDS)
                     self._hint(self._life, "leave")
                     self._hint(self._life, "leave", 2)  # it may have failed in a sync that is committed already
             finally:
