@@ -209,6 +209,10 @@ class Adoption:
                     raise Reload from error
                 local = False  # parts of the own values may be updated already
                 self._life.timing.sleep(pause)
+                if isinstance(error, StoreUnavailableError):
+                    self._life.commit(
+                        self._commit.sync
+                    )  # which waits for the store as long as it is waited for anywhere
         self._progress.outer_at[shard] = self._commit.sync
         if self._life.gather:
             self._settle(shard, self._life.shard(self._commit.sync, self._commit.fragment, shard).digest(), None)
