@@ -55,7 +55,9 @@ class FolderShelf:
         if data is None:
             (self.folder / key).unlink()
         else:
-            (self.folder / key).write_bytes(data)
+            draft = self.folder / ".draft"  # in one step, or the watcher would see half of it
+            draft.write_bytes(data)
+            draft.replace(self.folder / key)
 
 
 @dataclass
