@@ -18,7 +18,6 @@ from diloco_core import (
     ElasticExchange,
     ObjectStoreExchange,
     RendezvousError,
-    Timing,
     _unsynced,
     export,
     in_process,
@@ -97,15 +96,12 @@ WRAPPERS = {
 }
 
 
-def exchanges(lab, folder, kind, count=2, **options):
+def exchanges(folder, kind, count=2):
     stores = [open_store(str(folder)) for _ in range(count)]
     if kind == "strict":
         return [ObjectStoreExchange(store, rank, count) for rank, store in enumerate(stores)]
-    clocks = [lab.Clock() for _ in stores]
-    elastic = Elastic(count, grace=30.0, topology=kind, publish_every=1, **options)
-    timings = [Timing(sync_timeout=1e12, clock=clock, sleep=clock.sleep) for clock in clocks]
-    pairs = enumerate(zip(stores, timings, strict=True))
-    return [ElasticExchange(store, rank, count, elastic, timing=timing) for rank, (store, timing) in pairs]
+    elastic = Elastic(count, topology=kind, publish_every=1)
+    return [ElasticExchange(store, rank, count, elastic) for rank, store in enumerate(stores)]
 
 
 def trained(lab, folder, kind, make, wrap=lambda model: model, syncs=3, **options):
@@ -122,7 +118,7 @@ def trained(lab, folder, kind, make, wrap=lambda model: model, syncs=3, **option
                 step += 1
         return {name: value.clone() for name, value in plain.state_dict().items() if isinstance(value, torch.Tensor)}
 
-    values, *_ = lab.run(replica, exchanges(lab, folder, kind))
+    values, *_ = lab.run(replica, exchanges(folder, kind))
     return values
 
 
@@ -261,7 +257,7 @@ class TestEarlierStates:
                 while outer.committed < syncs:
                     lab.push(net, inner, exchange.rank, outer.committed)
 
-        lab.run(replica, exchanges(lab, folder, kind))
+        lab.run(replica, exchanges(folder, kind))
         return held
 
     @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])

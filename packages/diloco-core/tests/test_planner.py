@@ -15,7 +15,6 @@ from diloco_core import (
     ElasticExchange,
     ObjectStoreExchange,
     StoreModel,
-    Timing,
     plan_exchange,
 )
 from diloco_core._elastic_settings import choose_topology
@@ -162,7 +161,7 @@ class TestCounted:
     @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
     @pytest.mark.parametrize(
         ("replicas", "optimizer", "outer_state"),
-        [(n, "momentum", 1.0) for n in (1, 2, 3, 8)] + [(3, "plain", 0.0), (3, "Adam", 2.0)],
+        [(n, "momentum", 1.0) for n in (1, 2, 8)] + [(3, "plain", 0.0), (3, "Adam", 2.0)],
     )
     def test_bytes(self, lab, tmp_path, kind, replicas, optimizer, outer_state):
         params, cycles = 24_000, 2
@@ -188,7 +187,7 @@ class TestCounted:
                 for step in range(2 + 2 * cycles):
                     lab.push(model, inner, exchange.rank, step)
 
-        lab.run(replica, [self.exchange(lab, kind, store, rank, replicas) for rank, store in enumerate(stores)])
+        lab.run(replica, [self.exchange(kind, store, rank, replicas) for rank, store in enumerate(stores)])
         for rank in range(replicas):
             first, last = seen[rank][1], seen[rank][-1]
             counted = [last[i] - first[i] for i in (0, 1)]
@@ -207,13 +206,10 @@ class TestCounted:
         assert mean == pytest.approx([plan.bytes_sent, plan.bytes_received], rel=0.03, abs=3000)
 
     @staticmethod
-    def exchange(lab, kind, store, rank, replicas):
+    def exchange(kind, store, rank, replicas):
         if kind == "strict":
             return ObjectStoreExchange(store, rank, replicas)
-        clock = lab.Clock()
-        timing = Timing(sync_timeout=1e12, clock=clock, sleep=clock.sleep)
-        elastic = Elastic(replicas, grace=1e9, topology=kind, publish_every=2)
-        return ElasticExchange(store, rank, replicas, elastic, timing=timing)
+        return ElasticExchange(store, rank, replicas, Elastic(replicas, topology=kind, publish_every=2))
 
 
 def test_impossible_options():
