@@ -1,6 +1,8 @@
 """Details of elastic runs that no other test would miss: updates that are interrupted, late owners, who stands for whom."""
 
 import pytest
+import torch
+from safetensors.torch import load
 
 from diloco_core import CorruptedObjectError, Elastic, StoreUnavailableError
 from diloco_core._elastic_records import MANIFEST, Commit, Delta, Manifest, commit_key, deltas, done_key, shard_key
@@ -171,6 +173,17 @@ class TestWaiting:
 
 
 class TestPublishedState:
+    @pytest.mark.parametrize("topology", ["sharded", "gather"])
+    def test_every_file_is_a_valid_safetensors_file(self, topology):
+        training, elastic = SimulatedTraining(syncs=4, sizes=(400,)), Elastic(2, topology=topology, publish_every=1)
+        store = simulate(training, Schedule(3), elastic).store
+        files = {key: load(data) for key, data in store.objects.items() if key.endswith(".safetensors")}
+        assert {"deltas", "state", "inner"} <= {key.split("/")[0] for key in files}
+        shards = [files[key] for key in sorted(files) if key.startswith("state/00000004/")]
+        values = torch.cat([tensors["values.0"] for tensors in shards])
+        assert torch.equal(values, training.states[4][0][2][0])
+        assert all("outer.momentum_buffer.0" in tensors for tensors in shards)
+
     def test_an_initial_state_that_lost_the_race_is_removed(self):
         training, store = SimulatedTraining(syncs=2, sizes=(40,)), Watched()
         elastic = Elastic(2, grace=5.0, retention=50)  # so that nobody collects it

@@ -113,7 +113,7 @@ def test_it_is_followed_from_its_record_alone(stopped):
 
 
 def test_a_crash_in_the_middle_of_it(stopped):
-    for operation in range(3, 60, 4):
+    for operation in range(3, 60, 9):
         faults = [Fault(0, 1, operation, "kill after"), Fault(1, 1, operation + 3, "kill before")]
         outcome, training, store, broken = _resume(stopped, "newest-whole", faults)
         assert violations(outcome, training) == []
@@ -123,7 +123,7 @@ def test_a_crash_in_the_middle_of_it(stopped):
 
 @pytest.mark.parametrize("seconds", [4.0, 60.0])
 def test_a_life_that_sleeps_meanwhile_changes_nothing(stopped, seconds):
-    for operation in range(5, 60, 6):
+    for operation in range(5, 60, 11):
         faults = [Fault(1, 1, operation, "zombie", seconds)]
         outcome, training, _, broken = _resume(stopped, "newest-whole", faults)
         assert violations(outcome, training) == []
