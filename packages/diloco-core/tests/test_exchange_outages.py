@@ -10,6 +10,7 @@ from diloco_core._endings import Progress
 from diloco_core._liveness import Liveness
 from diloco_core._patient import Patient
 from diloco_core._store import open_store
+from diloco_core._timing import Wait
 from diloco_core.testing import run_replicas
 
 LIMITS = {"sync_timeout": 1000.0, "beat_interval": 10.0, "lost_after": 90.0}
@@ -160,3 +161,15 @@ class TestObserver:
                 store.start, store.stop = clock.now, clock.now + away
             liveness.check([1], Progress(), "sync 1")
             clock.sleep(20.0)
+
+
+def test_a_wait_does_not_count_the_time_without_the_store(lab):
+    clock, away = lab.Clock(), [0.0]
+    timing = Timing(clock=clock, sleep=clock.sleep)
+    wait = Wait(timing, True, 100.0, lambda: None, lambda: KeyError("over"), downtime=lambda: away[0])
+    clock.now, away[0] = 150.0, 90.0
+    wait.pause()
+    assert wait.elapsed() < 61.0
+    clock.now += 45.0
+    with pytest.raises(KeyError, match="over"):
+        wait.pause()
