@@ -1,9 +1,12 @@
 """The drivers for S3 against a bare parallel client, as ratios from interleaved rounds in one run: ``hatch run bench-s3``.
 
 The server is moto, in a process of its own on a loopback port. The bare client is the standard library's http.client: the
-same requests (parts of 16 MiB, four at once up, as many down), not really signed, from and into buffers that exist; it does what
+same requests (parts of 8 MiB, four at once up, as many down), not really signed, from and into buffers that exist; it does what
 must be done and nothing else. Our side is what an exchange does: chunks of 1 MiB into ``put``, and out of an open object.
 Every round runs every contender once, in turn; what is printed is the median of the ratios round by round.
+
+Then, in processes of their own (``s3_memory.py``): by how much the resident memory of a replica grows at its peak in whole runs
+of two replicas, local and global copy included, for both drivers and every kind of run.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from diloco_core._store import open_store
@@ -27,7 +31,7 @@ if TYPE_CHECKING:
     from diloco_core._store import Store
 
 MIB = 2**20
-PART = 16 * MIB
+PART = 8 * MIB
 AT_ONCE = 4
 SMALL = 1024
 SMALL_TIMES = 50
@@ -155,6 +159,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--megabytes", type=int, default=128, help="size of the large object in MiB (default: 128)")
     parser.add_argument("--rounds", type=int, default=7, help="counted rounds, after one to warm up (default: 7)")
+    parser.add_argument("--parameters", type=int, default=23_750_000, help="for the memory: fp32 (default: 23,750,000)")
+    parser.add_argument("--no-memory", action="store_true", help="leave out the measurement of peak memory")
     arguments = parser.parse_args()
     command = [sys.executable, "-c", SERVER]
     server = subprocess.Popen(
@@ -162,11 +168,17 @@ def main() -> int:
     )
     try:
         port = int(server.stdout.readline()) if server.stdout else 0
-        seconds = _measure(port, arguments.megabytes * MIB, arguments.rounds)
+        _print_times(_measure(port, arguments.megabytes * MIB, arguments.rounds), arguments)
+        if not arguments.no_memory:
+            _print_memory(arguments.parameters)
     finally:
         server.kill()
         server.wait()
-    print(f"{arguments.megabytes} MiB in parts of 16 MiB, {AT_ONCE} at once; {os.cpu_count()} cores, moto on loopback")
+    return 0
+
+
+def _print_times(seconds: dict[tuple[str, str], list[float]], arguments: argparse.Namespace) -> None:
+    print(f"{arguments.megabytes} MiB in parts of 8 MiB, {AT_ONCE} at once; {os.cpu_count()} cores, moto on loopback")
     print(f"medians of {arguments.rounds} rounds, against the bare client\n")
     print(f"{'':<30} {'obstore':>8} {'s3fs':>8}   {'goal':>7}   bare client")
     for what, label in (("put", "put"), ("get", "get"), ("put_small", "put 1 KiB"), ("get_small", "get 1 KiB")):
@@ -178,7 +190,33 @@ def main() -> int:
         bare = 1000 * statistics.median(seconds["bare", what]) / times
         goal = "" if what.endswith("small") else "<= 1.3"
         print(f"{label:<30} {ratios[0]:>8.2f} {ratios[1]:>8.2f}   {goal:>7}   {bare:.1f} ms")
-    return 0
+
+
+def _print_memory(parameters: int) -> None:
+    size, replicas = 4 * parameters, 2
+    sharded = (2.1 * size + size / replicas + 128 * MIB, "2.1 B + B/N + 128 MiB")
+    goals = {"strict": sharded, "sharded": sharded, "gather": (3.1 * size + 64 * MIB, "3.1 B + 64 MiB")}
+    print(f"\npeak memory of a replica in MiB, N = {replicas}, B = {size / MIB:.0f} MiB of parameters\n")
+    print(f"{'':<30} {'obstore':>8} {'s3fs':>8}   {'goal':>7}")
+    for kind, (limit, formula) in goals.items():
+        peaks = [_peak(scheme, kind, parameters, replicas) / MIB for scheme in ("obstore+s3", "fsspec+s3")]
+        label = kind if kind == "strict" else f"elastic, {kind}"
+        print(f"{label:<30} {peaks[0]:>8.0f} {peaks[1]:>8.0f}   {limit / MIB:>4.0f} = {formula}")
+
+
+def _peak(scheme: str, kind: str, parameters: int, replicas: int) -> int:
+    child = Path(__file__).with_name("s3_memory.py")
+    command = [sys.executable, str(child), f"{scheme}://bucket/memory-{scheme[0]}-{kind}", kind]
+    numbers = ([str(rank), str(replicas), str(parameters)] for rank in range(replicas))
+    children = [subprocess.Popen([*command, *each], stdout=subprocess.PIPE, text=True) for each in numbers]
+    try:
+        peaks = [int(child.communicate()[0] or 0) for child in children]
+    finally:
+        for child in children:
+            child.kill()
+    if any(child.returncode for child in children):
+        raise SystemExit(f"a replica of the {kind} run over {scheme} failed; see above")
+    return max(peaks)
 
 
 def _measure(port: int, size: int, rounds: int) -> dict[tuple[str, str], list[float]]:

@@ -12,7 +12,7 @@ from diloco_core.testing import KINDS, Fault, Schedule, SimulatedTraining, simul
 
 @pytest.mark.parametrize(
     ("size", "shards"),
-    [(0, 4), (4, 4), (4 * 2**28, 4), (4 * 2**28 + 1, 8), (28 * 10**9, 4 * 27), (280 * 10**9, 4 * 261)],
+    [(0, 4), (4, 4), (4 * 2**24, 4), (4 * 2**24 + 1, 8), (28 * 10**9, 4 * 418), (280 * 10**9, 4 * 4173)],
 )
 def test_no_shard_is_larger_than_the_limit(size, shards, exchange_of_four):
     assert exchange_of_four.shards(size) == shards

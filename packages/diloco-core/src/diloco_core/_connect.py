@@ -75,6 +75,7 @@ def connect(
 
     Args:
         uri: A prefix that belongs to this run alone: a folder, ``s3://bucket/run``, ``gs://…``, ``az://…``, ``memory://…``.
+            Elastic runs on ``gs://`` and ``az://`` are untried.
             Passwords in it are shown nowhere, but variables and files of the driver are a better place for them.
         rank: This replica, 0 … world_size - 1.
         world_size: Number of replicas.

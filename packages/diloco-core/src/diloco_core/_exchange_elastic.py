@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from ._fragment import Fragment
     from ._store import Buffer, Store
 
-SHARD_BYTES = 256 * 2**20
-"""Most bytes of values in a shard; with the momentum its object has twice as many."""
+SHARD_BYTES = 16 * 2**20
+"""Most bytes of values in a shard; with the momentum its object has twice as many, and obstore holds it in memory."""
 
 _TELL_SECONDS = 5.0
 

@@ -18,14 +18,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-BLOCK_BYTES = 16 * 2**20
+BLOCK_BYTES = 8 * 2**20
 """Largest range that is asked for at once: large enough to hide the latency of a request."""
 HEAD_BYTES = 64 * 2**10
 """What is read when an object is opened: small objects need no second request."""
 
 _SMALLEST_BLOCK = 256 * 2**10
 _CONNECTIONS = 16
-_BUDGET = 128 * 2**20
+# obstore keeps about as much for later when it has been read.
+_BUDGET = 24 * 2**20
 _MOST_AHEAD = 4
 
 
@@ -142,6 +143,7 @@ class BlockReader:
         if self._ahead and self._ahead[0][0] <= offset:
             self._at, future = self._ahead.popleft()
             block = future.result()
+            del future  # it holds the block
             self._go_ahead()
         else:
             stop = min(self.size, max(min(end, offset + BLOCK_BYTES), offset + HEAD_BYTES))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import tempfile
 import threading
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from diloco_protocol import MissingDependencyError
 from ._errors import ConfigurationError, StoreUnavailableError
 from ._redact import redact_uri
 from ._store_opening import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
-from ._store_remote import PART_BYTES, PARTS_AT_ONCE, TooLargeError, Verdict
+from ._store_remote import MOST_PARTS, PARTS_AT_ONCE, TooLargeError, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -34,6 +35,8 @@ _PACKAGES = {
 }
 _S3 = {"s3", "s3a"}
 _FIRST_BYTES = 2**20
+# S3 takes no smaller ones.
+_SMALLEST_PART = 5 * 2**20
 # Packages whose pipe_file and put_file send a conditional write where mode="create" (s3fs: If-None-Match, also when a
 # multipart upload is completed; gcsfs: ifGenerationMatch=0; adlfs: overwrite=False). Other drivers inherit from fsspec's
 # base class, which looks first and writes then, or do it in ways that nobody has read.
@@ -54,7 +57,7 @@ _HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.
 class FsspecDriver:
     """A prefix of any store that fsspec has a driver for; see :class:`._store_remote.Driver`. Thread-safe.
 
-    Credentials come from the driver's own chain. Listings are never cached. An object of more than 16 MiB goes through a
+    Credentials come from the driver's own chain. Listings are never cached. An object of more than 8 MiB goes through a
     temporary file, from which it can be sent in parts, and once more; so ``$TMPDIR`` needs room for one object. On
     ``memory://`` there is nothing to send.
 
@@ -67,10 +70,9 @@ class FsspecDriver:
         self.near = scheme == "memory"
         self.name = f"fsspec's driver for {scheme}://"
         self._fs, self._root = _filesystem(uri, scheme)
-        if scheme in _S3:
-            self._fs.retries = 1  # RemoteStore tries again
+        _try_once(self._fs, scheme)
         self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
-        self._options = {"chunksize": PART_BYTES, "max_concurrency": PARTS_AT_ONCE} if scheme in _S3 else {}
+        self._in_parts = scheme in _S3
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object."""
@@ -90,8 +92,9 @@ class FsspecDriver:
             data = b"".join(blocks)
             attempt(lambda: self._pipe(key, data, exclusive))
             return
-        with _spooled(key, blocks) as file:
-            attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **self._options))
+        with _spooled(key, blocks) as (file, size):
+            options = _parts_of(size) if self._in_parts else {}
+            attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **options))
 
     def get(self, key: str, largest: int) -> Buffer:
         """Read a whole object: its beginning, which mostly is all, and then the rest, if that is not too large."""
@@ -122,7 +125,18 @@ class FsspecDriver:
         self._fs.invalidate_cache()
         found = self._fs.find(self._path(prefix.rstrip("/")), detail=True)
         start = len(self._root) + 1
-        return {path[start:]: int(info["size"]) for path, info in found.items()}
+        # Some drivers leave out the "/" at the end of a placeholder, which is empty, as few objects are.
+        return {
+            path[start:]: int(info["size"])
+            for path, info in found.items()
+            if info.get("type") == "file" and (info["size"] or self.near or self._is_file(path))
+        }
+
+    def _is_file(self, path: str) -> bool:
+        try:
+            return bool(self._fs.info(path).get("type") == "file")
+        except FileNotFoundError:
+            return False
 
     def delete(self, keys: Sequence[str]) -> None:
         """Remove objects, one by one."""
@@ -182,6 +196,21 @@ def _filesystem(uri: str, scheme: str) -> tuple[Any, str]:
     ) from without_secrets_in(failed, uri)
 
 
+def _try_once(fs: Any, scheme: str) -> None:
+    """Make a driver leave it to RemoteStore to try again, which alone knows for how long. What it calls these may change."""
+    if scheme in _S3:
+        fs.retries = 1
+    elif scheme in {"gs", "gcs"}:
+        name = "_request"
+        once = getattr(getattr(type(fs), name, None), "__wrapped__", None)
+        if once is not None:
+            setattr(fs, name, functools.partial(once, fs))
+    elif scheme in {"az", "abfs", "abfss"}:
+        policy = getattr(getattr(getattr(fs, "service_client", None), "_config", None), "retry_policy", None)
+        if policy is not None:
+            policy.total_retries = 0
+
+
 def _check_known(uri: str, scheme: str) -> None:
     if "::" in scheme:
         return  # a chain, such as simplecache::memory
@@ -217,20 +246,26 @@ def _limits(scheme: str) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _spooled(key: str, blocks: Iterator[Buffer]) -> Iterator[str]:
-    """The blocks in a temporary file, which is gone afterwards."""
+def _spooled(key: str, blocks: Iterator[Buffer]) -> Iterator[tuple[str, int]]:
+    """The blocks in a temporary file, which is gone afterwards, and their size in bytes."""
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="diloco-upload-"))
             for block in blocks:
                 file.write(block)
             file.flush()
+            size = file.tell()
         except OSError as error:
             raise StoreUnavailableError(
                 f"cannot write object {key!r}: the folder for temporary files, which it goes through, cannot hold it "
                 f"({error.strerror or error}). Nothing was sent. Make room, or name another folder in TMPDIR."
             ) from error
-        yield file.name
+        yield file.name, size
+
+
+def _parts_of(size: int) -> dict[str, int]:
+    """How s3fs shall cut an upload: it holds every part twice."""
+    return {"chunksize": max(_SMALLEST_PART, -(-size // MOST_PARTS)), "max_concurrency": PARTS_AT_ONCE}
 
 
 def _mode(exclusive: bool) -> dict[str, str]:

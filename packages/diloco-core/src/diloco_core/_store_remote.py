@@ -6,6 +6,7 @@ A :class:`Driver` sends single requests and says what its errors mean; :class:`R
 from __future__ import annotations
 
 import logging
+import mmap
 import secrets
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -27,12 +28,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PART_BYTES = BLOCK_BYTES
-"""Objects up to this size are one request; larger ones go up in parts of this size, several at a time."""
+"""Objects up to this size are one request; larger ones go up in parts of about this size, several at a time."""
 PARTS_AT_ONCE = 4
 MOST_PARTS = 10_000
 """S3 takes no more (https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)."""
 
 _PROBE_SECONDS = 5.0
+_SMALL = 2**16
 
 _log = logging.getLogger("diloco_core")
 
@@ -127,7 +129,7 @@ class RemoteStore:
     """A prefix of a store behind a driver; see :class:`._store.Store`. Thread-safe.
 
     What fails for a reason that may pass is tried again while :attr:`patience` lasts, with jitter. A part of an upload is
-    16 MiB, and four are under way at once; all open readers together hold 128 MiB (but each at least 512 KiB).
+    8 MiB, and four are under way at once; all open readers together hold 24 MiB (but each at least 512 KiB).
 
     Args:
         uri: The prefix; it is shown without the secrets that may be in it.
@@ -157,7 +159,7 @@ class RemoteStore:
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; see :meth:`._store.Store.create`.
 
-        "Exists" may be the answer to the second try of a request whose first went through. So an object of less than 16 MiB
+        "Exists" may be the answer to the second try of a request whose first went through. So an object of less than 8 MiB
         is read and compared: what is there with the very same bytes counts as written by this call. A larger one counts as
         another's.
         """
@@ -217,14 +219,14 @@ class RemoteStore:
         """Write a small object at once, a large one by upload."""
         size = 0
 
-        def counted() -> Iterator[bytearray]:
+        def counted() -> Iterator[memoryview]:
             nonlocal size
             for block in _blocks(parts, PART_BYTES):
                 size += len(block)
                 yield block
 
         blocks = counted()
-        first = next(blocks, bytearray())
+        first = next(blocks, memoryview(b""))
         verb = "create" if exclusive else "write"
         if len(first) < PART_BYTES:
             self._do(verb, key, lambda: self.driver.put(key, first, exclusive=exclusive), first)
@@ -245,7 +247,10 @@ class RemoteStore:
                 failed = error
             else:
                 return size
-            raise self._named(failed, verb, key, None) from without_secrets_in(failed, self._secret)
+            try:
+                raise self._named(failed, verb, key, None) from without_secrets_in(failed, self._secret)
+            finally:
+                del failed, source
         return size
 
     def _is_there(self, key: str, data: Buffer) -> bool:
@@ -273,7 +278,10 @@ class RemoteStore:
             raise too_large(f"{self.uri}/{key}", error.size, largest) from None
         except Exception as error:  # noqa: BLE001 - named below, where the driver's own error is no part of it
             failed = error
-        raise self._named(failed, verb, key, created) from without_secrets_in(failed, self._secret)
+        try:
+            raise self._named(failed, verb, key, created) from without_secrets_in(failed, self._secret)
+        finally:
+            del failed  # or it would hold this frame, which holds it, and with them the bytes that were sent
 
     def _judge(self, error: Exception) -> tuple[Verdict, str]:
         verdict, text = self.driver.judge(error)
@@ -351,17 +359,30 @@ class _Source:
             raise
 
 
-def _blocks(parts: Iterable[Buffer], size: int) -> Iterator[bytearray]:
-    """The same bytes in new buffers of ``size`` (the last one may be shorter): a part is reused by its maker."""
-    block = bytearray()
+def _blocks(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
+    """The same bytes in new buffers of ``size`` (the last one may be shorter): a part is reused by its maker.
+
+    Large buffers are pages of the system, which go back to it at once. The C library would keep many of them for later.
+    """
+    block = memoryview(bytearray(min(size, _SMALL)))
+    end = 0
     for part in parts:
         view = memoryview(part).cast("B")
         while view:
-            room = size - len(block)
-            block += view[:room]
-            view = view[room:]
-            if len(block) == size:
+            if end == len(block) < size:
+                larger = _pages(size)
+                larger[:end] = block
+                block = larger
+            count = min(len(view), len(block) - end)
+            block[end : end + count] = view[:count]
+            view = view[count:]
+            end += count
+            if end == size:
                 yield block
-                block = bytearray()
-    if block:
-        yield block
+                block, end = memoryview(b""), 0
+    if end:
+        yield block[:end]
+
+
+def _pages(size: int) -> memoryview:
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

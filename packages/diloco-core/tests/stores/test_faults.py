@@ -1,12 +1,20 @@
 """Stores that fail: what is tried again, what is not, and what a lost answer means. Real HTTP, both drivers for S3."""
 
+import gc
 import resource
 import sys
+import weakref
 
 import fsspec
 import pytest
 
-from diloco_core import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+    _store_remote,
+)
 from diloco_core._retry import Retries
 from diloco_core._store import creates_once, open_store
 from diloco_core._store_fsspec import FsspecDriver
@@ -335,3 +343,38 @@ class TestChoice:
     def test_a_uri_without_a_bucket(self):
         with pytest.raises(ConfigurationError, match="names no bucket"):
             open_store("obstore+s3:///run")
+
+
+class _Block(bytearray):
+    """Bytes that can be asked whether they are still there."""
+
+
+@pytest.mark.parametrize("act", ["create", "put"])
+def test_what_could_not_be_written_is_let_go_of_at_once(store, small_s3, monkeypatch, act):
+    """An error that held on to it would hold it until the next garbage collection: the memory of a whole shard."""
+    blocks, real = [], _store_remote._blocks
+
+    def watched(parts, size):
+        for block in real(parts, size):
+            kept = _Block(block)
+            blocks.append(weakref.ref(kept))
+            yield kept
+
+    monkeypatch.setattr(_store_remote, "_blocks", watched)
+    if act == "create":
+        small_s3.objects["run/large"] = b"theirs"
+    else:
+        small_s3.fail(400, "PUT", times=99, code="InvalidRequest")
+        small_s3.fail(400, "POST", times=99, code="InvalidRequest")
+    gc.collect()
+    gc.disable()
+    try:
+        if act == "create":
+            assert not store.create("large", iter([bytes(2**20)] * 20))
+        else:
+            with pytest.raises(StoreUnavailableError):
+                store.put("large", iter([bytes(2**20)] * 20))
+        assert blocks
+        assert [block for block in blocks if block() is not None] == []
+    finally:
+        gc.enable()
