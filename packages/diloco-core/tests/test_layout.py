@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load
 
@@ -10,6 +10,8 @@ from diloco_core import CorruptedObjectError
 from diloco_core._layout import Group, Layout, Piece, Rule
 from diloco_core._store import open_store
 from diloco_core._wire import SAFETENSORS_DTYPES, Section, SectionReader, header, section_parts, seed, view
+
+unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # load is no failure
 
 groups = st.lists(
     st.builds(
@@ -23,6 +25,7 @@ groups = st.lists(
 layouts = st.builds(Layout, groups, st.integers(1, 7))
 
 
+@unhurried
 @given(layouts, st.integers(1, 300))
 def test_every_element_is_in_one_chunk_of_one_shard(layout, chunk_bytes):
     seen = [[0] * group.numel for group in layout.groups]
@@ -34,6 +37,7 @@ def test_every_element_is_in_one_chunk_of_one_shard(layout, chunk_bytes):
     assert all(count == 1 for counts in seen for count in counts)
 
 
+@unhurried
 @given(layouts)
 def test_shards_are_of_about_equal_size(layout):
     for index, group in enumerate(layout.groups):
@@ -77,6 +81,7 @@ def _read(data, layout, sections, index):
     return found
 
 
+@unhurried
 @given(layouts)
 def test_a_file_is_valid_safetensors_and_every_section_reads_back(layout):
     data, sections, values = _file(layout)
@@ -89,6 +94,7 @@ def test_a_file_is_valid_safetensors_and_every_section_reads_back(layout):
             assert view(out) == view(values[chunk.group][chunk.start : chunk.stop])
 
 
+@unhurried
 @given(st.data())
 def test_any_flipped_bit_of_a_section_is_found(data):
     layout = Layout((Group(torch.float64, 40, Rule.MEAN), Group(torch.float32, 50, Rule.MEAN)), 2)
@@ -106,6 +112,7 @@ def test_any_flipped_bit_of_a_section_is_found(data):
     assert errors == 1
 
 
+@unhurried
 @given(st.integers(0, 10**6))
 def test_any_truncation_is_found(cut):
     layout = Layout((Group(torch.float32, 90, Rule.MEAN),), 2)
