@@ -7,6 +7,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -140,8 +141,17 @@ def connect(
         settings = {name: getattr(timing, name) for name in _TIMING} | {"chunk_bytes": chunks, "min_replicas": None}
         settings |= {} if elastic is None else asdict(elastic)
         settings |= {"world_size": world_size, "run_id": run_id}
-        _open[_normal(place), rank] = _Connected(exchange, settings)
+        key = _normal(place), rank
+        exchange.when_ended = partial(_forget, key)
+        _open[key] = _Connected(exchange, settings)
         return exchange
+
+
+def _forget(key: tuple[str, int]) -> None:
+    """Let go of an exchange that has ended: it holds on to the model that it carried."""
+    with _lock:
+        if key in _open and _open[key].exchange.ended:
+            del _open[key]
 
 
 def _given(**arguments: Any) -> dict[str, Any]:

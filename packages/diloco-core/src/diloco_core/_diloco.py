@@ -152,6 +152,7 @@ class DiLoCo:
         self._restored = False
         self._loaded_model: dict[str, str | None] = {}
         self._entered = False
+        self._failure = ""
         self._steps = StepCounter(len(optimizers))
         self._steps_outside = 0
         self._tried_own = False
@@ -217,6 +218,7 @@ class DiLoCo:
             if self._flush == "partial":
                 self.flush()
             else:
+                self._check_whole()
                 self._look_at_model()
                 self._catch_up()
                 self._drop_open_steps()
@@ -236,6 +238,7 @@ class DiLoCo:
         some), what is open here is dropped with a warning: all replicas end as the last committed state. Returns the
         reports.
         """
+        self._check_whole()
         if self._steps.end():
             self._count.count()
         self._look_at_model()
@@ -269,7 +272,14 @@ class DiLoCo:
         state, per replica, and on all replicas after the same outer step: where gradient scalers skip steps, do it by
         :attr:`committed` (in ``on_sync``, say), not by the number of batches. :meth:`load_state_dict` wants the same rank
         and world size. Elastic runs need none of it: their store holds the state.
+
+        Raises:
+            SyncError: There is no state yet, before the block is entered; or a sync has failed, so that the state is undefined.
+            ModelChangedError: The model is no longer what is synced.
         """
+        if not (self._entered or self._restored):
+            raise SyncError("the outer loop has no state yet: state_dict() comes after its block is entered")
+        self._check_whole()
         self._look_at_model()
         return {
             **self._identity(),
@@ -360,6 +370,7 @@ class DiLoCo:
         return report
 
     def _sync_once(self, last: bool = False) -> SyncReport:
+        self._check_whole()
         self._look_at_model()
         count, number = self._count, self._count.turn
         fragment = self._fragments[number]
@@ -367,8 +378,13 @@ class DiLoCo:
         fragment.supersedes = [] if previous is None else [previous]
         fragment.steps, inner_steps = count.steps, count.since_sync[number]
         fragment.begin()
-        report = self.exchange.sync(fragment, last=last)
-        fragment.finish()
+        try:
+            report = self.exchange.sync(fragment, last=last)
+            fragment.finish()
+        except BaseException as error:
+            if not (last and isinstance(error, UnequalSyncsError)):
+                self._failure = f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
+            raise
         if report.contribution not in {"carried", "open"}:
             count.since_sync[number] = 0
         count.since_event = 0
@@ -398,6 +414,15 @@ class DiLoCo:
             if steps:
                 fragment.start_over()
         self._count.close_all()
+
+    def _check_whole(self) -> None:
+        """Refuse to go on after a sync that has failed, whoever has caught its error: copies and model are undefined."""
+        if self._failure:
+            raise SyncError(
+                "an earlier sync of this outer loop has failed, so what this replica holds is undefined, although the error "
+                "was caught. Let it leave the block, and begin again from a checkpoint or, in an elastic run, by connecting "
+                f"again. The error was {self._failure}"
+            )
 
     def _look_at_model(self) -> None:
         """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""

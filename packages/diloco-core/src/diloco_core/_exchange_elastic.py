@@ -91,6 +91,7 @@ class ElasticExchange:
         self._chunk_bytes = chunk_bytes
         self._schema: Schema | None = None
         self._life: Life | None = None
+        self.when_ended: Callable[[], object] = bool  # told when this replica has left or failed
         self._ended = ""
         self._first = True
         self._hinted = 0
@@ -276,6 +277,7 @@ class ElasticExchange:
         """Tell the others that this replica is done, and see to it that the run can be resumed; repeatable."""
         if not self._ended:
             self._ended = "left"
+            self.when_ended()
             try:
                 if self._life is not None and self._life.fragments[0].sums:
                     self._hint(self._life, "leave")
@@ -288,6 +290,7 @@ class ElasticExchange:
         if self._ended:
             return
         self._ended = f"failed ({type(error).__name__}: {error})"
+        self.when_ended()
         try:
             try:
                 if self._life is not None:

@@ -93,6 +93,7 @@ class ObjectStoreExchange:
         self._progress = Progress()
         self._last: StoreSync | None = None
         self._obsolete: list[str] = []
+        self.when_ended: Callable[[], object] = bool  # told when this replica has left or failed
         self._ended = ""
 
     def join(self, schema: Schema) -> None:
@@ -154,6 +155,7 @@ class ObjectStoreExchange:
         """Tell the others that this replica is done; repeatable."""
         if not self._ended:
             self._ended = "left"
+            self.when_ended()
             self._last = None
             self._liveness.stop()
             try:
@@ -168,6 +170,7 @@ class ObjectStoreExchange:
             return
         ending = failure(self.rank, self._progress, error)
         self._ended = f"failed ({ending.message})"
+        self.when_ended()
         self._last = None
         self._liveness.stop()
         # Where the store is away, waiting for it once more would only delay the error.

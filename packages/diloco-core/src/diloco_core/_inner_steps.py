@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 _lock = threading.Lock()
-_watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, InnerSteps] = weakref.WeakKeyDictionary()
+# Weak on both sides: who watches holds on to optimizers, and through the outer loop to a model. The hooks keep it alive.
+_watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[InnerSteps]] = weakref.WeakKeyDictionary()
 
 
 def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
@@ -76,7 +77,8 @@ class InnerSteps:
             ConfigurationError: Another outer loop is under way with one of the optimizers.
         """
         with _lock:
-            others = {id(o): o for o in map(_watched.get, self._optimizers) if o is not None and o is not self}
+            watching = [_watched[o]() for o in self._optimizers if o in _watched]
+            others = {id(o): o for o in watching if o is not None and o is not self}
             if any(other.in_use for other in others.values()):
                 raise ConfigurationError(
                     "another outer loop is under way with this inner optimizer: leave its block before the next one is made"
@@ -84,7 +86,7 @@ class InnerSteps:
             for other in others.values():
                 other.stop()
             for number, optimizer in enumerate(self._optimizers if not self._handles else ()):
-                _watched[optimizer] = self
+                _watched[optimizer] = weakref.ref(self)
                 self._handles += [
                     optimizer.register_step_pre_hook(partial(self._begins, number)),
                     optimizer.register_step_post_hook(partial(self._ends, number)),
