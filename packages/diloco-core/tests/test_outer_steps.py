@@ -130,6 +130,38 @@ class TestSeveralOptimizers:
         assert seen == [(1, 0), (1, 0), (3, 1), (4, 1), (5, 2)]
         assert [(r.inner_steps, r.total_inner_steps) for r in reports] == [(3, 3), (2, 5)]
 
+    @pytest.mark.parametrize("to_none", [True, False])
+    @pytest.mark.parametrize("order", [(0, 1, 2), (2, 0, 1)])
+    @pytest.mark.parametrize("skipped", [(0,), (1,), (2,), (0, 1), (1, 2), (0, 2)])
+    def test_nobody_loses_a_step_after_one_that_was_skipped(self, lab, skipped, order, to_none):
+        """Whichever partner was skipped once, later syncs still come between inner steps, not within one."""
+        model = nn.ParameterList([nn.Parameter(torch.zeros(2)) for _ in range(3)])
+        three = [torch.optim.SGD([parameter], lr=1.0) for parameter in model]
+        options = {"sync_every": 1, "outer_lr": 1.0, "outer_momentum": 0.0}
+        with DiLoCo(model, three, in_process(1)[0], **options) as outer:
+            for step in range(8):
+                for optimizer in three:
+                    optimizer.zero_grad(set_to_none=to_none)
+                model.zero_grad(set_to_none=to_none)
+                torch.stack([parameter.sum() for parameter in model]).sum().backward()
+                for number in order:
+                    if step != 3 or number not in skipped:
+                        three[number].step()
+            assert outer.inner_steps <= 8
+        taken = [-parameter[0].item() for parameter in model]
+        assert taken == [7.0 if number in skipped else 8.0 for number in range(3)]
+        assert outer.inner_steps == 8
+
+    def test_a_partner_whose_gradients_are_set_to_zero_is_not_about_to_step(self, lab):
+        model, (first, second) = self.parts(lab)
+        with DiLoCo(model, [first, second], in_process(1)[0], sync_every=4) as outer:
+            for step in range(3):
+                self.gradients(model, 0, step)
+                second.step()
+                second.zero_grad(set_to_none=False)
+                first.step()
+                assert outer.inner_steps == step + 1
+
     def test_a_step_that_is_open_at_the_end_is_flushed(self, lab):
         model, (first, second) = self.parts(lab)
         reports = []

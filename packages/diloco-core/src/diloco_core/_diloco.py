@@ -152,6 +152,7 @@ class DiLoCo:
         self._restored = False
         self._loaded_model: dict[str, str | None] = {}
         self._entered = False
+        self._has_values = False
         self._failure = ""
         self._steps = StepCounter(len(optimizers))
         self._steps_outside = 0
@@ -195,6 +196,7 @@ class DiLoCo:
             else:
                 for fragment in self._fragments:
                     fragment.take_snapshot()
+            self._has_values = True
             self.exchange.join(self._schema())
             if isinstance(self.exchange, ElasticExchange):
                 self._restore(self.exchange)
@@ -277,7 +279,7 @@ class DiLoCo:
             SyncError: There is no state yet, before the block is entered; or a sync has failed, so that the state is undefined.
             ModelChangedError: The model is no longer what is synced.
         """
-        if not (self._entered or self._restored):
+        if not self._has_values:
             raise SyncError("the outer loop has no state yet: state_dict() comes after its block is entered")
         self._check_whole()
         self._look_at_model()
@@ -314,10 +316,10 @@ class DiLoCo:
         self._loaded_model = dict(state["model"])
         self._count.load_state_dict(state)
         self._steps.load(state["stepped"])
-        self._restored = True
+        self._restored = self._has_values = True
 
     def _before_inner_step(self, optimizer: int) -> None:
-        if self._entered and self._steps.before(optimizer):
+        if self._entered and self._steps.before(optimizer, self._inner.has_used_gradient):
             self._count.count()
 
     def _after_inner_step(self, optimizer: int) -> None:
@@ -329,7 +331,7 @@ class DiLoCo:
                     "entered, so nothing is synced: train inside its block (with DiLoCo(...) as outer: ...)"
                 )
             return
-        if self._steps.after(optimizer):
+        if self._steps.after(optimizer, self._inner.has_new_gradient):
             self._count.count()
             if not self._tried_own:  # again: optimizers make their state in their first step
                 self._try_own()
@@ -383,7 +385,9 @@ class DiLoCo:
             fragment.finish()
         except BaseException as error:
             if not (last and isinstance(error, UnequalSyncsError)):
-                self._failure = f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
+                self._failure = (
+                    f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
+                )
             raise
         if report.contribution not in {"carried", "open"}:
             count.since_sync[number] = 0

@@ -69,6 +69,7 @@ class InnerSteps:
         self._after = after
         self._handles: list[RemovableHandle] = []
         self._under_way: dict[int, FrameType] = {}
+        self._used: dict[int, tuple[torch.Tensor, weakref.ref[torch.Tensor], int]] = {}
 
     def watch(self) -> None:
         """Begin; repeatable.
@@ -99,6 +100,7 @@ class InnerSteps:
             handle.remove()
         self._handles.clear()
         self._under_way.clear()
+        self._used.clear()
 
     # A class that overrides step() and calls its parent's has both calls hooked by torch. Only the outer one is a step: it
     # is known by the frame of torch's wrapper, which calls the hooks.
@@ -112,7 +114,32 @@ class InnerSteps:
     def _ends(self, number: int, *_: Any) -> None:
         if self._under_way.get(number) is sys._getframe(1):  # noqa: SLF001
             del self._under_way[number]
+            if len(self._optimizers) > 1:
+                self._remember_gradient(number)
             self._after(number)
+
+    def has_used_gradient(self, number: int) -> bool:
+        """Whether an optimizer has the gradients that it has stepped by last."""
+        if number not in self._used:
+            return False
+        parameter, used, version = self._used[number]
+        gradient = parameter.grad
+        return gradient is not None and gradient is used() and gradient._version == version  # noqa: SLF001 - no other way
+
+    def has_new_gradient(self, number: int) -> bool:
+        """Whether an optimizer has other gradients than those that it has stepped by last: it is about to step."""
+        gradient = self._used[number][0].grad if number in self._used else None
+        if gradient is None or self.has_used_gradient(number):
+            return False
+        return gradient.layout is not torch.strided or bool(gradient.any())  # zero_grad(set_to_none=False) is no news
+
+    def _remember_gradient(self, number: int) -> None:
+        self._used.pop(number, None)
+        for group in self._optimizers[number].param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._used[number] = parameter, weakref.ref(parameter.grad), parameter.grad._version  # noqa: SLF001
+                    return
 
 
 def _is_below(frame: FrameType | None, top: FrameType | None) -> bool:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Callable, Collection
 
 
 class StepCounter:
     """Groups the steps of several optimizers into inner steps, in which each of them steps at most once.
 
     An inner step is complete when all optimizers have stepped, in any order. It also ends when one of them is about to
-    step again: a gradient scaler has skipped the others then. With one optimizer, each of its steps is an inner step.
+    step again: a gradient scaler has skipped the others then. Either it begins its next step, or the last of the others
+    steps while it has new gradients already. With one optimizer, each of its steps is an inner step.
 
     Args:
         optimizers: How many there are.
@@ -31,14 +32,31 @@ class StepCounter:
         """Go on in the middle of an inner step, in which these have stepped."""
         self._stepped = set(stepped) & self._everybody
 
-    def before(self, optimizer: int) -> bool:
-        """An optimizer is about to step; returns whether that ends an inner step that others have skipped."""
-        return optimizer in self._stepped and self.end()
+    def before(self, optimizer: int, done: Callable[[int], bool] = lambda _: False) -> bool:
+        """An optimizer is about to step; returns whether that ends an inner step that others have skipped.
 
-    def after(self, optimizer: int) -> bool:
-        """An optimizer has stepped; returns whether that completes an inner step."""
+        Args:
+            optimizer: Its number.
+            done: Whether another one has stepped by the gradients that it has now: that belongs to the inner step that begins.
+        """
+        if optimizer not in self._stepped:
+            return False
+        self._stepped = {other for other in self._stepped if other != optimizer and done(other)}
+        return True
+
+    def after(self, optimizer: int, waiting: Callable[[int], bool] = lambda _: False) -> bool:
+        """An optimizer has stepped; returns whether that completes an inner step.
+
+        Args:
+            optimizer: Its number.
+            waiting: Whether another one has new gradients, which it is about to step by. What it has stepped by before was
+                an inner step of its own, and another one is under way now.
+        """
         self._stepped.add(optimizer)
-        return self._stepped == self._everybody and self.end()
+        if self._stepped != self._everybody:
+            return False
+        self._stepped -= {other for other in self._everybody if other != optimizer and waiting(other)}
+        return self._stepped != self._everybody or self.end()
 
     def end(self) -> bool:
         """No more steps will come: returns whether that ends an inner step."""
