@@ -127,3 +127,16 @@ def test_whatever_rots_or_is_torn_no_other_model_comes_of_it(topology, count):
         )
         passed = (" raised ", "not every rank") if lost else (" raised ",)
         assert [what for what in violations(outcome, training) if not any(p in what for p in passed)] == [], number
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_the_first_state_is_made_again_from_the_initial_one(topology):
+    """Nothing of a loading that failed half-way may stay: the first outer step begins without momentum."""
+    torch.set_num_threads(1)
+    settings = Elastic(2, grace=5.0, topology=topology, publish_every=1, resume=False)
+    before, store = SimulatedTraining(syncs=1, sizes=(40,)), SimulatedStore()
+    simulate(before, Schedule(2, latency=0.01), settings, store=store)
+    store.damage("state/00000001/000.00001.safetensors", b"")
+    training = SimulatedTraining(syncs=3, sizes=(40,), salts=dict(before.salts))
+    outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    assert violations(outcome, training) == []

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic_records import Rollback, commit_sync, done_key, read_record, shard_key
+from diloco_core._elastic_records import Rollback, commit_key, commit_sync, done_key, read_record, shard_key
 from diloco_core.testing import (
     Fault,
     Killed,
@@ -175,3 +175,71 @@ def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped):
     assert {type(error) for error in outcome.results.values()} == {CorruptedObjectError}
     assert any("nothing to go back to" in note for note in outcome.results[0, 1].__notes__)
     assert _rollbacks(store) == []
+
+
+@pytest.mark.parametrize("more", [0, 2])
+def test_what_rots_after_it_is_made_again_as_before(stopped, more):
+    """The state before a damaged one may be of before the rollback, and what was given up in between is left out."""
+    _, training, before, _ = _resume(stopped, "newest-whole", syncs=0)
+    _, training, before, _ = _resume((stopped[0], training, before, 0), True, syncs=_last(before) + more)
+    (rollback,) = _rollbacks(before)
+    syncs = [rollback.sync + number + 1 for number in range(more)] or list(rollback.states)
+    keys = [shard_key(sync, (sync - 1) % 2, shard, "") for sync in syncs for shard in range(2)]
+    found = [key for key in keys if key in before.objects]
+    assert found
+    for key in found:
+        store = copy.deepcopy(before)
+        store.damage(key, store.objects[key][:50])
+        outcome, later, store, broken = _resume(
+            (stopped[0], training, store, 0), True, syncs=_last(store) + 2, most_lives=1, store=store
+        )
+        assert violations(outcome, later) == [], key
+        assert broken == []
+        assert len(_rollbacks(store)) == 1, "nothing more had to be given up"
+
+
+def test_a_damaged_record_of_it_does_not_end_the_run(stopped):
+    """It can be read nowhere else, so another one takes its place."""
+    _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
+    (rollback,) = _rollbacks(store)
+    key = commit_key(rollback.sync)
+    store.damage(key, store.objects[key][:60])
+    outcome, later, store, broken = _resume((stopped[0], training, store, 0), True, most_lives=1)
+    assert {type(error) for error in outcome.results.values()} == {CorruptedObjectError}
+    assert later.states == {}
+    outcome, later, store, broken = _resume((stopped[0], training, store, 0), "newest-whole")
+    assert violations(outcome, later) == []
+    assert broken == []
+    assert [record.states for record in _rollbacks(store)] == [rollback.states] * 2
+
+
+def test_lives_that_have_read_it_write_it_again(stopped):
+    _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
+    (rollback,) = _rollbacks(store)
+    key, whole = commit_key(rollback.sync), store.objects[commit_key(rollback.sync)]
+    again = SimulatedTraining(syncs=rollback.sync + 3, sizes=_SIZES, salts=dict(training.salts))
+
+    def train(node):
+        if node.rank == 1:
+            store.damage(key, whole[:60])
+        return again(node)
+
+    settings = Elastic(2, grace=5.0, topology=stopped[0], publish_every=1, resume=True)
+    schedule = Schedule(2, latency=0.01, starts=[0.0, 2.5])
+    outcome = simulate(train, schedule, settings, store=store, most_lives=1)
+    assert violations(outcome, again) == []
+    assert store.objects[key] == whole
+
+
+def test_a_second_one_names_what_the_first_had_kept(stopped):
+    """It goes back behind the states that the first went on from."""
+    _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
+    (first,) = _rollbacks(store)
+    for key in list(store.objects):
+        if key.startswith((f"state/{max(first.states):08}/", "deltas/")):
+            store.damage(key, b"")
+    _resume((stopped[0], training, store, 0), "newest-whole", syncs=0, store=store)
+    records = _rollbacks(store)
+    assert len(records) == 2
+    assert max(first.states) in records[1].given_up
+    assert not {first.sync, *first.given_up} & set(records[1].given_up)

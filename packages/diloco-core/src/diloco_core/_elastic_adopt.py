@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from ._elastic_life import Reload, not_as_recorded
 from ._elastic_publish import publish_previous, write_done
-from ._elastic_repair import check_shard, readable_done, rewrite_shard
+from ._elastic_repair import check_shard, computed_otherwise, readable_done, rewrite_shard
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
 from ._patient import PAUSES
@@ -215,7 +215,10 @@ class Adoption:
                     )  # which waits for the store as long as it is waited for anywhere
         self._progress.outer_at[shard] = self._commit.sync
         if self._life.gather:
-            self._settle(shard, self._life.shard(self._commit.sync, self._commit.fragment, shard).digest(), None)
+            values = self._life.shard(self._commit.sync, self._commit.fragment, shard).digest()
+            if self._done is not None and values != self._done.sums[shard]:
+                raise computed_otherwise(self._life, self._life.key(self._commit.sync, self._commit.fragment, shard))
+            self._settle(shard, values, None)
         else:
             self._publish(shard)
 

@@ -11,7 +11,7 @@ from ._elastic_load import load
 from ._elastic_records import commit_key
 from ._elastic_repair import ask_for_repair, mend_published
 from ._elastic_rollback import roll_back
-from ._elastic_rules import states
+from ._elastic_rules import in_force, states
 from ._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
 
 if TYPE_CHECKING:
@@ -108,7 +108,21 @@ def replay(life: Life) -> None:
     """Adopt every sync that is committed and not adopted yet."""
     published = max((sync for sync, _ in states(life.store.list("state/"))), default=0)
     # What is published shows that its sync was decided, even if the record is gone.
-    while (found := life.commit(life.sync + 1, decided=life.sync < published)) is not None:
+    turns = {rollback.sync: (rollback, record) for rollback, record in life.rollbacks}
+    known = [rollback for rollback, _ in life.rollbacks]
+    while True:
+        sync = life.sync + 1
+        if sync in turns:
+            if not life.stands_at(turns[sync][0]):
+                raise Reload
+            life.turn_back(*turns[sync])
+            continue
+        if not in_force(sync, life.index(sync), known):
+            life.pass_over(sync)
+            continue
+        found = life.commit(sync, decided=life.sync < published)
+        if found is None:
+            break
         commit, record = found
         life.verify(commit)
         progress = life.fragments[commit.fragment]

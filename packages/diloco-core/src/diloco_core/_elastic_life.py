@@ -111,7 +111,8 @@ class Progress:
 
     def forget_outer(self, shard: int, chunk_bytes: int) -> None:
         """Let go of a shard's outer state: somebody else has updated it."""
-        if self.outer_at[shard] is not None and self.job.outer is not None:
+        # Also where nothing is known of it: a loading that failed may have left some.
+        if self.job.outer is not None:
             self.job.outer.forget(self.job.layout.chunks(shard, chunk_bytes))
         self.outer_at[shard] = None
 
@@ -140,14 +141,14 @@ class Life:
         scratch: Buffers.
         fragments: What it holds.
         sync: The last sync it has adopted.
-        previous: Digest of that sync's record (of the manifest, before the first).
+        previous: Digest of that sync's record (of the manifest, before the first); empty where that was given up and not read.
         members: Epoch by rank of that sync's members; all ranks, before the first.
         traffic: What the sync in progress has cost.
         differed: Whether it has reloaded because its state was not that of the others, and not completed a sync since.
         absent: Ranks whose shards others had to update: they are not waited for.
         open: The own contribution to a sync that this life did not wait for to its end.
         rollback: Number of the newest rollback in the log; 0 where there was none.
-        seen_rollback: Number of the rollback that the last loading took into account; 0 where there was none.
+        rollbacks: The rollbacks that the last loading took into account, in the order of the log, with their records' digests.
         mending: For fragments whose newest state is damaged, after which sync that is; it is made again from the one before.
         bad: Fragments and syncs whose published state is damaged where loading it does not show.
         answered: Who was answered when it asked for repair.
@@ -170,7 +171,7 @@ class Life:
     absent: set[int] = field(default_factory=set)
     open: Delta | None = None
     rollback: int = 0
-    seen_rollback: int = 0
+    rollbacks: list[tuple[Rollback, str]] = field(default_factory=list)
     mending: dict[int, int] = field(default_factory=dict)
     bad: set[tuple[int, int]] = field(default_factory=set)
     answered: set[Hint] = field(default_factory=set)
@@ -280,8 +281,9 @@ class Life:
         Raises:
             CorruptedObjectError: It does not follow the one before it.
         """
-        expected = self.sync + 1, self.index(self.sync + 1), self.previous, self.rollback
-        follows = (commit.sync, commit.fragment, commit.previous, commit.rollback) == expected
+        follows = (commit.sync, commit.fragment) == (self.sync + 1, self.index(self.sync + 1))
+        if self.previous:
+            follows = follows and (commit.previous, commit.rollback) == (self.previous, self.rollback)
         if not follows or not self._counts_on(commit):
             raise CorruptedObjectError(
                 f"{self.origin(commit_key(commit.sync))} is whole, but does not follow the record before it, as this replica "
@@ -293,6 +295,16 @@ class Life:
         progress = self.fragments[commit.fragment]
         # What was loaded of this fragment may be newer than what was loaded of the others, from where the log is replayed.
         return commit.sync <= progress.sync or commit.positions == progress.counting(commit.members)
+
+    def stands_at(self, rollback: Rollback) -> bool:
+        """Whether memory holds what the run goes on from after a rollback, or newer states."""
+        held = zip(self.fragments, rollback.states, strict=True)
+        return all(progress.sync == state or progress.sync > rollback.sync for progress, state in held)
+
+    def pass_over(self, sync: int) -> None:
+        """A sync was given up: nobody has to be able to read its record, or to compute its result."""
+        self.sync = sync
+        self.previous = ""
 
     def turn_back(self, rollback: Rollback, record: str) -> None:
         """This life stands where the run goes on after a rollback whose record has this digest."""
@@ -311,6 +323,7 @@ class Life:
     def skip(self, commit: Commit, record: str) -> None:
         """The state in memory holds this sync already."""
         self.sync = commit.sync
+        self.rollback = commit.rollback
         self.previous = record
         self.members = {member.rank: member.epoch for member in commit.members}
 

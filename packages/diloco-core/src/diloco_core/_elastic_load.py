@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ._elastic_history import History
 from ._elastic_life import Progress, not_as_recorded, published_shard
-from ._elastic_records import Rollback, commit_key, digest, done_key
+from ._elastic_records import commit_key, digest, done_key
 from ._elastic_repair import read_done
-from ._elastic_rules import done_states, newest_done
+from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError
 from ._reread import read_again
 from ._store_ahead import open_ahead
@@ -33,50 +34,30 @@ def load(life: Life) -> None:
     count = len(life.fragments)
     for attempt in range(_TRIES):
         life.timing.sleep(0.2 * attempt)  # a listing may be old
-        listing = life.store.list("state/")
-        found = find_rollback(life, min(newest_done(listing, count)))
-        rollback = found[0] if found else None
-        life.seen_rollback = rollback.sync if rollback else 0
-        states = [sorted({0, *syncs}, reverse=True) for syncs in done_states(listing, count, rollback)]
+        history = History(life)
+        life.rollbacks = history.rollbacks
         life.mending.clear()
         try:
-            if all([_load_newest(life, index, syncs) for index, syncs in enumerate(states)]):  # noqa: C419 - all of them
+            if all([_load_newest(life, index, history) for index in range(count)]):  # noqa: C419 - all of them
                 break
         except CorruptedObjectError:
             # Damaged, or removed while it was read, and its space written over? Then there is newer state.
-            if newest_done(life.store.list("state/"), count) == newest_done(listing, count):
+            if newest_done(life.store.list("state/"), count) == history.newest:
                 raise
     else:
         raise CorruptedObjectError(f"the published state in {life.store.uri} kept vanishing while it was read")
-    life.rollback = max((p.commit.rollback for p in life.fragments if p.commit), default=0)
-    if found is not None and all(p.sync >= found[0].states[index] for index, p in enumerate(life.fragments)):
-        life.turn_back(*found)
-    else:
-        _stand(life, min(progress.sync for progress in life.fragments))
-
-
-def find_rollback(life: Life, after: int) -> tuple[Rollback, str] | None:
-    """The newest rollback in the log after a sync, with the digest of its record."""
-    newest: tuple[Rollback, str] | None = None
-    sync = after + 1
-    while (data := life.store.get(commit_key(sync))) is not None:
-        if is_rollback(data):
-            found = life.log(sync)
-            if found is not None and isinstance(found[0], Rollback):
-                newest = found[0], found[1]
-        sync += 1
-    return newest
-
-
-def is_rollback(data: bytes) -> bool:
-    """Whether a record of the log looks like a rollback; nothing is verified."""
-    return b'"kind": "rollback"' in data[:40]
+    oldest = min(progress.sync for progress in life.fragments)
+    for rollback, record in reversed(life.rollbacks):
+        if rollback.sync > oldest and life.stands_at(rollback):
+            life.turn_back(rollback, record)
+            return
+    _stand(life, oldest)
 
 
 def _stand(life: Life, sync: int) -> None:
     """Begin after a sync whose record is known to be there."""
     if not sync:
-        life.sync = 0
+        life.sync = life.rollback = 0
         life.previous = digest(life.manifest.to_json())
         life.members = dict.fromkeys(range(life.manifest.world_size), 0)
         return
@@ -86,10 +67,10 @@ def _stand(life: Life, sync: int) -> None:
     life.skip(*found)
 
 
-def _load_newest(life: Life, index: int, states: list[int]) -> bool:
+def _load_newest(life: Life, index: int, history: History) -> bool:
     """Load the newest of a fragment's states that is whole; False where they were collected in the meantime."""
     first: CorruptedObjectError | None = None
-    for sync in states:
+    for sync in history.states(index):
         try:
             if (index, sync) in life.bad:
                 raise CorruptedObjectError(
@@ -97,7 +78,7 @@ def _load_newest(life: Life, index: int, states: list[int]) -> bool:
                 )
             if _load_fragment(life, index, sync):
                 return True
-            if newest_done(life.store.list("state/"), len(life.fragments))[index] > states[0]:
+            if newest_done(life.store.list("state/"), len(life.fragments))[index] > history.newest[index]:
                 return False
             raise CorruptedObjectError(f"an object of the state of fragment {index} after sync {sync} is gone")
         except CorruptedObjectError as error:

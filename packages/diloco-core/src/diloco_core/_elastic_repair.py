@@ -79,14 +79,19 @@ def rewrite_shard(life: Life, progress: Progress, sync: int, number: int, reason
     sums = shard.sums(metadata)
     done = readable_done(life, sync, index)
     if done is not None and sums != (done.sums[number], done.rests[number]):
-        raise CorruptedObjectError(
-            f"{life.origin(key)} is damaged, and what rank {life.rank} computes instead is not what it was: another kind of "
-            "processor rounds differently. Resume the run on a machine like those that it ran on, or with "
-            "resume='newest-whole'."
-        )
+        raise computed_otherwise(life, key)
     _say(life, key, reason)
     life.store.put(key, lambda: shard.parts(metadata))
     return sums
+
+
+def computed_otherwise(life: Life, key: str) -> CorruptedObjectError:
+    """The error of a life that cannot make a damaged shard again."""
+    return CorruptedObjectError(
+        f"{life.origin(key)} or another object of its state is damaged, and what rank {life.rank} computes instead is not what "
+        "it was: another kind of processor rounds differently. Resume the run on a machine like those that it ran on, or with "
+        "resume='newest-whole'."
+    )
 
 
 def mend_published(life: Life, index: int) -> None:
@@ -112,6 +117,7 @@ def ask_for_repair(life: Life) -> None:
 
 def answer(life: Life) -> None:
     """Compare what this life knows for certain with what the store holds, and write again what is damaged there."""
+    _mend_rollback(life)
     for index, progress in enumerate(life.fragments):
         commit = progress.commit
         if commit is None:
@@ -120,6 +126,16 @@ def answer(life: Life) -> None:
         if life.published(progress.sync):
             mend_published(life, index)
             _mend_done(life, index)
+
+
+def _mend_rollback(life: Life) -> None:
+    for rollback, _ in life.rollbacks[-1:]:
+        key = commit_key(rollback.sync)
+        try:
+            life.log(rollback.sync)
+        except CorruptedObjectError as error:
+            _say(life, key, error)
+            life.store.put(key, lambda: [rollback.to_json()])  # noqa: B023 - called at once
 
 
 def _mend_done(life: Life, index: int) -> None:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._elastic_load import find_rollback
+from ._elastic_history import History
 from ._elastic_records import Rollback, commit_key, commit_sync, highest_epochs
 from ._elastic_repair import check_shard, read_done
-from ._elastic_rules import done_states, newest_done
 from ._errors import CorruptedObjectError, FencedError
 
 if TYPE_CHECKING:
@@ -29,21 +28,17 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     """
     # Before anything else is looked at: whatever is decided from now on takes the number that this life would take.
     last = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
-    count = len(life.fragments)
-    listing = life.store.list("state/")
-    known = find_rollback(life, min(newest_done(listing, count)))
-    before = known[0] if known else None
-    if before is not None and before.sync > life.seen_rollback:
+    history = History(life)
+    if history.newest_rollback > (life.rollbacks[-1][0].sync if life.rollbacks else 0):
         return  # somebody else has decided it meanwhile
     states = []
-    for index, syncs in enumerate(done_states(listing, count, before)):
-        whole = [sync for sync in sorted({0, *syncs}, reverse=True) if _is_whole(life, index, sync)][:1]
-        if not whole:
+    for index in range(len(life.fragments)):
+        whole = next((sync for sync in history.states(index) if _is_whole(life, index, sync)), None)
+        if whole is None:
             reason.add_note(f"No state of fragment {index} is whole any more, so there is nothing to go back to.")
             raise reason
-        states += whole
-    start = before.sync if before else 0
-    given_up = [sync for sync in range(start + 1, last + 1) if sync > states[life.index(sync)]]
+        states.append(whole)
+    given_up = history.given_up(states, last)
     fence = highest_epochs(life.store.list("claims/"))
     record = Rollback(last + 1, tuple(states), tuple(given_up), fence)
     _log.error(
@@ -51,7 +46,7 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         "%s. Earlier lives that did not agree to this stop.",
         life.rank,
         reason,
-        list(states),
+        states,
         given_up,
     )
     life.store.create(commit_key(record.sync), record.to_json)

@@ -89,9 +89,14 @@ def done_states(listing: Iterable[str], fragments: int, rollback: Rollback | Non
         sync, fragment = map(int, match.groups())
         if fragment >= fragments:
             continue
-        if rollback is None or sync > rollback.sync or sync <= rollback.states[fragment]:
+        if rollback is None or in_force(sync, fragment, [rollback]):
             found[fragment].add(sync)
     return found
+
+
+def in_force(sync: int, fragment: int, rollbacks: Iterable[Rollback]) -> bool:
+    """Whether a sync of a fragment still counts: no rollback after it has given it up."""
+    return all(sync > rollback.sync or sync <= rollback.states[fragment] for rollback in rollbacks)
 
 
 def states(listing: Iterable[str]) -> list[tuple[int, int]]:
