@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
 
 from ._checks import one_of, whole
 from ._counters import Counters
@@ -22,6 +25,7 @@ from ._errors import ConfigurationError, SyncError, UnequalSyncsError
 from ._exchange_elastic import ElasticExchange
 from ._fragment import Fragment, Initial
 from ._fragments import Buffers, split
+from ._frozen import FrozenValues
 from ._inner_steps import InnerSteps, optimizers_of
 from ._layout import Rule
 from ._model_values import compared_tensors
@@ -33,9 +37,8 @@ from ._unsynced import Unsynced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
-
-    import torch
 
     from ._exchange import Exchange, Schema, SyncReport
     from ._inner_state import Stateful
@@ -147,6 +150,7 @@ class DiLoCo:
         self._unsynced = Unsynced(model, [named for part in parts for named in part])
         self._model = model
         self._watch = ModelWatch(model, optimizers, [named for named in parts[-1] if named.rule is not Rule.OUTER])
+        self._frozen = FrozenValues(self._watch.frozen)
         self._count = Counters([0] * len(parts))
         self._published: list[int | None] = [None] * len(parts)
         self._restored = False
@@ -155,7 +159,7 @@ class DiLoCo:
         self._has_values = False
         self._failure = ""
         self._steps = StepCounter(len(optimizers))
-        self._steps_outside = 0
+        self._steps_outside = self._inner_steps_before = 0
         self._tried_own = False
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
         self._inner.watch()
@@ -206,6 +210,7 @@ class DiLoCo:
             self._inner.stop()
             self.exchange.abort(error)
             raise
+        self._inner_steps_before = self.inner_steps
         self._entered = self._inner.in_use = True
         return self
 
@@ -217,6 +222,7 @@ class DiLoCo:
             self.exchange.abort(error)
             return
         try:
+            self._frozen.check(everything=True)
             if self._flush == "partial":
                 self.flush()
             else:
@@ -227,6 +233,12 @@ class DiLoCo:
         except BaseException as late:
             self.exchange.abort(late)
             raise
+        if self.inner_steps == self._inner_steps_before and not isinstance(self.exchange, ElasticExchange):
+            _log.warning(
+                "rank %d: the block was left without a single step of the inner optimizer, so nothing was synced. Was another "
+                "optimizer stepped, such as a copy, or was its step() replaced?",
+                self.exchange.rank,
+            )
         if isinstance(self.exchange, ElasticExchange):
             self._own.save(self.exchange, self.committed, self.inner_steps, leaving=True)
         self.exchange.leave()
@@ -381,8 +393,9 @@ class DiLoCo:
         fragment.steps, inner_steps = count.steps, count.since_sync[number]
         fragment.begin()
         try:
-            report = self.exchange.sync(fragment, last=last)
-            fragment.finish()
+            with _ordinary_mode():
+                report = self.exchange.sync(fragment, last=last)
+                fragment.finish()
         except BaseException as error:
             if not (last and isinstance(error, UnequalSyncsError)):
                 self._failure = (
@@ -431,6 +444,7 @@ class DiLoCo:
     def _look_at_model(self) -> None:
         """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""
         buffers = self._watch.check()
+        self._frozen.check()
         for fragment in self._fragments:
             fragment.follow(buffers)
 
@@ -453,6 +467,13 @@ class DiLoCo:
 
     def _schema(self) -> Schema:
         settings = {**self._settings(), "committed": str(self.committed)}
-        compared = compared_tensors(self._model, self._watch.frozen)
+        sums: dict[int, str | None] = {}
+        compared = compared_tensors(self._model, self._watch.frozen, sums)
+        self._frozen.remember(sums)
         values = self._init == "check" or self._restored
         return describe(self._fragments, settings, compared, self._unsynced, values=values)
+
+
+def _ordinary_mode() -> AbstractContextManager[Any]:
+    """Optimizer state that is made inside torch.inference_mode(), where somebody flushes, could not be written to later."""
+    return torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()

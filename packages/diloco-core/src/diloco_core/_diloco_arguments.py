@@ -25,6 +25,10 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
     Raises:
         ConfigurationError: It names the argument and what is expected.
     """
+    if torch.is_inference_mode_enabled():
+        raise ConfigurationError(
+            "an outer loop cannot be made inside torch.inference_mode(): nothing made there can be trained"
+        )
     if not isinstance(model, torch.nn.Module):
         raise ConfigurationError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
     missing = [name for name in _EXCHANGE_METHODS if not callable(getattr(exchange, name, None))]

@@ -80,6 +80,7 @@ def split(
         ConfigurationError: No trainable parameter; more fragments than parameters; a parameter is in no fragment; a
             module is not part of the model; a tensor cannot be synced.
     """
+    _check_shapes(model)
     trainable = [
         NamedTensor(plain_name(model, name), p, Rule.OUTER) for name, p in model.named_parameters() if p.requires_grad
     ]
@@ -91,10 +92,16 @@ def split(
     return [*parts[:-1], parts[-1] + _buffers(model, buffers)]
 
 
+def _check_shapes(model: torch.nn.Module) -> None:
+    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+        for key, tensor in tensors:
+            if is_lazy(tensor):
+                name = plain_name(model, key)
+                raise ConfigurationError(f"{kind} {name!r} has no shape yet: run a batch through the model first")
+
+
 def _check(named: NamedTensor) -> None:
     tensor = named.tensor
-    if is_lazy(tensor):
-        raise ConfigurationError(f"parameter {named.name!r} has no shape yet: run a batch through the model first")
     if tensor.dtype not in {torch.bfloat16, torch.float16, torch.float32, torch.float64}:
         raise ConfigurationError(
             f"parameter {named.name!r} has dtype {tensor.dtype}; bfloat16, float16, float32 and float64 can be synced"
@@ -106,6 +113,11 @@ def _check(named: NamedTensor) -> None:
         )
     if tensor.is_meta:
         raise ConfigurationError(f"parameter {named.name!r} is on the meta device: it has no values yet")
+    if tensor.is_inference():
+        raise ConfigurationError(
+            f"parameter {named.name!r} was made inside torch.inference_mode(), which lets nobody write to it: make the model "
+            "outside"
+        )
 
 
 def _check_buffer(name: str, buffer: torch.Tensor) -> None:
@@ -114,6 +126,8 @@ def _check_buffer(name: str, buffer: torch.Tensor) -> None:
         what = "complex"
     elif buffer.layout is not torch.strided or buffer.is_meta or type(buffer.detach()) is not torch.Tensor:
         what = f"a {type(buffer.detach()).__name__} with layout {buffer.layout} on device {buffer.device}"
+    elif buffer.is_inference():
+        what = "made inside torch.inference_mode(), which lets nobody write to it"
     elif buffer.dtype not in SAFETENSORS_DTYPES:
         what = f"of dtype {buffer.dtype}, which safetensors does not know"
     if what:
@@ -168,10 +182,16 @@ def _by_module(
 def _buffers(model: torch.nn.Module, policy: Buffers) -> list[NamedTensor]:
     if policy is Buffers.NONE:
         return []
+    parameters = {id(parameter): name for name, parameter in model.named_parameters()}
     found: dict[int, NamedTensor] = {}
     for key, buffer in named_buffers(model, persistent=True).items():
         if id(buffer) not in found:
             name = plain_name(model, key)
+            if id(buffer) in parameters:
+                raise ConfigurationError(
+                    f"buffer {name!r} is parameter {parameters[id(buffer)]!r} too, and would be synced twice, each time by other "
+                    "rules: register it once"
+                )
             _check_buffer(name, buffer)
             mean = policy is Buffers.MEAN and buffer.is_floating_point()
             found[id(buffer)] = NamedTensor(name, buffer, Rule.MEAN if mean else Rule.FIRST)

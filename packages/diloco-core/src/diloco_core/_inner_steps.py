@@ -35,6 +35,11 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
             raise ConfigurationError(
                 f"inner_optimizer must be a torch.optim.Optimizer, or several of them, not {optimizer!r}"
             )
+        if not (hasattr(optimizer, "_optimizer_step_pre_hooks") and getattr(type(optimizer).step, "hooked", False)):
+            raise ConfigurationError(
+                f"the steps of {type(optimizer).__name__} cannot be counted, since it was made without the constructor of "
+                "torch.optim.Optimizer: pass the optimizer that it wraps"
+            )
         if any(optimizer is other for other in optimizers):
             raise ConfigurationError("inner_optimizer names the same optimizer twice")
         optimizers.append(optimizer)

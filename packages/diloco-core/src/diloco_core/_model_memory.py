@@ -30,7 +30,7 @@ def first_overlap(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.
     dense.sort(key=lambda tensor: (str(tensor.device), address(tensor)))
     before: list[torch.Tensor] = []
     for tensor in dense:
-        if _extent(tensor) < tensor.numel():
+        if _overlaps_itself(tensor):
             return tensor, tensor
         before = [other for other in before if other.device == tensor.device and _end(other) > address(tensor)]
         for other in before:
@@ -38,6 +38,18 @@ def first_overlap(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.
                 return other, tensor
         before.append(tensor)
     return None
+
+
+def _overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements of a tensor lie in the same place, as in an expanded one."""
+    reach = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= reach:  # perhaps: only the elements themselves tell
+            marks = np.zeros(_extent(tensor), dtype=bool)
+            np.lib.stride_tricks.as_strided(marks, tensor.shape, tensor.stride())[...] = True
+            return int(marks.sum()) < tensor.numel()
+        reach += (size - 1) * stride
+    return False
 
 
 def _extent(tensor: torch.Tensor) -> int:

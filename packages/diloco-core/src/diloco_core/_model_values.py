@@ -35,7 +35,9 @@ def named_buffers(model: torch.nn.Module, *, persistent: bool) -> dict[str, torc
     return buffers
 
 
-def compared_tensors(model: torch.nn.Module, frozen: Collection[str]) -> dict[str, str]:
+def compared_tensors(
+    model: torch.nn.Module, frozen: Collection[str], sums: dict[int, str | None] | None = None
+) -> dict[str, str]:
     """What replicas must have in common though it is never synced: frozen parameters and buffers that are not saved.
 
     One pass over their values; nothing of the size of the model is copied.
@@ -43,13 +45,14 @@ def compared_tensors(model: torch.nn.Module, frozen: Collection[str]) -> dict[st
     Args:
         model: The model.
         frozen: Names of the parameters that are not synced.
+        sums: Takes the checksums, by the ``id`` of the tensor.
 
     Returns:
         Name and description of every tensor, with a checksum of its values.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     synced = {id(tensor) for tensor in named_buffers(model, persistent=True).values()}
-    sums: dict[int, str | None] = {}
+    sums = {} if sums is None else sums
     lines = {}
     for kind, tensors in (
         ("frozen", {name: parameters[name] for name in frozen}),

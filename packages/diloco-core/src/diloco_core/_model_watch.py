@@ -73,14 +73,14 @@ class ModelWatch:
         self._buffers = {name: _Known.of(buffer) for name, buffer in persistent.items()}
         self._synced_as = {name: synced_as[id(buffer)] for name, buffer in persistent.items()}
         self._synced = bool(buffers)
-        self._addresses: list[int] = []
+        self._addresses: list[tuple[int, tuple[int, ...]]] = []
         self._check_optimizers(_refuse_argument)
         self._check_memory(_refuse_argument)
 
     @property
-    def frozen(self) -> list[str]:
-        """Names of the parameters that are not synced, since they were not trainable at the start."""
-        return [name for name, known in self._parameters.items() if known.frozen]
+    def frozen(self) -> dict[str, torch.Tensor]:
+        """The parameters that are not synced, since they were not trainable at the start, by name."""
+        return {name: known.tensor for name, known in self._parameters.items() if known.frozen}
 
     def check(self) -> dict[str, torch.Tensor]:
         """Compare the model with what it was.
@@ -137,6 +137,12 @@ class ModelWatch:
                     name,
                     f"buffer {name!r} was {known.description} {_WHEN}, and is {_described(buffer)} now; only its values can be "
                     "synced. Keep its shape and dtype, register it with persistent=False, or pass buffers='none'.",
+                )
+            if buffer.is_inference():
+                _refuse_change(
+                    name,
+                    f"buffer {name!r} was made inside torch.inference_mode(), which lets nobody write to it, so it cannot be "
+                    "synced. Run the model inside torch.no_grad() instead, or keep its buffers as they are while it is evaluated.",
                 )
             first = self._synced_as[name]
             if found.setdefault(first, buffer) is not buffer:
@@ -197,7 +203,7 @@ class ModelWatch:
         for name, buffer in (named_buffers(self._model, persistent=True) if self._synced else {}).items():
             if names.setdefault(id(buffer), name) == name:
                 tensors.append(buffer)
-        addresses = [address(tensor) for tensor in tensors]
+        addresses = [(address(tensor), tensor.stride()) if address(tensor) else (0, ()) for tensor in tensors]
         if addresses == self._addresses:
             return
         overlap = first_overlap(tensors)

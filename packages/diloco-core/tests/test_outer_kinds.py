@@ -1,0 +1,191 @@
+"""Kinds of tensors and optimizers that cannot be synced or counted are refused by name, whenever they appear."""
+
+import logging
+
+import pytest
+import torch
+from torch import nn
+
+from diloco_core import ConfigurationError, DiLoCo, ModelChangedError, in_process
+from diloco_core._model_memory import first_overlap
+from diloco_core._model_values import checksum
+
+
+def make(model, inner=None, **options):
+    inner = inner or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
+    return model, inner, DiLoCo(model, inner, in_process(1)[0], **{"sync_every": 1, **options})
+
+
+class Counting(nn.Linear):
+    """Puts a new tensor in its buffer's place at every pass."""
+
+    def __init__(self):
+        super().__init__(2, 2)
+        self.register_buffer("seen", torch.zeros(2))
+
+    def forward(self, values):
+        self.seen = self.seen + 1
+        return super().forward(values)
+
+
+class TestInferenceMode:
+    def test_a_buffer_that_was_made_in_it(self, lab):
+        model, inner, outer = make(lab.fill(Counting()))
+
+        def train():
+            with outer:
+                with torch.inference_mode():
+                    model(torch.zeros(1, 2))
+                lab.push(model, inner, 0, 0)
+
+        with pytest.raises(ModelChangedError, match=r"'seen' was made inside torch.inference_mode.*no_grad") as caught:
+            train()
+        assert caught.value.tensor == "seen"
+
+    def test_a_model_that_was_made_in_it(self):
+        with torch.inference_mode():
+            model = nn.Linear(2, 2)
+        with pytest.raises(ConfigurationError, match="parameter 'weight' was made inside"):
+            make(model)
+        model = nn.Linear(2, 2)
+        with torch.inference_mode():
+            model.register_buffer("table", torch.ones(2))
+        with pytest.raises(ConfigurationError, match="buffer 'table' is made inside"):
+            make(model)
+        make(model, buffers="none")
+
+    def test_a_loop_that_is_made_in_it(self):
+        model = nn.Linear(2, 2)
+        with torch.inference_mode(), pytest.raises(ConfigurationError, match="cannot be made inside"):
+            make(model)
+
+    def test_a_flush_in_it_leaves_nothing_behind(self, lab):
+        """The outer optimizer's state is made by the first sync, and written by the second one."""
+
+        def run(mode):
+            def outer_optimizer(parameters):
+                return torch.optim.AdamW(parameters, lr=0.1)
+
+            model, inner, outer = make(lab.fill(nn.Linear(2, 2)), sync_every=3, outer_optimizer=outer_optimizer)
+            with outer:
+                lab.push(model, inner, 0, 0)
+                with mode:
+                    outer.flush()
+                for step in range(4):
+                    lab.push(model, inner, 0, step)
+            return lab.values(model)
+
+        assert lab.identical([run(torch.inference_mode()), run(torch.no_grad())])
+
+
+class TestMemory:
+    def test_elements_that_come_to_share_memory_in_their_place(self, lab):
+        model, inner, outer = make(lab.fill(nn.Linear(2, 3)), sync_every=2)
+
+        def train():
+            with outer:
+                lab.push(model, inner, 0, 0)
+                model.bias.data = model.bias.data[:1].expand(3)
+                model.bias.requires_grad_(False)
+                model.bias.grad = None
+                lab.push(model, inner, 0, 1)
+
+        with pytest.raises(ModelChangedError, match="elements of 'bias' .* share memory with each other"):
+            train()
+
+    @pytest.mark.parametrize(
+        ("shape", "stride", "shared"),
+        [
+            ((3, 10), (0, 10), True),
+            ((10, 3), (10, 0), True),
+            ((2, 2), (3, 3), True),
+            ((2, 3), (2, 1), True),
+            ((2, 3), (1, 2), False),
+            ((3, 2), (2, 3), False),
+            ((4, 1), (1, 0), False),
+            ((5, 5), (10, 2), False),
+        ],
+    )
+    def test_one_tensor_alone(self, shape, stride, shared):
+        tensor = torch.zeros(200).as_strided(shape, stride)
+        assert (first_overlap([tensor]) is not None) is shared
+
+    def test_an_expanded_column(self):
+        model = nn.Linear(2, 3)
+        model.bias = nn.Parameter(torch.zeros(10, 10)[:, 0].expand(3, 10))
+        with pytest.raises(ConfigurationError, match="elements of 'bias'"):
+            make(model)
+
+    def test_elements_half_an_element_apart(self):
+        """Neither contiguous: every second element of each, and the second one begins in the middle of an element."""
+        memory = torch.zeros(64, dtype=torch.uint8)
+        first, second = memory[:32].view(torch.float32)[::2], memory[2:34].view(torch.int16)[::2].view(torch.int16)
+        assert first_overlap([first, second]) is not None
+
+    def test_a_parameter_that_is_a_buffer_too(self):
+        model = nn.Linear(2, 2)
+        model.register_buffer("again", model.weight)
+        with pytest.raises(ConfigurationError, match="buffer 'again' is parameter 'weight' too"):
+            make(model)
+
+
+class TestShapes:
+    @pytest.mark.parametrize("buffers", ["mean", "none"])
+    def test_buffers_that_have_none_yet(self, buffers):
+        model = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False))
+        with pytest.raises(ConfigurationError, match="buffer '1.running_mean' has no shape yet"):
+            make(model, buffers=buffers)
+
+
+class TestOptimizers:
+    def test_one_that_only_looks_like_one(self):
+        class Wrapper(torch.optim.Optimizer):
+            def __init__(self, optimizer):
+                self.optimizer, self.param_groups, self.state = optimizer, optimizer.param_groups, optimizer.state
+
+            def step(self, closure=None):
+                return self.optimizer.step(closure)
+
+        model = nn.Linear(2, 2)
+        wrapped = torch.optim.SGD(model.parameters())
+        with pytest.raises(ConfigurationError, match="steps of Wrapper cannot be counted.*pass the optimizer that it wraps"):
+            make(model, Wrapper(wrapped))
+        make(model, wrapped)
+
+    def test_steps_that_nobody_sees(self, lab, caplog):
+        model, inner, outer = make(lab.fill(nn.Linear(2, 2)))
+        inner.step = lambda: None
+        with caplog.at_level(logging.WARNING, "diloco_core"), outer:
+            lab.push(model, inner, 0, 0)
+        assert "without a single step of the inner optimizer" in caplog.text
+        caplog.clear()
+        model, inner, outer = make(lab.fill(nn.Linear(2, 2)))
+        with caplog.at_level(logging.WARNING, "diloco_core"), outer:
+            lab.push(model, inner, 0, 0)
+        assert caplog.text == ""
+
+
+class TestComparedValues:
+    def test_all_of_a_large_tensor_counts(self, monkeypatch):
+        monkeypatch.setattr("diloco_core._model_values._HASHED_AT_ONCE", 4)
+        values = torch.zeros(10)
+        sums = [checksum(values)]
+        for index in range(10):
+            changed = values.clone()
+            changed[index] = 1.0
+            sums.append(checksum(changed))
+        assert len(set(sums)) == 11
+        monkeypatch.setattr("diloco_core._model_values._HASHED_AT_ONCE", 100)
+        assert checksum(values) == sums[0]
+
+    def test_a_buffer_that_is_synced_elsewhere_may_differ(self, lab):
+        """The same tensor is persistent in one module, and not in another one."""
+
+        def build(rank):
+            model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+            table = torch.full((2,), float(rank))
+            model[0].register_buffer("table", table)
+            model[1].register_buffer("table", table, persistent=False)
+            return lab.fill(model)
+
+        assert lab.identical(lab.train(build, in_process(2)))
