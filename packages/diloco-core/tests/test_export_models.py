@@ -42,6 +42,7 @@ class Everything(nn.Module):
         self.out.weight = self.embed.weight
         self.frozen = nn.Parameter(torch.arange(12.0).reshape(3, 4).t().half(), requires_grad=False)
         self.frozen_again = self.frozen
+        self.frozen_turned = nn.Parameter(torch.arange(20.0, 40.0).reshape(4, 5).t().half(), requires_grad=False)
         self.scalar = nn.Parameter(torch.tensor(2.0))
         self.empty = nn.Parameter(torch.empty(0, 3))
         self.frozen_scalar = nn.Parameter(torch.tensor(3.0), requires_grad=False)

@@ -14,7 +14,10 @@ REPLICAS, STEPS = 3, 11
 
 
 def make_model(lab, dtype):
-    return lab.fill(nn.Sequential(nn.Linear(17, 19), nn.BatchNorm1d(19), nn.Linear(19, 3)).to(dtype))
+    model = nn.Sequential(nn.Linear(17, 19), nn.BatchNorm1d(19), nn.Linear(19, 3))
+    if dtype == "mixed":
+        model[2].double()
+    return lab.fill(model if dtype == "mixed" else model.to(dtype))
 
 
 OUTER = {
@@ -115,6 +118,14 @@ def test_a_resumed_run_is_the_continued_run(lab, outer, stop):
     saved = lab.run(experiment.until(stop), in_process(REPLICAS, chunk_bytes=256))
     again = lab.run(experiment.since(saved, stop), in_process(REPLICAS, chunk_bytes=1000))
     assert all(map(equal, again, wanted))
+
+
+def test_every_dtype_has_its_outer_state(lab):
+    """Values of several dtypes lie in one fragment, each with elements 0, 1, … of its own."""
+    experiment = Experiment(lab, dtype="mixed", fragments=1, **OUTER["Adam"])
+    wanted = lab.run(experiment.whole, in_process(REPLICAS))
+    saved = lab.run(experiment.until(6), in_process(REPLICAS))
+    assert all(map(equal, lab.run(experiment.since(saved, 6), in_process(REPLICAS)), wanted))
 
 
 @pytest.mark.parametrize("stop", range(STEPS + 1))

@@ -142,7 +142,7 @@ class ModelWatch:
                 _refuse_change(
                     name,
                     f"buffer {name!r} was made inside torch.inference_mode(), which lets nobody write to it, so it cannot be "
-                    "synced. Run the model inside torch.no_grad() instead, or keep its buffers as they are while it is evaluated.",
+                    "synced. Evaluate the model inside torch.no_grad() instead, or without assigning new buffers.",
                 )
             first = self._synced_as[name]
             if found.setdefault(first, buffer) is not buffer:
