@@ -234,7 +234,7 @@ def test_without_a_second_reading_a_flipped_bit_costs_a_life(monkeypatch):
 
 
 def test_with_one_complete_state_less_something_is_missing(monkeypatch):
-    def newest_only(listing, fragments, rollback=0):
+    def newest_only(listing, fragments, **_):
         return newest_done(listing, fragments)
 
     torch.set_num_threads(1)

@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
+from diloco_core._elastic_life import Reload, RolledBack
 from diloco_core._elastic_records import Rollback, commit_key, commit_sync, done_key, read_record, shard_key
+from diloco_core._elastic_sync import ElasticSync
 from diloco_core.testing import (
     Fault,
     Killed,
@@ -243,3 +245,55 @@ def test_a_second_one_names_what_the_first_had_kept(stopped):
     assert len(records) == 2
     assert max(first.states) in records[1].given_up
     assert not {first.sync, *first.given_up} & set(records[1].given_up)
+
+
+def _alone(act):
+    """One replica that has done three syncs of one fragment; ``act`` gets its exchange, its life and the store."""
+    torch.set_num_threads(1)
+    training, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
+
+    def train(node):
+        node.exchange.leave = lambda: None
+        training(node)
+        act(node.exchange, node.exchange._life, store)
+
+    outcome = simulate(
+        train, Schedule(1, latency=0.01), Elastic(1, grace=5.0, topology="sharded"), store=store, most_lives=1
+    )
+    return outcome.results[0, 1]
+
+
+def test_a_record_that_was_lost_is_not_written_over_a_rollback():
+    """Its number was free, so another life has decided to go back; the record is known here, and was just found missing."""
+    key, record = commit_key(3), Rollback(3, (2,), (), {0: 1}).to_json()
+
+    def act(exchange, life, store):
+        store.remove(key)
+        del store.decided[key]
+        create = exchange.store.create
+
+        def raced(other, data):
+            if other == key:
+                store.write(key, record)
+            return create(other, data)
+
+        exchange.store.create = raced
+        with pytest.raises(RolledBack):
+            life.commit(3, decided=True)
+        assert store.objects[key] == record
+        assert store.changed == []
+
+    assert _alone(act) is None
+
+
+def test_a_life_of_before_that_reloads_for_another_reason_stops_too(monkeypatch):
+    def act(exchange, life, store):
+        store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}).to_json())
+
+        def reload(_):
+            raise Reload
+
+        monkeypatch.setattr(ElasticSync, "run", reload)
+        exchange.sync(life.fragments[0].job)
+
+    assert isinstance(_alone(act), FencedError)

@@ -138,8 +138,14 @@ def test_keys_of_contributions_say_everything(delta):
 
 def test_the_two_newest_states_of_a_fragment_are_kept():
     keys = [done_key(sync, 0) for sync in (1, 3, 5)] + [done_key(sync, 1) for sync in (2, 4)]
-    assert kept_from(keys, 2) == [3, 2]
-    assert kept_from(keys[2:4], 2) == [0, 0], "one complete state and the initial one"
+    assert kept_from(keys, 2, last=5) == [3, 2]
+    assert kept_from(keys[2:4], 2, last=5) == [0, 0], "one complete state and the initial one"
+
+
+def test_a_life_that_slept_through_a_rollback_keeps_what_that_went_back_to():
+    """States 1 and 3 were complete, 5 was given up by the rollback 6, and it knows nothing of that."""
+    keys = [done_key(sync, 0) for sync in (1, 3, 7)]
+    assert kept_from(keys, 2, last=5) == [1, 0]
 
 
 def test_after_a_rollback_only_states_after_it_count():
@@ -147,5 +153,5 @@ def test_after_a_rollback_only_states_after_it_count():
     keys = [done_key(sync, 0) for sync in (1, 3, 5)] + [done_key(sync, 1) for sync in (2, 4)]
     assert done_states(keys, 2, rollback) == [{1}, {4, 2}]
     assert newest_done([*keys, done_key(7, 0)], 2, rollback) == [7, 4]
-    assert kept_from([*keys, done_key(7, 0)], 2, 6) == [0, 0]
-    assert kept_from([*keys, done_key(7, 0), done_key(9, 0)], 2, 6) == [7, 0]
+    assert kept_from([*keys, done_key(7, 0)], 2, last=9, rollback=6) == [0, 0]
+    assert kept_from([*keys, done_key(7, 0), done_key(9, 0)], 2, last=9, rollback=6) == [7, 0]

@@ -268,8 +268,10 @@ class Life:
             if mended is None:
                 raise
             return mended
+        if found is None and decided and commit_again(self, sync, None) is not None:
+            found = self.log(sync)
         if found is None:
-            return commit_again(self, sync, "it is gone") if decided else None
+            return None
         record, of_record = found
         if isinstance(record, Rollback):
             raise RolledBack(record, of_record)

@@ -79,7 +79,7 @@ def collect(life: Life) -> None:
     gone = collectable(
         keys,
         last=life.sync,
-        kept=kept_from(states, len(life.fragments), life.rollback),
+        kept=kept_from(states, len(life.fragments), last=life.sync, rollback=life.rollback),
         retention=life.manifest.retention,
         keep_deltas=life.gather,
         initial=life.manifest.initial,

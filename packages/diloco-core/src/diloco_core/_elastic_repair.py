@@ -48,8 +48,11 @@ def readable_done(life: Life, sync: int, index: int) -> Done | None:
         return None
 
 
-def commit_again(life: Life, sync: int, reason: object) -> tuple[Commit, str] | None:
-    """Write the record of a sync again that is damaged or gone; None where nothing here knows what it said."""
+def commit_again(life: Life, sync: int, damage: CorruptedObjectError | None) -> tuple[Commit, str] | None:
+    """Write the record of a sync again that is damaged; None where nothing here knows what it said.
+
+    Without ``damage`` it is gone, and what is there by now stays: without the record a rollback may have been decided.
+    """
     index = life.index(sync)
     commit = life.fragments[index].commit
     if commit is None or commit.sync != sync:
@@ -62,8 +65,11 @@ def commit_again(life: Life, sync: int, reason: object) -> tuple[Commit, str] | 
     if commit is None:
         return None
     data = commit.to_json()
-    _say(life, commit_key(sync), reason)
-    life.store.put(commit_key(sync), lambda: [data])
+    _say(life, commit_key(sync), damage or "it is gone")
+    if damage is None:
+        life.store.create(commit_key(sync), lambda: data)
+    else:
+        life.store.put(commit_key(sync), lambda: [data])
     return commit, digest(data)
 
 

@@ -109,14 +109,15 @@ def newest_done(listing: Iterable[str], fragments: int, rollback: Rollback | Non
     return [max(states, default=0) for states in done_states(listing, fragments, rollback)]
 
 
-def kept_from(listing: Iterable[str], fragments: int, rollback: int = 0) -> list[int]:
+def kept_from(listing: Iterable[str], fragments: int, *, last: int, rollback: int = 0) -> list[int]:
     """For every fragment, the older of its two newest complete states: from it, the newest could be made again.
 
-    Only states after the newest rollback count, so that nothing of before is missed; 0 where there are fewer than two.
+    Only states after the newest rollback count, so that nothing of before is missed; 0 where there are fewer than two. Nor
+    do those after ``last``, up to which the log is known: there may be a rollback between, that went back behind others.
     """
     found = []
     for states in done_states(listing, fragments):
-        newest = sorted((sync for sync in states if sync > rollback), reverse=True)[:2]
+        newest = sorted((sync for sync in states if rollback < sync <= last), reverse=True)[:2]
         found.append(newest[1] if len(newest) == 2 else 0)
     return found
 

@@ -14,7 +14,7 @@ from ._checks import check_whole
 from ._elastic_catchup import catch_up
 from ._elastic_life import Life, Position, Progress, Reload, RolledBack
 from ._elastic_publish import finish
-from ._elastic_records import Hint, claim_key, inner_key, parse_inner
+from ._elastic_records import Hint, Rollback, claim_key, inner_key, parse_inner
 from ._elastic_rollback import obey_rollback
 from ._elastic_settings import Elastic
 from ._elastic_start import claim, open_run
@@ -211,7 +211,9 @@ class ElasticExchange:
                     if life.differed:
                         raise reason.again(self.rank) from None
                     life.differed = True
+                before = life.rollback
                 catch_up(life)
+                self._obey_since(life, before)
                 report = self._nothing(life, job, "dropped", reloaded=True)
         except BaseException as error:
             self.abort(error)
@@ -302,6 +304,14 @@ class ElasticExchange:
                 self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
             error.add_note(f"the other replicas could not be told: {second}")
+
+    @staticmethod
+    def _obey_since(life: Life, before: int) -> None:
+        """Loading may have met a rollback that this life did not come across in the log."""
+        if life.rollback > before:
+            record = life.log(life.rollback)
+            if record is not None and isinstance(record[0], Rollback):
+                obey_rollback(life, record[0])
 
     @staticmethod
     def _nothing(life: Life, job: SyncJob, contribution: str, *, reloaded: bool = False) -> SyncReport:
