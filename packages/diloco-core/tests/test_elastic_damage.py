@@ -140,3 +140,23 @@ def test_the_first_state_is_made_again_from_the_initial_one(topology):
     training = SimulatedTraining(syncs=3, sizes=(40,), salts=dict(before.salts))
     outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
     assert violations(outcome, training) == []
+
+
+class _TearsOnce(SimulatedStore):
+    """A part of one record is all that is left of it, before anybody has read it."""
+
+    def write(self, key, data):
+        first = key not in self.objects
+        super().write(key, data)
+        if key == "commits/00000002.json" and first:
+            self.damage(key, data[:30])
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_a_record_that_nobody_has_read_is_written_again_by_its_author(topology):
+    torch.set_num_threads(1)
+    training, store = SimulatedTraining(syncs=4, sizes=(40,)), _TearsOnce()
+    outcome = simulate(training, Schedule(3, latency=0.01), Elastic(2, grace=5.0, topology=topology), store=store)
+    assert violations(outcome, training) == []
+    assert len(outcome.results) == 3, "nobody had to start again"
+    assert store.objects["commits/00000002.json"] == store.decided["commits/00000002.json"]

@@ -152,6 +152,7 @@ class Life:
         mending: For fragments whose newest state is damaged, after which sync that is; it is made again from the one before.
         bad: Fragments and syncs whose published state is damaged where loading it does not show.
         answered: Who was answered when it asked for repair.
+        decided: The last record that this life has created.
     """
 
     store: Patient
@@ -175,6 +176,7 @@ class Life:
     mending: dict[int, int] = field(default_factory=dict)
     bad: set[tuple[int, int]] = field(default_factory=set)
     answered: set[Hint] = field(default_factory=set)
+    decided: Commit | None = None
 
     @property
     def gather(self) -> bool:

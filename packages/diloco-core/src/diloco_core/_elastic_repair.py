@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from ._published import Sums
     from ._store import ObjectReader
 
+_ASKING = 4  # how often a record is looked at again while others are asked
+
 _log = logging.getLogger("diloco_core")
 
 
@@ -54,7 +56,8 @@ def commit_again(life: Life, sync: int, damage: CorruptedObjectError | None) -> 
     Without ``damage`` it is gone, and what is there by now stays: without the record a rollback may have been decided.
     """
     index = life.index(sync)
-    commit = life.fragments[index].commit
+    read, decided = life.fragments[index].commit, life.decided
+    commit = decided if decided is not None and decided.sync == sync else read
     if commit is None or commit.sync != sync:
         key = done_key(sync, index)
         try:
@@ -112,6 +115,30 @@ def mend_published(life: Life, index: int) -> None:
             reason = _damage(life, progress.sync, index, number, done)
             if reason is not None:
                 rewrite_shard(life, progress, progress.sync, number, reason)
+
+
+def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
+    """The record of a sync, as :meth:`.Life.commit`; where it is damaged, others are asked and waited for, for a grace.
+
+    Whoever has created it or read it can write it again, and so can everybody once the state after it is complete.
+
+    Raises:
+        CorruptedObjectError: It is damaged, and nobody has written it again.
+    """
+    try:
+        return life.commit(sync)
+    except CorruptedObjectError as error:
+        left = error
+    grace = life.settings.grace
+    _log.error("rank %d: %s. Asking the other replicas to write it again, for %g s.", life.rank, left, grace)
+    ask_for_repair(life)
+    for _ in range(_ASKING):
+        life.timing.sleep(grace / _ASKING)
+        try:
+            return life.commit(sync)
+        except CorruptedObjectError as error:
+            left = error
+    raise left
 
 
 def ask_for_repair(life: Life) -> None:

@@ -13,7 +13,7 @@ from ._elastic_delta import SCHEMA_DIGITS, ChangedError
 from ._elastic_life import Reload, Traffic
 from ._elastic_publish import collect
 from ._elastic_records import Commit, Delta, Hint, commit_key, deltas
-from ._elastic_repair import answer
+from ._elastic_repair import answer, commit_mended
 from ._elastic_rules import expected, may_commit, valid
 from ._errors import DivergedError, SyncError, SyncTimeoutError
 from ._exchange import SyncReport
@@ -62,7 +62,7 @@ class ElasticSync:
         life = self._life
         life.traffic = Traffic()
         start = life.timing.clock()
-        found = life.commit(self._sync)
+        found = commit_mended(life, self._sync)
         if found is None:
             if self._own is None and self._job.steps is not None:
                 self._contribute(*self._job.steps)
@@ -142,7 +142,7 @@ class ElasticSync:
         timeout = life.timing.sync_timeout if self._patience is None else self._patience
         wait = life.wait(timeout, look_around, self._expired, [life.settings.grace])
         self._look(overdue=False)
-        while (found := life.commit(self._sync)) is None:
+        while (found := commit_mended(life, self._sync)) is None:
             wait.pause()
         life.traffic.waited += wait.elapsed()
         return found
@@ -161,8 +161,9 @@ class ElasticSync:
             members = tuple(chosen.values())
             positions = self._progress.counting(members)
             commit = Commit(self._sync, self._index, self._base, life.previous, members, positions, life.rollback)
-            life.store.create(commit_key(self._sync), commit.to_json)
-        elif self._patience is not None and not self._missing and life.commit(self._sync) is None:
+            if life.store.create(commit_key(self._sync), commit.to_json):
+                life.decided = commit
+        elif self._patience is not None and not self._missing and commit_mended(life, self._sync) is None:
             raise GaveUp
 
     def _help(self, listing: Mapping[str, int]) -> None:

@@ -166,8 +166,8 @@ class ElasticExchange:
         try:
             if life.commit(life.sync + 1) is not None:
                 return True
-        except RolledBack:
-            return True
+        except (RolledBack, CorruptedObjectError):
+            return True  # it is there, and the sync sees to it
         if self._first and ElasticSync(life).stands_in():
             return True
         self._first = False
