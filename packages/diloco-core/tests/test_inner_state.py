@@ -7,7 +7,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, in_process
+from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, ElasticExchange, in_process
+from diloco_core._elastic_records import inner_key
 from diloco_core._inner_state import InnerState
 from diloco_core._store import open_store
 from diloco_core.testing import Schedule, simulate
@@ -178,16 +179,24 @@ def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
 class TestRefusals:
     def test_another_kind_of_optimizer(self):
         parameters = [torch.nn.Parameter(torch.zeros(2))]
-        saved = b"".join(bytes(part) for part in InnerState([torch.optim.SGD(parameters, lr=0.1)], {}).parts(3))
+        saved = b"".join(bytes(part) for part in InnerState([torch.optim.SGD(parameters, lr=0.1)], {}).parts(3, "key"))
         with pytest.raises(ConfigurationError, match=r"'SGD'.*'AdamW'"):
-            InnerState([torch.optim.AdamW(parameters)], {}).restore(saved, "here")
+            InnerState([torch.optim.AdamW(parameters)], {}).restore(saved, "key", "here")
 
     def test_other_things_are_refused(self, tmp_path):
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-        saved = b"".join(bytes(part) for part in InnerState([optimizer], {}).parts(3))
-        assert InnerState([optimizer], {}).restore(saved, "here") == 3
+        saved = b"".join(bytes(part) for part in InnerState([optimizer], {}).parts(3, "key"))
+        assert InnerState([optimizer], {}).restore(saved, "key", "here") == 3
         with pytest.raises(ConfigurationError, match="the same stateful="):
-            InnerState([optimizer], {"loader": Loader()}).restore(saved, "here")
+            InnerState([optimizer], {"loader": Loader()}).restore(saved, "key", "here")
+
+    def test_what_another_rank_has_saved_is_refused(self):
+        """Whole, but it came to lie under this replica's key."""
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+        keys = [inner_key(rank, 1, 3) for rank in range(2)]
+        saved = b"".join(bytes(part) for part in InnerState([optimizer], {}).parts(3, keys[1]))
+        with pytest.raises(CorruptedObjectError, match="another key"):
+            InnerState([optimizer], {}).restore(saved, keys[0], "here")
 
     def test_what_cannot_be_saved_is_named(self):
         class Odd(Loader):
@@ -196,7 +205,7 @@ class TestRefusals:
 
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
         with pytest.raises(ConfigurationError, match=r"stateful.odd\['a'\]\[1\] is a object"):
-            list(InnerState([optimizer], {"odd": Odd()}).parts(1))
+            list(InnerState([optimizer], {"odd": Odd()}).parts(1, "key"))
 
     def outer(self, folder, optimizer=torch.optim.SGD, **options):
         net = torch.nn.Linear(2, 2)

@@ -174,9 +174,9 @@ class OwnState:
     def restore(self, exchange: ElasticExchange, sync: int, inner_steps: int) -> None:
         """Take over what the rank's earlier lives have saved last."""
         self.behind = inner_steps
-        for data, origin in exchange.saved_inner() if self._every else ():
+        for data, key, origin in exchange.saved_inner() if self._every else ():
             try:
-                self.behind = max(0, inner_steps - self._inner.restore(data, origin))
+                self.behind = max(0, inner_steps - self._inner.restore(data, key, origin))
                 break
             except CorruptedObjectError as error:
                 _log.error("%s. This replica goes on with what was saved before, or with a fresh inner state.", error)
@@ -186,5 +186,5 @@ class OwnState:
         """Save it, if it is time; not while something that was learned is still to be counted, or it could be lost."""
         due = sync - self._saved_at >= (1 if leaving else self._every)
         if self._every and due and exchange.counted >= inner_steps and not self.overtaken:
-            exchange.save_inner(lambda: self._inner.parts(inner_steps))
+            exchange.save_inner(lambda key: self._inner.parts(inner_steps, key))
             self._saved_at = sync

@@ -220,7 +220,7 @@ class ElasticExchange:
             raise
         return report
 
-    def save_inner(self, parts: Callable[[], Iterable[Buffer]]) -> None:
+    def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
         """Keep what belongs to this replica alone, for the next life of its rank; replaces what was kept before.
 
         A life that has a successor touches nothing of it: it keeps nothing any more, and what it may have begun to write just
@@ -236,16 +236,17 @@ class ElasticExchange:
             self.abort(error)
             raise
         own = life.epoch, life.sync
-        life.store.put(inner_key(life.rank, *own), parts)
+        key = inner_key(life.rank, *own)
+        life.store.put(key, lambda: parts(key))
         life.store.delete([key for written, key in self._inner_keys(life) if written < own])
 
-    def saved_inner(self) -> Iterator[tuple[bytes, str]]:
-        """What earlier lives of this rank have kept, the newest first, each with its name for errors."""
+    def saved_inner(self) -> Iterator[tuple[bytes, str, str]]:
+        """What earlier lives of this rank have kept, the newest first, each with its key and its name for errors."""
         life = self._running()
         for _, key in sorted(self._inner_keys(life), reverse=True):
             data = _read_inner(life, key)
             if data is not None:
-                yield data, life.origin(key)
+                yield data, key, life.origin(key)
 
     @staticmethod
     def _inner_keys(life: Life) -> Iterator[tuple[tuple[int, int], str]]:
@@ -358,7 +359,7 @@ def _read_inner(life: Life, key: str) -> bytes | None:
         nonlocal data
         data = life.store.get(key, largest=sys.maxsize)
         if data is not None:
-            check_inner(data, life.origin(key))
+            check_inner(data, key, life.origin(key))
         return data
 
     try:

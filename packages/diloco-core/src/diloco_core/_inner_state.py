@@ -96,8 +96,8 @@ class InnerState:
                 ) from error
         return tree
 
-    def parts(self, inner_steps: int) -> Iterator[Buffer]:
-        """The file. One tensor at a time is copied to the CPU.
+    def parts(self, inner_steps: int, key: str) -> Iterator[Buffer]:
+        """The file, for this key. One tensor at a time is copied to the CPU.
 
         Raises:
             ConfigurationError: A state holds something that is no number, text, list, dict or tensor.
@@ -122,7 +122,7 @@ class InnerState:
         text = json.dumps(header).encode()
         text += b" " * (-(_LENGTH_BYTES + len(text)) % 64)
         beginning = len(text).to_bytes(_LENGTH_BYTES, "little") + text
-        checksum = xxhash.xxh3_64(beginning)
+        checksum = xxhash.xxh3_64(beginning, seed=_seed(key))
         yield beginning
         for tensor in tensors:
             data = _bytes(tensor)
@@ -130,15 +130,15 @@ class InnerState:
             yield data
         yield checksum.intdigest().to_bytes(_CHECKSUM_BYTES, "little")
 
-    def restore(self, data: bytes, origin: str) -> int:
-        """Take over a saved state; returns at which inner step it was saved.
+    def restore(self, data: bytes, key: str, origin: str) -> int:
+        """Take over a state that was saved under a key; returns at which inner step it was saved.
 
         Raises:
             CorruptedObjectError: It is not what was written.
             FormatError: Another version has written it.
             ConfigurationError: It was saved with other things in ``stateful``, or of another kind of optimizer.
         """
-        tree, tensors = _verified(data, origin)
+        tree, tensors = _verified(data, key, origin)
         saved, here = tree.keys() - {"random", "inner_steps", "kinds"}, self._things.keys()
         if saved != here:
             raise ConfigurationError(
@@ -156,21 +156,27 @@ class InnerState:
         return int(tree["inner_steps"])
 
 
-def check_inner(data: bytes, origin: str) -> None:
-    """Compare the checksum of a file, which covers every other byte of it.
+def check_inner(data: bytes, key: str, origin: str) -> None:
+    """Compare the checksum of a file, which covers every other byte of it, and whose seed is made of its key.
 
     Raises:
         CorruptedObjectError: It is not what was written.
     """
     body, end = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
     stored = int.from_bytes(end, "little")
-    if len(data) < _LENGTH_BYTES + _CHECKSUM_BYTES or xxhash.xxh3_64_intdigest(body) != stored:
-        raise CorruptedObjectError(f"{origin}: the checksum is wrong, the saved inner state was damaged")
+    if len(data) < _LENGTH_BYTES + _CHECKSUM_BYTES or xxhash.xxh3_64_intdigest(body, seed=_seed(key)) != stored:
+        raise CorruptedObjectError(
+            f"{origin}: the checksum is wrong. The saved inner state was damaged, or was written under another key."
+        )
 
 
-def _verified(data: bytes, origin: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _seed(key: str) -> int:
+    return xxhash.xxh3_64_intdigest(key.encode())
+
+
+def _verified(data: bytes, key: str, origin: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What a file says of the values, and its tensors; nothing is parsed before every byte of it is verified."""
-    check_inner(data, origin)
+    check_inner(data, key, origin)
     body = memoryview(data)[:-_CHECKSUM_BYTES]
     size = int.from_bytes(data[:_LENGTH_BYTES], "little")
     try:
