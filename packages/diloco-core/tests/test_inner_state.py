@@ -263,3 +263,46 @@ class TestRefusals:
             DiLoCo(net, inner, exchange, sync_every=1, stateful={"x": Loader()})
         with pytest.raises(ConfigurationError, match="save_inner_every"):
             DiLoCo(net, inner, exchange, sync_every=1, save_inner_every=-1)
+
+
+class Fussy:
+    """Saves, and does not take back what it saved."""
+
+    def state_dict(self):
+        return {"position": 3}
+
+    def load_state_dict(self, state):
+        raise KeyError("offset")
+
+
+class TestWhatDoesNotFit:
+    def live(self, uri, make, **options):
+        torch.manual_seed(5)
+        net = torch.nn.Sequential(torch.nn.Linear(3, 3), torch.nn.Linear(3, 3))
+        inner = make(list(net.parameters()))
+        exchange = ElasticExchange(open_store(str(uri)), 0, 1, Elastic(1))
+        with DiLoCo(net, inner, exchange, sync_every=1, save_inner_every=1, **options):
+            net(torch.ones(1, 3)).sum().backward()
+            inner.step()
+
+    @pytest.mark.parametrize(
+        "later",
+        [
+            lambda p: torch.optim.AdamW([p[2], p[1], p[0], p[3]]),
+            lambda p: torch.optim.AdamW([{"params": p[:2]}, {"params": p[2:]}]),
+        ],
+        ids=["another order", "other groups"],
+    )
+    def test_a_state_is_not_given_to_other_parameters(self, tmp_path, later):
+        """Both weights have the same shape: by number alone, each would get the other one's momentum."""
+        self.live(tmp_path, torch.optim.AdamW)
+        with pytest.raises(ConfigurationError, match="optimizer held other parameters, or the same in another order"):
+            self.live(tmp_path, later)
+        self.live(tmp_path, torch.optim.AdamW)
+
+    def test_what_does_not_take_back_its_own_state_is_named(self, tmp_path):
+        self.live(tmp_path, torch.optim.AdamW, stateful={"loader": Fussy()})
+        with pytest.raises(
+            ConfigurationError, match=r"stateful\.loader \(Fussy\) does not take back .*KeyError: 'offset'"
+        ):
+            self.live(tmp_path, torch.optim.AdamW, stateful={"loader": Fussy()})

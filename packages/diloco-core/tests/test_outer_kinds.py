@@ -2,11 +2,21 @@
 
 import logging
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
-from diloco_core import ConfigurationError, DiLoCo, ModelChangedError, in_process
+from diloco_core import (
+    ConfigurationError,
+    DiLoCo,
+    ModelChangedError,
+    RendezvousError,
+    SyncError,
+    Timing,
+    export,
+    in_process,
+)
 from diloco_core._model_memory import first_overlap
 from diloco_core._model_values import checksum
 
@@ -194,3 +204,44 @@ class TestComparedValues:
             return lab.fill(model)
 
         assert lab.identical(lab.train(build, in_process(2)))
+
+
+class TestStateDicts:
+    def test_one_that_does_not_take_what_torchs_takes(self):
+        class Model(nn.Linear):
+            def state_dict(self):
+                return {"weight": self.weight}
+
+        with pytest.raises(ConfigurationError, match=r"model\.state_dict\(keep_vars=True\) fails.*TypeError"):
+            make(Model(2, 2))
+
+
+class TestStepsOutside:
+    def test_of_any_optimizer_are_noticed(self, lab):
+        model = lab.fill(nn.Linear(2, 2))
+        two = [torch.optim.SGD([model.weight]), torch.optim.SGD([model.bias])]
+        outer = DiLoCo(model, two, in_process(1)[0], sync_every=2)
+        lab.push(model, two[1], 0, 0)
+        with pytest.raises(
+            SyncError, match="2 inner steps were taken since this outer loop was made, and it was never"
+        ):
+            lab.push(model, two[1], 0, 1)
+        assert outer.committed == 0
+
+
+class TestNumbers:
+    def test_too_large_for_a_float(self):
+        with pytest.raises(ConfigurationError, match="outer_lr must be a finite number"):
+            make(nn.Linear(2, 2), outer_lr=10**400)
+        with pytest.raises(ConfigurationError, match="sync_timeout must be a positive number"):
+            Timing(sync_timeout=10**400)
+
+    def test_of_numpy_and_paths_in_export(self, tmp_path):
+        with pytest.raises(RendezvousError):
+            export(str(tmp_path), tmp_path / "model.safetensors", at=np.int64(0))
+        for at in (True, 1.0, -1, "0"):
+            with pytest.raises(ConfigurationError, match="at must be a number of outer steps"):
+                export(str(tmp_path), tmp_path / "model.safetensors", at=at)
+        for path in (5, None):
+            with pytest.raises(ConfigurationError, match="path must be the name of a file"):
+                export(str(tmp_path), path)

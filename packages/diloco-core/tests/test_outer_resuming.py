@@ -454,3 +454,45 @@ def test_states_are_to_be_saved_at_the_same_sync(lab):
         return experiment.held(model, inner, outer)
 
     assert all(map(equal, lab.run(rest, in_process(REPLICAS)), wanted))
+
+
+DAMAGES = {
+    "no fragments": {"fragments": []},
+    "fragments of another kind": {"fragments": None},
+    "fragments without values": {"fragments": [{}]},
+    "an outer optimizer without its state": {"outer": {}},
+    "an outer optimizer of another kind": {"outer": None},
+    "values of another kind": {"copy": [1.0]},
+    "settings": {"settings": None},
+    "tensors": {"tensors": 3},
+    "the model": {"model": None},
+    "a counter that is text": {"committed": "3"},
+    "a counter below 0": {"since_event": -5},
+    "a counter that is missing": {"inner_steps": None},
+    "a truth value": {"committed": True},
+    "another number of counters": {"since_sync": [1, 2]},
+    "counters of another kind": {"since_sync": None},
+    "optimizers that have stepped": {"stepped": 1},
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_state_that_is_not_as_it_was_saved_is_refused(lab, damage):
+    def parts():
+        model = lab.fill(nn.Linear(2, 2))
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        return model, inner, DiLoCo(model, inner, in_process(1)[0], sync_every=2)
+
+    _, _, outer = parts()
+    with outer:
+        state = outer.state_dict()
+    changes = DAMAGES[damage]
+    if changes.keys() & {"outer", "copy"}:
+        changes = {"fragments": [{**state["fragments"][0], **changes}]}
+    model, inner, outer = parts()
+    with pytest.raises(ConfigurationError, match="the saved outer loop"):
+        outer.load_state_dict({**state, **changes})
+    outer.load_state_dict(state)
+    with outer:
+        lab.push(model, inner, 0, 0)
+    assert outer.committed == 1

@@ -25,7 +25,7 @@ def check_positive(name: str, value: object, unit: str = "") -> None:
     Raises:
         ConfigurationError: It names the argument and what was given.
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not 0 < float(value) < math.inf:
+    if isinstance(value, bool) or not isinstance(value, Real) or not (_is_finite(value) and float(value) > 0):
         raise ConfigurationError(f"{name} must be a positive number{unit}, not {value!r}")
 
 
@@ -58,9 +58,16 @@ def number(name: str, value: object) -> float:
     """
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.item()
-    if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+    if isinstance(value, bool) or not isinstance(value, Real) or not _is_finite(value):
         raise ConfigurationError(f"{name} must be a finite number, not {value!r}")
     return float(value)
+
+
+def _is_finite(value: Real) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except OverflowError:  # a whole number that is too large
+        return False
 
 
 def yes_or_no(name: str, value: object) -> bool:

@@ -30,6 +30,7 @@ from ._inner_steps import InnerSteps, optimizers_of
 from ._layout import Rule
 from ._model_values import compared_tensors
 from ._model_watch import ModelWatch
+from ._names import plain_name
 from ._outer import OuterOptimizer, outer_factory
 from ._outer_trial import try_out
 from ._step_counter import StepCounter
@@ -62,13 +63,15 @@ class DiLoCo:
 
     What is synced is fixed when the loop is made. At every sync the model and the optimizers are looked at: a parameter that
     was replaced, converted, added, removed or unfrozen since, and an optimizer that holds something else, are refused by
-    name. Freezing a parameter is allowed, and so are new tensors in the places of buffers. When replicas meet, frozen
+    name. Freezing a parameter is allowed, and so are new tensors in the places of buffers. What was frozen when the loop was
+    made keeps its values: they are looked at too, a part at every sync and all at the end. When replicas meet, frozen
     parameters and buffers that are not persistent have to hold the same values everywhere: a replica that joins an elastic
     run later is compared with the values at the run's start. What is to differ belongs into plain attributes.
 
     Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it cleanly flushes a partial period
     and tells the others that this replica is done; leaving it by an exception tells them that it failed, so that they need
-    not wait. A sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync.
+    not wait. A sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync. If
+    its error is caught inside the block, every further use raises, and so does leaving the block.
 
     In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's newest state instead, and
     leaving it syncs a partial period only if enough replicas are left. Train until :attr:`committed` has the wanted value:
@@ -137,8 +140,9 @@ class DiLoCo:
         self.exchange = exchange
         self._init = one_of("init", init, ("rank0", "check"))
         self._flush = one_of("flush", flush, ("partial", "none"))
+        names = {id(parameter): plain_name(model, name) for name, parameter in model.named_parameters()}
         self._own = OwnState(
-            optimizers, stateful_of(stateful, exchange), whole("save_inner_every", save_inner_every, 0)
+            optimizers, stateful_of(stateful, exchange), whole("save_inner_every", save_inner_every, 0), names
         )
         self._buffers = policy
         self._on_sync = on_sync
@@ -159,7 +163,8 @@ class DiLoCo:
         self._has_values = False
         self._failure = ""
         self._steps = StepCounter(len(optimizers))
-        self._steps_outside = self._inner_steps_before = 0
+        self._steps_outside = [0] * len(optimizers)
+        self._inner_steps_before = 0
         self._tried_own = False
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
         self._inner.watch()
@@ -191,7 +196,7 @@ class DiLoCo:
     def __enter__(self) -> Self:
         if self._entered:
             raise SyncError("this outer loop has been entered already; make a new one for another run")
-        self._inner.watch()
+        self._inner.watch()  # not below: the loop under way that it refuses may have the same exchange
         try:
             self._look_at_model()
             self._try_own()
@@ -336,10 +341,10 @@ class DiLoCo:
 
     def _after_inner_step(self, optimizer: int) -> None:
         if not self._entered:
-            self._steps_outside += optimizer == 0
-            if self._steps_outside >= self.sync_every:
+            self._steps_outside[optimizer] += 1
+            if self._steps_outside[optimizer] >= self.sync_every:
                 raise SyncError(
-                    f"{self._steps_outside} inner steps were taken since this outer loop was made, and it was never "
+                    f"{self._steps_outside[optimizer]} inner steps were taken since this outer loop was made, and it was never "
                     "entered, so nothing is synced: train inside its block (with DiLoCo(...) as outer: ...)"
                 )
             return

@@ -6,6 +6,9 @@ import logging
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from ._checks import is_whole
 from ._errors import ConfigurationError, CorruptedObjectError
 from ._exchange import Schema
 from ._inner_state import InnerState
@@ -93,6 +96,11 @@ def check_saved(
     missing = sorted(_SAVED - state.keys())
     if missing:
         raise ConfigurationError(f"the saved outer loop is not whole: it has no {missing[0]!r}")
+    if not _is_whole_state(state):
+        raise ConfigurationError(
+            "the saved outer loop is not as state_dict() has returned it: something in it is missing, or of another kind. Load "
+            "one that was saved whole."
+        )
     for key in [*settings, *(key for key in state["settings"] if key not in settings)]:
         if key not in MAY_CHANGE:
             _same(f"setting {key!r}", state["settings"].get(key, "absent"), settings.get(key, "absent"))
@@ -104,6 +112,30 @@ def check_saved(
     copies = [[(copy.numel(), str(copy.dtype)) for copy in fragment.copy] for fragment in fragments]
     saved = [[(copy.numel(), str(copy.dtype)) for copy in part["copy"]] for part in state["fragments"]]
     _same("order of tensors", saved, copies)
+
+
+def _is_whole_state(state: Mapping[str, Any]) -> bool:
+    """Whether what belongs to a saved outer loop is of the right kinds."""
+    lists = [state["since_sync"], state["stepped"], state["fragments"]]
+    if not all(isinstance(state[key], Mapping) for key in ("settings", "tensors", "model")):
+        return False
+    if not all(isinstance(values, list) for values in lists):
+        return False
+    counters = [state["committed"], state["inner_steps"], state["since_event"], *state["since_sync"], *state["stepped"]]
+    if not all(is_whole(count) and count >= 0 for count in counters):
+        return False
+    if state["settings"].get("fragments") != str(len(state["fragments"])) or len(state["since_sync"]) != len(
+        state["fragments"]
+    ):
+        return False
+    return all(
+        isinstance(part, Mapping)
+        and isinstance(part.get("copy"), list)
+        and all(isinstance(copy, torch.Tensor) for copy in part["copy"])
+        and isinstance(part.get("outer"), Mapping)
+        and {"ranges", "scalars"} <= part["outer"].keys()
+        for part in state["fragments"]
+    )
 
 
 def check_model(fragments: Sequence[Fragment], saved: Mapping[str, str | None]) -> None:
@@ -144,6 +176,7 @@ class OwnState:
         optimizers: The inner optimizers.
         stateful: More things to save, by name.
         every: Every how many syncs; 0 for never.
+        names: The model's parameters by ``id``.
 
     Attributes:
         behind: Inner steps that the run has counted since what was restored had been saved (all, where nothing was).
@@ -155,10 +188,16 @@ class OwnState:
         ConfigurationError: Something cannot be saved.
     """
 
-    def __init__(self, optimizers: Sequence[Stateful], stateful: Mapping[str, Stateful], every: int) -> None:
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        stateful: Mapping[str, Stateful],
+        every: int,
+        names: Mapping[int, str],
+    ) -> None:
         self.behind = 0
         self.overtaken = False
-        self._inner = InnerState(optimizers, stateful)
+        self._inner = InnerState(optimizers, stateful, names)
         self._every = every
         self._saved_at = 0
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import secrets
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
+from ._checks import is_whole
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from ._export_sources import find_source, state, states, unsynced_files
 from ._layout import Group, Layout, Piece, Rule
@@ -22,7 +24,6 @@ from ._store_ahead import open_ahead
 from ._wire import Section
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterator, Mapping
 
     from ._export_sources import PublishedFile, Source
@@ -66,8 +67,10 @@ def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None 
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigurationError(f"dtype must be a floating-point dtype, not {dtype!r}")
-    if at is not None and (isinstance(at, bool) or not isinstance(at, int) or at < 0):
+    if at is not None and (not is_whole(at) or at < 0):
         raise ConfigurationError(f"at must be a number of outer steps, 0 or more, not {at!r}")
+    if not isinstance(path, (str, os.PathLike)):
+        raise ConfigurationError(f"path must be the name of a file, not {path!r}")
     target = Path(path)
     with _replacing(target) as temporary:
         store = open_store(uri, reading=True)

@@ -55,9 +55,16 @@ class InnerState:
     Args:
         optimizers: The inner optimizers.
         stateful: More things to save, by name.
+        names: The model's parameters by ``id``: optimizers know theirs by number only, and a state must not be given to
+            others. None where they are not compared.
     """
 
-    def __init__(self, optimizers: Sequence[Stateful], stateful: Mapping[str, Stateful]) -> None:
+    def __init__(
+        self,
+        optimizers: Sequence[Stateful],
+        stateful: Mapping[str, Stateful],
+        names: Mapping[int, str] | None = None,
+    ) -> None:
         for name, thing in stateful.items():
             if not callable(getattr(thing, "state_dict", None)) or not callable(
                 getattr(thing, "load_state_dict", None)
@@ -65,6 +72,7 @@ class InnerState:
                 raise ConfigurationError(
                     f"stateful[{name!r}] is a {type(thing).__name__} without state_dict() and load_state_dict()"
                 )
+        self._names = names
         several = len(optimizers) > 1
         self._things: dict[str, Stateful] = {
             **{f"optimizer.{number}" if several else "optimizer": each for number, each in enumerate(optimizers)},
@@ -73,6 +81,16 @@ class InnerState:
 
     def _kinds(self) -> dict[str, str]:
         return {name: type(thing).__name__ for name, thing in self._things.items()}
+
+    def _parameters(self) -> dict[str, list[list[str]]]:
+        """Names of the parameters of every optimizer, group by group."""
+        if self._names is None:
+            return {}
+        return {
+            name: [[self._names.get(id(p), "") for p in group["params"]] for group in thing.param_groups]
+            for name, thing in self._things.items()
+            if isinstance(thing, torch.optim.Optimizer) and not name.startswith("stateful.")
+        }
 
     def try_out(self) -> None:
         """See whether everything can be saved as it is now. No values are copied.
@@ -107,6 +125,7 @@ class InnerState:
         tree["random"] = _pack(_random_state(), tensors, "random")
         tree["inner_steps"] = inner_steps
         tree["kinds"] = self._kinds()
+        tree["parameters"] = self._parameters()
         metadata = {"diloco": "inner", "format": str(FORMAT), "tree": json.dumps(tree)}
         header: dict[str, object] = {"__metadata__": metadata}
         offset = 0
@@ -139,7 +158,7 @@ class InnerState:
             ConfigurationError: It was saved with other things in ``stateful``, or of another kind of optimizer.
         """
         tree, tensors = _verified(data, key, origin)
-        saved, here = tree.keys() - {"random", "inner_steps", "kinds"}, self._things.keys()
+        saved, here = tree.keys() - {"random", "inner_steps", "kinds", "parameters"}, self._things.keys()
         if saved != here:
             raise ConfigurationError(
                 f"the inner state in {origin} was saved with {sorted(saved)}, but this replica has {sorted(here)}: "
@@ -150,8 +169,20 @@ class InnerState:
                 f"the inner state in {origin} was saved of {tree['kinds']}, but this replica has {self._kinds()}: pass "
                 "things of the same classes, or begin another run"
             )
+        for name, groups in self._parameters().items():
+            if tree["parameters"].get(name) != groups:
+                raise ConfigurationError(
+                    f"the inner state in {origin} was saved while {name} held other parameters, or the same in another order or "
+                    "in other groups: make it of the same parameters as before, in the same order"
+                )
         for name, thing in self._things.items():
-            thing.load_state_dict(_unpack(tree[name], tensors))
+            try:
+                thing.load_state_dict(_unpack(tree[name], tensors))
+            except Exception as error:
+                raise ConfigurationError(
+                    f"{name} ({type(thing).__name__}) does not take back the state that is saved in {origin}: "
+                    f"{type(error).__name__}: {error}"
+                ) from error
         _set_random_state(_unpack(tree["random"], tensors))
         return int(tree["inner_steps"])
 
@@ -188,7 +219,12 @@ def _verified(data: bytes, key: str, origin: str) -> tuple[dict[str, Any], dict[
             )
         tree = json.loads(metadata["tree"])
         tensors = load_tensors(data)
-        if not isinstance(tree["kinds"], dict) or not isinstance(tree["inner_steps"], int) or "random" not in tree:
+        if (
+            not isinstance(tree["kinds"], dict)
+            or not isinstance(tree["parameters"], dict)
+            or not isinstance(tree["inner_steps"], int)
+            or "random" not in tree
+        ):
             raise TypeError("it does not say what it holds")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
         raise CorruptedObjectError(f"{origin} is not the inner state of a replica: {error}") from error

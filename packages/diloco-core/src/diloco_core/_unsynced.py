@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import xxhash
 
+from ._errors import ConfigurationError
 from ._exchange import CHUNK_BYTES
 from ._fragment import arrange, tensor_table
 from ._fragments import NamedTensor
@@ -51,7 +52,7 @@ class Unsynced:
         self.omitted: list[str] = []
         names = {id(named.tensor): named.name for named in synced}
         own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
-        for key, tensor in model.state_dict(keep_vars=True).items():
+        for key, tensor in _entries(model).items():
             name = plain_name(model, key)
             if id(tensor) in names:
                 if name != names[id(tensor)]:
@@ -119,6 +120,16 @@ class Unsynced:
             self._copied = None
             self._copied = id(tensor), tensor.detach().reshape(-1)
         return self._copied[1]
+
+
+def _entries(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    try:
+        return dict(model.state_dict(keep_vars=True))
+    except Exception as error:
+        raise ConfigurationError(
+            f"model.state_dict(keep_vars=True) fails, by which the entries of a whole model are known: {type(error).__name__}: "
+            f"{error}. A state_dict() of your own must take what torch's takes, and return a dict."
+        ) from error
 
 
 def unsynced_key(folder: str, number: int) -> str:
