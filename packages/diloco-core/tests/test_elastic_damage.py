@@ -105,12 +105,15 @@ def _random(number, topology, kinds):
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_bits_that_flip_on_their_way_cost_nothing(topology):
+def test_bits_that_flip_on_their_way_cost_nothing(topology, caplog):
     torch.set_num_threads(1)
     for number in range(12):
         outcome, training = _random(number, topology, ["flip", "stale list"])
         assert violations(outcome, training) == []
         assert len(outcome.results) == 3, "nobody had to start again"
+    assert "reading again" in caplog.text
+    assert "It will be computed again" not in caplog.text, "nobody is accused of what one reading brought"
+    assert "writing" not in caplog.text
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])

@@ -1,13 +1,25 @@
 """Going on from older states where nothing can make the newest ones again: only if asked for, by all alike, and only once."""
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
+from diloco_core._elastic_history import History
 from diloco_core._elastic_life import Reload, RolledBack
-from diloco_core._elastic_records import Rollback, commit_key, commit_sync, done_key, read_record, shard_key
+from diloco_core._elastic_records import (
+    Commit,
+    Delta,
+    Rollback,
+    commit_key,
+    commit_sync,
+    digest,
+    done_key,
+    read_record,
+    shard_key,
+)
 from diloco_core._elastic_sync import ElasticSync
 from diloco_core.testing import (
     Fault,
@@ -180,7 +192,7 @@ def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped):
 
 
 @pytest.mark.parametrize("more", [0, 2])
-def test_what_rots_after_it_is_made_again_as_before(stopped, more):
+def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
     """The state before a damaged one may be of before the rollback, and what was given up in between is left out."""
     _, training, before, _ = _resume(stopped, "newest-whole", syncs=0)
     _, training, before, _ = _resume((stopped[0], training, before, 0), True, syncs=_last(before) + more)
@@ -189,6 +201,7 @@ def test_what_rots_after_it_is_made_again_as_before(stopped, more):
     keys = [shard_key(sync, (sync - 1) % 2, shard, "") for sync in syncs for shard in range(2)]
     found = [key for key in keys if key in before.objects]
     assert found
+    caplog.clear()
     for key in found:
         store = copy.deepcopy(before)
         store.damage(key, store.objects[key][:50])
@@ -198,6 +211,41 @@ def test_what_rots_after_it_is_made_again_as_before(stopped, more):
         assert violations(outcome, later) == [], key
         assert broken == []
         assert len(_rollbacks(store)) == 1, "nothing more had to be given up"
+    assert "Asking the other replicas" not in caplog.text, "nor was anything of what was given up looked for"
+
+
+def test_a_state_that_was_given_up_is_none_to_begin_from_when_newer_ones_are_damaged(stopped):
+    """A life that slept has completed it afterwards. The log is read as far back as the states are that are looked at."""
+    _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
+    _, _, store, _ = _resume((stopped[0], training, store, 0), True, syncs=_last(store) + 1)
+    (rollback,) = _rollbacks(store)
+    index = (rollback.given_up[-1] - 1) % 2
+    store.write(done_key(rollback.given_up[-1], index), b"")
+
+    class Life:
+        fragments = (None, None)
+
+        def __init__(self):
+            self.store = self
+
+        def index(self, sync):
+            return (sync - 1) % 2
+
+        def list(self, _):
+            return store.below("state/")
+
+        def get(self, key):
+            return store.objects.get(key)
+
+        def log(self, sync):
+            data = store.objects[commit_key(sync)]
+            return read_record(data, sync, ""), digest(data)
+
+    history = History(Life())
+    assert history.rollbacks == [], "all that is newest is newer"
+    states = list(history.states(index))
+    assert states[0] > rollback.sync
+    assert next(sync for sync in states if sync <= rollback.sync) == rollback.states[index]
 
 
 def test_a_damaged_record_of_it_does_not_end_the_run(stopped):
@@ -297,3 +345,19 @@ def test_a_life_of_before_that_reloads_for_another_reason_stops_too(monkeypatch)
         exchange.sync(life.fragments[0].job)
 
     assert isinstance(_alone(act), FencedError)
+
+
+def test_a_record_that_does_not_follow_the_one_before_is_refused():
+    """Of the log before it, of the newest rollback, and of what was counted."""
+
+    def act(exchange, life, store):
+        progress = life.fragments[0]
+        start = progress.positions[0]
+        member = Delta(4, 0, 1, start, start + 2, progress.digest, "0" * 16)
+        commit = Commit(4, 0, progress.digest, life.previous, (member,), {0: start + 2}, life.rollback)
+        life.verify(commit)
+        for wrong in ({"previous": "0" * 16}, {"rollback": 1}, {"positions": {0: start + 2, 1: 5}}, {"sync": 5}):
+            with pytest.raises(CorruptedObjectError, match="does not follow"):
+                life.verify(replace(commit, **wrong))
+
+    assert _alone(act) is None

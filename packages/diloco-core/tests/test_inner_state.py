@@ -7,8 +7,16 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, ElasticExchange, in_process
-from diloco_core._elastic_records import inner_key
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    FencedError,
+    in_process,
+)
+from diloco_core._elastic_records import claim_key, inner_key
 from diloco_core._inner_state import InnerState
 from diloco_core._store import open_store
 from diloco_core.testing import Schedule, simulate
@@ -174,6 +182,27 @@ def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
     steps, skip, position = lives[1, 2]
     assert steps == 4
     assert position + skip == steps, "the loader stands where the counted steps end"
+
+
+def test_a_life_with_a_successor_saves_nothing():
+    """It would do no harm, but it is told, and its bytes would only lie there."""
+
+    def train(node):
+        exchange, net = node.exchange, torch.nn.ParameterList([torch.zeros(4)])
+        exchange.leave, leave = lambda: None, exchange.leave
+        with DiLoCo(net, torch.optim.SGD(net.parameters(), lr=1.0), exchange, sync_every=2):
+            pass
+        exchange.leave = leave
+        exchange.save_inner(lambda key: [key.encode()])
+        assert node.connection.list("inner/") == {inner_key(0, 1, 0): len(inner_key(0, 1, 0))}
+        node.connection.create(claim_key(0, 2), b"a newer life")
+        with pytest.raises(FencedError):
+            exchange.save_inner(lambda key: [b"x"])
+        assert node.connection.list("inner/") == {inner_key(0, 1, 0): len(inner_key(0, 1, 0))}
+        return "seen"
+
+    outcome = simulate(train, Schedule(1), Elastic(1, grace=4.0), most_lives=1)
+    assert outcome.results == {(0, 1): "seen"}
 
 
 class TestRefusals:
