@@ -5,6 +5,7 @@ import logging
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from diloco_core import (
@@ -14,6 +15,7 @@ from diloco_core import (
     RendezvousError,
     SyncError,
     Timing,
+    connect,
     export,
     in_process,
 )
@@ -148,6 +150,27 @@ class TestShapes:
         model = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False))
         with pytest.raises(ConfigurationError, match=r"buffer '1\.running_mean' has no shape yet"):
             make(model, buffers=buffers)
+
+
+class TestNames:
+    def test_one_that_files_need_for_themselves(self):
+        model = nn.Linear(2, 2)
+        model.register_parameter("__metadata__", nn.Parameter(torch.ones(1)))
+        with pytest.raises(ConfigurationError, match="parameter '__metadata__' has a name that safetensors keeps"):
+            make(model)
+
+    def test_others_are_as_they_are(self, tmp_path):
+        """Also what JSON has to escape, and line ends that are none in ASCII."""
+        name = 'wé\u2028 "\\x\n'
+        model = nn.Module()
+        model.register_parameter(name, nn.Parameter(torch.arange(3.0)))
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        exchange = connect(tmp_path / "run", rank=0, world_size=1)
+        with DiLoCo(model, inner, exchange, sync_every=1):
+            model.get_parameter(name).grad = torch.ones(3)
+            inner.step()
+        export(str(tmp_path / "run"), tmp_path / "model.safetensors")
+        assert torch.equal(load_file(tmp_path / "model.safetensors")[name], model.get_parameter(name))
 
 
 class TestOptimizers:

@@ -95,8 +95,12 @@ def split(
 def _check_shapes(model: torch.nn.Module) -> None:
     for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
         for key, tensor in tensors:
+            name = plain_name(model, key)
+            if name == "__metadata__":
+                raise ConfigurationError(
+                    f"{kind} {name!r} has a name that safetensors keeps for itself: give it another one"
+                )
             if is_lazy(tensor):
-                name = plain_name(model, key)
                 raise ConfigurationError(f"{kind} {name!r} has no shape yet: run a batch through the model first")
 
 
