@@ -12,6 +12,7 @@ import torch
 
 from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
 from diloco_core._elastic_records import MANIFEST
+from diloco_core._elastic_repair import rewrite_shard
 from diloco_core.testing import DAMAGES, Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 _SYNCS = 4
@@ -163,3 +164,29 @@ def test_a_record_that_nobody_has_read_is_written_again_by_its_author(topology):
     assert violations(outcome, training) == []
     assert len(outcome.results) == 3, "nobody had to start again"
     assert store.objects["commits/00000002.json"] == store.decided["commits/00000002.json"]
+
+
+def test_a_shard_is_not_written_again_from_other_values():
+    torch.set_num_threads(1)
+    training, store, key = (
+        SimulatedTraining(syncs=3, sizes=(40,)),
+        SimulatedStore(),
+        "state/00000003/000.00000.safetensors",
+    )
+
+    def train(node):
+        node.exchange.leave = lambda: None
+        training(node)
+        life = node.exchange._life
+        whole = store.objects[key]
+        store.damage(key, b"")
+        rewrite_shard(life, life.fragments[0], 3, 0, "it is gone")
+        assert store.objects[key] == whole
+        life.fragments[0].job.copy[0].add_(1)
+        rewrite_shard(life, life.fragments[0], 3, 0, "it is gone")
+
+    outcome = simulate(
+        train, Schedule(1, latency=0.01), Elastic(1, grace=5.0, topology="sharded"), store=store, most_lives=1
+    )
+    assert isinstance(outcome.results[0, 1], CorruptedObjectError)
+    assert "is not what it was" in str(outcome.results[0, 1])

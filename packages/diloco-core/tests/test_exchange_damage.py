@@ -261,6 +261,11 @@ RECORDS = {
 }
 
 
+def test_the_record_of_another_fragments_sync_is_refused():
+    with pytest.raises(MismatchError, match="is not what the replicas of this run write"):
+        check_commit(commit(3, "1", MEMBERS), 3, "0", 2, lambda rank, key: 1, "x")
+
+
 class TestEveryBit:
     """A single bit, or everything after a byte: a named error, or the very same."""
 
