@@ -91,6 +91,22 @@ def test_all_have_their_turn(lab, monkeypatch):
         assert found == 1
 
 
+@pytest.mark.parametrize("change", [follow, follow_by_assignment])
+def test_what_was_written_to_is_read_at_once_whatever_its_size(lab, change, monkeypatch):
+    monkeypatch.setattr(frozen, "_READ_AT_ONCE", 1)
+    model, inner, outer = distilled(lab, in_process(1)[0])
+
+    def train():
+        with outer:
+            lab.push(model, inner, 0, 0)
+            change(model)
+            lab.push(model, inner, 0, 1)
+
+    with pytest.raises(ModelChangedError):
+        train()
+    assert outer.committed == 0  # before the sync
+
+
 def test_writing_the_same_values_is_no_change(lab):
     model, inner, outer = distilled(lab, in_process(1)[0])
     with outer:
