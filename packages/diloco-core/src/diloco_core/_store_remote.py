@@ -370,7 +370,7 @@ def _blocks(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
         view = memoryview(part).cast("B")
         while view:
             if end == len(block) < size:
-                larger = _pages(size)
+                larger = new_buffer(size)
                 larger[:end] = block
                 block = larger
             count = min(len(view), len(block) - end)
@@ -384,5 +384,6 @@ def _blocks(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
         yield block[:end]
 
 
-def _pages(size: int) -> memoryview:
+def new_buffer(size: int) -> memoryview:
+    """Memory of its own, which goes back to the system as soon as nobody uses it."""
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
