@@ -154,6 +154,18 @@ class TestBadUris:
         with pytest.raises(MissingDependencyError, match=r"diloco-core\[azure\]"):
             open_store("az://container/run")
 
+    @pytest.mark.parametrize(("typed", "meant"), [("s3:/bucket/run", "s3://bucket/run"), ("gs:/b/x", "gs://b/x")])
+    def test_one_slash_too_few_is_no_folder(self, tmp_path, monkeypatch, typed, meant):
+        monkeypatch.chdir(tmp_path)
+        with pytest.raises(ConfigurationError, match=meant):
+            open_store(typed)
+        assert not list(tmp_path.iterdir())
+
+    def test_a_folder_may_have_a_colon_in_its_name(self, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        open_store("./s3:/bucket").put("k", [b"x"])
+        assert (tmp_path / "s3:" / "bucket" / "k").exists()
+
     def test_two_slashes_name_a_host(self):
         with pytest.raises(ConfigurationError, match="three slashes"):
             open_store("file://runs/a")

@@ -71,7 +71,10 @@ def _take_mended(life: Life, error: CorruptedObjectError | NonFiniteUpdateError,
 def _ask(life: Life, error: CorruptedObjectError) -> CorruptedObjectError | NonFiniteUpdateError | None:
     """Have the others write again what cannot be read; returns what is wrong still, if something is."""
     _log.error(
-        "rank %d: %s. Asking the other replicas to write it again, for %g s.", life.rank, error, life.settings.grace
+        "rank %d: %s. Asking the other replicas to write it again, for %g s.",
+        life.rank,
+        str(error).rstrip("."),
+        life.settings.grace,
     )
     ask_for_repair(life)
     left: CorruptedObjectError | NonFiniteUpdateError | None = error

@@ -85,7 +85,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
             if first is None:
                 first = error
                 life.mending[index] = sync
-            _log.error("rank %d: %s. Trying to make it again from the state before.", life.rank, error)
+            _log.error("rank %d: %s. Trying to make it again from the state before.", life.rank, str(error).rstrip("."))
     if first is None:
         return False
     raise first

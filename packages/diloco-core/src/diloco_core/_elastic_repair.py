@@ -130,7 +130,9 @@ def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
     except CorruptedObjectError as error:
         left = error
     grace = life.settings.grace
-    _log.error("rank %d: %s. Asking the other replicas to write it again, for %g s.", life.rank, left, grace)
+    _log.error(
+        "rank %d: %s. Asking the other replicas to write it again, for %g s.", life.rank, str(left).rstrip("."), grace
+    )
     ask_for_repair(life)
     for _ in range(_ASKING):
         life.timing.sleep(grace / _ASKING)
