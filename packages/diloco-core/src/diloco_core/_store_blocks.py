@@ -12,6 +12,7 @@ from ._errors import CorruptedObjectError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Executor
     from types import TracebackType
 
     from ._store import Buffer
@@ -30,19 +31,29 @@ _BUDGET = 36 * 2**20
 _MOST_AHEAD = 4
 
 
-class Transfers:
-    """A store's threads for requests in the background, and the memory that its open readers share. Thread-safe."""
+def threads() -> Executor:
+    """Threads for requests in the background."""
+    return ThreadPoolExecutor(_CONNECTIONS, "diloco-transfer")
 
-    def __init__(self) -> None:
+
+class Transfers:
+    """A store's requests in the background, and the memory that its open readers share. Thread-safe.
+
+    Args:
+        background: Makes what sends these requests; injected in simulations.
+    """
+
+    def __init__(self, background: Callable[[], Executor] = threads) -> None:
         self._lock = threading.Lock()
-        self._executor: ThreadPoolExecutor | None = None
+        self._background = background
+        self._executor: Executor | None = None
         self._readers = 0
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
         """Do something in the background; it must not wait for anything else that is done there."""
         with self._lock:
             if self._executor is None:
-                self._executor = ThreadPoolExecutor(_CONNECTIONS, "diloco-transfer")
+                self._executor = self._background()
             return self._executor.submit(act)
 
     def count(self, change: int) -> None:

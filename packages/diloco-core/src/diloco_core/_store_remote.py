@@ -16,12 +16,12 @@ from ._redact import redact_uri
 from ._retry import Downtime, Retries
 from ._sealed import RECORD_BYTES
 from ._store import is_key, too_large
-from ._store_blocks import BLOCK_BYTES, BlockReader, Transfers
+from ._store_blocks import BLOCK_BYTES, BlockReader, Transfers, threads
 from ._store_opening import endpoint, without_secrets, without_secrets_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
-    from concurrent.futures import Future
+    from concurrent.futures import Executor, Future
 
     from ._store import Buffer
 
@@ -136,9 +136,18 @@ class RemoteStore:
         driver: Sends the requests.
         retries: How often what fails is tried again.
         reading: Whether it is only read: then it need not be writable.
+        background: Makes what sends requests in the background: threads, or something else in simulations.
     """
 
-    def __init__(self, uri: str, driver: Driver, retries: Retries | None = None, *, reading: bool = False) -> None:
+    def __init__(
+        self,
+        uri: str,
+        driver: Driver,
+        retries: Retries | None = None,
+        *,
+        reading: bool = False,
+        background: Callable[[], Executor] = threads,
+    ) -> None:
         self.uri = redact_uri(uri).rstrip("/")
         self._secret = uri
         self.retries = True
@@ -149,7 +158,7 @@ class RemoteStore:
         self._retries = retries or Retries()
         self.patience = self._retries.patience
         self._downtime = Downtime(self._retries.clock)
-        self._transfers = Transfers()
+        self._transfers = Transfers(background)
         self._probe(reading)
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
