@@ -50,6 +50,9 @@ class TestConclusions:
             ([left(1, number=4)], [1], None),
             ([left(1), failed(2, cause=1)], [2], (UnequalSyncsError, 1)),
             ([left(1), failed(2)], [1], (ReplicaLostError, 2)),
+            # Both have finished the sync at hand, and rank 2 has missed rank 1 in the next one.
+            ([left(1, number=4), failed(2, cause=1)], [2], None),
+            ([left(1, number=4), failed(2, cause=1), failed(0, cause=2)], [2], (ReplicaLostError, 2)),
         ],
     )
     def test_who_is_named(self, endings, missing, wanted):
@@ -73,7 +76,7 @@ class TestConclusions:
     def test_both_numbers_are_named(self):
         error = conclude({1: left(1, number=2)}, [1], 0, Progress(3, 2))
         assert "rank 1 has left the run after 2 syncs" in str(error)
-        assert "this replica (rank 0) has finished 2 syncs and needs all replicas for the next one" in str(error)
+        assert "this replica (rank 0) cannot take sync 3, for which all replicas are needed" in str(error)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -107,7 +107,7 @@ class TestSyncing:
         def replica(exchange):
             outer, optimizer = lab.outer_loop(nets[exchange.rank], exchange)
             with outer:
-                for _ in range(3 + exchange.rank):
+                for _ in range(3 + 2 * exchange.rank):
                     lab.small_step(nets[exchange.rank], optimizer)
 
         for exchanges in (lab.store_exchanges(tmp_path, 2), in_process(2)):

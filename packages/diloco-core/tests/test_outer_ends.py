@@ -50,8 +50,8 @@ class TestSkippedSteps:
             dropped = -(-(steps - one) // 4) > fewest
             assert (f"rank {rank}: rank" in caplog.text) == dropped
         if "dropped" in caplog.text:
-            assert f"has left the run after {fewest} syncs" in caplog.text
-            assert f"has finished {fewest} syncs" in caplog.text
+            assert f"has left the run after {fewest} syncs, so this replica" in caplog.text
+            assert f"cannot take sync {fewest + 1}, for which all replicas are needed" in caplog.text
             assert f"the values of outer step {fewest}" in caplog.text
 
     @pytest.mark.parametrize("kind", ["threads", "store"])
@@ -70,14 +70,68 @@ class TestSkippedSteps:
         assert all('"left"' in path.read_text() for path in (folder / "notes").iterdir())
 
     @pytest.mark.parametrize("kind", ["threads", "store"])
-    def test_in_the_middle_it_stays_an_error(self, lab, tmp_path, kind):
+    @pytest.mark.parametrize("flush", ["partial", "none"])
+    @pytest.mark.parametrize("fragments", [1, 2])
+    @pytest.mark.parametrize("skipped", [(0, 4), (4, 0, 2), (0, 1)])
+    def test_one_that_lacks_the_last_sync_ends_the_run_for_all(
+        self, lab, tmp_path, caplog, kind, flush, fragments, skipped
+    ):
+        """It has nothing to flush, or drops it: the last regular syncs of the others have nobody to meet."""
+        steps, options = 8, {"sync_every": 4, "fragments": fragments, "flush": flush}
+        runs = lab.run(skipping(lab, skipped, steps, **options), exchanges(tmp_path, kind, len(skipped)))
+        assert lab.identical([held for held, _ in runs])
+        (committed,) = {committed for _, committed in runs}
+        whole, rest = divmod((steps - max(skipped)) * fragments, 4)
+        if flush == "none":
+            assert committed == whole
+            assert "is dropped: it ends as all do" in caplog.text
+        elif fragments == 1:
+            assert committed == whole + bool(rest)
+
+    @pytest.mark.parametrize("kind", ["threads", "store"])
+    @pytest.mark.parametrize("flush", ["partial", "none"])
+    def test_whoever_goes_on_training_stops_with_an_error(self, lab, tmp_path, kind, flush):
         """One that has left a whole period earlier is missed where the others go on training."""
-        results = run_replicas(skipping(lab, (0, 9), 12, sync_every=4), exchanges(tmp_path, kind, 2))
+        results = run_replicas(skipping(lab, (0, 8), 12, sync_every=4, flush=flush), exchanges(tmp_path, kind, 2))
         assert isinstance(results[0], UnequalSyncsError)
         assert results[0].rank == 1
-        assert "rank 1 has left the run after 1 sync, while this replica (rank 0) has finished 1 sync" in str(
-            results[0]
-        )
+        assert "rank 1 has left the run after 1 sync, so this replica (rank 0) cannot take sync 2" in str(results[0])
+        assert "This replica still trains" in str(results[0])
+        assert "until `outer.committed` has the same value" in str(results[0])
+
+    def test_its_error_cannot_be_passed_over(self, lab):
+        def replica(exchange):
+            model = make_model(lab)
+            inner = torch.optim.SGD(model.parameters(), lr=1.0)
+            with DiLoCo(model, inner, exchange, sync_every=1) as outer:
+                lab.push(model, inner, exchange.rank, 0)
+                if exchange.rank == 0:
+                    lab.push(model, inner, 0, 1)
+                    held = lab.values(model)
+                    for _ in range(2):
+                        with pytest.raises(UnequalSyncsError):
+                            lab.push(model, inner, 0, 2)
+                    assert lab.identical([held, lab.values(model)])
+                    assert outer.inner_steps == 2
+
+        first, second = run_replicas(replica, in_process(2))
+        assert second is None
+        assert "an earlier sync of this outer loop has failed" in str(first)
+
+    @pytest.mark.parametrize("kind", ["threads", "store"])
+    def test_nothing_is_dropped_where_all_count_outer_steps(self, lab, tmp_path, caplog, kind):
+        def replica(exchange):
+            model, step = make_model(lab), 0
+            inner = torch.optim.SGD(model.parameters(), lr=1.0)
+            with DiLoCo(model, inner, exchange, sync_every=2) as outer:
+                while outer.committed < 3:
+                    if (step + exchange.rank) % 3:  # the others are skipped
+                        lab.push(model, inner, exchange.rank, step)
+                    step += 1
+            return lab.values(model)
+
+        assert lab.identical(lab.run(replica, exchanges(tmp_path, kind, 2)))
+        assert "dropped" not in caplog.text
 
     def test_a_failure_is_still_a_failure(self, lab):
         def replica(exchange):

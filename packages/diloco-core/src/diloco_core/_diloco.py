@@ -73,6 +73,11 @@ class DiLoCo:
     not wait. A sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync. If
     its error is caught inside the block, every further use raises, and so does leaving the block.
 
+    In strict runs all replicas have to take the same number of syncs. Where another one has left after fewer, because it
+    has taken fewer inner steps, what this one has learned since the last sync is dropped with a warning, and it ends with
+    the same values as all. If it still trains after ``sync_every`` steps were dropped, that is an ``UnequalSyncsError``.
+    Where all train until :attr:`committed` has the wanted value, nothing is dropped.
+
     In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's newest state instead, and
     leaving it syncs a partial period only if enough replicas are left. Train until :attr:`committed` has the wanted value:
     it counts the run's syncs, also those before this replica came.
@@ -162,6 +167,8 @@ class DiLoCo:
         self._entered = False
         self._has_values = False
         self._failure = ""
+        self._parted: tuple[str, int] | None = None  # what UnequalSyncsError says
+        self._dropped_steps = 0
         self._steps = StepCounter(len(optimizers))
         self._steps_outside = [0] * len(optimizers)
         self._inner_steps_before = 0
@@ -269,15 +276,7 @@ class DiLoCo:
             try:
                 report = self._sync(last=True)
             except UnequalSyncsError as error:
-                _log.warning(
-                    "rank %d: %s. What this replica has learned in its last %d inner steps is dropped: it ends as all do, with "
-                    "the values of outer step %d.",
-                    self.exchange.rank,
-                    str(error).rstrip("."),
-                    max(self._count.since_sync),
-                    self.committed,
-                )
-                self._drop_open_steps()
+                self._part(error)
                 break
             reports.append(report)
             if not report.committed:
@@ -336,6 +335,8 @@ class DiLoCo:
         self._restored = self._has_values = True
 
     def _before_inner_step(self, optimizer: int) -> None:
+        if self._parted is not None and self._dropped_steps >= self._sync_every:
+            self._refuse_to_go_on(*self._parted)
         if self._entered and self._steps.before(optimizer, self._inner.has_used_gradient):
             self._count.count()
 
@@ -356,7 +357,10 @@ class DiLoCo:
         # Not within a step: what the optimizers that are still to come would step by, the sync would drop. But one that
         # never steps again is waited for one period only.
         if self._count.since_event >= (2 * self._period if self._steps.stepped else self._period):
-            self._sync()
+            try:
+                self._sync()
+            except UnequalSyncsError as error:
+                self._part(error)
 
     def _try_own(self) -> None:
         if isinstance(self.exchange, ElasticExchange):
@@ -390,6 +394,8 @@ class DiLoCo:
 
     def _sync_once(self, last: bool = False) -> SyncReport:
         self._check_whole()
+        if self._parted is not None:
+            raise UnequalSyncsError(*self._parted)
         self._look_at_model()
         count, number = self._count, self._count.turn
         fragment = self._fragments[number]
@@ -399,10 +405,11 @@ class DiLoCo:
         fragment.begin()
         try:
             with _ordinary_mode():
-                report = self.exchange.sync(fragment, last=last)
+                # A strict run may be over for this replica at any sync, if another one has left before it.
+                report = self.exchange.sync(fragment, last=last or not isinstance(self.exchange, ElasticExchange))
                 fragment.finish()
         except BaseException as error:
-            if not (last and isinstance(error, UnequalSyncsError)):
+            if not isinstance(error, UnequalSyncsError):
                 self._failure = (
                     f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
                 )
@@ -429,6 +436,30 @@ class DiLoCo:
         if self._on_sync is not None:
             self._on_sync(report)
         return report
+
+    def _part(self, error: UnequalSyncsError) -> None:
+        """Another replica has left, so there can be no more syncs: end with what all have, unless training goes on."""
+        _log.warning(
+            "rank %d: %s What this replica has learned in its last %d inner steps is dropped: it ends as all do, with the "
+            "values of outer step %d. If it goes on training instead of leaving the block, that is an error.",
+            self.exchange.rank,
+            error,
+            max(self._count.since_sync),
+            self.committed,
+        )
+        self._dropped_steps += self._count.since_event
+        self._drop_open_steps()
+        self._parted = str(error), error.rank
+
+    def _refuse_to_go_on(self, why: str, rank: int) -> None:
+        error = UnequalSyncsError(
+            f"{why} This replica still trains, but nothing that it learns could become part of the model any more. Rank "
+            f"{rank} has taken fewer inner steps: its gradient scaler may have skipped some, or its data has come to an end. "
+            "Let all replicas train until `outer.committed` has the same value, or give all the same number of steps.",
+            rank,
+        )
+        self._failure = f"{type(error).__name__}: {error}"
+        raise error
 
     def _drop_open_steps(self) -> None:
         """Take the fragments with inner steps since their last sync back to what that sync has left."""

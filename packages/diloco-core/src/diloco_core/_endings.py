@@ -83,14 +83,16 @@ def conclude(
     for ending in failed:
         if ending.cause_rank is None:
             return ReplicaLostError(f"rank {ending.rank} failed after {ending.progress}: {ending.message}", ending.rank)
+    finished = set()
     for other, ending in sorted(endings.items()):
-        # One that has finished the sync at hand has given what it had to give.
-        too_early = other in missing and ending.progress.number <= progress.number
-        if ending.event == "left" and (too_early or any(late.cause_rank == other for late in failed)):
+        if ending.event != "left":
+            continue
+        if ending.progress.number > progress.number:
+            finished.add(other)  # it has given what it had to give to the sync at hand
+        elif other in missing or any(late.cause_rank == other for late in failed):
             return UnequalSyncsError(
-                f"rank {other} has left the run after {ending.progress}, while this replica (rank {rank}) has "
-                f"finished {progress} and needs all replicas for the next one. All replicas must take the same "
-                "number of inner steps.",
+                f"rank {other} has left the run after {ending.progress}, so this replica (rank {rank}) cannot take sync "
+                f"{progress.next}, for which all replicas are needed. All must take the same number of syncs.",
                 other,
             )
     for ending in failed:
@@ -98,7 +100,8 @@ def conclude(
             text = f"rank {ending.rank} has given up this replica (rank {rank}) after {ending.progress}"
             return ReplicaLostError(f"{text}: {ending.message}", ending.rank)
     for ending in failed:
-        if ending.cause_rank is not None:
+        # Where it was caused by one that has left after the sync at hand, so was it in a later sync, and this one is whole.
+        if ending.cause_rank is not None and ending.cause_rank not in finished:
             text = f"rank {ending.cause_rank} is lost, as rank {ending.rank} found after {ending.progress}"
             return ReplicaLostError(f"{text}: {ending.message}", ending.cause_rank)
     return None
