@@ -69,7 +69,7 @@ class Faults:
             method: Its method.
             conditional: Whether it writes only where there is nothing.
             listing: Whether it asks for a listing.
-            probe: Whether a client tries with it whether the store keeps its promises: then it must.
+            probe: Whether a client tries with it whether the store keeps its promises: then listings must be fresh.
         """
         fitting = [Fault.ERROR, Fault.RESET, Fault.SLOW, Fault.OUTAGE]
         if method != "GET":
@@ -78,8 +78,10 @@ class Faults:
             fitting += [Fault.CONFLICT, Fault.EXISTS]
         if method == "GET":
             fitting += [Fault.TRUNCATED]
-            if not probe:
-                fitting += [Fault.STALE if listing else Fault.FLIPPED]
+            if not listing:
+                fitting += [Fault.FLIPPED]
+            elif not probe:
+                fitting += [Fault.STALE]
         with self._lock:
             if self.quiet:
                 return None

@@ -34,6 +34,7 @@ MOST_PARTS = 10_000
 """S3 takes no more (https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)."""
 
 _PROBE_SECONDS = 5.0
+_PROBE_READS = 3
 _SMALL = 2**16
 
 _log = logging.getLogger("diloco_core")
@@ -321,7 +322,8 @@ class RemoteStore:
                 self.list("probes/")
                 return
             self.put(key, [token])
-            found = self.get(key)
+            # A bit may flip on its way.
+            shown = any(self.get(key) == token for _ in range(_PROBE_READS))
             listed = self.list("probes/")
             self.delete([key])
         except StoreError as error:
@@ -330,7 +332,7 @@ class RemoteStore:
             raise StoreUnavailableError(f"{self.uri} cannot be {acts}: {error}{where}") from error
         finally:
             self.patience = patience
-        if found != token or listed.get(key) != len(token):
+        if not shown or listed.get(key) != len(token):
             raise StoreUnavailableError(
                 f"{self.uri} does not show what was just written there: replicas could not meet in such a store"
             )

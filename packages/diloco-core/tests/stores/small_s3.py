@@ -17,8 +17,8 @@ from xml.sax.saxutils import escape
 
 @dataclass
 class Fault:
-    """What goes wrong: an HTTP status, or ``drop`` (nothing happens, no answer), ``lose`` (it happens, no answer) or ``cut`` (the
-    connection ends in the middle of the body)."""
+    """What goes wrong: an HTTP status, or ``drop`` (nothing happens, no answer), ``lose`` (it happens, no answer),
+    ``cut`` (the connection ends in the middle of the body) or ``flip`` (the first byte of the body is another)."""
 
     what: int | str
     method: str
@@ -111,6 +111,8 @@ class _Handler(BaseHTTPRequestHandler):
         pass
 
     def answer(self, status, body=b"", **headers):
+        if self.fault_is("flip"):
+            body = bytes([body[0] ^ 1]) + body[1:]
         if self.fault_is("lose"):
             self.close_connection = True
             return

@@ -154,6 +154,14 @@ def test_a_store_that_heeds_them_passes(store):
     assert creates_once(store)
 
 
+def test_a_bit_that_flips_on_its_way_is_no_fault_of_the_store(driver, small_s3):
+    small_s3.fail("flip", "GET", times=2, part="/bucket/run/probes/")
+    store = RemoteStore("s3://bucket/run", driver)
+    small_s3.fail("flip", "GET", part="/bucket/run/probes/")
+    assert creates_once(store)
+    assert [fault.times for fault in small_s3.faults] == [0, 0]
+
+
 def test_a_refusal_that_does_not_say_which_condition_failed(store, small_s3):
     small_s3.says_which = False
     assert store.create("k", b"first")
