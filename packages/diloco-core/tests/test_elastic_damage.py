@@ -166,6 +166,26 @@ def test_a_record_that_nobody_has_read_is_written_again_by_its_author(topology):
     assert store.objects["commits/00000002.json"] == store.decided["commits/00000002.json"]
 
 
+class _FlipsOnce(SimulatedStore):
+    """The last bit of the values of one shard is wrong, before anybody else has adopted it."""
+
+    def write(self, key, data):
+        first = key not in self.objects
+        super().write(key, data)
+        if key == "state/00000002/000.00001.safetensors" and first:
+            self.damage(key, _flipped(data, 8 * (len(data) - 25)))
+
+
+@pytest.mark.parametrize("members", [2, 3])
+def test_a_replica_that_adopted_damaged_values_computes_them_again_from_what_it_had_sent(members):
+    """Its model holds the damaged values by then, so what it has learned is to be had from the store only."""
+    torch.set_num_threads(1)
+    training, store = SimulatedTraining(syncs=4, sizes=(40,)), _FlipsOnce()
+    settings = Elastic(2, grace=5.0, topology="sharded")
+    outcome = simulate(training, Schedule(members, latency=0.01), settings, store=store, most_lives=1)
+    assert violations(outcome, training) == []
+
+
 def test_a_shard_is_not_written_again_from_other_values():
     torch.set_num_threads(1)
     training, store, key = (

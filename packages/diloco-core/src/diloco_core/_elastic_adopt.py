@@ -157,9 +157,11 @@ class Adoption:
             try:
                 return life.store.read(key, use, first)
             except CorruptedObjectError:
-                if key in life.store.list(f"state/{sync:08}/"):
-                    raise
-                return None  # it was removed while it was read, and its space written over
+                try:
+                    life.store.store.open(key).close()
+                except ObjectNotFoundError:
+                    return None  # it was removed while it was read, and its space written over
+                raise
 
         try:
             if self._mending:  # also what nobody needs to adopt it may be damaged
@@ -184,7 +186,8 @@ class Adoption:
 
     def _compute(self, shard: int) -> None:
         """Update a shard from the contributions."""
-        local = self._local
+        # Where memory was written to since the contribution was made, it has to be read from the store.
+        local = self._local and self._progress.values_at[shard] == self._previous
         for pause in (*PAUSES, None):
             try:
                 self._prepare(shard)
