@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from diloco_core._elastic_records import Delta, Hint, Rollback, done_key, shard_key
 from diloco_core._elastic_rules import collectable, done_states, expected, kept_from, may_commit, newest_done, valid
 
-_BASE, _SCHEMA = "0" * 16, "f" * 16
+_BASE, _SCHEMA, _NONCE = "0" * 16, "f" * 16, "a" * 16
 
 
 def _delta(rank, epoch=1, start=0, stop=5, sync=3, base=_BASE, schema=_SCHEMA):
@@ -84,7 +84,7 @@ class TestMayCommit:
 
 
 def _collect(keys, last, kept, retention=2, keep_deltas=False):
-    return collectable(keys, last=last, kept=kept, retention=retention, keep_deltas=keep_deltas, initial="n")
+    return collectable(keys, last=last, kept=kept, retention=retention, keep_deltas=keep_deltas, initial=_NONCE)
 
 
 class TestCollectable:
@@ -102,16 +102,20 @@ class TestCollectable:
         assert _collect(keys, last=4, kept=[4], keep_deltas=True) == keys[:2]
 
     def test_states_go_when_a_newer_one_is_complete_and_nobody_may_lag_that_far(self):
-        keys = [shard_key(sync, 0, 0, "n") for sync in (1, 2, 3, 4)]
+        keys = [shard_key(sync, 0, 0, _NONCE) for sync in (1, 2, 3, 4)]
         assert _collect(keys, last=4, kept=[4]) == keys[:2]
         assert _collect(keys, last=4, kept=[2]) == keys[:1]
 
     def test_the_newest_complete_state_stays(self):
-        keys = [shard_key(3, 0, 0, "n"), done_key(3, 0)]
+        keys = [shard_key(3, 0, 0, _NONCE), done_key(3, 0)]
         assert _collect(keys, last=99, kept=[3]) == []
 
     def test_the_initial_state_goes_with_the_first_complete_one_and_leftovers_go_too(self):
-        keys = ["initial/n/000.00000.safetensors", "initial/n/001.00000.safetensors", "initial/x/001.00000.safetensors"]
+        keys = [
+            f"initial/{_NONCE}/000.00000.safetensors",
+            f"initial/{_NONCE}/001.00000.safetensors",
+            f"initial/{_SCHEMA}/001.00000.safetensors",
+        ]
         assert _collect(keys, last=5, kept=[5, 0]) == [keys[0], keys[2]]
         assert _collect(keys, last=1, kept=[1, 0]) == []
 
@@ -121,13 +125,13 @@ class TestCollectable:
 
     @given(st.lists(st.integers(1, 30), unique=True), st.integers(1, 30), st.integers(0, 30), st.integers(1, 4))
     def test_conditions_only_become_truer(self, syncs, last, done, retention):
-        keys = [_delta(0, sync=sync).key for sync in syncs] + [shard_key(sync, 0, 0, "n") for sync in syncs]
+        keys = [_delta(0, sync=sync).key for sync in syncs] + [shard_key(sync, 0, 0, _NONCE) for sync in syncs]
         now = set(_collect(keys, last, [min(done, last)], retention))
         assert now <= set(_collect(keys, last + 1, [min(done, last) + 1], retention))
 
 
 def test_newest_done_is_per_fragment_and_ignores_states_that_are_not_complete():
-    assert newest_done([done_key(1, 0), done_key(3, 0), done_key(2, 1), shard_key(5, 0, 0, "n")], 2) == [3, 2]
+    assert newest_done([done_key(1, 0), done_key(3, 0), done_key(2, 1), shard_key(5, 0, 0, _NONCE)], 2) == [3, 2]
     assert newest_done([], 2) == [0, 0]
 
 

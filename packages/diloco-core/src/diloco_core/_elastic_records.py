@@ -34,14 +34,16 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 
+# Every number has one spelling, so that two keys are never of the same thing.
+_EPOCH = r"(\d{4}|[1-9]\d{4,17})"
 _DELTA = re.compile(
-    r"deltas/(\d{8})/(\d{5})\.(\d{4,})\.(\d+)-(\d+)\.([0-9a-f]{16})\.([0-9a-f]{16})\.([0-9a-f]{1,16})\.safetensors",
+    rf"deltas/(\d{{8}})/(\d{{5}})\.{_EPOCH}\.(\d+)-(\d+)\.([0-9a-f]{{16}})\.([0-9a-f]{{16}})\.([0-9a-f]{{1,16}})\.safetensors",
     re.ASCII,
 )
-_HINT = re.compile(r"deltas/(\d{8})/hint\.(\d{5})\.(\d{4,})\.(join|leave|repair)", re.ASCII)
-_CLAIM = re.compile(r"claims/(\d{5})/(\d{4,18})\.json", re.ASCII)
+_HINT = re.compile(rf"deltas/(\d{{8}})/hint\.(\d{{5}})\.{_EPOCH}\.(join|leave|repair)", re.ASCII)
+_CLAIM = re.compile(rf"claims/(\d{{5}})/{_EPOCH}\.json", re.ASCII)
 _COMMIT = re.compile(r"commits/(\d{8})\.json", re.ASCII)
-_INNER = re.compile(r"inner/(\d{5})/(\d{4,18})\.(\d{8})\.safetensors", re.ASCII)
+_INNER = re.compile(rf"inner/(\d{{5}})/{_EPOCH}\.(\d{{8}})\.safetensors", re.ASCII)
 _DIGEST = "[0-9a-f]{16}"
 _MOST_SYNCS = 99_999_999
 
@@ -428,6 +430,11 @@ def highest_epochs(keys: Iterable[str]) -> dict[int, int]:
         rank, epoch = int(match[1]), int(match[2])
         highest[rank] = max(highest.get(rank, 0), epoch)
     return dict(sorted(highest.items()))
+
+
+def is_claim(key: str) -> bool:
+    """Whether a key is that of a life."""
+    return _CLAIM.fullmatch(key) is not None
 
 
 def commit_sync(key: str) -> int | None:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 _STATE = re.compile(r"state/(\d{8})/(\d{3})\.(?:\d{5}\.safetensors|done\.json)", re.ASCII)
 _DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)
-_PAYLOAD = re.compile(r"deltas/(\d{8})/.*", re.ASCII)
+_INITIAL = re.compile(r"initial/([0-9a-f]{16})/(\d{3})\.\d{5}\.safetensors", re.ASCII)
 
 
 def valid(
@@ -127,6 +127,8 @@ def collectable(
 ) -> list[str]:
     """Keys that no life can need any more. Conditions only ever become truer, so late deletes are safe.
 
+    Only what the run itself has written: keys of other shapes are somebody else's, and stay.
+
     Args:
         keys: Keys below ``deltas/``, ``state/`` and ``initial/``.
         last: The last commit known.
@@ -137,9 +139,10 @@ def collectable(
     """
     found = []
     for key in keys:
-        state, payload = _STATE.fullmatch(key), _PAYLOAD.fullmatch(key)
-        if payload:
-            sync = int(payload[1])
+        payload = Delta.parse(key) or Hint.parse(key)
+        state, first = _STATE.fullmatch(key), _INITIAL.fullmatch(key)
+        if payload is not None:
+            sync = payload.sync
             old = 0 < sync <= min(last, kept[(sync - 1) % len(kept)])
             if old and (not keep_deltas or sync <= last - retention):
                 found.append(key)
@@ -147,9 +150,8 @@ def collectable(
             sync, fragment = int(state[1]), int(state[2])
             if fragment < len(kept) and sync < kept[fragment] and sync <= last - retention:
                 found.append(key)
-        elif key.startswith("initial/") and last >= retention:
-            folder, _, name = key.removeprefix("initial/").partition("/")
-            number = name[:3]
-            if folder != initial or (number.isdecimal() and int(number) < len(kept) and kept[int(number)] > 0):
+        elif first and last >= retention:
+            fragment = int(first[2])
+            if first[1] != initial or (fragment < len(kept) and kept[fragment] > 0):
                 found.append(key)
     return found

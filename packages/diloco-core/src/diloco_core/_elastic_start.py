@@ -10,7 +10,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ._elastic_life import layout_bytes, published_shard
-from ._elastic_records import MANIFEST, Manifest, claim_key, epochs, shard_key
+from ._elastic_records import MANIFEST, Manifest, claim_key, commit_sync, epochs, is_claim, shard_key
+from ._elastic_rules import states
 from ._elastic_settings import choose_topology
 from ._errors import (
     CorruptedObjectError,
@@ -24,6 +25,7 @@ from ._published import shard_metadata
 from ._rendezvous import compare_schemas
 from ._reread import read_again
 from ._sealed import seal
+from ._strict_records import claimed_ranks
 from ._timing import Wait
 
 if TYPE_CHECKING:
@@ -142,10 +144,11 @@ def claim(store: Patient, rank: int) -> int:
 def _check_unused(store: Patient) -> None:
     """Refuse to begin a run over the remains of another one."""
     claims = store.list("claims/")
-    if any(key.endswith(".json") and key.count("/") == 1 for key in claims):
+    if list(claimed_ranks(claims)):
         raise RunExistsError(f"{store.uri} holds claims of a strict run, which no elastic replica can join")
     # Before a manifest there is nothing but initial states. Whoever comes at the same moment and is faster has one by now.
-    left = [key for key in (*claims, *store.list("commits/"), *store.list("state/")) if not key.endswith("/")]
+    left = [*filter(is_claim, claims), *filter(commit_sync, store.list("commits/"))]
+    left = left or [key for key in store.list("state/") if any(states([key]))]
     if left and store.get(MANIFEST) is None:
         raise RunExistsError(
             f"{store.uri} holds the remains of a run ({left[0]}), but no {MANIFEST}: that was removed. Put it back to go on "

@@ -1,0 +1,124 @@
+"""What is not the run's, anywhere below its prefix, is neither read nor counted nor removed."""
+
+import os
+
+import pytest
+import torch
+
+from diloco_core import CorruptedObjectError, DiLoCo, Elastic, ElasticExchange, RunExistsError, Timing
+from diloco_core._elastic_records import Hint, claim_key, commit_key, epochs, highest_epochs, inner_key, parse_inner
+from diloco_core._elastic_rules import collectable
+from diloco_core._store import open_store
+from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, run_replicas, simulate, violations
+
+_STRAYS = {
+    "claims": ["notes.txt", "a.json", "00000.json.bak", "00000/README", "00000/0001.json.bak", "00000/001.json"],
+    "commits": ["notes.txt", "00000001.json.bak", "1.json", "00000001/a", "00000001.json/a"],
+    "deltas": ["notes.txt", "00000001/", "00000001/notes.txt", "00000001/hint.00000.0001.dance", "00000002/a/b"],
+    "state": ["notes.txt", "00000001/a", "00000001/000.done.json.bak", "00000001/0.0.safetensors", "99999999/a"],
+    "initial": [
+        "notes.txt",
+        "a/000.00000.safetensors",
+        "0123456789abcdef/notes.txt",
+        "0123456789abcdef/000.0.safetensors",
+    ],
+    "inner": ["notes.txt", "00000/notes.txt", "00000/1.1.safetensors", "00000/9999.99999999.safetensors.bak"],
+    "unsynced": ["notes.txt"],
+}
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+@pytest.mark.parametrize("folder", _STRAYS)
+def test_other_files_are_ignored_and_stay(folder, topology):
+    torch.set_num_threads(1)
+    store = SimulatedStore()
+    for name in _STRAYS[folder]:
+        store.write(f"{folder}/{name}", b"mine")
+    settings = Elastic(2, grace=5.0, topology=topology, publish_every=1, retention=1)
+    first = SimulatedTraining(syncs=5, sizes=(12, 9), save_every=1)
+    outcome = simulate(first, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    assert outcome.errors() == {}
+    assert violations(outcome, first) == []
+    again = SimulatedTraining(syncs=7, sizes=(12, 9), save_every=1, salts=dict(first.salts))
+    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    assert outcome.errors() == {}
+    assert violations(outcome, again) == []
+    assert [name for name in _STRAYS[folder] if store.objects.get(f"{folder}/{name}") != b"mine"] == []
+    assert "deltas/00000001/" not in {key[:16] for key in store.objects if key.endswith(".safetensors")}, "collected"
+
+
+@pytest.mark.parametrize(
+    ("key", "told"),
+    [("claims/00000/0001.json", "remains"), ("claims/00000.json", "strict"), (commit_key(1), "remains")],
+)
+def test_what_is_of_a_run_is_no_stray_file(key, told):
+    store = SimulatedStore()
+    store.write(key, b"")
+    training = SimulatedTraining(syncs=2, sizes=(12,))
+    outcome = simulate(training, Schedule(1), Elastic(1, grace=5.0), store=store, most_lives=1)
+    assert isinstance(outcome.results[0, 1], RunExistsError)
+    assert told in str(outcome.results[0, 1])
+
+
+def test_every_key_has_one_spelling():
+    assert epochs(["claims/00000/0001.json", "claims/00000/00002.json", "claims/00000/10000.json"], 0) == [1, 10000]
+    assert highest_epochs([claim_key(3, 2), "claims/00003/00007.json"]) == {3: 2}
+    assert Hint.parse(Hint(3, 1, 12345, "join").key) == Hint(3, 1, 12345, "join")
+    assert Hint.parse("deltas/00000003/hint.00001.00005.join") is None
+    assert parse_inner(inner_key(1, 10000, 7)) == (10000, 7)
+    assert parse_inner("inner/00001/00002.00000007.safetensors") is None
+
+
+def test_only_what_the_run_has_written_is_collected():
+    keys = [f"{folder}/{name}" for folder in _STRAYS for name in _STRAYS[folder]]
+    options = {"last": 9, "kept": [9, 8], "retention": 1, "keep_deltas": False, "initial": "0123456789abcdef"}
+    assert collectable(keys, **options) == []
+    hint = Hint(3, 1, 1, "join").key
+    assert collectable([hint], **options) == [hint]
+
+
+class TestPipes:
+    """In a folder, a pipe (or a device, or a link) where an object should be is refused by name and never opened."""
+
+    def _run(self, lab, uri, syncs, **limits):
+        clock = lab.Clock()
+        timing = Timing(**limits, clock=clock, sleep=clock.sleep)
+
+        def replica(exchange):
+            net = lab.fill(torch.nn.Linear(4, 3))
+            inner = torch.optim.SGD(net.parameters(), lr=0.1)
+            with DiLoCo(net, inner, exchange, sync_every=1) as outer:
+                while outer.committed < syncs:
+                    lab.push(net, inner, exchange.rank, outer.inner_steps)
+            return lab.values(net)
+
+        settings = Elastic(1, grace=5.0, topology="sharded")
+        (result,) = run_replicas(replica, [ElasticExchange(open_store(uri), 0, 1, settings, timing=timing)])
+        return result
+
+    def _pipe(self, tmp_path, key):
+        path = tmp_path / "run" / key
+        path.parent.mkdir(parents=True, exist_ok=True)
+        os.mkfifo(path)
+        return path
+
+    @pytest.mark.parametrize("key", [commit_key(2), claim_key(0, 1), "manifest.json"])
+    def test_where_a_record_should_be(self, lab, tmp_path, key):
+        path = self._pipe(tmp_path, key)
+        error = self._run(lab, str(tmp_path / "run"), 3)
+        assert isinstance(error, CorruptedObjectError)
+        assert "is a named pipe" in str(error)
+        assert key.rpartition("/")[2] in str(error)
+        assert path.is_fifo()
+
+    def test_where_the_claim_of_the_next_life_should_be(self, lab, tmp_path):
+        uri = str(tmp_path / "run")
+        self._pipe(tmp_path, claim_key(0, 2))
+        error = self._run(lab, uri, 3)
+        assert isinstance(error, CorruptedObjectError)
+        assert "is a named pipe" in str(error)
+
+    def test_where_a_payload_should_be(self, lab, tmp_path):
+        self._pipe(tmp_path, "state/00000002/000.00000.safetensors")
+        found = self._run(lab, str(tmp_path / "run"), 3)
+        assert lab.identical([found, self._run(lab, str(tmp_path / "other"), 3)])
