@@ -133,6 +133,8 @@ def train(settings: Settings, log: Log) -> None:
                 state.update(copy.numpy().tobytes())
         own = {"position": batches.position, "counted": outer.inner_steps}
         log("sync", digest=state.hexdigest(), **own, report=json.loads(report.to_json()))
+        for _ in range(report.batches_to_skip):
+            next(batches)
 
     outer = DiLoCo(
         model,

@@ -128,7 +128,7 @@ class Saves(SimulatedTraining):
         return super().__call__(node)
 
 
-def test_nothing_is_saved_after_the_counter_jumped():
+def test_nothing_is_saved_after_the_counter_jumped_and_the_loader_is_told(caplog):
     """Steps of an earlier life are counted that this one never took: its loader does not stand where they end."""
     overtaken = 0
     for operation in range(30, 46):
@@ -142,4 +142,11 @@ def test_nothing_is_saved_after_the_counter_jumped():
         if steps != list(range(steps[0], steps[-1] + 1)):
             overtaken += 1
             assert (1, 2) not in training.saved
+            (skipped,) = {report.batches_to_skip for report in training.reports[1, 2]} - {0}
+            # A loader that counts by itself stands where the counted steps end.
+            assert skipped == steps[-1] - steps[0] + 1 - len(steps)
+            assert all(training.batches[1, 2, step] == step for step in steps)
+        else:
+            assert {report.batches_to_skip for report in training.reports[1, 2]} <= {0}
     assert overtaken
+    assert "Pass over as many batches" in caplog.text

@@ -107,7 +107,7 @@ class DiLoCo:
             and random generators: ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``). Whether
             it can be saved is tried when the block is entered, and after the first inner step.
         save_inner_every: Elastic runs only: every how many syncs they are saved (and when the block is left); 0 for never.
-        on_sync: Called after every outer step with its report.
+        on_sync: Called after every sync with its report, inside of the inner optimizer's ``step()``.
 
     Raises:
         ConfigurationError: An argument is not allowed; nothing has been started. Also where tensors share memory without
@@ -197,6 +197,9 @@ class DiLoCo:
 
         A data loader that was restored with it has to pass over so many batches, so that none is learned twice. Where
         nothing was saved yet, these are all that the run has counted of this rank; 0 in a rank's first life.
+
+        It says where this life has begun, and does not change. What an earlier life has sent may be counted later too:
+        :attr:`SyncReport.batches_to_skip` says so. Who takes batch number :attr:`inner_steps` each time needs neither.
         """
         return self._own.behind
 
@@ -423,19 +426,40 @@ class DiLoCo:
         if report.reloaded:
             count.committed = report.sync
             count.close_all()
-        if isinstance(self.exchange, ElasticExchange) and self.exchange.counted > count.inner_steps:
-            # An earlier life of this rank had a part in it: its data is not to be learned again. Fragments with open steps
-            # start again, since between those and the next ones there are steps now that they never took.
-            count.inner_steps = self.exchange.counted
-            self._own.overtaken = True
-            self._drop_open_steps()
         report = dataclasses.replace(
-            report, sync=count.committed, inner_steps=inner_steps, total_inner_steps=count.inner_steps
+            report,
+            sync=count.committed,
+            inner_steps=inner_steps,
+            batches_to_skip=self._jump(),
+            total_inner_steps=count.inner_steps,
         )
         _log.debug("rank %d: %s", self.exchange.rank, report)
         if self._on_sync is not None:
             self._on_sync(report)
         return report
+
+    def _jump(self) -> int:
+        """Go to where the run counts this rank's inner steps; returns how many of them this life has not taken.
+
+        An earlier life of this rank had a part in the sync: its data is not to be learned again. Fragments with open steps
+        start again, since between those and the next ones there are steps now that they never took.
+        """
+        count = self._count
+        if not isinstance(self.exchange, ElasticExchange) or self.exchange.counted <= count.inner_steps:
+            return 0
+        skipped = self.exchange.counted - count.inner_steps
+        count.inner_steps = self.exchange.counted
+        self._drop_open_steps()
+        if not self._entered:
+            return 0  # the inner state is still to be restored: batches_to_skip will tell
+        self._own.overtaken = True
+        _log.warning(
+            "rank %d: the run has counted %d inner steps that an earlier life of this rank has taken and this one has not. Pass "
+            "over as many batches, or they are learned twice: see SyncReport.batches_to_skip, and on_sync.",
+            self.exchange.rank,
+            skipped,
+        )
+        return skipped
 
     def _part(self, error: UnequalSyncsError) -> None:
         """Another replica has left, so there can be no more syncs: end with what all have, unless training goes on."""

@@ -29,7 +29,9 @@ class SyncReport:
     """What one sync did, as seen by one replica.
 
     Attributes:
-        sync: Number of the sync within the exchange, from 0.
+        sync: In reports of an outer loop, how many outer steps the run has taken when it is over: 1 for the first one; the
+            same as before where none was taken. In reports of an exchange that is used without one, such as those of
+            :meth:`ObjectStoreAllReduce.mean`, its number within the exchange: 0 for the first one.
         fragment: Name of what was synced.
         committed: Whether the new values were adopted.
         members: How many replicas contributed.
@@ -43,6 +45,8 @@ class SyncReport:
             ``dropped``, ``open`` where this replica did not wait for the end (it may be counted later), or ``none`` where
             there was none to make. Always ``counted`` in strict runs.
         reloaded: Whether this replica had to start again from the published state (elastic runs only).
+        batches_to_skip: How many batches the data loader has to pass over now (elastic runs only): with this sync the run
+            has counted inner steps that an earlier life of this rank had taken with them. 0 for almost all syncs.
     """
 
     sync: int
@@ -57,6 +61,7 @@ class SyncReport:
     total_inner_steps: int = 0
     contribution: str = "counted"
     reloaded: bool = False
+    batches_to_skip: int = 0
 
     def to_json(self, **extra: Any) -> str:
         """The report and ``extra`` as one line of JSON."""

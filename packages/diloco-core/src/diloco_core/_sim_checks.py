@@ -80,6 +80,7 @@ class SimulatedTraining:
 
         def seen(report: SyncReport) -> None:
             reports.append(report)
+            ledger.position += report.batches_to_skip
             if report.committed:
                 copies = [copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]]
                 states = self.states.setdefault(outer.committed, [])
@@ -112,8 +113,6 @@ class SimulatedTraining:
                 self.batches[node.rank, node.life, step] = ledger.position
                 ledger.position += 1
                 inner.step()
-                # Steps of an earlier life of this rank that have been counted meanwhile: their batches are not to be learned.
-                ledger.position += max(0, outer.inner_steps - step - 1)
                 self.longest = max(self.longest, self._spent(node) - start)
         return outer.committed
 
