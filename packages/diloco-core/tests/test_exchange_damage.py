@@ -267,7 +267,7 @@ def test_the_record_of_another_fragments_sync_is_refused():
 
 
 class TestEveryBit:
-    """A single bit, or everything after a byte: a named error, or the very same."""
+    """A single bit, or everything after a byte: a named error, or the very same. In whole runs: ``test_exchange_bits``."""
 
     @pytest.mark.parametrize("kind", RECORDS)
     def test_of_a_record(self, kind):
@@ -305,50 +305,3 @@ class TestEveryBit:
                 refused += 1
         # All bits of the values and of the checksums, and all truncations; nobody reads the header.
         assert refused == 8 * (len(data) - len(file.header())) + len(data)
-
-    @pytest.mark.parametrize("what", ["flip", "cut"])
-    @pytest.mark.parametrize("how", [DamagingReads, DamagingWrites])
-    @pytest.mark.parametrize(
-        "folder", ["deltas/00000002", "state/00000002", "state/00000000", "commits/", "claims/", "beats/"]
-    )
-    def test_in_a_run_sampled(self, lab, tmp_path, folder, how, what):
-        self.try_run(lab, tmp_path, folder, how, what, [0.41, 0.94])
-
-    @pytest.mark.slow
-    @pytest.mark.parametrize("what", ["flip", "cut"])
-    @pytest.mark.parametrize("how", [DamagingReads, DamagingWrites])
-    @pytest.mark.parametrize(
-        "folder", ["deltas/00000002", "state/00000002", "state/00000000", "commits/", "claims/", "beats/"]
-    )
-    def test_in_a_run(self, lab, tmp_path, folder, how, what):
-        self.try_run(lab, tmp_path, folder, how, what, [number / 50 for number in range(50)])
-
-    @staticmethod
-    def try_run(lab, tmp_path, folder, how, what, places):
-        """Outer steps of two replicas; somewhere in one object, a bit is flipped or the rest is cut off."""
-
-        def make(folder, wrap=None):
-            return exchanges(folder, wrap, chunk_bytes=16, run_id="a")
-
-        def model(rank):
-            return lab.fill(torch.nn.Linear(3, 4))
-
-        (wanted, _) = lab.train(model, make(tmp_path / "healthy"), steps=6)
-        for place in places:
-
-            def harm(data, place=place):
-                bit = int(8 * len(data) * place)
-                return flip(data, bit) if what == "flip" else data[: bit // 8]
-
-            made = make(
-                tmp_path / str(place),
-                lambda store, harm=harm: how(store, harm, lambda key: key.startswith(folder), times=1),
-            )
-            results = run_replicas(lambda exchange: lab.replica(model, exchange, steps=6), made)
-            errors = {type(result) for result in results if isinstance(result, BaseException)}
-            if errors:
-                assert how is DamagingWrites  # what is damaged on the way is read again
-                assert CorruptedObjectError in errors
-                assert errors <= {CorruptedObjectError, ReplicaLostError}
-            else:
-                assert lab.identical([*results, wanted])

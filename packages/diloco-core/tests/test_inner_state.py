@@ -17,7 +17,7 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._elastic_records import claim_key, inner_key
-from diloco_core._inner_state import InnerState
+from diloco_core._inner_state import InnerState, check_inner
 from diloco_core._store import open_store
 from diloco_core.testing import Schedule, simulate
 
@@ -157,6 +157,20 @@ class TestDamage:
         _, _, _, outer = _train(str(tmp_path), 0, 6, Loader())
         assert "inner state was damaged" in caplog.text
         assert outer.batches_to_skip == 4
+
+    @pytest.mark.parametrize("step", [101, pytest.param(1, marks=pytest.mark.slow)])
+    def test_every_bit_and_every_truncation_is_noticed(self, step):
+        model = torch.nn.Linear(3, 2)
+        data = bytearray().join(InnerState([torch.optim.SGD(model.parameters(), lr=0.1)], {}).parts(3, "inner/a"))
+        check_inner(bytes(data), "inner/a", "x")
+        for bit in range(0, 8 * len(data), step):
+            data[bit // 8] ^= 1 << bit % 8
+            with pytest.raises(CorruptedObjectError):
+                check_inner(bytes(data), "inner/a", "x")
+            data[bit // 8] ^= 1 << bit % 8
+        for size in range(0, len(data), step):
+            with pytest.raises(CorruptedObjectError):
+                check_inner(bytes(data[:size]), "inner/a", "x")
 
 
 def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():

@@ -1,0 +1,283 @@
+"""Every kind of object of a strict run with one flipped bit, or cut short: the very same model, or an error with a name."""
+
+import re
+import threading
+import time
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from diloco_core import (
+    CorruptedObjectError,
+    FormatError,
+    ObjectNotFoundError,
+    ObjectStoreExchange,
+    ReplicaLostError,
+    Timing,
+    export,
+)
+from diloco_core._layout import Group, Layout, Rule
+from diloco_core._published import Shard
+from diloco_core._sharded import Scratch
+from diloco_core._wire import seed as wire_seed
+from diloco_core.testing import run_replicas
+
+KINDS = {
+    "manifest": "manifest.json",
+    "claim of rank 0": "claims/00000.json",
+    "claim of rank 1": "claims/00001.json",
+    "beat": "beats/00001",
+    "note": "notes/00001.json",
+    "unsynced values": "unsynced/[^/]*/00000.safetensors",
+    "contribution of rank 0": "deltas/00000002/00000.*",
+    "contribution of rank 1": "deltas/00000002/00001.*",
+    "record of the first sync": "commits/00000000.json",
+    "record of a later sync": "commits/00000002.json",
+    "initial state": "state/00000000/00001.safetensors",
+    "state after a sync": "state/00000002/00001.safetensors",
+}
+
+
+def flip(data, bit):
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+def damages(data, step):
+    """One bit of every ``step``-th byte, and every fourth of as many truncations, as functions of the bytes."""
+    flips = [partial(flip, bit=8 * place + place // step % 8) for place in range(step // 2, len(data), step)]
+    return flips + [lambda data, size=size: data[:size] for size in range(step // 3, len(data), 4 * step)]
+
+
+class Opened:
+    """An open object in memory."""
+
+    def __init__(self, data, key):
+        self.data, self.key, self.size = data, key, len(data)
+
+    def read_into(self, offset, buffer):
+        if offset + len(buffer) > self.size:
+            raise CorruptedObjectError(f"{self.key} is truncated")
+        buffer[:] = self.data[offset : offset + len(buffer)]
+
+    def close(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        pass
+
+
+class Memory:
+    """The store of one replica; all share ``objects``. One object is harmed, once, when it is written or when it is read."""
+
+    uri, near, retries, exclusive, largest, downtime, patience = "memory", True, True, True, None, 0.0, 1.0
+
+    def __init__(self, shared, wanted="", harm=None, when=""):
+        self.shared, self.wanted, self.harm, self.when = shared, re.compile(wanted), harm, when
+
+    def harmed(self, key, data, when):
+        with self.shared.lock:
+            if self.harm is None or self.when != when or not self.wanted.fullmatch(key):
+                return data
+            harm, self.harm = self.harm, None
+            return harm(data)
+
+    def put(self, key, parts):
+        data = b"".join(map(bytes, parts))
+        self.shared.written.setdefault(key, data)
+        self.shared.objects[key] = self.harmed(key, data, "written")
+        return len(data)
+
+    def create(self, key, data):
+        if key in self.shared.objects:
+            return False
+        self.put(key, [data] if isinstance(data, bytes) else data)
+        return True
+
+    def get(self, key, largest=0):
+        try:
+            return self.harmed(key, self.shared.objects[key], "read")
+        except KeyError:
+            raise ObjectNotFoundError(key) from None
+
+    def open(self, key, size=None):
+        return Opened(self.get(key), key)
+
+    def list(self, prefix):
+        return {key: len(data) for key, data in sorted(self.shared.objects.copy().items()) if key.startswith(prefix)}
+
+    def delete(self, keys, *, unread=False):
+        for key in keys:
+            self.shared.objects.pop(key, None)
+
+    def close(self):
+        pass
+
+
+def model(lab):
+    """Two layers, one of them frozen, so that something is not synced."""
+    net = lab.fill(torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.Linear(4, 1)))
+    net[1].requires_grad_(False)
+    return net
+
+
+def run(lab, wanted="", harm=None, when=""):
+    """Outer steps of two replicas; what they hold at the end, or what they raised, and what was written."""
+    shared = SimpleNamespace(objects={}, written={}, lock=threading.Lock())
+    timing = Timing(sleep=lambda seconds: time.sleep(min(seconds, 0.001)))
+    # Who writes an object may be either rank; what is read is harmed for one of them.
+    stores = [Memory(shared), Memory(shared, wanted, harm, when)]
+    if when == "written":
+        stores[0] = stores[1]
+    made = [
+        ObjectStoreExchange(store, rank, 2, run_id="a", timing=timing, chunk_bytes=16)
+        for rank, store in enumerate(stores)
+    ]
+    results = run_replicas(lambda exchange: lab.replica(lambda rank: model(lab), exchange, steps=6), made)
+    return results, shared
+
+
+@pytest.fixture(scope="module")
+def healthy(lab):
+    results, shared = run(lab)
+    assert lab.identical(results)
+    return SimpleNamespace(values=results[0], written=shared.written, objects=shared.objects)
+
+
+def check(lab, healthy, kind, when, step):
+    data = next(data for key, data in healthy.written.items() if re.fullmatch(KINDS[kind], key))
+    for harm in damages(data, step or max(1, 2 * len(data) // 3)):
+        results, _ = run(lab, KINDS[kind], harm, when)
+        errors = {type(result) for result in results if isinstance(result, BaseException)}
+        if errors:
+            assert when == "written", results  # what is damaged on its way is read again
+            assert CorruptedObjectError in errors, results
+            assert errors <= {CorruptedObjectError, ReplicaLostError}, results
+        else:
+            assert lab.identical([*results, healthy.values])
+
+
+@pytest.mark.parametrize("when", ["written", "read"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_run_sampled(lab, healthy, kind, when):
+    check(lab, healthy, kind, when, None)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("when", ["written", "read"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_in_a_run(lab, healthy, kind, when):
+    """One bit of every byte, every fourth truncation; every single bit is tried without a run, below and beside this file."""
+    check(lab, healthy, kind, when, 1)
+
+
+class TestExport:
+    """What a strict run leaves: the manifest, the newest states, and what is not synced."""
+
+    @pytest.fixture
+    def exported(self, healthy, tmp_path, monkeypatch):
+        """What ``export`` makes of the run when an object is harmed."""
+        monkeypatch.setattr("diloco_core._export._PAUSES", (0.0, 0.0))
+        folder, target = tmp_path / "run", tmp_path / "model"
+        for key, data in healthy.objects.items():
+            (folder / key).parent.mkdir(parents=True, exist_ok=True)
+            (folder / key).write_bytes(data)
+
+        def act(key="manifest.json", harm=bytes, at=None):
+            (folder / key).write_bytes(harm(healthy.objects[key]))
+            try:
+                step = export(str(folder), target, at=at)
+                return step, load_file(target)
+            finally:
+                (folder / key).write_bytes(healthy.objects[key])
+
+        return act
+
+    def check(self, lab, healthy, exported, step):
+        newest, values = exported()
+        assert lab.identical([values, healthy.values])
+        states = {newest: values, newest - 1: exported(at=newest - 1)[1]}
+        for key, data in sorted(healthy.objects.items()):
+            for harm in damages(data, step or max(1, 2 * len(data) // 3)):
+                try:
+                    found, values = exported(key, harm)
+                except (CorruptedObjectError, FormatError):
+                    assert key.startswith(("manifest", "state/", "unsynced/")), key
+                else:
+                    assert found == newest or key.startswith("state/"), key
+                    assert lab.identical([values, states[found]]), key
+
+    def test_sampled(self, lab, healthy, exported):
+        self.check(lab, healthy, exported, None)
+
+    @pytest.mark.slow
+    def test_every_byte(self, lab, healthy, exported):
+        self.check(lab, healthy, exported, 1)
+
+
+class Job:
+    """As much of a job as published shards need: one group that takes outer steps, with momentum."""
+
+    def __init__(self):
+        self.layout = Layout((Group(torch.float32, 40, Rule.OUTER),), 2)
+        self.values, self.momentum = torch.arange(40.0), torch.arange(40.0) + 100
+
+    def published(self, piece):
+        return self.values[piece.start : piece.stop]
+
+    def outer_state(self, piece):
+        return {"momentum_buffer": self.momentum[piece.start : piece.stop]}
+
+    def outer_scalars(self, piece):
+        return {"step": 3.0}
+
+    def destination(self, piece):
+        return self.adopted[piece.start : piece.stop]
+
+    def adopt(self, piece, values):
+        pass
+
+
+@pytest.mark.parametrize("step", [13, pytest.param(1, marks=pytest.mark.slow)])
+def test_every_bit_of_a_published_state(step):
+    """As those see it who adopt it, who go on with its outer state, and who verify it as a whole."""
+    job, scratch = Job(), Scratch(32)
+    shard = Shard(job, 1, partial(wire_seed, "state"), 32)
+    data = b"".join(map(bytes, shard.parts({"diloco": "state"})))
+    (piece,) = job.layout.shard(1)
+
+    def adopt(reader):
+        job.adopted = torch.zeros(40)
+        shard.adopt(reader, "x", scratch)
+        return [job.adopted[piece.start :]]
+
+    def outer_state(reader):
+        chunks, scalars = shard.outer_state(reader, "x")
+        return [torch.cat([chunk["momentum_buffer"] for chunk in chunks.values()]), torch.tensor(scalars["step"])]
+
+    harmed = [partial(flip, bit=bit) for bit in range(0, 8 * len(data), step)]
+    harmed += [lambda data, size=size: data[:size] for size in range(0, len(data), step)]
+    seen = range(len(data) - 24 - 4 * piece.numel, len(data))  # the values and all checksums
+    for use, wanted, bits in (
+        (adopt, [job.values[piece.start :]], seen),
+        (outer_state, [job.momentum[piece.start :], torch.tensor(3.0)], range(seen.start)),
+        (lambda reader: [shard.check(reader, "x", scratch, whole=True)], None, range(len(data))),
+    ):
+        assert use(Opened(data, "x"))
+        for harm in harmed:
+            damaged = harm(data)
+            try:
+                found = use(Opened(damaged, "x"))
+            except CorruptedObjectError:
+                continue
+            assert len(damaged) == len(data)
+            assert wanted is not None
+            assert all(map(torch.equal, found, wanted))
+            assert not any(damaged[place] != data[place] for place in bits)
