@@ -61,7 +61,9 @@ def decide_from_own_listing(monkeypatch):
         chosen = self._valid(self._life.store.list(deltas(self._sync)))
         members = tuple(chosen.values())
         positions = self._progress.counting(members)
-        return Commit(self._sync, self._index, self._base, self._life.previous, members, positions), record
+        return Commit(
+            self._sync, self._index, self._base, self._life.previous, members, positions, self._progress.outer_steps + 1
+        ), record
 
     monkeypatch.setattr(ElasticSync, "_wait", mutant)
 

@@ -26,9 +26,9 @@ def _delta(rank, stop=5, sync=3):
     return Delta(sync, rank, 1, 0, stop, _BASE, _SCHEMA)
 
 
-COMMIT = Commit(3, 1, _BASE, "1" * 16, (_delta(0), _delta(4)), {0: 5, 2: 1, 4: 5}, 2)
+COMMIT = Commit(3, 1, _BASE, "1" * 16, (_delta(0), _delta(4)), {0: 5, 2: 1, 4: 5}, 2, 2)
 DONE = Done(3, 1, (1, 2**63), (5, 6), COMMIT)
-ROLLBACK = Rollback(9, (3, 4), (6, 7, 8), {0: 2, 7: 1})
+ROLLBACK = Rollback(9, (3, 4), (6, 7, 8), {0: 2, 7: 1}, 5)
 MANIFEST = Manifest(
     run_id="r",
     writer=0,
@@ -96,6 +96,8 @@ def _member(**changes):
         _changed("positions", [[0, 5], [4, 6]]),
         _changed("positions", [[4, 5], [0, 5]]),
         _changed("rollback", 3),
+        _changed("outer_steps", 0),
+        _changed("outer_steps", 4),
     ],
 )
 def test_a_sealed_commit_with_wrong_fields_is_refused_by_name(fields):
@@ -103,7 +105,7 @@ def test_a_sealed_commit_with_wrong_fields_is_refused_by_name(fields):
         read_record(seal("commit", commit_key(3), fields), 3, "here")
 
 
-@pytest.mark.parametrize("name", ["sync", "states", "given_up", "fence"])
+@pytest.mark.parametrize("name", ["sync", "states", "given_up", "fence", "rollback"])
 @pytest.mark.parametrize("wrong", [None, -1, 3.0, "x", [[]], [9], [-1, 0], [[0, 0]]])
 def test_a_sealed_rollback_with_wrong_fields_is_refused_by_name(name, wrong):
     fields = unseal("rollback", commit_key(9), ROLLBACK.to_json(), "here")

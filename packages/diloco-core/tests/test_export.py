@@ -2,7 +2,9 @@
 
 import copy
 import dataclasses
+import pathlib
 import resource
+import shutil
 
 import pytest
 import torch
@@ -16,6 +18,8 @@ from diloco_core import (
     ElasticExchange,
     ObjectStoreAllReduce,
     RendezvousError,
+    _export,
+    _export_sources,
     export,
 )
 from diloco_core._elastic_records import Done
@@ -197,6 +201,43 @@ def test_one_who_may_only_read_can_export(lab, tmp_path):
         for path in folders():
             path.chmod(0o755)
     assert times() == before
+
+
+def test_a_folder_may_be_given_as_a_path(lab, tmp_path):
+    _run(lab, str(tmp_path / "run"))
+    assert export(tmp_path / "run", tmp_path / "a") == export(str(tmp_path / "run"), tmp_path / "b")
+    with pytest.raises(ConfigurationError, match="uri must be the run's prefix, as text or a path, not 7"):
+        export(7, tmp_path / "c")
+
+
+@pytest.mark.parametrize("everything", [True, False])
+def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(lab, tmp_path, monkeypatch, everything):
+    """The run is always faster, until somebody removes it; then there is nothing of it, and nothing is damaged."""
+    _run(lab, str(tmp_path / "run"))
+    reads = []
+
+    def collected(store, table, files, dtype):
+        reads.append(files)
+        assert len(reads) < 20, "it would go on for ever"
+        state = pathlib.Path(files[0].key).parent
+        if everything:
+            shutil.rmtree(tmp_path / "run" / "state")
+            shutil.rmtree(tmp_path / "run" / "initial", ignore_errors=True)
+        else:
+            complete = [{int(state.name) + 2 if state.parts[0] == "state" else 1}] * 2
+            monkeypatch.setattr(_export_sources._ElasticSource, "complete", lambda self: complete)
+            monkeypatch.setattr(_export, "states", lambda source, found: [max(found[0])])
+            monkeypatch.setattr(_export, "state", lambda source, step: [step, step])
+            monkeypatch.setattr(_export_sources._ElasticSource, "files", lambda self, index, step: one_file(step))
+        raise CorruptedObjectError("its space was written over")
+
+    def one_file(step):
+        return [_export_sources.PublishedFile(f"state/{step:08}/x", 0)]
+
+    monkeypatch.setattr(_export, "_read", collected)
+    error = RendezvousError if everything else CorruptedObjectError
+    with pytest.raises(error, match="has not published a whole model yet" if everything else "kept vanishing"):
+        export(tmp_path / "run", tmp_path / "model")
 
 
 class TestTargets:

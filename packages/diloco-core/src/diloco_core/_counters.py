@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ._elastic_life import Position
+
 
 @dataclass(slots=True)
 class Counters:
@@ -18,23 +20,29 @@ class Counters:
         committed: Outer steps taken.
         inner_steps: Inner steps of this rank.
         since_event: Inner steps since the last sync of any fragment.
+        given_up: Decisions of the run that are no outer steps of the model: rollbacks, and the syncs that they gave up.
     """
 
     since_sync: list[int]
     committed: int = 0
     inner_steps: int = 0
     since_event: int = 0
+    given_up: int = 0
 
     @property
     def turn(self) -> int:
-        """Which fragment is synced next."""
-        return self.committed % len(self.since_sync)
+        """Which fragment is synced next: all decisions count for this, so that replicas agree on it by the log alone."""
+        return (self.committed + self.given_up) % len(self.since_sync)
 
     @property
     def steps(self) -> tuple[int, int] | None:
         """The inner steps that the next sync covers, as first and first one after; None where there are none."""
         covered = self.since_sync[self.turn]
         return (self.inner_steps - covered, self.inner_steps) if covered else None
+
+    def stand_at(self, position: Position) -> None:
+        """Go on from the outer steps that an elastic run has taken. Inner steps of a replica are never counted back."""
+        self.committed, self.given_up = position.outer_steps, position.sync - position.outer_steps
 
     def count(self) -> None:
         """One more inner step."""

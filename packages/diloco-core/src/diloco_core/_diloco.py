@@ -80,7 +80,7 @@ class DiLoCo:
 
     In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's newest state instead, and
     leaving it syncs a partial period only if enough replicas are left. Train until :attr:`committed` has the wanted value:
-    it counts the run's syncs, also those before this replica came.
+    it counts the outer steps of the run's model, also those before this replica came.
 
     Not thread-safe: use it from the thread that trains.
 
@@ -183,7 +183,12 @@ class DiLoCo:
 
     @property
     def committed(self) -> int:
-        """Outer steps taken so far; the next one takes fragment ``committed % fragments``."""
+        """Outer steps that the model has taken so far.
+
+        Where an elastic run has gone back to older states (``resume="newest-whole"``), this is less than before: what was
+        given up is not in the model, and does not count. In the store's log the syncs keep their numbers, so that the
+        numbers there are higher from then on.
+        """
         return self._count.committed
 
     @property
@@ -196,7 +201,8 @@ class DiLoCo:
         """Inner steps of this rank that the run has counted since the inner state that was restored had been saved.
 
         A data loader that was restored with it has to pass over so many batches, so that none is learned twice. Where
-        nothing was saved yet, these are all that the run has counted of this rank; 0 in a rank's first life.
+        nothing was saved yet, these are all that the run has counted of this rank; 0 in a rank's first life. So it is too where
+        what was saved is damaged, or belongs to what the run has given up since: the loader is as new then.
 
         It says where this life has begun, and does not change. What an earlier life has sent may be counted later too:
         :attr:`SyncReport.batches_to_skip` says so. Who takes batch number :attr:`inner_steps` each time needs neither.
@@ -255,7 +261,7 @@ class DiLoCo:
                 self.exchange.rank,
             )
         if isinstance(self.exchange, ElasticExchange):
-            self._own.save(self.exchange, self.committed, self.inner_steps, leaving=True)
+            self._own.save(self.exchange, self.inner_steps, leaving=True)
         self.exchange.leave()
 
     def flush(self) -> list[SyncReport]:
@@ -378,9 +384,11 @@ class DiLoCo:
 
     def _restore(self, exchange: ElasticExchange) -> None:
         position = exchange.restore(self._fragments)
-        self._count.committed, self._count.inner_steps = position.sync, position.inner_steps
+        self._count.stand_at(position)
+        self._count.inner_steps = position.inner_steps
         self._catch_up()
-        self._own.restore(exchange, self.committed, self.inner_steps)
+        self._count.inner_steps = exchange.counted  # also where it had to go back to older states
+        self._own.restore(exchange, self.inner_steps)
 
     def _catch_up(self) -> None:
         """Take the syncs that were committed without this replica."""
@@ -392,7 +400,7 @@ class DiLoCo:
         report = self._sync_once(last)
         self._catch_up()
         if isinstance(self.exchange, ElasticExchange):
-            self._own.save(self.exchange, self.committed, self.inner_steps)
+            self._own.save(self.exchange, self.inner_steps)
         return report
 
     def _sync_once(self, last: bool = False) -> SyncReport:
@@ -406,6 +414,7 @@ class DiLoCo:
         fragment.supersedes = [] if previous is None else [previous]
         fragment.steps, inner_steps = count.steps, count.since_sync[number]
         fragment.begin()
+        counted = self.exchange.counted if isinstance(self.exchange, ElasticExchange) else 0
         try:
             with _ordinary_mode():
                 # A strict run may be over for this replica at any sync, if another one has left before it.
@@ -423,9 +432,17 @@ class DiLoCo:
         if report.committed:
             self._published[number] = report.sync
             count.committed += 1
-        if report.reloaded:
-            count.committed = report.sync
+        if report.reloaded and isinstance(self.exchange, ElasticExchange):
+            count.stand_at(self.exchange.position)
             count.close_all()
+            if self.exchange.counted < counted and self._entered:
+                _log.warning(
+                    "rank %d: the run has gone back to older states, in which inner steps of this replica from %d on are not "
+                    "counted. It goes on with new batches: start it again to have those of the steps up to %d learned.",
+                    self.exchange.rank,
+                    self.exchange.counted,
+                    count.inner_steps,
+                )
         report = dataclasses.replace(
             report,
             sync=count.committed,

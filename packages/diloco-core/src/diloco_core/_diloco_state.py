@@ -179,7 +179,7 @@ class OwnState:
         names: The model's parameters by ``id``.
 
     Attributes:
-        behind: Inner steps that the run has counted since what was restored had been saved (all, where nothing was).
+        behind: Inner steps that the run has counted since what was restored had been saved (all, where nothing was restored).
         overtaken: The run has counted steps of this rank that this life never took, so its data loader does not stand where
             the counted steps end. Nothing is saved from then on: the rank's next life takes what was saved before, and
             passes over what was counted since.
@@ -210,20 +210,48 @@ class OwnState:
         if self._every:
             self._inner.try_out()
 
-    def restore(self, exchange: ElasticExchange, sync: int, inner_steps: int) -> None:
-        """Take over what the rank's earlier lives have saved last."""
+    def restore(self, exchange: ElasticExchange, inner_steps: int) -> None:
+        """Take over what the rank's earlier lives have saved last, of those states that the run has not given up."""
         self.behind = inner_steps
-        for data, key, origin in exchange.saved_inner() if self._every else ():
+        self._saved_at = exchange.position.sync
+        passed_over = False
+        for saved in exchange.saved_inner() if self._every else ():
             try:
-                self.behind = max(0, inner_steps - self._inner.restore(data, key, origin))
-                break
+                if exchange.given_up(saved.sync, saved.rollback()):
+                    _log.warning(
+                        "rank %d: the inner state in %s was saved after sync %d, and the run has gone back behind that",
+                        exchange.rank,
+                        saved.origin,
+                        saved.sync,
+                    )
+                    passed_over = True
+                    continue
+                steps = self._inner.restore(saved.data, saved.key, saved.origin)
             except CorruptedObjectError as error:
-                _log.error("%s. This replica goes on with what was saved before, or with a fresh inner state.", error)
-        self._saved_at = sync
+                _log.error("rank %d: %s", exchange.rank, error)
+                passed_over = True
+                continue
+            self.behind = max(0, inner_steps - steps)
+            if passed_over:
+                _log.warning(
+                    "rank %d takes the inner state after sync %d instead: %d batches are to be passed over",
+                    exchange.rank,
+                    saved.sync,
+                    self.behind,
+                )
+            return
+        if passed_over:
+            _log.warning(
+                "rank %d goes on with a fresh inner state: optimizer, random generators and stateful= begin anew, and a data "
+                "loader has to pass over the %d batches that the run has counted of this rank (batches_to_skip)",
+                exchange.rank,
+                self.behind,
+            )
 
-    def save(self, exchange: ElasticExchange, sync: int, inner_steps: int, *, leaving: bool = False) -> None:
+    def save(self, exchange: ElasticExchange, inner_steps: int, *, leaving: bool = False) -> None:
         """Save it, if it is time; not while something that was learned is still to be counted, or it could be lost."""
-        due = sync - self._saved_at >= (1 if leaving else self._every)
-        if self._every and due and exchange.counted >= inner_steps and not self.overtaken:
-            exchange.save_inner(lambda key: self._inner.parts(inner_steps, key))
-            self._saved_at = sync
+        position = exchange.position
+        due = position.sync - self._saved_at >= (1 if leaving else self._every)
+        if self._every and due and position.inner_steps >= inner_steps and not self.overtaken:
+            exchange.save_inner(lambda key: self._inner.parts(inner_steps, key, position.rollback))
+            self._saved_at = position.sync

@@ -74,6 +74,29 @@ class History:
             self._from = sync
 
 
+def given_up_since(life: Life, sync: int, rollback: int) -> bool:
+    """Whether something that a life held after a sync was given up since; also where the log does not tell any more.
+
+    Args:
+        life: Who reads the log.
+        sync: Number of the sync.
+        rollback: Number of the newest rollback that the life had taken part in.
+    """
+    number = life.rollback
+    while number > rollback:
+        try:
+            found = life.log(number)
+        except CorruptedObjectError as error:
+            _log.error("rank %d: %s", life.rank, error)
+            return True
+        if found is None or not isinstance(found[0], Rollback):
+            return True
+        if sync >= min(found[0].given_up, default=number):
+            return True
+        number = found[0].rollback
+    return number != rollback
+
+
 def _rollbacks(life: Life, after: int, last: int | None = None) -> Iterator[tuple[Rollback, str]]:
     """The rollbacks in the log after a sync, up to ``last`` or to its end.
 

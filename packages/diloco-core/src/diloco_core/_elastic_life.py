@@ -52,12 +52,16 @@ class Position:
     """Where a life begins.
 
     Attributes:
-        sync: How many syncs the run has committed.
+        sync: Number of the newest record in the run's log.
+        outer_steps: How many outer steps the model has taken: the syncs in the log that were not given up.
         inner_steps: How many inner steps of this rank they have counted.
+        rollback: Number of the newest rollback in the log; 0 where there was none.
     """
 
     sync: int
+    outer_steps: int
     inner_steps: int
+    rollback: int = 0
 
 
 @dataclass(slots=True)
@@ -104,6 +108,11 @@ class Progress:
     def positions(self) -> Mapping[int, int]:
         """Inner steps of every rank that have been counted."""
         return self.commit.positions if self.commit else {}
+
+    @property
+    def outer_steps(self) -> int:
+        """Outer steps that this state has taken."""
+        return self.commit.outer_steps if self.commit else 0
 
     def counting(self, members: Iterable[Delta]) -> dict[int, int]:
         """Inner steps of every rank that will have been counted when these contributions are."""
@@ -177,6 +186,11 @@ class Life:
     bad: set[tuple[int, int]] = field(default_factory=set)
     answered: set[Hint] = field(default_factory=set)
     decided: Commit | None = None
+
+    @property
+    def outer_steps(self) -> int:
+        """Outer steps that the model in memory has taken; what a rollback gave up is not among them."""
+        return sum(progress.outer_steps for progress in self.fragments)
 
     @property
     def gather(self) -> bool:
@@ -295,10 +309,13 @@ class Life:
             )
 
     def _counts_on(self, commit: Commit) -> bool:
-        """Whether the positions of a record are those before it and its own; of a state that is in memory already, any."""
+        """Whether a record counts on from the state before it; of a state that is in memory already, that is not known."""
         progress = self.fragments[commit.fragment]
         # What was loaded of this fragment may be newer than what was loaded of the others, from where the log is replayed.
-        return commit.sync <= progress.sync or commit.positions == progress.counting(commit.members)
+        if commit.sync <= progress.sync:
+            return True
+        counted = progress.counting(commit.members), progress.outer_steps + 1
+        return (commit.positions, commit.outer_steps) == counted
 
     def stands_at(self, rollback: Rollback) -> bool:
         """Whether memory holds what the run goes on from after a rollback, or newer states."""

@@ -124,6 +124,7 @@ class Commit:
         previous: Digest of the record before, or of the manifest.
         members: The contributions that count, in rank order.
         positions: Inner steps of every rank that the fragment's state has counted after this sync.
+        outer_steps: Outer steps that the fragment's state has taken after this sync, given-up ones not counted.
         rollback: Number of the newest rollback before it; 0 where there was none.
     """
 
@@ -133,6 +134,7 @@ class Commit:
     previous: str
     members: tuple[Delta, ...]
     positions: Mapping[int, int]
+    outer_steps: int
     rollback: int = 0
 
     def to_json(self) -> bytes:
@@ -152,6 +154,7 @@ class Commit:
             "rollback": self.rollback,
             "members": members,
             "positions": _pairs(self.positions),
+            "outer_steps": self.outer_steps,
         }
 
     @classmethod
@@ -182,6 +185,7 @@ class Commit:
             fields.text("previous", _DIGEST),
             members,
             positions,
+            fields.whole("outer_steps", 1, sync),
             fields.whole("rollback", 0, sync - 1),
         )
 
@@ -197,12 +201,14 @@ class Rollback:
         states: For every fragment, the sync whose state the run goes on from; 0 for the initial one.
         given_up: The syncs that are given up.
         fence: The highest epoch of every rank at that time; these lives stop, unless they agreed beforehand.
+        rollback: Number of the rollback before it; 0 where there was none.
     """
 
     sync: int
     states: tuple[int, ...]
     given_up: tuple[int, ...]
     fence: Mapping[int, int]
+    rollback: int = 0
 
     def to_json(self) -> bytes:
         """The record as stored."""
@@ -211,6 +217,7 @@ class Rollback:
             "states": list(self.states),
             "given_up": list(self.given_up),
             "fence": _pairs(self.fence),
+            "rollback": self.rollback,
         }
         return seal("rollback", commit_key(self.sync), fields)
 
@@ -227,7 +234,8 @@ class Rollback:
         states = tuple(fields.wholes("states", 0, sync - 1))
         if not states or any(state and (state - 1) % len(states) != index for index, state in enumerate(states)):
             raise fields.wrong("its states are not of the fragments that they stand for")
-        return cls(sync, states, tuple(fields.wholes("given_up", 1, sync - 1)), fields.numbers("fence", 1))
+        given_up = tuple(fields.wholes("given_up", 1, sync - 1))
+        return cls(sync, states, given_up, fields.numbers("fence", 1), fields.whole("rollback", 0, sync - 1))
 
 
 def read_record(data: bytes, sync: int, origin: str) -> Commit | Rollback:

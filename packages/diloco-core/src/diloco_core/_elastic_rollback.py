@@ -40,12 +40,13 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         states.append(whole)
     given_up = history.given_up(states, last)
     fence = highest_epochs(life.store.list("claims/"))
-    record = Rollback(last + 1, tuple(states), tuple(given_up), fence)
+    before = history.newest_rollback or _rollback_before(life, min(states))
+    record = Rollback(last + 1, tuple(states), tuple(given_up), fence, before)
     _log.error(
         "rank %d: %s. As asked for by resume='newest-whole', the run goes on from the states after syncs %s. Given up: syncs "
         "%s. Earlier lives that did not agree to this stop.",
         life.rank,
-        reason,
+        str(reason).rstrip("."),
         states,
         given_up,
     )
@@ -53,7 +54,7 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
 
 
 def obey_rollback(life: Life, rollback: Rollback) -> None:
-    """See to it that a life of before the rollback goes on only if it has agreed.
+    """See to it that a life that began before the rollback goes on only if it has agreed.
 
     Raises:
         FencedError: It has not.
@@ -61,11 +62,17 @@ def obey_rollback(life: Life, rollback: Rollback) -> None:
     if life.settings.resume != "newest-whole" and life.epoch <= rollback.fence.get(life.rank, 0):
         raise FencedError(
             f"the run at {life.store.uri} goes on from older states (syncs {list(rollback.given_up)} are given up, since their "
-            f"results could not be read any more): this life of rank {life.rank} (epoch {life.epoch}) is of before, and "
-            "stops. Start it again to take part.",
+            f"results could not be read any more): this life of rank {life.rank} (epoch {life.epoch}) began "
+            "before that, and stops. Start it again to take part.",
             life.rank,
             life.epoch,
         )
+
+
+def _rollback_before(life: Life, sync: int) -> int:
+    """Number of the newest rollback before a sync whose state is whole; 0 where there was none."""
+    done = read_done(life, sync, life.index(sync)) if sync else None
+    return done.commit.rollback if done is not None and done.commit is not None else 0
 
 
 def _is_whole(life: Life, index: int, sync: int) -> bool:

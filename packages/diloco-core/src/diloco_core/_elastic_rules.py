@@ -76,20 +76,20 @@ def may_commit(
     return rank in chosen and len(chosen) >= min_replicas and (overdue or waited_for <= chosen.keys())
 
 
-def done_states(listing: Iterable[str], fragments: int, rollback: Rollback | None = None) -> list[set[int]]:
+def done_states(listing: Iterable[str], fragments: int, rollbacks: Collection[Rollback] = ()) -> list[set[int]]:
     """For every fragment, the syncs after which its state is complete; without the initial state.
 
     Args:
         listing: Keys below ``state/``.
         fragments: How many fragments there are.
-        rollback: The newest rollback, if there was one: what it gave up is left out.
+        rollbacks: What they gave up is left out.
     """
     found: list[set[int]] = [set() for _ in range(fragments)]
     for match in filter(None, map(_DONE.fullmatch, listing)):
         sync, fragment = map(int, match.groups())
         if fragment >= fragments:
             continue
-        if rollback is None or in_force(sync, fragment, [rollback]):
+        if in_force(sync, fragment, rollbacks):
             found[fragment].add(sync)
     return found
 
@@ -104,15 +104,15 @@ def states(listing: Iterable[str]) -> list[tuple[int, int]]:
     return [(int(match[1]), int(match[2])) for match in filter(None, map(_STATE.fullmatch, listing))]
 
 
-def newest_done(listing: Iterable[str], fragments: int, rollback: Rollback | None = None) -> list[int]:
+def newest_done(listing: Iterable[str], fragments: int) -> list[int]:
     """For every fragment, the newest sync whose state is complete (0: the initial one)."""
-    return [max(states, default=0) for states in done_states(listing, fragments, rollback)]
+    return [max(states, default=0) for states in done_states(listing, fragments)]
 
 
 def kept_from(listing: Iterable[str], fragments: int, *, last: int, rollback: int = 0) -> list[int]:
     """For every fragment, the older of its two newest complete states: from it, the newest could be made again.
 
-    Only states after the newest rollback count, so that nothing of before is missed; 0 where there are fewer than two. Nor
+    Only states after the newest rollback count, so that nothing from before it is missed; 0 where there are fewer than two. Nor
     do those after ``last``, up to which the log is known: there may be a rollback between, that went back behind others.
     """
     found = []

@@ -160,7 +160,10 @@ class ElasticSync:
         if may_commit(chosen, waited_for, rank=life.rank, min_replicas=life.manifest.min_replicas, overdue=overdue):
             members = tuple(chosen.values())
             positions = self._progress.counting(members)
-            commit = Commit(self._sync, self._index, self._base, life.previous, members, positions, life.rollback)
+            outer_steps = self._progress.outer_steps + 1
+            commit = Commit(
+                self._sync, self._index, self._base, life.previous, members, positions, outer_steps, life.rollback
+            )
             if life.store.create(commit_key(self._sync), commit.to_json):
                 life.decided = commit
         elif self._patience is not None and not self._missing and commit_mended(life, self._sync) is None:

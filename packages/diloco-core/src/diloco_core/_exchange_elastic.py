@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ._checks import check_whole
 from ._elastic_catchup import catch_up
+from ._elastic_history import given_up_since
 from ._elastic_life import Life, Position, Progress, Reload, RolledBack
 from ._elastic_publish import finish
 from ._elastic_records import Hint, Rollback, claim_key, inner_key, parse_inner
@@ -21,7 +22,7 @@ from ._elastic_start import claim, open_run
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
 from ._errors import ConfigurationError, CorruptedObjectError, FencedError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncReport
-from ._inner_state import check_inner
+from ._inner_state import SavedInner, check_inner
 from ._patient import Patient
 from ._rendezvous import check_identity
 from ._reread import read_again
@@ -154,7 +155,7 @@ class ElasticExchange:
             self.abort(error)
             raise
         _log.info("rank %d: life %d begins at sync %d, inner step %d", self.rank, life.epoch, life.sync, self.counted)
-        return Position(life.sync, self.counted)
+        return self.position
 
     def behind(self) -> bool:
         """Whether there is a sync that this replica can take without contributing.
@@ -240,13 +241,23 @@ class ElasticExchange:
         life.store.put(key, lambda: parts(key))
         life.store.delete([key for written, key in self._inner_keys(life) if written < own])
 
-    def saved_inner(self) -> Iterator[tuple[bytes, str, str]]:
-        """What earlier lives of this rank have kept, the newest first, each with its key and its name for errors."""
+    def saved_inner(self) -> Iterator[SavedInner]:
+        """What earlier lives of this rank have kept, the newest first."""
         life = self._running()
-        for _, key in sorted(self._inner_keys(life), reverse=True):
+        for (_, sync), key in sorted(self._inner_keys(life), reverse=True):
             data = _read_inner(life, key)
             if data is not None:
-                yield data, key, life.origin(key)
+                yield SavedInner(sync, key, life.origin(key), data)
+
+    def given_up(self, sync: int, rollback: int) -> bool:
+        """Whether something that the model held after a sync was given up since, or cannot be told from that.
+
+        Args:
+            sync: Number of the sync in the log.
+            rollback: Number of the newest rollback at that time.
+        """
+        life = self._running()
+        return given_up_since(life, sync, rollback)
 
     @staticmethod
     def _inner_keys(life: Life) -> Iterator[tuple[tuple[int, int], str]]:
@@ -259,6 +270,12 @@ class ElasticExchange:
         """Some for every replica: a shard is published in one piece, which some drivers hold in memory meanwhile."""
         check_size(self.store, size)
         return self.world_size * max(1, -(-size // (self.world_size * SHARD_BYTES)))
+
+    @property
+    def position(self) -> Position:
+        """Where this replica stands in the run."""
+        life = self._running()
+        return Position(life.sync, life.outer_steps, self.counted, life.rollback)
 
     @property
     def counted(self) -> int:

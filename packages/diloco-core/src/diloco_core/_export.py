@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from ._checks import is_whole
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
-from ._export_sources import find_source, state, states, unsynced_files
+from ._export_sources import find_source, outer_steps, state, states, unsynced_files
 from ._layout import Group, Layout, Piece, Rule
 from ._published import ValuesReader
 from ._store import open_store
@@ -37,7 +37,13 @@ T = TypeVar("T")
 _log = logging.getLogger("diloco_core")
 
 
-def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None = None, at: int | None = None) -> int:
+def export(
+    uri: str | os.PathLike[str],
+    path: str | os.PathLike[str],
+    *,
+    dtype: torch.dtype | None = None,
+    at: int | None = None,
+) -> int:
     """Write the model that a run's store holds to a safetensors file, so that a strict ``load_state_dict`` takes it.
 
     The file has an entry for every entry of the model's ``state_dict()``: tied tensors under all of their names, without the
@@ -50,10 +56,11 @@ def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None 
     published when an elastic run stopped is taken by the first replica that resumes it.
 
     Args:
-        uri: The run's prefix.
+        uri: The run's prefix; for a folder also a path.
         path: The file to write; replaced in one step.
         dtype: Dtype of floating-point tensors; that of the model if left out (the store holds at least float32).
-        at: After how many outer steps (``DiLoCo.committed``); the store keeps the last few states only.
+        at: After how many outer steps (``DiLoCo.committed``); the store keeps the last few states only. Where the run has gone
+            back to older states, those that it gave up are passed over.
 
     Returns:
         After how many outer steps the state is (0: the initial state).
@@ -71,9 +78,11 @@ def export(uri: str, path: str | os.PathLike[str], *, dtype: torch.dtype | None 
         raise ConfigurationError(f"at must be a number of outer steps, 0 or more, not {at!r}")
     if not isinstance(path, (str, os.PathLike)):
         raise ConfigurationError(f"path must be the name of a file, not {path!r}")
+    if not isinstance(uri, (str, os.PathLike)):
+        raise ConfigurationError(f"uri must be the run's prefix, as text or a path, not {uri!r}")
     target = Path(path)
     with _replacing(target) as temporary:
-        store = open_store(uri, reading=True)
+        store = open_store(os.fspath(uri), reading=True)
         try:
             source = _patiently(lambda: find_source(store))
             step, damaged, tensors = _newest_whole(store, source, dtype, at)
@@ -129,9 +138,10 @@ def _newest_whole(
     damaged: dict[tuple[int, int], CorruptedObjectError] = {}
     vanished = 0
     while vanished < _TRIES:
-        step, passed_over = _choose(store, source, at, damaged)
+        number, passed_over = _choose(store, source, at, damaged)
         tensors: dict[str, torch.Tensor] = {}
-        for index, own in enumerate(state(source, step)):
+        step = outer_steps(source, number)
+        for index, own in enumerate(state(source, number)):
             try:
                 tensors.update(_read(store, source.fragments[index], source.files(index, own), dtype))
             except (ObjectNotFoundError, CorruptedObjectError) as error:
@@ -165,19 +175,21 @@ def _corrupted(error: ObjectNotFoundError | CorruptedObjectError) -> CorruptedOb
 def _choose(
     store: Store, source: Source, at: int | None, damaged: Mapping[tuple[int, int], CorruptedObjectError]
 ) -> tuple[int, list[int]]:
-    """The newest state (or the one that is asked for), and those before it that are damaged."""
-    there = states(source, _patiently(source.complete))
-    whole = [step for step in there if not any(part in damaged for part in enumerate(state(source, step)))]
-    wanted = [step for step in whole if at in {None, step}]
+    """The newest state (or the one that is asked for), by its number in the log, and after which steps newer ones are damaged."""
+    numbers = states(source, _patiently(source.complete))
+    there = {number: outer_steps(source, number) for number in numbers}
+    whole = [number for number in numbers if not any(part in damaged for part in enumerate(state(source, number)))]
+    wanted = [number for number in whole if at in {None, there[number]}]
     if wanted:
-        return wanted[0], [step for step in there if at is None and step > wanted[0]]
-    if damaged and (at is None or at in there):
+        return wanted[0], [there[number] for number in numbers if at is None and number > wanted[0]]
+    if damaged and (at is None or at in there.values()):
         error = next(iter(damaged.values()))
-        error.add_note(f"Whole states in {store.uri}: {_listed(whole)}.")
-        raise error
+        raise CorruptedObjectError(
+            f"{error} Whole states in {store.uri}: {_listed([there[number] for number in whole])}."
+        ) from error
     if at is not None:
         raise RendezvousError(
-            f"{store.uri} does not hold the state after outer step {at}. It holds: {_listed(there)}. "
+            f"{store.uri} does not hold the state after outer step {at}. It holds: {_listed(list(there.values()))}. "
             "A run keeps its newest states only."
         )
     raise RendezvousError(f"the run at {store.uri} has not published a whole model yet: try again later")

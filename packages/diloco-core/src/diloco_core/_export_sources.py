@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -54,51 +55,58 @@ class PublishedFile:
 
 
 class Source(Protocol):
-    """The published states of a run. A state is named by how many outer steps the run had taken.
+    """The published states of a run, by the numbers that they have in its log: in strict runs, how many outer steps it had taken.
 
     Attributes:
         run_id: The launch it belongs to.
         fragments: For every fragment, what its files look like.
         unsynced: The same of what is not synced; empty where there is nothing.
         first: Outer steps that had been taken when the run began.
-        rollback: The newest record that says from which older states the run went on; known after :meth:`complete`.
+        rollbacks: The records that say from which older states the run went on, the oldest first; as of the last call of
+            :meth:`complete`.
     """
 
     run_id: str
     fragments: Sequence[Mapping[str, Any]]
     unsynced: Mapping[str, Any]
     first: int
-    rollback: Rollback | None
+    rollbacks: Sequence[Rollback]
 
     def complete(self) -> list[set[int]]:
-        """For every fragment, after which outer steps its state is completely published."""
+        """For every fragment, after which syncs its state is completely published, and was not given up."""
         ...
 
-    def files(self, index: int, step: int) -> list[PublishedFile]:
-        """The shards of a fragment's state after an outer step."""
+    def files(self, index: int, sync: int) -> list[PublishedFile]:
+        """The shards of a fragment's state after a sync."""
         ...
 
 
 def states(source: Source, complete: Sequence[set[int]]) -> list[int]:
-    """After which outer steps the whole model can be had, the newest first."""
-    found = set().union(*complete)
-    if source.rollback is not None:
-        found.add(source.rollback.sync)  # it stands for the states that the run went on from
-    steps = sorted(found, reverse=True)
-    return [
-        step
-        for step in steps
-        if all(parts[i] in there for parts in [state(source, step)] for i, there in enumerate(complete))
-    ]
+    """After which numbers of the log the whole model can be had, the newest first."""
+    # A rollback stands for the states that the run went on from.
+    numbers = {rollback.sync for rollback in source.rollbacks}.union(*complete)
+    whole: dict[tuple[int, ...], int] = {}
+    for number in sorted(numbers):
+        parts = state(source, number)
+        if all(part in syncs for part, syncs in zip(parts, complete, strict=True)):
+            whole.setdefault(tuple(parts), number)
+    return sorted(whole.values(), reverse=True)
 
 
-def state(source: Source, step: int) -> list[int]:
-    """The state after an outer step: for every fragment, the last step that was its own."""
-    count, rollback = len(source.fragments), source.rollback
-    own = [max(source.first, step - (step - 1 - index) % count) for index in range(count)]
-    if rollback is not None and step >= rollback.sync:
-        own = [rollback.states[index] if last <= rollback.sync else last for index, last in enumerate(own)]
+def state(source: Source, number: int) -> list[int]:
+    """The state after a number of the log: for every fragment, the last sync that was its own."""
+    count = len(source.fragments)
+    own = [max(source.first, number - (number - 1 - index) % count) for index in range(count)]
+    before = [rollback for rollback in source.rollbacks if rollback.sync <= number]
+    if before:
+        own = [last if last > before[-1].sync else kept for last, kept in zip(own, before[-1].states, strict=True)]
     return own
+
+
+def outer_steps(source: Source, number: int) -> int:
+    """How many outer steps the model had taken then: rollbacks and what they gave up are in the log, and not in the model."""
+    before = [rollback for rollback in source.rollbacks if rollback.sync <= number]
+    return number - sum(1 + len(rollback.given_up) for rollback in before)
 
 
 def find_source(store: Store) -> Source:
@@ -138,7 +146,7 @@ class _ElasticSource:
     first = 0
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
-        self.rollback: Rollback | None = None
+        self.rollbacks: Sequence[Rollback] = []
         self.run_id = manifest.run_id
         self.fragments = manifest.fragments
         self.unsynced = manifest.unsynced
@@ -146,39 +154,47 @@ class _ElasticSource:
         self._manifest = manifest
 
     def complete(self) -> list[set[int]]:
-        self.rollback = self._newest_rollback()
-        found = done_states(self._store.list("state/"), len(self.fragments), self.rollback)
+        self.rollbacks = self._read_rollbacks()
+        found = done_states(self._store.list("state/"), len(self.fragments), self.rollbacks)
         initial = self._store.list(f"initial/{self._manifest.initial}/")
         for index, syncs in enumerate(found):
             if all(file.key in initial for file in self.files(index, 0)):
                 syncs.add(0)
         return found
 
-    def files(self, index: int, step: int) -> list[PublishedFile]:
-        key, initial = done_key(step, index), self._manifest.initial
+    def files(self, index: int, sync: int) -> list[PublishedFile]:
+        key, initial = done_key(sync, index), self._manifest.initial
         origin = f"{self._store.uri}/{key}"
-        done = Done.from_json(self._store.get(key), step, index, origin) if step else self._manifest.done(index)
-        where = self.fragments[index]["fingerprint"], step or initial, "values"
+        done = Done.from_json(self._store.get(key), sync, index, origin) if sync else self._manifest.done(index)
+        where = self.fragments[index]["fingerprint"], sync or initial, "values"
         return [
-            PublishedFile(shard_key(step, index, number, initial), seed(*where, number), checksum)
+            PublishedFile(shard_key(sync, index, number, initial), seed(*where, number), checksum)
             for number, checksum in enumerate(done.sums)
         ]
 
-    def _newest_rollback(self) -> Rollback | None:
-        """Every record names the newest rollback before it, and so does the record that a complete state holds."""
-        syncs = sorted(filter(None, map(commit_sync, self._store.list("commits/"))), reverse=True)
-        for sync in syncs:
+    def _read_rollbacks(self) -> list[Rollback]:
+        """All that can be read, the oldest first. Every record of the log names the newest rollback before it."""
+        found: list[Rollback] = []
+        following: int | None = (
+            None  # which record is to be read next; None: the newest before `limit` that can be read
+        )
+        limit = sys.maxsize
+        listed = sorted(filter(None, map(commit_sync, self._store.list("commits/"))), reverse=True)
+        while following != 0:
+            sync = following or next((number for number in listed if number < limit), 0)
+            if not sync:
+                break
+            limit = sync
             try:
-                return self._rollback_up_to(sync)
+                record = self._record(sync)
             except (CorruptedObjectError, ObjectNotFoundError) as error:
                 _log.warning("%s. What it says is left out of account: the record before it is read instead.", error)
-        return None
-
-    def _rollback_up_to(self, sync: int) -> Rollback | None:
-        record = self._record(sync)
-        if isinstance(record, Rollback):
-            return record
-        return self._rollback_up_to(record.rollback) if record.rollback else None
+                following = None
+                continue
+            if isinstance(record, Rollback):
+                found.append(record)
+            following = record.rollback
+        return found[::-1]
 
     def _record(self, sync: int) -> Commit | Rollback:
         key, fragment = commit_key(sync), (sync - 1) % len(self.fragments)
@@ -198,7 +214,7 @@ class _StrictSource:
     """A strict run has no records of what is complete: a state is, when all of its shards are there."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
-        self.rollback: Rollback | None = None
+        self.rollbacks: Sequence[Rollback] = []
         self.run_id = manifest["run_id"]
         self.fragments = manifest["fragments"]
         self.unsynced = manifest.get("unsynced", {})
@@ -217,12 +233,13 @@ class _StrictSource:
                 found[index].add(step)
         return found
 
-    def files(self, index: int, step: int) -> list[PublishedFile]:
+    def files(self, index: int, sync: int) -> list[PublishedFile]:
         table = self.fragments[index]
         own = table["fingerprint"]
-        sync = index if step == self.first else step - self.first + len(self.fragments) - 1
-        fingerprint = initial_fingerprint(own) if step == self.first else own
+        # In the store, the syncs of the initial values count too.
+        stored = index if sync == self.first else sync - self.first + len(self.fragments) - 1
+        fingerprint = initial_fingerprint(own) if sync == self.first else own
         return [
-            PublishedFile(state_key(sync, number), seed(fingerprint, sync, "values", number))
+            PublishedFile(state_key(stored, number), seed(fingerprint, stored, "values", number))
             for number in range(table["shards"])
         ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -37,6 +38,9 @@ _DTYPES = {
 }
 
 
+_NOT_THINGS = {"random", "inner_steps", "rollback", "kinds", "parameters"}
+
+
 class Stateful(Protocol):
     """Anything whose position can be saved: a data loader, a learning rate schedule, a gradient scaler."""
 
@@ -47,6 +51,32 @@ class Stateful(Protocol):
     def load_state_dict(self, state: dict[str, Any]) -> object:
         """Go on from a state."""
         ...
+
+
+@dataclass(frozen=True, slots=True)
+class SavedInner:
+    """An inner state in the store.
+
+    Attributes:
+        sync: After which sync in the run's log it was saved.
+        key: Its key.
+        origin: Its name for errors.
+        data: The file; nothing of it has been verified.
+    """
+
+    sync: int
+    key: str
+    origin: str
+    data: bytes = field(repr=False)
+
+    def rollback(self) -> int:
+        """Number of the newest rollback in the log when it was saved.
+
+        Raises:
+            CorruptedObjectError: It is not what was written.
+            FormatError: Another version has written it.
+        """
+        return int(_described(self.data, self.key, self.origin)["rollback"])
 
 
 class InnerState:
@@ -114,8 +144,13 @@ class InnerState:
                 ) from error
         return tree
 
-    def parts(self, inner_steps: int, key: str) -> Iterator[Buffer]:
+    def parts(self, inner_steps: int, key: str, rollback: int = 0) -> Iterator[Buffer]:
         """The file, for this key. One tensor at a time is copied to the CPU.
+
+        Args:
+            inner_steps: The inner step at which it is saved.
+            key: Under which key.
+            rollback: Number of the newest rollback in the run's log.
 
         Raises:
             ConfigurationError: A state holds something that is no number, text, list, dict or tensor.
@@ -124,6 +159,7 @@ class InnerState:
         tree = self._tree(tensors)
         tree["random"] = _pack(_random_state(), tensors, "random")
         tree["inner_steps"] = inner_steps
+        tree["rollback"] = rollback
         tree["kinds"] = self._kinds()
         tree["parameters"] = self._parameters()
         metadata = {"diloco": "inner", "format": str(FORMAT), "tree": json.dumps(tree)}
@@ -158,7 +194,7 @@ class InnerState:
             ConfigurationError: It was saved with other things in ``stateful``, or of another kind of optimizer.
         """
         tree, tensors = _verified(data, key, origin)
-        saved, here = tree.keys() - {"random", "inner_steps", "kinds", "parameters"}, self._things.keys()
+        saved, here = tree.keys() - _NOT_THINGS, self._things.keys()
         if saved != here:
             raise ConfigurationError(
                 f"the inner state in {origin} was saved with {sorted(saved)}, but this replica has {sorted(here)}: "
@@ -206,7 +242,16 @@ def _seed(key: str) -> int:
 
 
 def _verified(data: bytes, key: str, origin: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What a file says of the values, and its tensors; nothing is parsed before every byte of it is verified."""
+    """What a file says of the values, and its tensors."""
+    tree = _described(data, key, origin)
+    try:
+        return tree, load_tensors(data)
+    except SafetensorError as error:
+        raise CorruptedObjectError(f"{origin} is not the inner state of a replica: {error}") from error
+
+
+def _described(data: bytes, key: str, origin: str) -> dict[str, Any]:
+    """What a file says of the values; nothing is parsed before every byte of it is verified."""
     check_inner(data, key, origin)
     body = memoryview(data)[:-_CHECKSUM_BYTES]
     size = int.from_bytes(data[:_LENGTH_BYTES], "little")
@@ -217,18 +262,17 @@ def _verified(data: bytes, key: str, origin: str) -> tuple[dict[str, Any], dict[
             raise FormatError(
                 f"{origin} has format {written}, and this version of diloco-core reads format {FORMAT} only"
             )
-        tree = json.loads(metadata["tree"])
-        tensors = load_tensors(data)
+        tree: dict[str, Any] = json.loads(metadata["tree"])
         if (
             not isinstance(tree["kinds"], dict)
             or not isinstance(tree["parameters"], dict)
-            or not isinstance(tree["inner_steps"], int)
+            or not all(isinstance(tree[name], int) for name in ("inner_steps", "rollback"))
             or "random" not in tree
         ):
             raise TypeError("it does not say what it holds")
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, SafetensorError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptedObjectError(f"{origin} is not the inner state of a replica: {error}") from error
-    return tree, tensors
+    return tree
 
 
 def _random_state() -> dict[str, Any]:

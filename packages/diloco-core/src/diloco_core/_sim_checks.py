@@ -43,7 +43,7 @@ class SimulatedTraining:
     """Training of a tiny model with made-up gradients, for :func:`simulate`; remembers what every replica came to.
 
     Args:
-        syncs: After how many syncs it ends.
+        syncs: After how many outer steps it ends.
         sizes: Elements of the model's tensors; each is a fragment.
         sync_every: Inner steps between two syncs of a fragment.
         seconds: Virtual seconds that an inner step takes.
@@ -51,7 +51,8 @@ class SimulatedTraining:
         save_every: Every how many syncs a replica saves its inner state.
 
     Attributes:
-        states: For every sync, what replicas held after it: (rank, life, global copies).
+        states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
+        steps: For every sync, which numbers of outer steps replicas counted after it.
         reports: All reports, by (rank, life).
         salts: Which life of a rank an epoch was.
         batches: Which batch was learned in an inner step, by (rank, life, step).
@@ -65,6 +66,7 @@ class SimulatedTraining:
     seconds: float = 1.0
     pauses: dict[tuple[int, int], float] = field(default_factory=dict)
     states: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = field(default_factory=dict)
+    steps: dict[int, set[int]] = field(default_factory=dict)
     reports: dict[tuple[int, int], list[SyncReport]] = field(default_factory=dict)
     salts: dict[tuple[int, int], int] = field(default_factory=dict)
     save_every: int = 10
@@ -83,7 +85,9 @@ class SimulatedTraining:
             ledger.position += report.batches_to_skip
             if report.committed:
                 copies = [copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]]
-                states = self.states.setdefault(outer.committed, [])
+                number = node.exchange.position.sync
+                self.steps.setdefault(number, set()).add(outer.committed)
+                states = self.states.setdefault(number, [])
                 if states and all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
                     copies = states[0][2]  # long runs would fill the memory
                 states.append((node.rank, node.life, copies))
@@ -150,6 +154,19 @@ class SimulatedTraining:
             found[record.sync] = [values for values, _ in now]
         return found
 
+    def outer_steps(self, log: Sequence[Commit | Rollback]) -> dict[int, int]:
+        """How many outer steps the model has taken after every record of the log."""
+        steps = dict.fromkeys(((0, index) for index in range(len(self.sizes))), 0)  # by sync and fragment
+        now, found = [0] * len(self.sizes), {}
+        for record in log:
+            if isinstance(record, Rollback):
+                now = [steps[sync, index] for index, sync in enumerate(record.states)]
+            else:
+                now[record.fragment] += 1
+                steps[record.sync, record.fragment] = now[record.fragment]
+            found[record.sync] = sum(now)
+        return found
+
 
 def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float = 700.0) -> list[str]:
     """What a simulated run has done wrong; empty where nothing.
@@ -182,6 +199,12 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
                 far = max(float((a - b).abs().max()) for a, b in zip(copies, expected[sync], strict=True))
                 if not far < _TOLERANCE:
                     found.append(f"after sync {sync}, rank {rank} (life {life}) is {far:.3g} off what the log says")
+    steps = training.outer_steps(log)
+    found += [
+        f"after sync {sync}, replicas count {sorted(counts)} outer steps, and the model has taken {steps[sync]}"
+        for sync, counts in sorted(training.steps.items())
+        if sync in steps and counts != {steps[sync]}
+    ]
     return found + learned_twice(log, training)
 
 
@@ -258,19 +281,17 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
         if key.partition("/")[0] in folders and int(key.split("/")[1]) > kept
     ]
     log, _ = read_log(store)
-    rollback = next((record for record in reversed(log) if isinstance(record, Rollback)), None)
-    for index, states in enumerate(done_states(store.objects, count, rollback)):
-        before = (
-            {0, *states} if rollback is None else {rollback.states[index], *(s for s in states if s > rollback.sync)}
-        )
-        two = sorted(before, reverse=True)[:2]
+    rollbacks = [record for record in log if isinstance(record, Rollback)]
+    given_up = {sync for rollback in rollbacks for sync in rollback.given_up}
+    for index, states in enumerate(done_states(store.objects, count, rollbacks)):
+        newest = rollbacks[-1] if rollbacks else Rollback(0, (0,) * count, (), {})
+        two = sorted({newest.states[index], *(sync for sync in states if sync > newest.sync)}, reverse=True)[:2]
         shards = range(manifest.fragments[index]["shards"])
         keys = [shard_key(sync, index, shard, manifest.initial) for sync in two for shard in shards]
         for record in log:
-            if isinstance(record, Rollback):
+            if isinstance(record, Rollback) or record.sync in given_up:
                 continue
-            of_use = rollback is None or record.sync not in rollback.given_up
-            if of_use and record.fragment == index and record.sync > two[-1]:
+            if record.fragment == index and record.sync > two[-1]:
                 keys += [member.key for member in record.members]
         found += [
             f"{key} is gone, and fragment {index} (states {two}) needs it" for key in keys if key not in store.objects

@@ -1,0 +1,113 @@
+"""What a user sees of a run that has gone back: the count of outer steps, and the place in the data."""
+
+import logging
+
+import pytest
+import torch
+
+from diloco_core import Elastic
+from diloco_core._elastic_records import Rollback, commit_key, inner_key, read_record
+from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+
+_LAST = 4  # the sync that is lost
+_ELASTIC = {"min_replicas": 1, "grace": 5.0, "topology": "sharded"}
+
+
+def _go_on(store, syncs, before=None, resume="newest-whole"):
+    torch.set_num_threads(1)
+    salts = {} if before is None else before.salts
+    training = SimulatedTraining(syncs=syncs, sizes=(40,), save_every=1, salts=salts)
+    settings = Elastic(**_ELASTIC, resume=resume)
+    outcome = simulate(training, Schedule(1, latency=0.01), settings, store=store, most_lives=1)
+    assert violations(outcome, training) == []
+    return training
+
+
+@pytest.fixture
+def lost():
+    """A run of four syncs whose last one nothing can compute again, and the inner state that was saved before that."""
+    kept = {}
+
+    class Keeping(SimulatedStore):
+        def write(self, key, data):
+            super().write(key, data)
+            if key.startswith("inner/"):
+                kept[key] = data
+
+    store = Keeping()
+    training = _go_on(store, _LAST, resume=False)
+    for key in list(store.objects):
+        if key.startswith((f"deltas/{_LAST:08}/", f"state/{_LAST:08}/000.0")):
+            store.damage(key, store.objects[key][:50])
+    return store, training, kept
+
+
+def _rollback(store):
+    (record,) = [
+        record
+        for key, data in store.decided.items()
+        if key.startswith("commits/") and isinstance(record := read_record(data, int(key[8:16]), ""), Rollback)
+    ]
+    return record
+
+
+def test_what_was_given_up_does_not_count(lost):
+    store, before, _ = lost
+    training = _go_on(store, 6, before)
+    assert _rollback(store) == Rollback(5, (3,), (4,), {0: 2})
+    reports = training.reports[0, 1]
+    assert [report.sync for report in reports if report.committed] == [4, 5, 6]
+    assert sorted(training.states) == [6, 7, 8], "in the log they have other numbers"
+    assert commit_key(9) not in store.objects
+    again = _go_on(store, 8, training, resume=True)
+    assert [report.sync for report in again.reports[0, 1] if report.committed] == [7, 8]
+
+
+def test_the_batches_of_what_was_given_up_are_learned_again(lost, caplog):
+    """All that was saved is of a sync that was given up: the data loader passes over what the state has counted."""
+    store, before, _ = lost
+    caplog.set_level(logging.WARNING)
+    training = _go_on(store, 6, before)
+    assert "was saved after sync 4, and the run has gone back behind that" in caplog.text
+    assert "rank 0 goes on with a fresh inner state" in caplog.text
+    assert "pass over the 6 batches" in caplog.text
+    assert {step: batch for (_, _, step), batch in training.batches.items()} == {n: n for n in range(6, 12)}
+
+
+def test_what_was_saved_before_is_taken_where_it_is_still_there(lost, caplog):
+    store, before, kept = lost
+    older = inner_key(0, 1, 2)
+    store.write(older, kept[older])  # as where a replica dies while it saves
+    caplog.set_level(logging.WARNING)
+    training = _go_on(store, 6, before)
+    assert "rank 0 takes the inner state after sync 2 instead: 2 batches are to be passed over" in caplog.text
+    assert {step: batch for (_, _, step), batch in training.batches.items()} == {n: n for n in range(6, 12)}
+
+
+def test_what_was_saved_since_is_taken_and_what_was_saved_before_never(lost, caplog):
+    store, before, kept = lost
+    training = _go_on(store, 6, before)
+    caplog.clear()
+    caplog.set_level(logging.WARNING)
+    assert [key for key in store.objects if key.startswith("inner/")] == [inner_key(0, 2, 8)]
+    store.damage(inner_key(0, 2, 8), b"rot")
+    stale = inner_key(0, 1, 4)
+    store.write(stale, kept[stale])
+    again = _go_on(store, 8, training, resume=True)
+    assert f"{stale} was saved after sync 4, and the run has gone back behind that" in caplog.text
+    assert {step: batch for (_, _, step), batch in again.batches.items()} == {n: n for n in range(12, 16)}
+    caplog.clear()
+    last = _go_on(store, 10, again, resume=True)
+    assert "inner state" not in caplog.text, "the newest is of use"
+    assert {step: batch for (_, _, step), batch in last.batches.items()} == {n: n for n in range(16, 20)}
+
+
+def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, caplog):
+    store, before, kept = lost
+    training = _go_on(store, 6, before)
+    store.damage(inner_key(0, 2, 8), b"rot")
+    store.write(inner_key(0, 1, 2), kept[inner_key(0, 1, 2)])
+    store.damage(commit_key(5), b"rot")
+    again = _go_on(store, 8, training, resume=True)
+    assert "rank 0 goes on with a fresh inner state" in caplog.text
+    assert {step: batch for (_, _, step), batch in again.batches.items()} == {n: n for n in range(12, 16)}
