@@ -250,6 +250,51 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=r"stateful.odd\['a'\]\[1\] is a object"):
             list(InnerState([optimizer], {"odd": Odd()}).parts(1, "key"))
 
+    @pytest.mark.parametrize("number", [2**1024, -(10**5000), 3**30000 + 1], ids=["short", "negative", "long"])
+    def test_long_numbers_come_back(self, number):
+        """Python itself neither writes nor reads more than 4300 decimal digits of them."""
+        loader, again = Loader(), Loader()
+        loader.state_dict = lambda: {"seed": number, number: [number, 2**1023, True]}
+        again.load_state_dict = lambda state: setattr(again, "state", state)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+        InnerState([optimizer], {"loader": loader}).try_out()
+        saved = b"".join(bytes(part) for part in InnerState([optimizer], {"loader": loader}).parts(3, "key"))
+        InnerState([optimizer], {"loader": again}).restore(saved, "key", "here")
+        assert again.state == loader.state_dict()
+
+    @pytest.mark.parametrize("depth", [100, 350, 480])
+    def test_what_is_nested_too_deeply_for_json_is_refused_at_the_start(self, depth):
+        loader, again, nested = Loader(), Loader(), []
+        for _ in range(depth):
+            nested = [nested]
+        loader.state_dict = lambda: nested
+        again.load_state_dict = lambda state: setattr(again, "state", state)
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+        inner = InnerState([optimizer], {"loader": loader})
+        try:
+            inner.try_out()
+        except ConfigurationError as error:
+            assert depth > 100
+            assert "stateful.loader (Loader) cannot be saved" in str(error)  # noqa: PT017
+        else:
+            saved = b"".join(bytes(part) for part in inner.parts(3, "key"))
+            InnerState([optimizer], {"loader": again}).restore(saved, "key", "here")
+            assert again.state == nested
+
+    def test_more_than_could_be_read_again_is_refused(self, monkeypatch):
+        loader = Loader()
+        loader.seen = list(range(1000))
+        optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
+        inner = InnerState([optimizer], {"loader": loader})
+        inner.try_out()
+        monkeypatch.setattr("diloco_core._inner_state._HEADER_BYTES", 5000)
+        with pytest.raises(
+            ConfigurationError, match=r"stateful.loader \(Loader\) saves .* hold long lists .* as tensors"
+        ):
+            inner.try_out()
+        with pytest.raises(ConfigurationError, match=r"saves .* bytes beside tensors"):
+            list(inner.parts(1, "key"))
+
     def outer(self, folder, optimizer=torch.optim.SGD, **options):
         net = torch.nn.Linear(2, 2)
         inner = optimizer(net.parameters(), lr=0.1)

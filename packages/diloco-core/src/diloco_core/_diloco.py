@@ -28,6 +28,7 @@ from ._fragments import Buffers, split
 from ._frozen import FrozenValues
 from ._inner_steps import InnerSteps, optimizers_of
 from ._layout import Rule
+from ._loops import Place
 from ._model_values import compared_tensors
 from ._model_watch import ModelWatch
 from ._names import plain_name
@@ -173,8 +174,9 @@ class DiLoCo:
         self._steps_outside = [0] * len(optimizers)
         self._inner_steps_before = 0
         self._tried_own = False
+        self._place = Place(self._synced_tensors, self._held_tensors)
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
-        self._inner.watch()
+        self._watch_steps(self._place.check)
 
     @property
     def sync_every(self) -> int:
@@ -212,7 +214,8 @@ class DiLoCo:
     def __enter__(self) -> Self:
         if self._entered:
             raise SyncError("this outer loop has been entered already; make a new one for another run")
-        self._inner.watch()  # not below: the loop under way that it refuses may have the same exchange
+        # Not below: a loop under way, because of which this one is refused, may have the same exchange.
+        self._watch_steps(self._place.take)
         try:
             self._look_at_model()
             self._try_own()
@@ -228,7 +231,7 @@ class DiLoCo:
             else:
                 self._share_initial()
         except BaseException as error:
-            self._inner.stop()
+            self._stop()
             self.exchange.abort(error)
             raise
         self._inner_steps_before = self.inner_steps
@@ -238,7 +241,7 @@ class DiLoCo:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._inner.stop()
+        self._stop()
         if error is not None:
             self.exchange.abort(error)
             return
@@ -342,6 +345,25 @@ class DiLoCo:
         self._count.load_state_dict(state)
         self._steps.load(state["stepped"])
         self._restored = self._has_values = True
+
+    def _synced_tensors(self) -> dict[str, torch.Tensor]:
+        return {named.name: named.tensor for fragment in self._fragments for named in fragment.followed()}
+
+    def _held_tensors(self) -> dict[str, torch.Tensor]:
+        buffers = dict(self._model.named_buffers(remove_duplicate=False))
+        return {**self._synced_tensors(), **self._watch.parameters, **buffers}
+
+    def _watch_steps(self, check: Callable[[], None]) -> None:
+        self._inner.watch()
+        try:
+            check()
+        except ConfigurationError:
+            self._inner.stop()
+            raise
+
+    def _stop(self) -> None:
+        self._inner.stop()
+        self._place.leave()
 
     def _before_inner_step(self, optimizer: int) -> None:
         if self._parted is not None and self._dropped_steps >= self._sync_every:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 _LENGTH_BYTES = 8
 _CHECKSUM_BYTES = 8
+_HEADER_BYTES = 100_000_000  # what safetensors reads as a header
+# Longer whole numbers are written as hexadecimal text: Python refuses to read and write thousands of decimal digits.
+_DECIMAL_BITS = 1024
 _CHECKSUM = "xxh3"
 _DTYPES = {
     torch.float64: "F64",
@@ -123,12 +126,21 @@ class InnerState:
         }
 
     def try_out(self) -> None:
-        """See whether everything can be saved as it is now. No values are copied.
+        """See whether everything can be saved as it is now, and read again. No values of tensors are copied.
 
         Raises:
             ConfigurationError: It names what cannot be saved.
         """
-        self._tree([])
+        for name, state in self._tree([]).items():
+            try:
+                size = len(json.dumps(json.dumps(state)))
+                json.loads(json.dumps(state))
+            except (ValueError, RecursionError) as error:
+                raise ConfigurationError(
+                    f"{name} ({type(self._things[name]).__name__}) cannot be saved as JSON: {type(error).__name__}: {error}"
+                ) from error
+            if size > _HEADER_BYTES // 2:
+                raise ConfigurationError(_too_much(f"{name} ({type(self._things[name]).__name__})", size))
 
     def _tree(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
         """All states as JSON, in which tensors are numbers of entries."""
@@ -175,6 +187,8 @@ class InnerState:
             offset = end
         header[_CHECKSUM] = {"dtype": "U8", "shape": [8], "data_offsets": [offset, offset + 8]}
         text = json.dumps(header).encode()
+        if len(text) > _HEADER_BYTES - 64:
+            raise ConfigurationError(_too_much("the inner optimizer and what is in stateful=", len(text)))
         text += b" " * (-(_LENGTH_BYTES + len(text)) % 64)
         beginning = len(text).to_bytes(_LENGTH_BYTES, "little") + text
         checksum = xxhash.xxh3_64(beginning, seed=_seed(key))
@@ -221,6 +235,13 @@ class InnerState:
                 ) from error
         _set_random_state(_unpack(tree["random"], tensors))
         return int(tree["inner_steps"])
+
+
+def _too_much(what: str, size: int) -> str:
+    return (
+        f"{what} saves {size} bytes beside tensors, which is more than could be read again (a header of {_HEADER_BYTES} bytes): "
+        "let state_dict() hold long lists of numbers as tensors"
+    )
 
 
 def check_inner(data: bytes, key: str, origin: str) -> None:
@@ -300,6 +321,8 @@ def _set_random_state(state: dict[str, Any]) -> None:
 
 def _pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     """A value as JSON, in which tensors are numbers of entries."""
+    if isinstance(value, int) and value.bit_length() > _DECIMAL_BITS:
+        return {"int": hex(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
@@ -316,10 +339,15 @@ def _pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         kind = "tuple" if isinstance(value, tuple) else "list"
         return {kind: [_pack(item, tensors, f"{where}[{number}]") for number, item in enumerate(value)]}
     if isinstance(value, dict):
-        return {"dict": [[_pack(k, tensors, where), _pack(v, tensors, f"{where}[{k!r}]")] for k, v in value.items()]}
+        return {"dict": [[_pack(k, tensors, where), _pack(v, tensors, _entry(where, k))] for k, v in value.items()]}
     raise ConfigurationError(
         f"{where} is a {type(value).__name__}; numbers, text, lists, tuples, dicts and tensors can be saved"
     )
+
+
+def _entry(where: str, key: object) -> str:
+    # Python refuses to show an integer of thousands of digits.
+    return f"{where}[{hex(key) if isinstance(key, int) and key.bit_length() > _DECIMAL_BITS else repr(key)}]"
 
 
 def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
@@ -328,6 +356,8 @@ def _unpack(value: Any, tensors: Mapping[str, torch.Tensor]) -> Any:
     ((kind, content),) = value.items()
     if kind == "tensor":
         return tensors[str(content)]
+    if kind == "int":
+        return int(content, 16)
     if kind == "dict":
         return {_unpack(key, tensors): _unpack(item, tensors) for key, item in content}
     items = [_unpack(item, tensors) for item in content]

@@ -78,6 +78,11 @@ class ModelWatch:
         self._check_memory(_refuse_argument)
 
     @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """All parameters, under all of their names."""
+        return {name: known.tensor for name, known in self._parameters.items()}
+
+    @property
     def frozen(self) -> dict[str, torch.Tensor]:
         """The parameters that are not synced, since they were not trainable at the start, by name."""
         return {name: known.tensor for name, known in self._parameters.items() if known.frozen}
