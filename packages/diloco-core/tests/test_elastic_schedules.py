@@ -80,6 +80,16 @@ def test_many_schedules(run):
     _check(run)
 
 
+@pytest.mark.parametrize("second", ["delay", "flip", "lose answer"])
+@pytest.mark.parametrize("first", ["lose request", "lose answer"])
+@pytest.mark.parametrize("at", [1, 2, 3])
+def test_trouble_while_the_store_is_tried_out(first, second, at):
+    for other in range(1, 6):
+        faults = [Fault(0, 1, at, first), Fault(0, 1, at + other, second, 60.0)]
+        schedule = Schedule(2, faults=faults, latency=0.001)
+        _check((schedule, Elastic(1, grace=2.0, topology="sharded"), (40,)))
+
+
 def test_a_simulation_is_repeatable_to_the_last_request():
     faults = [Fault(1, 1, 30, "kill after"), Fault(0, 1, 50, "zombie", 90.0), Fault(2, 1, 40, "delay", 60.0)]
     traces = []

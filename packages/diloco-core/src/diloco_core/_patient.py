@@ -93,7 +93,7 @@ class Patient:
 
     def creates_once(self) -> bool:
         """Whether the store keeps its promise of ``create``: some accept conditional writes and ignore them."""
-        return self.attempt(lambda: creates_once(self.store))
+        return creates_once(self.store, self.attempt)
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes."""

@@ -172,23 +172,37 @@ def too_large(origin: str, size: int, largest: int) -> CorruptedObjectError:
     )
 
 
-def creates_once(store: Store) -> bool:
+def creates_once(store: Store, attempt: Callable[[Callable[[], bool]], bool] = lambda act: act()) -> bool:
     """Whether the store keeps its promise of :meth:`Store.create`.
 
     Some accept conditional writes and ignore them, which two creates show. Some drivers look first and write then, which no
     creates but racing ones show: those have to know it. Only a small object is tried. A large one goes another way over a
     network (the completion of a multipart upload is what is conditional then), and to try that takes two parts, of which S3
     wants the first to have 5 MiB.
+
+    Args:
+        store: The store.
+        attempt: Calls what it is given, again where the store is unavailable.
     """
     if not store.exclusive:
         return False
-    key = f"probes/{secrets.token_hex(8)}"
-    try:
+    keys = []
+
+    def try_it() -> bool:
+        key = f"probes/{secrets.token_hex(8)}"
+        keys.append(key)
         if not store.create(key, b"first") or store.create(key, b"second"):
             return False
         return store.get(key) != b"second"  # a bit that flips on its way makes neither of the two
+
+    def clean_up() -> bool:
+        store.delete(keys)
+        return True
+
+    try:
+        return attempt(try_it)
     finally:
-        store.delete([key])
+        attempt(clean_up)
 
 
 def check_size(store: Store, size: int) -> None:
