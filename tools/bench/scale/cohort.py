@@ -1,0 +1,229 @@
+"""One run in virtual time: N replicas with the real outer loop, exchange and store, and what each of their syncs cost."""
+
+from __future__ import annotations
+
+import cProfile
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import pairwise
+from typing import TYPE_CHECKING
+from unittest import mock
+
+import torch
+
+from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, Timing
+from diloco_core._exchange import CHUNK_BYTES
+from diloco_core._retry import Retries
+from diloco_core._store_blocks import threads
+from diloco_core._store_remote import RemoteStore
+
+from .beats import VirtualLiveness
+from .driver import VirtualDriver
+from .network import Background, Network
+from .s3 import S3, Bucket
+from .scaling import Scale, scaled
+from .virtual_time import Barrier, VirtualTime
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from diloco_core import Exchange
+
+KINDS = ("strict", "sharded", "gather")
+
+_PAUSE = 1.0  # virtual seconds between two syncs
+_LIMIT = 1e6  # virtual seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """What is run.
+
+    Attributes:
+        kind: One of ``KINDS``.
+        parameters: How many fp32 parameters are synced.
+        replicas: By how many replicas.
+        s3: How the store behaves.
+        warm: Syncs before those that are measured.
+        measured: Syncs that are measured: the figures are means over them.
+        tensors: Of how many tensors the model consists.
+        grace: Of elastic runs, in seconds.
+        publish_every: Of the gather topology.
+        chunks: How many chunks are handled as one. With more than one the simulation is quicker, and reads in another order.
+    """
+
+    kind: str
+    parameters: float
+    replicas: int
+    s3: S3 = field(default_factory=S3)
+    warm: int = 2
+    measured: int = 1
+    tensors: int = 24
+    grace: float = 60.0
+    publish_every: int = 4
+    chunks: int = 1
+
+
+@dataclass(slots=True)
+class Cost:
+    """What something cost a replica.
+
+    Attributes:
+        seconds: Virtual seconds.
+        requests: Number of requests by kind.
+        sent: Bytes that were sent.
+        received: Bytes that were received.
+        waits: How often it waited for the network: serial round trips.
+    """
+
+    seconds: float
+    requests: Counter[str]
+    sent: int
+    received: int
+    waits: int
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What a run cost.
+
+    Attributes:
+        parameters: How many parameters it had, after rounding.
+        start: What the start cost every replica: from connecting to the first inner step.
+        syncs: What the measured syncs cost every replica.
+    """
+
+    parameters: int
+    start: list[Cost]
+    syncs: list[list[Cost]]
+
+
+def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcome:
+    """Run it.
+
+    Args:
+        run: What is run.
+        profiles: Where profiles of the replicas' work are put, if that is wanted.
+
+    Raises:
+        StuckError: It came to no end.
+        Exception: What the replicas raised.
+    """
+    torch.set_num_threads(1)
+    scale = Scale.fitting(run.parameters, run.replicas)
+    time = VirtualTime()
+    cohort = _Cohort(run, scale, time, Bucket(run.s3), Barrier(time, run.replicas))
+    with (
+        scaled(scale.factor) as sizes,
+        mock.patch("diloco_core._exchange_store.Liveness", VirtualLiveness),
+    ):
+        cohort.part_bytes = sizes["PART_BYTES"]
+        for rank in range(run.replicas):
+            replica = partial(cohort.replica, rank)
+            time.start_at(0.0, replica if profiles is None else partial(_profiled, replica, profiles))
+        try:
+            time.run_all(_LIMIT)
+        finally:
+            if cohort.errors:
+                raise BaseExceptionGroup("replicas failed", cohort.errors[:4])
+    if any(not torch.equal(model, cohort.models[0]) for model in cohort.models.values()):
+        raise RuntimeError("the replicas ended with different values")
+    ranks = range(run.replicas)
+    return Outcome(
+        scale.parameters,
+        [cohort.costs[rank][0] for rank in ranks],
+        [[cohort.costs[rank][1 + run.warm + number] for rank in ranks] for number in range(run.measured)],
+    )
+
+
+class _Cohort:
+    """The replicas of a run."""
+
+    def __init__(self, run: Run, scale: Scale, time: VirtualTime, bucket: Bucket, barrier: Barrier) -> None:
+        self._run = run
+        self._scale = scale
+        self._time = time
+        self._bucket = bucket
+        self._barrier = barrier
+        self.part_bytes = 0
+        self.errors: list[BaseException] = []
+        self.costs: dict[int, list[Cost]] = {}
+        self.models: dict[int, torch.Tensor] = {}
+        self._gradients = [torch.full_like(tensor, 0.01) for tensor in self._tensors()]
+
+    def replica(self, rank: int) -> None:
+        """What one replica does."""
+        try:
+            self._train(rank)
+        except BaseException as error:  # noqa: BLE001 - raised at the end of the run
+            self.errors.append(error)
+
+    def _train(self, rank: int) -> None:
+        network = Network(self._time, self._bucket)
+        costs = self.costs[rank] = []
+        model = torch.nn.ParameterList(self._tensors())
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        end = _counted(network)
+        exchange = self._exchange(rank, network)
+        options = {} if self._run.kind == "strict" else {"save_inner_every": 0}
+        with DiLoCo(model, inner, exchange, sync_every=1, **options):
+            costs.append(end())
+            for _ in range(self._run.warm + self._run.measured):
+                self._barrier.wait()
+                network.sleep(_PAUSE)
+                for parameter, gradient in zip(model.parameters(), self._gradients, strict=True):
+                    parameter.grad = gradient
+                end = _counted(network)
+                inner.step()
+                costs.append(end())
+            self._barrier.wait()
+        self.models[rank] = torch.cat([parameter.detach() for parameter in model.parameters()])
+
+    def _exchange(self, rank: int, network: Network) -> Exchange:
+        run = self._run
+        retries = Retries(clock=network.clock, sleep=network.sleep)
+        driver = VirtualDriver(network, self._scale.factor, self.part_bytes)
+        background = partial(Background, network, _connections())
+        store = RemoteStore("s3://bucket/run", driver, retries, background=background)
+        timing = Timing(join_timeout=_LIMIT, sync_timeout=_LIMIT, clock=network.clock, sleep=network.sleep)
+        chunk_bytes = run.chunks * CHUNK_BYTES // self._scale.factor
+        if run.kind == "strict":
+            return ObjectStoreExchange(store, rank, run.replicas, timing=timing, chunk_bytes=chunk_bytes)
+        settings = Elastic(run.replicas, grace=run.grace, topology=run.kind, publish_every=run.publish_every)
+        return ElasticExchange(store, rank, run.replicas, settings, timing=timing, chunk_bytes=chunk_bytes)
+
+    def _tensors(self) -> list[torch.Tensor]:
+        bounds = [self._scale.elements * index // self._run.tensors for index in range(self._run.tensors + 1)]
+        return [torch.ones(stop - start) for start, stop in pairwise(bounds)]
+
+
+def _counted(network: Network) -> Callable[[], Cost]:
+    """What is sent from now on; returns what tells of it."""
+    start, requests = network.clock(), network.requests.copy()
+    sent, received, waits = network.sent, network.received, network.waits
+
+    def end() -> Cost:
+        return Cost(
+            network.clock() - start,
+            network.requests - requests,
+            network.sent - sent,
+            network.received - received,
+            network.waits - waits,
+        )
+
+    return end
+
+
+def _profiled(act: Callable[[], None], profiles: list[cProfile.Profile]) -> None:
+    profile = cProfile.Profile()
+    profiles.append(profile)
+    profile.runcall(act)
+
+
+def _connections() -> int:
+    """As many as a store really has."""
+    executor = threads()
+    count: int = executor._max_workers  # type: ignore[attr-defined]  # noqa: SLF001
+    executor.shutdown()
+    return count

@@ -1,0 +1,142 @@
+"""The requests of a driver for S3, sent over the model: what is above it is the real :class:`RemoteStore`."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from diloco_core import _store_remote
+from diloco_core._store_remote import TooLargeError, Verdict
+
+from .weights import Weighed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .network import Network
+
+HEAD_BYTES = 64 * 2**10
+"""What obstore's driver reads when an object is opened."""
+
+
+class MissingError(Exception):
+    """There is no such object."""
+
+
+class ExistsError(Exception):
+    """There is one already."""
+
+
+class VirtualDriver:
+    """Single requests; see :class:`diloco_core._store_remote.Driver`.
+
+    Args:
+        network: The replica's connections.
+        factor: How many bytes a byte of values stands for.
+        part_bytes: Bytes of a part of an upload, as they are sent.
+    """
+
+    name = "S3 in virtual time"
+    near = False
+    exclusive = True
+
+    def __init__(self, network: Network, factor: int, part_bytes: int) -> None:
+        self.network = network
+        self._bucket = network.bucket
+        self._factor = factor
+        self._part_bytes = part_bytes
+
+    def put(self, key: str, data: Any, *, exclusive: bool) -> None:
+        """Write an object with one request."""
+        content = Weighed(key, bytes(data), self._factor)
+        self.network.request("PUT", up=content.weight)
+        self._appear(key, content, exclusive)
+
+    def upload(
+        self,
+        key: str,
+        blocks: Iterator[Any],
+        *,
+        exclusive: bool,
+        attempt: Callable[..., None],  # noqa: ARG002 - nothing fails here
+        patience: float,  # noqa: ARG002
+    ) -> None:
+        """Write a large object in parts, or with one request where it is to be created, as obstore does."""
+        content = Weighed(key, b"".join(blocks), self._factor)
+        weight = content.weight
+        if weight <= self._part_bytes or (exclusive and self._bucket.s3.head_reads):
+            self.network.request("PUT", up=weight)
+        else:
+            count = -(-weight // self._part_bytes)
+            sizes = [self._part_bytes] * (count - 1) + [weight - (count - 1) * self._part_bytes]
+            self.network.upload(sizes, _store_remote.PARTS_AT_ONCE)
+        self._appear(key, content, exclusive)
+
+    def get(self, key: str, largest: int) -> bytes:
+        """Read a whole object."""
+        there = self._bucket.objects.get(key)
+        size = 0 if there is None or len(there.data) > largest else there.weight
+        self.network.request("GET", down=size)
+        found = self._find(key)
+        if len(found.data) > largest:
+            raise TooLargeError(len(found.data))
+        return found.data
+
+    def head(self, key: str) -> tuple[int, Any]:
+        """Size of an object, and with obstore its first bytes."""
+        there = self._bucket.objects.get(key)
+        if not self._bucket.s3.head_reads:
+            self.network.request("HEAD")
+            return len(self._find(key).data), b""
+        stop = 0 if there is None else there.reaching(HEAD_BYTES)
+        self.network.request("GET", down=0 if there is None else there.between(0, stop))
+        found = self._find(key)
+        return len(found.data), memoryview(found.data)[: found.reaching(HEAD_BYTES)]
+
+    def range(self, key: str, start: int, stop: int) -> memoryview:
+        """Bytes ``start`` to ``stop`` of an object."""
+        there = self._bucket.objects.get(key)
+        self.network.request("GET", down=0 if there is None else there.between(start, stop))
+        return memoryview(self._find(key).data)[start:stop]
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes, page after page."""
+        for _ in range(max(1, -(-len(self._bucket.below(prefix)) // self._bucket.s3.page))):
+            self.network.request("LIST")
+        return self._bucket.below(prefix)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects."""
+        for start in range(0, len(keys), self._bucket.s3.bulk):
+            self.network.request("DELETE")
+            for key in keys[start : start + self._bucket.s3.bulk]:
+                self._bucket.remove(key)
+
+    def judge(self, error: Exception) -> tuple[Verdict, str]:
+        """What an error means."""
+        if isinstance(error, MissingError):
+            return Verdict.MISSING, str(error)
+        if isinstance(error, ExistsError):
+            return Verdict.EXISTS, str(error)
+        return Verdict.PERMANENT, f"{type(error).__name__}: {error}"
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def _find(self, key: str) -> Weighed:
+        found = self._bucket.objects.get(key)
+        if found is None and self.network.in_background:
+            found = self._bucket.coming.get(key)
+        if found is None:
+            raise MissingError(key)
+        return found
+
+    def _appear(self, key: str, content: Weighed, exclusive: bool) -> None:
+        """The request that writes an object is through; where it was sent in the background, it will be."""
+        if exclusive and (key in self._bucket.objects or key in self._bucket.coming):
+            raise ExistsError(key)
+        if self.network.in_background:
+            self._bucket.coming[key] = content
+            self.network.time.call_at(self.network.clock(), partial(self._bucket.write, key, content))
+        else:
+            self._bucket.write(key, content)
