@@ -232,4 +232,4 @@ def test_a_committed_contribution_that_is_damaged_says_what_can_be_done(topology
     outcome = simulate(training, Schedule(3, latency=0.01), settings, store=Damaging(), most_lives=1)
     errors = [error for error in outcome.errors().values() if isinstance(error, CorruptedObjectError)]
     assert errors, outcome.errors()
-    assert all("export() writes it to a file" in error.__notes__[0] for error in errors)
+    assert all("started with resume='newest-whole'" in str(error) for error in errors)

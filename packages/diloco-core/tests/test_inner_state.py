@@ -156,6 +156,7 @@ class TestDamage:
         older.write_bytes(content)  # as when a replica dies while it saves
         _, _, _, outer = _train(str(tmp_path), 0, 6, Loader())
         assert "inner state was damaged" in caplog.text
+        assert "rank 0 takes the inner state after sync 2 instead: 4 batches are to be passed over" in caplog.text
         assert outer.batches_to_skip == 4
 
     @pytest.mark.parametrize("step", [101, pytest.param(1, marks=pytest.mark.slow)])

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ._elastic_life import Reload, not_as_recorded
 from ._elastic_publish import publish_previous, write_done
 from ._elastic_repair import check_shard, computed_otherwise, readable_done, rewrite_shard
-from ._elastic_rules import newest_done
+from ._elastic_rules import done_states
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
 from ._patient import PAUSES
 from ._published import shard_metadata
@@ -194,15 +194,10 @@ class Adoption:
                 self._progress.values_at[shard] = None
                 self._reduce(shard, local)
                 break
-            except ObjectNotFoundError:
-                self._look_again(shard)
+            except ObjectNotFoundError as error:
+                self._look_again(shard, error)
                 return
             except (StoreUnavailableError, CorruptedObjectError) as error:
-                if isinstance(error, CorruptedObjectError):
-                    error.add_note(
-                        f"Sync {self._commit.sync} is decided, so the run cannot go on without this object. The state before it "
-                        "is whole: export() writes it to a file, and resume='newest-whole' goes on from it."
-                    )
                 if isinstance(error, PreviousStateError):
                     raise Reload from error
                 if pause is None or (self._life.store.store.retries and isinstance(error, StoreUnavailableError)):
@@ -309,18 +304,24 @@ class Adoption:
         elif shard in self._damaged:
             self._compute(shard)
         else:
-            self._look_again(shard)
+            self._look_again(shard, f"{life.key(sync, index, shard)} was there, and has vanished")
 
-    def _look_again(self, shard: int) -> None:
-        """Inputs are gone: then the result is there, or newer state is complete."""
+    def _look_again(self, shard: int, missing: object) -> None:
+        """Inputs are gone: then the result is there, or newer state is complete.
+
+        Where the result is known to be damaged, neither helps: only what is newer than it is of use.
+        """
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
-        if not life.gather and self._adopt(shard):
+        if not life.gather and not self._mending and self._adopt(shard):
             return
-        if newest_done(life.store.list("state/"), len(life.fragments))[index] >= sync:
+        rollbacks = [rollback for rollback, _ in life.rollbacks]
+        newest = max(done_states(life.store.list("state/"), len(life.fragments), rollbacks)[index], default=0)
+        if newest > sync or (newest == sync and not self._mending):
             raise Reload
+        result = f"Its result is damaged as well: {life.reasons[index].rstrip('.')}. " if self._mending else ""
         raise CorruptedObjectError(
-            f"sync {sync} in {life.store.uri} cannot be completed: contributions that its record names, or the state before "
-            "it, are gone, and no newer state is complete. Something else has deleted objects of this run."
+            f"sync {sync} in {life.store.uri} is decided, and something that it is computed from is gone: "
+            f"{str(missing).rstrip('.')}. {result}No newer state is complete."
         )
 
 

@@ -58,14 +58,7 @@ def _take_mended(life: Life, error: CorruptedObjectError | NonFiniteUpdateError,
             left = _take_newest(life)
             if left is None:
                 return
-    final = left or error
-    if isinstance(final, CorruptedObjectError):
-        final.add_note(
-            f"No replica that lives and nothing in {life.store.uri} can make it again. export() writes the newest state that is "
-            "whole to a file. resume='newest-whole' goes on from there: it gives up the syncs after it, names them, and stops "
-            "the lives of before."
-        )
-    raise final
+    raise left or error
 
 
 def _ask(life: Life, error: CorruptedObjectError) -> CorruptedObjectError | NonFiniteUpdateError | None:

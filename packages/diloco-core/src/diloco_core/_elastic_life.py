@@ -159,6 +159,7 @@ class Life:
         rollback: Number of the newest rollback in the log; 0 where there was none.
         rollbacks: The rollbacks that the last loading took into account, in the order of the log, with their records' digests.
         mending: For fragments whose newest state is damaged, after which sync that is; it is made again from the one before.
+        reasons: What is damaged of these states.
         bad: Fragments and syncs whose published state is damaged where loading it does not show.
         answered: Who was answered when it asked for repair.
         decided: The last record that this life has created.
@@ -183,6 +184,7 @@ class Life:
     rollback: int = 0
     rollbacks: list[tuple[Rollback, str]] = field(default_factory=list)
     mending: dict[int, int] = field(default_factory=dict)
+    reasons: dict[int, str] = field(default_factory=dict)
     bad: set[tuple[int, int]] = field(default_factory=set)
     answered: set[Hint] = field(default_factory=set)
     decided: Commit | None = None

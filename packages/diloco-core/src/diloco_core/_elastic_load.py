@@ -84,7 +84,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
         except CorruptedObjectError as error:
             if first is None:
                 first = error
-                life.mending[index] = sync
+                life.mending[index], life.reasons[index] = sync, str(error)
             _log.error("rank %d: %s. Trying to make it again from the state before.", life.rank, str(error).rstrip("."))
     if first is None:
         return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ._elastic_history import History
@@ -11,6 +12,8 @@ from ._elastic_repair import check_shard, read_done
 from ._errors import CorruptedObjectError, FencedError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ._elastic_life import Life
     from ._errors import NonFiniteUpdateError
 
@@ -35,8 +38,9 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     for index in range(len(life.fragments)):
         whole = next((sync for sync in history.states(index) if _is_whole(life, index, sync)), None)
         if whole is None:
-            reason.add_note(f"No state of fragment {index} is whole any more, so there is nothing to go back to.")
-            raise reason
+            raise CorruptedObjectError(
+                f"{str(reason).rstrip('.')}. No state of fragment {index} is whole any more, so there is nothing to go back to."
+            ) from reason
         states.append(whole)
     given_up = history.given_up(states, last)
     fence = highest_epochs(life.store.list("claims/"))
@@ -51,6 +55,27 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         given_up,
     )
     life.store.create(commit_key(record.sync), record.to_json)
+
+
+@contextmanager
+def saying_what_to_do(life: Life, *, going_back: bool) -> Iterator[None]:
+    """Errors about what cannot be read say how the run can go on.
+
+    Args:
+        life: Whose.
+        going_back: It has tried to go back to older states by itself.
+    """
+    try:
+        yield
+    except CorruptedObjectError as error:
+        if going_back:
+            raise
+        raise CorruptedObjectError(
+            f"{str(error).rstrip('.')}. Neither this replica nor another one that lives has made it again, and the run cannot go "
+            f"on without it. export() writes the newest state in {life.store.uri} that is whole to a file. Replicas that are "
+            "started with resume='newest-whole' go on from that state: they give up the syncs after it, name them, and stop "
+            "the lives that began before."
+        ) from error
 
 
 def obey_rollback(life: Life, rollback: Rollback) -> None:

@@ -16,7 +16,7 @@ from ._elastic_history import given_up_since
 from ._elastic_life import Life, Position, Progress, Reload, RolledBack
 from ._elastic_publish import finish
 from ._elastic_records import Hint, Rollback, claim_key, inner_key, parse_inner
-from ._elastic_rollback import obey_rollback
+from ._elastic_rollback import obey_rollback, saying_what_to_do
 from ._elastic_settings import Elastic
 from ._elastic_start import claim, open_run
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
@@ -149,7 +149,8 @@ class ElasticExchange:
                 fragments=[Progress.empty(job) for job in jobs],
             )
             self._life = life
-            catch_up(life, first=True)
+            with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
+                catch_up(life, first=True)
             store.patience = self._timing.sync_timeout
         except BaseException as error:
             self.abort(error)
@@ -197,28 +198,32 @@ class ElasticExchange:
         life = self._running()
         try:
             self._check_claim(life)
-            try:
-                if job is not life.fragments[life.index(life.sync + 1)].job:
-                    raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
-                self._first = False
-                report = ElasticSync(life, 2 * self.settings.grace if last else None).run()
-                life.differed = False
-            except GaveUp:
-                report = self._nothing(life, job, "none" if life.open is None else "open")
-            except Reload as reason:
-                if isinstance(reason, RolledBack):
-                    obey_rollback(life, reason.rollback)
-                if isinstance(reason, (Differs, Changed)):
-                    if life.differed:
-                        raise reason.again(self.rank) from None
-                    life.differed = True
-                before = life.rollback
-                catch_up(life)
-                self._obey_since(life, before)
-                report = self._nothing(life, job, "dropped", reloaded=True)
+            with saying_what_to_do(life, going_back=False):
+                return self._sync(life, job, last)
         except BaseException as error:
             self.abort(error)
             raise
+
+    def _sync(self, life: Life, job: SyncJob, last: bool) -> SyncReport:
+        try:
+            if job is not life.fragments[life.index(life.sync + 1)].job:
+                raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
+            self._first = False
+            report = ElasticSync(life, 2 * self.settings.grace if last else None).run()
+            life.differed = False
+        except GaveUp:
+            report = self._nothing(life, job, "none" if life.open is None else "open")
+        except Reload as reason:
+            if isinstance(reason, RolledBack):
+                obey_rollback(life, reason.rollback)
+            if isinstance(reason, (Differs, Changed)):
+                if life.differed:
+                    raise reason.again(self.rank) from None
+                life.differed = True
+            before = life.rollback
+            catch_up(life)
+            self._obey_since(life, before)
+            report = self._nothing(life, job, "dropped", reloaded=True)
         return report
 
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
