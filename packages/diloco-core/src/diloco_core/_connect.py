@@ -35,8 +35,20 @@ class _Connected(NamedTuple):
     settings: Mapping[str, object]
 
 
+_Key: TypeAlias = tuple[int, str, int]
+
 _lock = threading.Lock()
-_open: dict[tuple[str, int], _Connected] = {}
+# By process, too: one that was forked has to connect by itself.
+_open: dict[_Key, _Connected] = {}
+
+
+def _unlock() -> None:
+    """In a forked process: another thread may have held the lock, and is not there to let go of it."""
+    global _lock  # noqa: PLW0603
+    _lock = threading.Lock()
+
+
+os.register_at_fork(after_in_child=_unlock)
 
 
 def connect(
@@ -64,7 +76,7 @@ def connect(
     What is not given is taken from the environment, as a launcher sets it: ``RENDEZVOUS_URI``, ``REPLICA_RANK``,
     ``WORLD_SIZE``, ``DILOCO_RUN_ID``. A given argument wins. Asking twice in one process for the same URI and rank returns
     the same exchange, until that one has left its run; a setting that is given the second time must be that of the first.
-    Thread-safe.
+    Thread-safe. A process that was forked connects by itself: what its parent has opened is of no use to it.
 
     The store is opened and tried out here, and an endpoint that does not answer is named within two minutes; the replicas
     meet when the outer loop is entered. From then on an outage of the store is waited out for up to ``sync_timeout``
@@ -77,7 +89,8 @@ def connect(
     Args:
         uri: A prefix that belongs to this run alone: a folder, ``s3://bucket/run``, ``gs://…``, ``az://…``, ``memory://…``.
             Elastic runs on ``gs://`` and ``az://`` are untried.
-            Passwords in it are shown nowhere, but variables and files of the driver are a better place for them.
+            Credentials do not belong in it: those for ``s3://``, ``gs://`` and ``az://`` come from the variables and files
+            that their drivers know. Passwords of other schemes are shown nowhere.
         rank: This replica, 0 … world_size - 1.
         world_size: Number of replicas.
         run_id: Name of the launch; replicas of different launches refuse each other.
@@ -133,7 +146,8 @@ def connect(
     with _lock:
         for key in [key for key, connected in _open.items() if connected.exchange.ended]:
             del _open[key]
-        connected = _open.get((_normal(place), rank))
+        key = os.getpid(), _normal(place), rank
+        connected = _open.get(key)
         if connected is not None:
             _check_same(connected.settings, given, redact_uri(place), rank)
             return connected.exchange
@@ -141,13 +155,12 @@ def connect(
         settings = {name: getattr(timing, name) for name in _TIMING} | {"chunk_bytes": chunks, "min_replicas": None}
         settings |= {} if elastic is None else asdict(elastic)
         settings |= {"world_size": world_size, "run_id": run_id}
-        key = _normal(place), rank
         exchange.when_ended = partial(_forget, key)
         _open[key] = _Connected(exchange, settings)
         return exchange
 
 
-def _forget(key: tuple[str, int]) -> None:
+def _forget(key: _Key) -> None:
     """Let go of an exchange that has ended: it holds on to the model that it carried."""
     with _lock:
         if key in _open and _open[key].exchange.ended:

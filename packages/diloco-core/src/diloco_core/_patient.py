@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING, TypeVar
 
 from ._errors import ObjectNotFoundError, StoreUnavailableError
-from ._retry import Downtime, Retries
+from ._retry import Downtime, Notices, Retries
 from ._sealed import RECORD_BYTES
 from ._store import creates_once
 
@@ -110,14 +110,15 @@ class Patient:
             return act()
 
         tries = 0
+        notices = Notices(_log.warning, self._retries.clock)
 
         def again(error: Exception) -> bool:
             nonlocal tries
             tries += 1
-            # What lasts may still pass at once: somebody else's collection has made room.
+            # What lasts may still pass at once, as when somebody is just mending the rights of a folder.
             if not isinstance(error, StoreUnavailableError) or (error.lasting and tries > len(PAUSES)):
                 return False
-            _log.warning("trying again: %s", error)
+            notices.failed(str(error))
             return True
 
         return self._retries.run(act, again, self.store.patience, self._downtime)

@@ -50,6 +50,11 @@ def redact(text: str, *uris: str) -> str:
     return _URI.sub(lambda match: redact_uri(match[0]), text)
 
 
+def userinfo_of(rest: str) -> str:
+    """User name and password of a URI whose scheme was taken away; empty where there are none."""
+    return rest[: max(0, _userinfo_end(rest) - 1)]
+
+
 def _userinfo_end(rest: str) -> int:
     """Where in a URI without its scheme the host begins: behind user name and password, or 0 where there are none."""
     authority = rest.partition("/")[0]

@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+NOTICE_SECONDS = 60.0
+"""How far apart two messages are about one request that is tried again."""
+
 
 @dataclass(frozen=True, slots=True)
 class Retries:
@@ -74,6 +77,29 @@ class Retries:
         finally:
             if downtime is not None and waiting:
                 downtime.end()
+
+
+class Notices:
+    """Says what is being waited for, now and then, so that a long outage does not fill the log. Made before the first try.
+
+    Args:
+        tell: Takes the message.
+        clock: Monotonic clock.
+        after: Seconds that have to pass before the first message.
+    """
+
+    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float], after: float = 0.0) -> None:
+        self._tell = tell
+        self._clock = clock
+        self._since = clock()
+        self._next = after
+
+    def failed(self, message: str) -> None:
+        """Another try has failed, for this reason."""
+        passed = self._clock() - self._since
+        if passed >= self._next:
+            self._next = passed + NOTICE_SECONDS
+            self._tell(f"trying again after {passed:.0f} s: {message}")
 
 
 class Downtime:

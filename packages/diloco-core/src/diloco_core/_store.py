@@ -14,6 +14,7 @@ from ._errors import ConfigurationError, CorruptedObjectError
 from ._redact import redact_uri
 from ._sealed import RECORD_BYTES
 from ._store_opening import OPENING_SECONDS, in_time
+from ._store_uri import check_uri
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -233,13 +234,15 @@ def open_store(uri: str, *, reading: bool = False, within: float | None = None) 
     S3, which obstore would not see; all else goes through fsspec. ``obstore+s3://`` and ``fsspec+s3://`` choose by hand.
 
     Raises:
-        ConfigurationError: The URI is empty or malformed, or its scheme is unknown.
+        ConfigurationError: The URI is empty or malformed, holds credentials or anything else that its driver would not
+            obey, or its scheme is unknown.
         StoreUnavailableError: The bucket or folder is missing, access is denied, or the store does not answer, which is
             known after 100 seconds (or those of ``within``) at the latest.
         MissingDependencyError: The driver of the scheme is not installed.
     """
     if not isinstance(uri, str) or not uri.strip():
         raise ConfigurationError(f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}")
+    check_uri(uri)
     return in_time(lambda: _opened(uri, reading), uri, OPENING_SECONDS if within is None else within)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from ._errors import CorruptedObjectError
+from ._errors import CorruptedObjectError, StoreUnavailableError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,9 +42,12 @@ class Transfers:
 
     Args:
         background: Makes what sends these requests; injected in simulations.
+        uri: The store, for errors.
     """
 
-    def __init__(self, background: Callable[[], Executor] = threads) -> None:
+    def __init__(self, background: Callable[[], Executor] = threads, uri: str = "") -> None:
+        self._uri = uri
+        self._process = os.getpid()
         self._lock = threading.Lock()
         self._background = background
         self._executor: Executor | None = None
@@ -51,10 +55,29 @@ class Transfers:
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
         """Do something in the background; it must not wait for anything else that is done there."""
+        self.check_process()
         with self._lock:
             if self._executor is None:
                 self._executor = self._background()
             return self._executor.submit(act)
+
+    def check_process(self) -> None:
+        """Refuse what would never end: of threads and connections, a forked process has only what looks like them.
+
+        Raises:
+            StoreUnavailableError: The store was opened by the process that this one was forked from.
+        """
+        if not self.is_own_process():
+            raise StoreUnavailableError(
+                f"{self._uri} was opened in another process ({self._process}), from which this one ({os.getpid()}) was "
+                "forked: threads and connections do not outlive that. Connect after forking, or start processes by spawn "
+                "(multiprocessing.set_start_method('spawn')).",
+                lasting=True,
+            )
+
+    def is_own_process(self) -> bool:
+        """Whether this is still the process that the store was opened in."""
+        return os.getpid() == self._process
 
     def count(self, change: int) -> None:
         """A reader was opened (1) or closed (-1)."""
@@ -151,6 +174,7 @@ class BlockReader:
         self._block = memoryview(b"")  # before the next one comes, so that there is one less in memory
         while self._ahead and self._ahead[0][0] + self._block_bytes <= offset:
             self._ahead.popleft()[1].cancel()  # passed over
+        self._transfers.check_process()
         if self._ahead and self._ahead[0][0] <= offset:
             self._at, future = self._ahead.popleft()
             block = future.result()

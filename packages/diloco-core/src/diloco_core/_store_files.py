@@ -52,6 +52,9 @@ _PASSING = {
     getattr(errno, "EREMOTEIO", errno.EIO),
 }
 
+FULL = {errno.ENOSPC, errno.EDQUOT}
+"""What a file system says that has no room, or no more for this user."""
+
 
 def split(key: str) -> list[str]:
     """The folders and the file that a key names.
@@ -233,7 +236,10 @@ def sizes(folder: int, folders: list[str]) -> Iterator[tuple[str, int]]:
 
 def unavailable(message: str, error: OSError) -> StoreUnavailableError:
     """What the system refused, as the error of a store."""
-    return StoreUnavailableError(message, lasting=error.errno not in _PASSING)
+    if error.errno in FULL:
+        message = f"{message.rstrip('.')}. The disk is full, or this user's quota is used up: make room."
+    # Room is made by somebody who is told of it, or by the collection of old objects.
+    return StoreUnavailableError(message, lasting=error.errno not in _PASSING | FULL)
 
 
 def unreadable(path: Path, error: OSError) -> StoreUnavailableError:

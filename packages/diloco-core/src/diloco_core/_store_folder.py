@@ -16,6 +16,7 @@ from ._redact import redact_uri
 from ._sealed import RECORD_BYTES
 from ._store import too_large
 from ._store_files import (
+    FULL,
     FileReader,
     create_file,
     is_ours_alone,
@@ -57,6 +58,8 @@ class FolderStore:
     Objects of less than 64 KiB (all records) are on the disk, with their names, before ``put`` and ``create`` return. Larger
     ones are not synced: after a power cut a payload may be missing or torn while the record that names it is there. Checksums
     show that, and what is damaged can be written again from the rest of the run.
+
+    A full disk is an outage that may end: the files that are kept are given back, and the write can be repeated.
 
     Temporary files lie in the folder itself. Whoever opens the store or deletes unread objects removes those of processes
     that were killed: at once those of this machine (and container), after an hour those of others. A process that was stopped
@@ -293,6 +296,8 @@ class FolderStore:
         try:
             yield
         except OSError as error:
+            if error.errno in FULL:
+                self.close()  # what is kept for later takes room that is wanted now
             raise unavailable(
                 f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Nothing of it is visible to readers.",
                 error,

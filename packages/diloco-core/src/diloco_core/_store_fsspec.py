@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import os
 import tempfile
 import threading
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from diloco_protocol import MissingDependencyError
 
 from ._errors import ConfigurationError, StoreUnavailableError
 from ._redact import redact_uri
+from ._store_files import FULL
 from ._store_opening import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
 from ._store_remote import MOST_PARTS, PARTS_AT_ONCE, TooLargeError, Verdict
 
@@ -51,7 +53,7 @@ _NO_CREDENTIALS = {
     "DefaultCredentialsError",
     "ClientAuthenticationError",
 }
-_HOPELESS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
+_HOPELESS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 
 
 class FsspecDriver:
@@ -92,7 +94,7 @@ class FsspecDriver:
             data = b"".join(blocks)
             attempt(lambda: self._pipe(key, data, exclusive))
             return
-        with _spooled(key, blocks) as (file, size):
+        with _spooled(key, blocks, attempt) as (file, size):
             options = _parts_of(size) if self._in_parts else {}
             attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **options))
 
@@ -245,22 +247,42 @@ def _limits(scheme: str) -> dict[str, Any]:
     return {}
 
 
+class TemporaryFolderFullError(Exception):
+    """The folder for temporary files has no room at the moment. Never leaves the store."""
+
+
 @contextlib.contextmanager
-def _spooled(key: str, blocks: Iterator[Buffer]) -> Iterator[tuple[str, int]]:
-    """The blocks in a temporary file, which is gone afterwards, and their size in bytes."""
+def _spooled(key: str, blocks: Iterator[Buffer], attempt: Callable[..., None]) -> Iterator[tuple[str, int]]:
+    """The blocks in a temporary file, which is gone afterwards, and their size in bytes. A full disk is waited for."""
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="diloco-upload-"))
-            for block in blocks:
-                file.write(block)
-            file.flush()
-            size = file.tell()
+            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="diloco-upload-", buffering=0))
         except OSError as error:
-            raise StoreUnavailableError(
-                f"cannot write object {key!r}: the folder for temporary files, which it goes through, cannot hold it "
-                f"({error.strerror or error}). Nothing was sent. Make room, or name another folder in TMPDIR."
-            ) from error
+            raise StoreUnavailableError(_not_held(key, error)) from error
+        size = 0
+        for block in blocks:
+            attempt(functools.partial(_write_at, key, file.fileno(), size, block))
+            size += len(block)
         yield file.name, size
+
+
+def _write_at(key: str, descriptor: int, offset: int, block: Buffer) -> None:
+    rest = memoryview(block)
+    while rest:
+        try:
+            count = os.pwrite(descriptor, rest, offset)
+        except OSError as error:
+            if error.errno in FULL:
+                raise TemporaryFolderFullError(_not_held(key, error)) from error
+            raise StoreUnavailableError(_not_held(key, error)) from error
+        offset, rest = offset + count, rest[count:]
+
+
+def _not_held(key: str, error: OSError) -> str:
+    return (
+        f"cannot write object {key!r}: the folder for temporary files, which it goes through, cannot hold it "
+        f"({error.strerror or error}). Nothing was sent. Make room, or name another folder in TMPDIR."
+    )
 
 
 def _parts_of(size: int) -> dict[str, int]:

@@ -28,6 +28,9 @@ _ANSWER = timedelta(seconds=ANSWER_SECONDS)
 _TRANSFER = timedelta(seconds=120)
 _PART_OF_RANGE = 2**20
 
+# Where obstore's threads are: in the process that used it first.
+_process: int | None = None
+
 _STATUS = re.compile(r"status code: (\d{3})")
 _CODE = re.compile(r"<Code>(\w+)</Code>")
 
@@ -59,6 +62,7 @@ class ObstoreDriver:
         bucket, _, prefix = uri.partition("://")[2].partition("/")
         if not bucket:
             raise ConfigurationError(f"{redact_uri(uri)!r} names no bucket: an S3 prefix is written s3://bucket/folder")
+        _check_process(uri)
         self._obstore = obstore
         self._errors = exceptions
 
@@ -199,6 +203,19 @@ class ObstoreDriver:
 
     def close(self) -> None:
         """Nothing to do: idle connections close by themselves."""
+
+
+def _check_process(uri: str) -> None:
+    """Refuse a process that was forked from one where obstore is in use: requests of both would hang for ever."""
+    global _process  # noqa: PLW0603 - there is one runtime in obstore, too
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise StoreUnavailableError(
+            f"{redact_uri(uri)} cannot be opened: obstore was used in process {_process} before this one ({os.getpid()}) was "
+            "forked from it, and does not outlive that. Connect after forking only, start processes by spawn "
+            "(multiprocessing.set_start_method('spawn')), or use fsspec+s3://.",
+            lasting=True,
+        )
 
 
 def _status(error: Exception) -> int | None:

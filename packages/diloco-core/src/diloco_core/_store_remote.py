@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from ._redact import redact_uri
-from ._retry import Downtime, Retries
+from ._retry import Downtime, Notices, Retries
 from ._sealed import RECORD_BYTES
 from ._store import is_key, too_large
 from ._store_blocks import BLOCK_BYTES, BlockReader, Transfers, threads
@@ -35,6 +35,7 @@ MOST_PARTS = 10_000
 
 _PROBE_SECONDS = 5.0
 _PROBE_READS = 3
+_HICCUP_SECONDS = 10.0
 _SMALL = 2**16
 
 _log = logging.getLogger("diloco_core")
@@ -159,7 +160,7 @@ class RemoteStore:
         self._retries = retries or Retries()
         self.patience = self._retries.patience
         self._downtime = Downtime(self._retries.clock)
-        self._transfers = Transfers(background)
+        self._transfers = Transfers(background, self.uri)
         self._probe(reading)
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
@@ -222,11 +223,14 @@ class RemoteStore:
 
     def close(self) -> None:
         """End the threads and let go of connections; repeatable, and the store may still be used."""
+        if not self._transfers.is_own_process():
+            return  # they are the other process's
         self._transfers.close()
         self.driver.close()
 
     def _write(self, key: str, parts: Iterable[Buffer], *, exclusive: bool) -> int:
         """Write a small object at once, a large one by upload."""
+        self._transfers.check_process()
         size = 0
 
         def counted() -> Iterator[memoryview]:
@@ -273,19 +277,26 @@ class RemoteStore:
         self, verb: str, key: str, act: Callable[[], T], created: Buffer | None = None, largest: int = RECORD_BYTES
     ) -> T:
         """Send a request, again and again while it fails for a reason that may pass."""
+        self._transfers.check_process()
+        # Single failures are everyday life over a network.
+        notices = Notices(_log.warning, self._retries.clock, after=_HICCUP_SECONDS)
 
         def again(error: Exception) -> bool:
-            if isinstance(error, TooLargeError):
+            if isinstance(error, (TooLargeError, StoreError)):
                 return False
             verdict, text = self._judge(error)
             if verdict is Verdict.TRANSIENT:
-                _log.info("cannot %s %r in %s, trying again: %s", verb, key, self.uri, text)
+                message = f"cannot {verb} {key!r} in {self.uri}: {text}"
+                _log.info("trying again: %s", message)
+                notices.failed(message)
             return verdict is Verdict.TRANSIENT
 
         try:
             return self._retries.run(act, again, self.patience, self._downtime)
         except TooLargeError as error:
             raise too_large(f"{self.uri}/{key}", error.size, largest) from None
+        except StoreError:
+            raise
         except Exception as error:  # noqa: BLE001 - named below, where the driver's own error is no part of it
             failed = error
         try:

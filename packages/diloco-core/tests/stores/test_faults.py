@@ -1,6 +1,8 @@
 """Stores that fail: what is tried again, what is not, and what a lost answer means. Real HTTP, both drivers for S3."""
 
+import errno
 import gc
+import os
 import resource
 import sys
 import weakref
@@ -280,6 +282,31 @@ def test_a_temporary_folder_that_is_full_leaves_nothing(small_s3, small_s3_drive
     with pytest.raises(StoreUnavailableError, match=r"folder for temporary files.*File too large.*TMPDIR"):
         store.put("large", [bytes(PART_BYTES)] * 2)
     assert small_s3.objects == {}
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_room_in_the_temporary_folder_is_waited_for(small_s3, small_s3_drivers, tmp_path, monkeypatch):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    store = RemoteStore("s3://bucket/run", small_s3_drivers["fsspec"], Retries(sleep=lambda _: None))
+    real, tries = os.pwrite, []
+
+    def full(descriptor, data, offset):
+        tries.append(offset)
+        if len(tries) in {2, 4}:
+            return real(descriptor, data[:1000], offset)
+        if len(tries) < 6:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return real(descriptor, data, offset)
+
+    monkeypatch.setattr(os, "pwrite", full)
+    store.put("large", [b"a" * PART_BYTES, b"b" * PART_BYTES])
+    assert len(tries) == 7
+    assert small_s3.objects["run/large"] == b"a" * PART_BYTES + b"b" * PART_BYTES
+    monkeypatch.setattr(os, "pwrite", lambda *_: full(tries.clear(), b"", 0))
+    store.patience = 0.0
+    with pytest.raises(StoreUnavailableError, match=r"folder for temporary files.*No space left.*TMPDIR") as caught:
+        store.put("large", [bytes(PART_BYTES)])
+    assert not caught.value.lasting
     assert list(tmp_path.iterdir()) == []
 
 

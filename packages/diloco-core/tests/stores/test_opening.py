@@ -211,9 +211,10 @@ class TestSecrets:
             (f"sftpx://me:{SECRET}@host/run", ConfigurationError),
             (f"obstore+gs://me:{SECRET}@bucket/run", ConfigurationError),
             (f"file://me:{SECRET}@host/run", ConfigurationError),
-            (f"obstore+s3://key:{SECRET}@bucket/run", StoreUnavailableError),
-            (f"fsspec+s3://key:{SECRET}@bucket/run", StoreUnavailableError),
-            (f"zip://run::file:///nowhere?password={SECRET}", StoreUnavailableError),
+            (f"obstore+s3://key:{SECRET}@bucket/run", ConfigurationError),
+            (f"fsspec+s3://key:{SECRET}@bucket/run", ConfigurationError),
+            (f"zip://run::file:///nowhere?password={SECRET}", ConfigurationError),
+            (f"zip://run::ftp://me:{SECRET}@127.0.0.1:1/nowhere", StoreUnavailableError),
         ],
     )
     def test_in_uris_that_cannot_be_opened(self, small_s3, uri, kind):
@@ -222,9 +223,9 @@ class TestSecrets:
         assert SECRET not in shown(caught.value)
 
     def test_in_uris_whose_driver_is_missing(self, monkeypatch):
-        monkeypatch.setitem(sys.modules, "obstore", None)
+        monkeypatch.setitem(sys.modules, "paramiko", None)
         with pytest.raises(MissingDependencyError) as caught:
-            open_store(f"obstore+s3://key:{SECRET}@bucket/run")
+            open_store(f"sftp://me:{SECRET}@host/run")
         assert SECRET not in shown(caught.value)
 
 

@@ -1,5 +1,7 @@
 """Stores that are away for a while: for how long they are waited for, and how long that took."""
 
+import errno
+import os
 import threading
 
 import pytest
@@ -157,6 +159,18 @@ def test_threads_that_wait_together_are_all_counted_out(clock):
     assert downtime.seconds() == 0.0
 
 
+def test_a_long_outage_is_told_in_the_log_and_a_short_one_is_not(store, driver, clock, caplog):
+    store.patience = 1800.0
+    driver.until = clock.now + 5
+    store.put("k", [b"x"])
+    assert not caplog.records
+    driver.until = clock.now + 200
+    store.put("k", [b"x"])
+    told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert 3 <= len(told) <= 4
+    assert all("cannot write 'k' in far://run: no answer" in line for line in told)
+
+
 class TestPatient:
     """Stores that leave trying again to others."""
 
@@ -193,6 +207,61 @@ class TestPatient:
         with pytest.raises(StoreUnavailableError):
             Patient(away, Timing(clock=clock, sleep=clock.sleep)).get("k")
         assert clock.now == pytest.approx(3.1)
+
+    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+    @pytest.mark.parametrize("call", ["write", "fsync", "mkdir", "open", "link"])
+    def test_a_full_disk_is_waited_for_and_told(self, tmp_path, clock, monkeypatch, caplog, number, call):
+        """Somebody who reads the log makes room."""
+        folder = open_store(str(tmp_path))
+        store = Patient(folder, Timing(clock=clock, sleep=clock.sleep))
+        store.patience = 1800.0
+        real = getattr(os, call)
+
+        def full(*args, **options):
+            if clock() < 1500 and (call != "open" or args[1] & os.O_CREAT):
+                raise OSError(number, os.strerror(number))
+            return real(*args, **options)
+
+        monkeypatch.setattr(os, call, full)
+        assert store.create("claims/0", lambda: [b"mine"])
+        assert 1500 <= clock.now < 1503
+        assert store.downtime == clock.now, "which counts towards nobody's lost_after"
+        assert store.get("claims/0") == b"mine"
+        told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert 20 <= len(told) <= 30, "at once, and once a minute"
+        assert all("The disk is full, or this user's quota is used up: make room" in line for line in told)
+        assert told[0].startswith("trying again after 0 s")
+
+    def test_a_disk_that_stays_full_is_an_error_that_says_so(self, tmp_path, clock, monkeypatch):
+        store = Patient(open_store(str(tmp_path)), Timing(clock=clock, sleep=clock.sleep))
+        store.patience = 300.0
+
+        def full(*_):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(os, "write", full)
+        with pytest.raises(StoreUnavailableError, match=r"No space left on device.* The disk is full.*: make room"):
+            store.put("k", lambda: [b"x"])
+        assert 298 < clock.now <= 300
+        assert store.list("") == {}
+
+    def test_a_full_disk_gets_back_what_was_kept_for_later(self, tmp_path, clock, monkeypatch):
+        folder = open_store(str(tmp_path))
+        folder.put("deltas/0", [bytes(2**17)])
+        folder.delete(["deltas/0"], unread=True)
+        kept = list(tmp_path.glob(".tmp-*"))
+        assert len(kept) == 1
+        real = os.write
+
+        def full(*args):
+            if kept[0].exists():
+                raise OSError(errno.ENOSPC, "No space left on device")
+            return real(*args)
+
+        monkeypatch.setattr(os, "write", full)
+        store = Patient(folder, Timing(clock=clock, sleep=clock.sleep))
+        assert store.put("state/0", lambda: [bytes(2**17)]) == 2**17
+        assert clock.now < 1
 
     def test_it_reads_records_only(self, away):
         patient = Patient(away, Timing())
