@@ -20,6 +20,7 @@ from ._exchange_store import ObjectStoreExchange
 from ._redact import redact_uri
 from ._rendezvous import check_identity
 from ._store import open_store
+from ._store_folder import FolderStore
 from ._timing import Timing
 
 Exchange: TypeAlias = ObjectStoreExchange | ElasticExchange
@@ -209,7 +210,7 @@ def _new(
             return ObjectStoreExchange(store, rank, world_size, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes)
         return ElasticExchange(store, rank, world_size, elastic, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes)
     except BaseException:
-        store.close()
+        store.unmake() if isinstance(store, FolderStore) else store.close()
         raise
 
 

@@ -140,12 +140,61 @@ def open_to_read(folder: int, name: str, path: Path) -> FileReader:
 
 
 def _check_regular(status: os.stat_result, path: Path) -> None:
-    kind = _KINDS.get(stat.S_IFMT(status.st_mode))
+    kind = _kind(status)
     if kind is not None:
         raise CorruptedObjectError(
             f"{str(path)!r} is {kind}, and the objects of a run are regular files: it is not read. Remove what is not the "
             "run's, or name another folder."
         )
+
+
+def _kind(status: os.stat_result) -> str | None:
+    """What lies in the place of an object, where that is no regular file."""
+    return _KINDS.get(stat.S_IFMT(status.st_mode))
+
+
+def check_replaceable(folder: int, name: str) -> None:
+    """Refuse to put an object in the place of what is not an object, or to remove that: it is somebody else's.
+
+    Raises:
+        OSError: It is a link, a pipe, a socket, a device or a folder.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        kind = _kind(_look(folder, name))
+        if kind is not None:
+            raise OSError(
+                errno.EINVAL,
+                f"it is {kind}, and the objects of a run are regular files. Remove what is not the run's, or name another "
+                "folder",
+            )
+
+
+def make_folders(path: Path) -> list[Path]:
+    """Make a folder, and those above it, where they are missing. Returns those that were made, the deepest one first.
+
+    If that fails, those that were made are gone again.
+    """
+    made: list[Path] = []
+    missing = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        for folder in reversed(missing):
+            try:
+                folder.mkdir()
+            except FileExistsError:  # another replica was quicker
+                continue
+            made.insert(0, folder)
+        path.mkdir(exist_ok=True)  # it must be a folder
+    except BaseException:
+        remove_folders(made)
+        raise
+    return made
+
+
+def remove_folders(folders: list[Path]) -> None:
+    """Remove folders, the deepest one first, up to one that somebody uses."""
+    with contextlib.suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
 
 
 def create_file(folder: int, name: str) -> int:
@@ -185,7 +234,8 @@ def keep_aside(root: int, folder: int, name: str, spare: str) -> None:
 
 
 def rename(temporary: str, name: str, root: int, folder: int) -> None:
-    """Give an object its name, whatever had it before."""
+    """Give an object its name; an object that had it before is gone."""
+    check_replaceable(folder, name)
     os.replace(temporary, name, src_dir_fd=root, dst_dir_fd=folder)
 
 

@@ -18,16 +18,19 @@ from ._store import too_large
 from ._store_files import (
     FULL,
     FileReader,
+    check_replaceable,
     create_file,
     is_ours_alone,
     is_there,
     keep_aside,
     link,
+    make_folders,
     open_to_read,
     open_to_write_over,
     opened_below,
     opened_folder,
     remove_empty,
+    remove_folders,
     rename,
     sizes,
     split,
@@ -53,7 +56,7 @@ class FolderStore:
     Only a regular file of this user that has no other name is written over, so backups by hard links stay as they are.
 
     The folder itself may be reached through symbolic links. What is below it and is a link, a pipe, a socket or a device is
-    never followed, read or written: as an object it is refused by name, and in listings it does not appear.
+    never followed, read, written, replaced or removed: as an object it is refused by name, and in listings it does not appear.
 
     Objects of less than 64 KiB (all records) are on the disk, with their names, before ``put`` and ``create`` return. Larger
     ones are not synced: after a power cut a payload may be missing or torn while the record that names it is there. Checksums
@@ -81,16 +84,20 @@ class FolderStore:
         self._lock = threading.Lock()
         self._life = new_life(self)
         self._reading = reading
+        self._made: list[Path] = []
         if reading:
             return  # nothing is made, and what is not there is not found
+        made: list[Path] = []
         try:
-            self.root.mkdir(parents=True, exist_ok=True)
+            made = make_folders(self.root)
             with opened_folder(self.root) as root:
                 probe = self._temporary()
                 os.close(create_file(root, probe))
                 os.unlink(probe, dir_fd=root)
             remove_leftovers(self.root)
+            self._made = made
         except OSError as error:
+            remove_folders(made)
             raise unavailable(
                 f"the folder {str(self.root)!r} cannot be written: {error.strerror or error}. "
                 "Name a folder that this user may create and write.",
@@ -179,6 +186,7 @@ class FolderStore:
                 self._opened() as root,
             ):
                 with contextlib.suppress(FileNotFoundError), opened_below(root, folders) as folder:
+                    check_replaceable(folder, name)
                     if not (unread and self._keep(key, root, folder, name)):
                         os.unlink(name, dir_fd=folder)
                 remove_empty(root, folders)
@@ -189,6 +197,11 @@ class FolderStore:
             spares, self._spares = self._spares, {}
         for name in itertools.chain.from_iterable(kept.files for kept in spares.values()):
             (self.root / name).unlink(missing_ok=True)
+
+    def unmake(self) -> None:
+        """Remove the folders that this store has made, if nothing is in them: what it was opened for has failed."""
+        self.close()
+        remove_folders(self._made)
 
     def _spares_of(self, key: str) -> Spares:
         # By process: after a fork, both would write over the same file.

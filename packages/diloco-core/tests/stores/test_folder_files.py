@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from diloco_core import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from diloco_core import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, connect
 from diloco_core import _store_files as files
 from diloco_core._store import open_store
 
@@ -125,12 +125,19 @@ class TestLinks:
                 look("deltas/0")
         assert not store.create("deltas/0", b"mine")
         assert store.list("") == {}
-        store.delete(["deltas/0"], unread=True)
+        for act in (
+            lambda: store.put("deltas/0", [b"mine"]),
+            lambda: store.put("deltas/0", [b"y" * LARGE]),
+            lambda: store.delete(["deltas/0"]),
+            lambda: store.delete(["deltas/0"], unread=True),
+        ):
+            with pytest.raises(
+                StoreUnavailableError, match=r"'.*/deltas/0' cannot be .*: it is a symbolic link"
+            ) as caught:
+                act()
+            assert caught.value.lasting
+        assert link.is_symlink()
         store.put("deltas/1", [b"y" * LARGE])
-        assert (outside / "0").read_bytes() == b"precious" * LARGE
-        link.symlink_to(outside / "0") if link.parent.is_dir() else None
-        store.put("deltas/0", [b"mine"])
-        assert not link.is_symlink()
         assert (outside / "0").read_bytes() == b"precious" * LARGE
 
     def test_in_place_of_a_folder(self, store, run, outside):
@@ -195,8 +202,18 @@ def test_what_is_not_a_file_is_named_and_not_opened(store, run, monkeypatch, kin
     assert "k" not in opened
     assert store.list("") == {}
     assert in_time(lambda: store.create("k", b"mine")) is False
-    store.put("k", [b"mine"])
-    assert store.get("k") == b"mine"
+    before = os.lstat("k")
+    for act in (
+        lambda: store.put("k", [b"mine"]),
+        lambda: store.delete(["k"]),
+        lambda: store.delete(["k"], unread=True),
+    ):
+        error = in_time(act)
+        assert isinstance(error, StoreUnavailableError)
+        assert error.lasting
+        assert f"it is {kind}, and the objects of a run are regular files. Remove what is not the run's" in str(error)
+    assert os.lstat("k") == before, "it is neither replaced nor removed"
+    assert list(run.glob(".tmp-*")) == []
 
 
 def test_a_pipe_that_takes_the_place_of_a_file_at_the_last_moment_hangs_nobody(store, run, monkeypatch):
@@ -273,6 +290,58 @@ def test_a_folder_that_is_gone_is_not_made_again(store, run):
     assert reader.list("") == {}
     with pytest.raises(ObjectNotFoundError):
         reader.get("k")
+
+
+class TestFoldersThatAreMade:
+    @pytest.fixture
+    def base(self, tmp_path):
+        (tmp_path / "mine").mkdir()
+        return tmp_path / "mine"
+
+    def test_for_nothing_are_removed(self, base, monkeypatch):
+        with pytest.raises(StoreUnavailableError, match="File name too long"):
+            connect(base / "a" / "b" / ("x" * 300), rank=0, world_size=1)
+        real = os.mkdir
+
+        def refuses(path, *rest, **options):
+            if str(path).endswith("c"):
+                raise OSError(errno.EACCES, "Permission denied")
+            return real(path, *rest, **options)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "mkdir", refuses)
+            with pytest.raises(StoreUnavailableError, match="cannot be written: Permission denied"):
+                connect(base / "a" / "b" / "c", rank=0, world_size=1)
+        with monkeypatch.context() as patch:
+            patch.setattr("diloco_core._store_folder.create_file", lambda *_: refuses("c"))
+            with pytest.raises(StoreUnavailableError, match="cannot be written: Permission denied"):
+                connect(base / "a" / "b", rank=0, world_size=1)
+        assert list(base.iterdir()) == []
+
+    def test_for_a_run_that_this_store_cannot_carry_are_removed(self, base, monkeypatch):
+        monkeypatch.setattr("diloco_core._exchange_elastic.Patient.creates_once", lambda _: False)
+        with pytest.raises(ConfigurationError, match="created twice"):
+            connect(base / "a" / "b", rank=0, world_size=2, min_replicas=1)
+        assert list(base.iterdir()) == []
+
+    def test_by_others_or_with_something_in_them_stay(self, base, monkeypatch):
+        (base / "theirs").mkdir()
+
+        def somebody_comes(_):
+            (base / "theirs" / "a" / "note").touch()
+            return False
+
+        monkeypatch.setattr("diloco_core._exchange_elastic.Patient.creates_once", lambda _: False)
+        with pytest.raises(ConfigurationError, match="created twice"):
+            connect(base / "theirs", rank=0, world_size=2, min_replicas=1)
+        monkeypatch.setattr("diloco_core._exchange_elastic.Patient.creates_once", somebody_comes)
+        with pytest.raises(ConfigurationError, match="created twice"):
+            connect(base / "theirs" / "a" / "b", rank=0, world_size=2, min_replicas=1)
+        assert [path.relative_to(base).as_posix() for path in sorted(base.rglob("*"))] == [
+            "theirs",
+            "theirs/a",
+            "theirs/a/note",
+        ]
 
 
 class TestPowerCuts:
