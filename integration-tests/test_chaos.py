@@ -14,6 +14,9 @@ import pytest
 CHAOS = Path(__file__).parents[1] / "tools/chaos"
 
 
+CHECKED = ("steps recomputed", "values", "ledgers of contributions", "states of replicas", "starts")
+
+
 def chaos(folder, *arguments):
     """One disturbed run; what it says."""
     command = [sys.executable, str(CHAOS / "run.py"), *arguments, "--keep", str(folder / "kept")]
@@ -25,7 +28,7 @@ def chaos(folder, *arguments):
     assert done.returncode == 0
     assert result["ends"]["errors"] == {}
     checks = result["checks"]
-    for what in ("steps recomputed", "values", "ledgers of contributions", "states of replicas", "starts"):
+    for what in CHECKED:
         assert checks[what] > 0, checks
     return result
 
@@ -34,15 +37,18 @@ def chaos(folder, *arguments):
 def read(monkeypatch):
     """What the reader says of a run that was kept."""
     monkeypatch.syspath_prepend(CHAOS)
-    reader, objects = importlib.import_module("reader"), importlib.import_module("objects")
+    names = ("reader", "strict", "objects", "arithmetic")
+    reader, strict, objects, _ = map(importlib.import_module, names)
 
     def say(folder):
-        outsider = reader.Reader(objects.Objects(folder / "store", folder / "history"))
+        own = objects.Objects(folder / "store", folder / "history")
+        left = folder / "contributions"
+        outsider = strict.StrictReader(own, left) if left.exists() else reader.Reader(own)
         outsider.read()
         return " ".join(outsider.violations)
 
     yield say
-    for name in ("reader", "objects", "arithmetic"):
+    for name in names:
         del sys.modules[name]
 
 
@@ -76,6 +82,23 @@ def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read)
         shutil.rmtree(copy)
 
 
+def test_a_short_strict_run_and_a_reader_that_sees_damage(tmp_path, read):
+    result = chaos(tmp_path, "--strict", "--seconds", "1", "--stop-every", "1", "--grace", "0.2", "--replicas", "2")
+    assert result["trouble"]["stops"] >= 1
+    assert result["checks"]["sent contributions"] > 0
+    kept = tmp_path / "kept"
+    assert read(kept) == ""
+    for path, sentence in (
+        (newest_shard(kept), "as rounding explains"),
+        (max((kept / "history/deltas").rglob("*.safetensors")), "than was contributed"),
+        (max((kept / "contributions").iterdir()), "as rounding explains"),
+    ):
+        whole = path.read_bytes()
+        shift(path)
+        assert sentence in read(kept)
+        path.write_bytes(whole)
+
+
 def newest_shard(kept, where="history"):
     return max((kept / where / "state").rglob("*.safetensors"))
 
@@ -85,7 +108,7 @@ def shift(path):
     data = bytearray(path.read_bytes())
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
-    name = next(name for name in header if name.startswith("values.") and header[name]["dtype"] == "F32")
+    name = next(name for name in header if name != "__metadata__" and header[name]["dtype"] == "F32")
     start = 8 + size + header[name]["data_offsets"][0]
     value = np.frombuffer(data[start : start + 4], np.float32)[0]
     data[start : start + 4] = np.float32(value + 0.001).tobytes()
@@ -97,16 +120,21 @@ def shift(path):
     "arguments",
     [
         pytest.param(["--kill-every", "4", "--damage-every", "15"], id="killed"),
+        pytest.param(["--topology", "gather", "--kill-every", "6", "--damage-every", "12"], id="gather"),
         pytest.param(["--stop-every", "4", "--kill-every", "30", "--grace", "0.6", "--fragments", "2"], id="stopped"),
         pytest.param(
             ["--store", "obstore+s3", "--faults", "1", "--kill-every", "15", "--stop-every", "15"],
             id="obstore",
         ),
         pytest.param(["--store", "fsspec+s3", "--faults", "1", "--kill-every", "20", "--averaging"], id="s3fs"),
+        pytest.param(
+            ["--strict", "--store", "obstore+s3", "--faults", "1", "--stop-every", "8", "--fragments", "2"],
+            id="strict",
+        ),
     ],
 )
 def test_minutes_of_trouble(tmp_path, arguments):
-    result = chaos(tmp_path, "--seconds", "135", *arguments)
+    result = chaos(tmp_path, "--seconds", "100", *arguments)
     assert result["syncs"] > 10
     assert result["accuracy"] > 0.4  # untrained: 0.1
     assert not list(tmp_path.glob("diloco-chaos-*"))

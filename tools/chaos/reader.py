@@ -186,11 +186,10 @@ class Reader:
     def _state(self, sync: int, fragment: int) -> State | None:
         """A published state, where all of its shards were seen."""
         table = self.fragments[fragment]
-        folder = f"state/{sync:08}" if sync else f"initial/{self.manifest['initial']}"
         shards = []
         sums = []
         for shard in range(table["shards"]):
-            key = f"{folder}/{fragment:03}.{shard:05}.safetensors"
+            key = self._state_key(sync, fragment, shard)
             data = self.objects.read(key)
             if data is None:
                 return None
@@ -206,6 +205,10 @@ class Reader:
         self.published[sync, fragment] = state
         self._sums = sums
         return state
+
+    def _state_key(self, sync: int, fragment: int, shard: int) -> str:
+        folder = f"state/{sync:08}" if sync else f"initial/{self.manifest['initial']}"
+        return f"{folder}/{fragment:03}.{shard:05}.safetensors"
 
     def _compare(
         self, sync: int, fragment: int, computed: State, published: State, scales: list[Vector], steps: int
@@ -304,9 +307,8 @@ class Reader:
         for fragment, table in enumerate(self.fragments):
             own = [commit["sync"] for commit in self.commits[fragment :: len(self.fragments)]]
             done = max((sync for sync in own if f"state/{sync:08}/{fragment:03}.done.json" in there), default=0)
-            folder = f"state/{done:08}" if done else f"initial/{self.manifest['initial']}"
             for shard in range(table["shards"]):
-                key = f"{folder}/{fragment:03}.{shard:05}.safetensors"
+                key = self._state_key(done, fragment, shard)
                 self._expect("named objects", key in there, f"{key} is missing, and it belongs to the newest state")
             for sync in own:
                 if sync > done:

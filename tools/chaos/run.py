@@ -30,6 +30,7 @@ from lives import LifeReader
 from objects import Objects
 from proxy import FaultProxy
 from reader import Reader
+from strict import StrictReader
 from trouble import Trouble
 
 if TYPE_CHECKING:
@@ -82,7 +83,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--keep", help="a folder for everything that the run leaves; otherwise nothing is kept")
+    parser.add_argument("--strict", action="store_true", help="strict membership: stops and faults only, one life each")
     arguments = parser.parse_args()
+    if arguments.strict and (arguments.kill_every or arguments.damage_every or arguments.topology != "sharded"):
+        parser.error("--strict is without --kill-every, --damage-every and --topology: who dies ends a strict run")
     if arguments.faults and arguments.store == "folder":
         parser.error("--faults is for runs over S3: a folder has no proxy before it")
     return arguments
@@ -91,6 +95,8 @@ def parse() -> argparse.Namespace:
 def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> dict[str, Any]:
     """One disturbed run, and everything that can be said of it."""
     settings = {
+        "min_replicas": 0 if arguments.strict else 2,
+        "contributions": str(folder / "contributions"),
         "grace": arguments.grace,
         "sync_timeout": _MOST_SECONDS_MORE,
         "topology": arguments.topology,
@@ -105,7 +111,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         fault: rate * arguments.faults for fault, rate in RATES.items() if fault.name.lower() not in arguments.without
     }
     faults = Faults(random.Random(arguments.seed + 1), rates)
-    history = History(folder / "history", arguments.fragments)
+    history = History(folder / "history", arguments.fragments, strict=arguments.strict)
     replicas = folder / "replicas"
     replicas.mkdir()
     started = time.monotonic()
@@ -114,7 +120,7 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
     with meeting_place(arguments.store, folder, history, faults) as (uri, environment, shelf):
         damage = Damage(shelf, history, chance)
         every = (arguments.kill_every, arguments.stop_every, arguments.damage_every)
-        trouble = Trouble(chance, arguments.grace, *every, damage.strike)
+        trouble = Trouble(chance, arguments.grace, *every, damage.strike, arguments.strict)
         with Cohort(replicas, arguments.replicas, {"uri": uri, **settings}, environment) as cohort:
             cohort.outages = lambda: "outage" in faults.counts
             try:
@@ -124,7 +130,8 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
             except (TimeoutError, RuntimeError) as error:
                 problems.append(f"{error}")
         lines = cohort.lines()
-    reader, lives = Reader(Objects(folder / "store", folder / "history", history.damaged())), LifeReader(lines)
+    objects, lives = Objects(folder / "store", folder / "history", history.damaged()), LifeReader(lines)
+    reader = StrictReader(objects, folder / "contributions") if arguments.strict else Reader(objects)
     reader.read()
     lives.read(digests(reader))
     if quality:

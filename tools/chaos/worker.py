@@ -17,6 +17,7 @@ from typing import Any
 import torch
 import xxhash
 from safetensors.torch import load_file
+from strict import leave_contributions
 from training import Batches, Model, examples
 
 from diloco_core import CoreError, DiLoCo, FencedError, SyncReport, connect, export
@@ -35,6 +36,8 @@ class Settings:
         life: Which life of the rank it is, as the one who starts them counts.
         log: Where it leaves a JSON line per event.
         stop: Once this file exists, it says after how many syncs to end.
+        min_replicas: As in ``connect``; 0 for a strict run.
+        contributions: In a strict run, where every replica leaves its contributions.
         grace: As in ``connect``.
         sync_timeout: As in ``connect``.
         topology: As in ``connect``.
@@ -52,6 +55,8 @@ class Settings:
     life: int
     log: str
     stop: str
+    min_replicas: int
+    contributions: str
     grace: float
     sync_timeout: float
     topology: str
@@ -116,15 +121,22 @@ def train(settings: Settings, log: Log) -> None:
     batches = Batches(settings.rank)
     witness = Witness(batches, inner, log)
     torch.manual_seed(settings.rank)
+    elastic = settings.min_replicas > 0
+    membership: dict[str, Any] = {
+        "min_replicas": settings.min_replicas,
+        "grace": settings.grace,
+        "topology": settings.topology,
+    }
+    saved: dict[str, Any] = {"stateful": {"witness": witness}, "save_inner_every": settings.save_inner_every}
     exchange = connect(
         settings.uri,
         rank=settings.rank,
         world_size=settings.world_size,
-        min_replicas=2,
-        grace=settings.grace,
         sync_timeout=settings.sync_timeout,
-        topology=settings.topology,  # type: ignore[arg-type]
+        **(membership if elastic else {}),
     )
+    if not elastic:
+        leave_contributions(exchange, Path(settings.contributions), lambda: outer.inner_steps)
 
     def seen(report: SyncReport) -> None:
         state = xxhash.xxh3_64()
@@ -132,7 +144,9 @@ def train(settings: Settings, log: Log) -> None:
             for copy in fragment["copy"]:
                 state.update(copy.numpy().tobytes())
         own = {"position": batches.position, "counted": outer.inner_steps}
-        log("sync", digest=state.hexdigest(), **own, report=json.loads(report.to_json()))
+        # A strict run counts the syncs of its initial values, too.
+        number = report.sync if elastic else outer.committed
+        log("sync", digest=state.hexdigest(), **own, report={**json.loads(report.to_json()), "sync": number})
         for _ in range(report.batches_to_skip):
             next(batches)
 
@@ -144,9 +158,8 @@ def train(settings: Settings, log: Log) -> None:
         fragments=[model.first, model.second] if settings.fragments == 2 else 1,
         outer_lr=settings.outer_lr,
         outer_momentum=settings.outer_momentum,
-        stateful={"witness": witness},
-        save_inner_every=settings.save_inner_every,
         on_sync=seen,
+        **(saved if elastic else {}),
     )
     witness.outer = outer
     with outer:
