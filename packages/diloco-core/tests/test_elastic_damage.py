@@ -188,6 +188,20 @@ def test_the_first_state_is_made_again_from_the_initial_one(topology):
     assert violations(outcome, training) == []
 
 
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_the_log_names_what_was_written_again_and_nothing_else(topology, how, caplog):
+    run = _Run(topology, "stopped")
+    for key in ("state/00000004/001.00000.safetensors", "commits/00000004.json"):
+        caplog.clear()
+        assert run.resumed(key, None if how == "gone" else _flipped(run.objects[key], 2000)) == ({}, [])
+        messages = [record.getMessage() for record in caplog.records]
+        again = [message for message in messages if " again with the same content, " in message]
+        assert {message.split()[3] for message in again} == {key}
+        told = "because it is gone" if how == "gone" else "because it is damaged: "
+        assert all(told in message for message in again)
+
+
 class _TearsOnce(SimulatedStore):
     """A part of one record is all that is left of it, before anybody has read it."""
 
@@ -242,10 +256,10 @@ def test_a_shard_is_not_written_again_from_other_values():
         life = node.exchange._life
         whole = store.objects[key]
         store.damage(key, b"")
-        rewrite_shard(life, life.fragments[0], 3, 0, "it is gone")
+        rewrite_shard(life, life.fragments[0], 3, 0, None)
         assert store.objects[key] == whole
         life.fragments[0].job.copy[0].add_(1)
-        rewrite_shard(life, life.fragments[0], 3, 0, "it is gone")
+        rewrite_shard(life, life.fragments[0], 3, 0, None)
 
     outcome = simulate(
         train, Schedule(1, latency=0.01), Elastic(1, grace=5.0, topology="sharded"), store=store, most_lives=1

@@ -75,10 +75,11 @@ class Adoption:
             for shard in shards:
                 self._compute(shard)
             return
-        for shard in shards:
-            if self.owner(shard) == self._member:
-                self._compute(shard)
-        self._take([shard for shard in shards if self.owner(shard) != self._member])
+        # A state that is mended has been published once: what is whole of it is taken as it is, by its owner too.
+        own = [shard for shard in shards if self.owner(shard) == self._member and not self._mending]
+        for shard in own:
+            self._compute(shard)
+        self._take([shard for shard in shards if shard not in own])
         if self.designated:
             write_done(self._life, self._commit)
 
@@ -169,7 +170,7 @@ class Adoption:
             found = read_again(life.timing, read)
         except CorruptedObjectError as error:
             self._damaged[shard] = str(error)
-            _log.error("rank %d: %s. It will be computed again.", life.rank, error)
+            _log.error("rank %d: %s. It will be computed again.", life.rank, str(error).rstrip("."))
             return False
         if found is None:
             return False
@@ -291,8 +292,8 @@ class Adoption:
     def _publish(self, shard: int) -> None:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
         if shard in self._damaged or self._mending:
-            reason = self._damaged.pop(shard, "it is gone")
-            self._settle(shard, *rewrite_shard(life, self._progress, sync, shard, reason))
+            damage = self._damaged.pop(shard, None)
+            self._settle(shard, *rewrite_shard(life, self._progress, sync, shard, damage))
             return
         sums: list[Sums] = []
         stored = life.shard(sync, index, shard)

@@ -76,28 +76,34 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
                 raise CorruptedObjectError(
                     f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged"
                 )
-            if _load_fragment(life, index, sync):
+            missing = _load_fragment(life, index, sync)
+            if missing is None:
                 return True
             if newest_done(life.store.list("state/"), len(life.fragments))[index] > history.newest[index]:
                 return False
-            raise CorruptedObjectError(f"an object of the state of fragment {index} after sync {sync} is gone")
+            raise CorruptedObjectError(f"{life.origin(missing)} is gone")
         except CorruptedObjectError as error:
             if first is None:
                 first = error
                 life.mending[index], life.reasons[index] = sync, str(error)
-            _log.error("rank %d: %s. Trying to make it again from the state before.", life.rank, str(error).rstrip("."))
+            todo = (
+                "Trying to make it again from the state before."
+                if sync
+                else "It is the first: there is none before it."
+            )
+            _log.error("rank %d: %s. %s", life.rank, str(error).rstrip("."), todo)
     if first is None:
         return False
     raise first
 
 
-def _load_fragment(life: Life, index: int, sync: int) -> bool:
-    """Load a fragment's state; False where it is not there (any more)."""
+def _load_fragment(life: Life, index: int, sync: int) -> str | None:
+    """Load a fragment's state; returns the key of an object that is not there (any more), if one is missing."""
     job = life.fragments[index].job
     if sync:
         found = read_done(life, sync, index)
         if found is None:
-            return False
+            return done_key(sync, index)
         done = found
     else:
         done = life.manifest.done(index)
@@ -110,10 +116,10 @@ def _load_fragment(life: Life, index: int, sync: int) -> bool:
         for number, (key, reader) in enumerate(zip(keys, readers, strict=True)):
             life.fragments[index].forget_outer(number, life.chunk_bytes)
             if not _load_shard(life, fresh, number, key, reader):
-                return False
+                return key
             fresh.values_at[number] = sync
     life.fragments[index] = fresh
-    return True
+    return None
 
 
 def _load_shard(life: Life, fresh: Progress, number: int, key: str, opened: ObjectReader | None) -> bool:

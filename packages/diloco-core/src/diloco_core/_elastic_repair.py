@@ -68,7 +68,7 @@ def commit_again(life: Life, sync: int, damage: CorruptedObjectError | None) -> 
     if commit is None:
         return None
     data = commit.to_json()
-    _say(life, commit_key(sync), damage or "it is gone")
+    _say(life, commit_key(sync), damage)
     if damage is None:
         life.store.create(commit_key(sync), lambda: data)
     else:
@@ -76,8 +76,10 @@ def commit_again(life: Life, sync: int, damage: CorruptedObjectError | None) -> 
     return commit, digest(data)
 
 
-def rewrite_shard(life: Life, progress: Progress, sync: int, number: int, reason: object) -> Sums:
+def rewrite_shard(life: Life, progress: Progress, sync: int, number: int, damage: object) -> Sums:
     """Write a shard of a state again from memory, which holds its values and its outer state.
+
+    ``damage`` says what is wrong with what the store holds; None: nothing is there.
 
     Raises:
         CorruptedObjectError: Memory holds other values than were published.
@@ -89,7 +91,7 @@ def rewrite_shard(life: Life, progress: Progress, sync: int, number: int, reason
     done = readable_done(life, sync, index)
     if done is not None and sums != (done.sums[number], done.rests[number]):
         raise computed_otherwise(life, key)
-    _say(life, key, reason)
+    _say(life, key, damage)
     life.store.put(key, lambda: shard.parts(metadata))
     return sums
 
@@ -112,9 +114,13 @@ def mend_published(life: Life, index: int) -> None:
     done = readable_done(life, progress.sync, index)
     for number in range(progress.job.layout.shards):
         if progress.values_at[number] == progress.outer_at[number] == progress.sync:
-            reason = _damage(life, progress.sync, index, number, done)
-            if reason is not None:
-                rewrite_shard(life, progress, progress.sync, number, reason)
+            damage: CorruptedObjectError | None = None
+            try:
+                if check_shard(life, progress.sync, index, number, done) is not None:
+                    continue
+            except CorruptedObjectError as error:
+                damage = error
+            rewrite_shard(life, progress, progress.sync, number, damage)
 
 
 def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
@@ -215,12 +221,7 @@ def check_shard(life: Life, sync: int, index: int, number: int, done: Done | Non
     return sums
 
 
-def _damage(life: Life, sync: int, index: int, number: int, done: Done | None) -> str | None:
-    try:
-        return None if check_shard(life, sync, index, number, done) is not None else "it is gone"
-    except CorruptedObjectError as error:
-        return str(error)
-
-
-def _say(life: Life, key: str, reason: object) -> None:
-    _log.error("rank %d: writing %s again with the same content, because it was damaged: %s", life.rank, key, reason)
+def _say(life: Life, key: str, damage: object) -> None:
+    """Tell what is written again and why: ``damage`` says what is wrong with it, None that it is gone."""
+    why = "it is gone" if damage is None else f"it is damaged: {damage}"
+    _log.error("rank %d: writing %s again with the same content, because %s", life.rank, key, why)
