@@ -119,3 +119,60 @@ def test_gather_a_minority_may_heal_more_than_once(monkeypatch):
     outcome = simulate(training, Schedule(3), settings, most_lives=1)
     assert outcome.errors() == {}
     assert [report.reloaded for report in training.reports[1, 1]].count(True) == 2
+
+
+class _OuterFlips(SimulatedTraining):
+    """A bit flips in what rank 1 keeps of the outer optimizer, after its sync 3."""
+
+    def __call__(self, node):
+        restore = node.exchange.restore
+
+        def remember(jobs):
+            self.pauses[node.rank, node.life, "jobs"] = jobs
+            return restore(jobs)
+
+        node.exchange.restore = remember
+        return super().__call__(node)
+
+    def gradient(self, rank, life, step, size):
+        if (rank, life, step) == (1, 1, 6):
+            (job,) = self.pauses[rank, life, "jobs"]
+            for shard in range(job.layout.shards):
+                for chunk in job.layout.chunks(shard, 2**20):
+                    job.outer_state(chunk)["momentum_buffer"][0] += 0.5
+        return SimulatedTraining.gradient(rank, life, step, size)
+
+
+def test_gather_outer_state_that_one_replica_alone_holds_is_not_gone_on_from(caplog):
+    training = _OuterFlips(syncs=8, sizes=(40,))
+    settings = Elastic(2, grace=20.0, topology="gather", publish_every=1)
+    outcome = simulate(training, Schedule(3), settings, most_lives=1)
+    assert outcome.errors() == {}
+    assert {what.split(",")[0] for what in violations(outcome, training)} <= {"after sync 4"}
+    assert "the outer optimizer's tensors in simulated://run/state/00000003/000.00001.safetensors differ" in caplog.text
+    assert "state/00000003/000.done.json" not in outcome.store.decided | outcome.store.objects
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_gather_outer_state_is_compared_when_a_run_ends(first, caplog):
+    """The state that it ends with is published by whoever leaves first, and compared by the others."""
+    training = _OuterFlips(syncs=3, sizes=(40,))
+
+    def train(node):
+        leave = node.exchange.leave
+
+        def late():
+            if not node.exchange.ended:
+                node.sleep(0.0 if node.rank == first else 5.0 + node.rank)
+                if node.rank == 1:
+                    training.gradient(1, 1, 6, 40)
+            leave()
+
+        node.exchange.leave = late
+        training(node)
+
+    outcome = simulate(train, Schedule(3), Elastic(3, grace=20.0, topology="gather", publish_every=8), most_lives=1)
+    assert outcome.errors() == {}
+    errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert [message[:7] for message in errors] == (["rank 1:"] if first == 0 else ["rank 0:", "rank 2:"])
+    assert all("state/00000003/000.done.json says of the published state is not what" in message for message in errors)

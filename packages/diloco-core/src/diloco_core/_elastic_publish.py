@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ._elastic_records import Done, done_key
+from ._elastic_repair import readable_done
 from ._elastic_rules import collectable, kept_from, newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError
 from ._published import shard_metadata
 from ._reread import read_again
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
     from ._elastic_life import Life, Progress
     from ._elastic_records import Commit
     from ._published import Shard, Sums
     from ._store import ObjectReader
 
+_log = logging.getLogger("diloco_core")
+
 
 def write_done(life: Life, commit: Commit) -> None:
     """All shards of a sync are published and adopted: say so."""
-    progress = life.fragments[commit.fragment]
-    rests = tuple(rest for rest in progress.rests if rest is not None)
-    _create_done(life, Done(commit.sync, commit.fragment, tuple(progress.sums), rests, commit))
+    _create_done(life, _own_done(life, life.fragments[commit.fragment], commit))
 
 
 def publish_previous(life: Life, commit: Commit, member: int | None) -> None:
@@ -35,15 +38,13 @@ def publish_previous(life: Life, commit: Commit, member: int | None) -> None:
     progress = life.fragments[commit.fragment]
     before, progress.unfinished = progress.unfinished, None
     members = len(commit.members)
-    if before is not None and member == commit.sync % members:
-        rests = _published_rests(life, before)
-        if rests is not None:
-            _create_done(life, replace(before, rests=rests))
+    if before is not None and member == commit.sync % members and _is_published(life, before):
+        _create_done(life, before)
     if progress.commit is None or not life.published(progress.sync):
         return
-    progress.unfinished = Done(progress.sync, commit.fragment, tuple(progress.sums), (), progress.commit)
-    if member is not None:
-        _publish(life, progress, range(member, progress.job.layout.shards, members))
+    shards = range(progress.job.layout.shards)
+    written = {} if member is None else _publish(life, progress, shards[member::members])
+    progress.unfinished = _own_done(life, progress, progress.commit, written)
 
 
 def finish(life: Life) -> None:
@@ -51,20 +52,21 @@ def finish(life: Life) -> None:
     listing = life.store.list("state/")
     for index, newest in enumerate(newest_done(listing, len(life.fragments))):
         progress = life.fragments[index]
-        if newest >= progress.sync or None in progress.values_at:
+        if newest > progress.sync or None in progress.values_at or not progress.commit:
             continue
-        rests = tuple(rest for rest in progress.rests if rest is not None)
-        done = Done(progress.sync, index, tuple(progress.sums), rests, progress.commit)
+        done = _own_done(life, progress, progress.commit)
         shards = range(progress.job.layout.shards)
+        if newest == progress.sync:
+            if life.gather:
+                _compare_done(life, done)
+            continue
         missing = [shard for shard in shards if life.key(progress.sync, index, shard) not in listing]
         if life.gather:
             # Lives that leave at the same time begin at different shards.
             start = life.rank % len(shards)
             _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
-            found = [_stored_sums(life, progress, index, shard) for shard in shards]
-            if any(sums is None or sums.values != done.sums[shard] for shard, sums in enumerate(found)):
+            if not all(_is_own(life, done, shard, _stored_sums(life, progress, index, shard)) for shard in shards):
                 continue
-            done = replace(done, rests=tuple(sums.rest for sums in found if sums is not None))
         elif missing:
             continue
         _create_done(life, done)
@@ -89,29 +91,72 @@ def collect(life: Life) -> None:
         life.store.delete(gone, unread=True)
 
 
-def _publish(life: Life, progress: Progress, shards: range | list[int]) -> None:
+def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int, Sums]:
+    """Publish shards of the state in memory; returns the checksums of those that this call wrote."""
     job, index = progress.job, life.index(progress.sync)
     metadata = shard_metadata(job, progress.sync)
+    written: dict[int, Sums] = {}
     for number in shards:
+        sums: list[Sums] = []
         shard = life.shard(progress.sync, index, number)
         key = life.key(progress.sync, index, number)
-        life.create(key, partial(shard.parts, metadata))
+        if life.create(key, partial(shard.parts, metadata, sums.append)):
+            written[number] = sums[-1]
+    return written
 
 
-def _published_rests(life: Life, done: Done) -> tuple[int, ...] | None:
-    """What the files of a state say of themselves at their ends; None where one is missing, or is not of this state."""
+def _own_done(life: Life, progress: Progress, commit: Commit, written: Mapping[int, Sums] | None = None) -> Done:
+    """The record of the state in memory after a sync; ``written``: checksums of files that this life has just written.
+
+    Gather: outer state takes no part in the digest that the members agree on, so its checksums are computed here, from
+    memory, and what others have published is compared with them. That costs a pass over it, once per publication.
+    """
+    rests = progress.rests
+    if life.gather:
+        metadata, known = shard_metadata(progress.job, commit.sync), written or {}
+        rests = [
+            known[number].rest if number in known else life.shard(commit.sync, commit.fragment, number).rest(metadata)
+            for number in range(progress.job.layout.shards)
+        ]
+    return Done(commit.sync, commit.fragment, tuple(progress.sums), tuple(r for r in rests if r is not None), commit)
+
+
+def _compare_done(life: Life, own: Done) -> None:
+    """Somebody else has called a state complete: say so where it is not what this life has computed."""
+    done = readable_done(life, own.sync, own.fragment)
+    if done is not None and done != own:
+        _log.error(
+            "rank %d: what %s says of the published state is not what this replica has computed: the outer optimizer's tensors "
+            "differ, or the values. Look at the memory of the machines before this run is gone on with.",
+            life.rank,
+            life.origin(done_key(own.sync, own.fragment)),
+        )
+
+
+def _is_published(life: Life, done: Done) -> bool:
+    """Whether the files of all shards are there and are, as they say at their ends, what this life has computed."""
     sync, index = done.sync, done.fragment
     listing = life.store.list(f"state/{sync:08}/")
     keys = [life.key(sync, index, shard) for shard in range(len(done.sums))]
-    if not all(key in listing for key in keys):
-        return None
-    rests = []
-    for shard, key in enumerate(keys):
-        sums = _stored_end(life, life.shard(sync, index, shard), key, listing[key])
-        if sums is None or sums.values != done.sums[shard]:
-            return None
-        rests.append(sums.rest)
-    return tuple(rests)
+    return all(key in listing for key in keys) and all(
+        _is_own(life, done, shard, _stored_end(life, life.shard(sync, index, shard), key, listing[key]))
+        for shard, key in enumerate(keys)
+    )
+
+
+def _is_own(life: Life, done: Done, shard: int, found: Sums | None) -> bool:
+    """Whether a published shard is what this life has computed; says so where it is not."""
+    if found is None or found == (done.sums[shard], done.rests[shard]):
+        return found is not None
+    what = "values" if found.values != done.sums[shard] else "outer optimizer's tensors"
+    _log.error(
+        "rank %d: the %s in %s differ from what this replica has computed. Nobody will begin from this state; a later one takes "
+        "its place. Where this goes on, look at the memory of the machines.",
+        life.rank,
+        what,
+        life.origin(life.key(done.sync, done.fragment, shard)),
+    )
+    return False
 
 
 def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:

@@ -104,33 +104,27 @@ class Shard:
 
     def parts(self, metadata: Mapping[str, str], written: Callable[[Sums], None] | None = None) -> Iterator[Buffer]:
         """The file. ``written`` gets its checksums when all of it is through."""
-        chunks = list(self._layout.chunks(self.number, self._chunk_bytes))
-        outer = self._outer_chunks()
-        names = sorted(self._job.outer_state(outer[0])) if outer else []
-        scalars = dict(self._job.outer_scalars(outer[0])) if outer else {}
-        sections = [*(self.outer(name) for name in names), self.values(), *END]
-        metadata = {**metadata, "shard": str(self.number), "scalars": json.dumps(scalars), "outer": json.dumps(names)}
-        beginning = header(self._layout, sections, metadata)
-        rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
-        yield beginning
+        rest: list[int] = []
+        yield from self._before_values(metadata, rest.append)
         last: Buffer = b""
-        for section, name in zip(sections, names, strict=False):
-            for last in section_parts(section, (self._job.outer_state(chunk)[name] for chunk in outer)):
-                yield last
-            rest.update(last[-CHECKSUM_BYTES:])
-        for last in section_parts(self.values(), (self._job.published(chunk) for chunk in chunks)):
+        for last in section_parts(self.values(), map(self._job.published, self._chunks())):
             yield last
-        sums = Sums(int.from_bytes(last[-CHECKSUM_BYTES:], "little"), rest.intdigest())
+        sums = Sums(int.from_bytes(last[-CHECKSUM_BYTES:], "little"), rest[0])
         yield ending(sums)
         if written is not None:
             written(sums)
 
     def digest(self) -> int:
         """Checksum of the values in memory."""
-        chunks = self._layout.chunks(self.number, self._chunk_bytes)
-        parts = section_parts(self.values(), (self._job.published(chunk) for chunk in chunks))
+        parts = section_parts(self.values(), map(self._job.published, self._chunks()))
         (last,) = deque(parts, maxlen=1)
         return int.from_bytes(last[-CHECKSUM_BYTES:], "little")
+
+    def rest(self, metadata: Mapping[str, str]) -> int:
+        """Checksum of what :meth:`parts` would give now before the values: the header and the outer optimizer's tensors."""
+        found: list[int] = []
+        deque(self._before_values(metadata, found.append), maxlen=0)
+        return found[0]
 
     def sums(self, metadata: Mapping[str, str]) -> Sums:
         """Checksums of the file that :meth:`parts` would give now."""
@@ -170,7 +164,7 @@ class Shard:
         if whole:
             self.outer_state(reader, origin)
         values = self._values_of(reader, origin)
-        for chunk in self._layout.chunks(self.number, self._chunk_bytes):
+        for chunk in self._chunks():
             values.read(scratch.tensor(0, self._layout, chunk))
         return values.verify()
 
@@ -226,11 +220,30 @@ class Shard:
         outer = tuple(piece for piece in pieces if self._is_outer(piece))
         return Section(f"outer.{name}", outer, self._seed("outer", name, self.number))
 
+    def _before_values(self, metadata: Mapping[str, str], checksum: Callable[[int], None]) -> Iterator[Buffer]:
+        outer = self._outer_chunks()
+        names = sorted(self._job.outer_state(outer[0])) if outer else []
+        scalars = dict(self._job.outer_scalars(outer[0])) if outer else {}
+        sections = [*map(self.outer, names), self.values(), *END]
+        metadata = {**metadata, "shard": str(self.number), "scalars": json.dumps(scalars), "outer": json.dumps(names)}
+        beginning = header(self._layout, sections, metadata)
+        rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
+        yield beginning
+        last: Buffer = b""
+        for section, name in zip(sections, names, strict=False):
+            for last in section_parts(section, (self._job.outer_state(chunk)[name] for chunk in outer)):
+                yield last
+            rest.update(last[-CHECKSUM_BYTES:])
+        checksum(rest.intdigest())
+
     def _values_of(self, reader: ObjectReader, origin: str) -> ValuesReader:
         return ValuesReader(reader, self._layout, self.values(), origin)
 
+    def _chunks(self) -> list[Piece]:
+        return list(self._layout.chunks(self.number, self._chunk_bytes))
+
     def _outer_chunks(self) -> list[Piece]:
-        return list(filter(self._is_outer, self._layout.chunks(self.number, self._chunk_bytes)))
+        return list(filter(self._is_outer, self._chunks()))
 
     def _is_outer(self, piece: Piece) -> bool:
         return self._layout.groups[piece.group].rule is Rule.OUTER

@@ -1,0 +1,141 @@
+"""What is read is compared with what its record says of it, wherever a whole object may be the wrong one."""
+
+import pytest
+import torch
+
+from diloco_core import CorruptedObjectError, Elastic
+from diloco_core._elastic_adopt import Adoption, PreviousStateError
+from diloco_core._elastic_repair import check_shard, readable_done
+from diloco_core._published import shard_metadata
+from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+
+_KEY = "state/00000003/000.00000.safetensors"
+
+
+def _with_life(act):
+    """What ``act(life, store)`` raises, after three syncs of a run with one replica; None where nothing."""
+    torch.set_num_threads(1)
+    training, store, caught = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore(), []
+
+    def train(node):
+        node.exchange.leave = lambda: None
+        training(node)
+        try:
+            act(node.exchange._life, store)
+        except CorruptedObjectError as error:
+            caught.append(error)
+
+    settings = Elastic(1, grace=5.0, topology="sharded")
+    outcome = simulate(train, Schedule(1, latency=0.01), settings, store=store, most_lives=1)
+    assert outcome.errors() == {}
+    return caught[0] if caught else None
+
+
+def _written(life):
+    """The file of the state as memory holds it now: whole by its own checksums."""
+    job = life.fragments[0].job
+    return b"".join(map(bytes, life.shard(3, 0, 0).parts(shard_metadata(job, 3))))
+
+
+def _change(life, what):
+    job = life.fragments[0].job
+    if what == "values":
+        job.copy[0][3] += 1
+    elif what == "outer state":
+        job.outer_state(next(iter(job.layout.chunks(0, 2**20))))["momentum_buffer"][3] += 1
+
+
+@pytest.mark.parametrize("what", ["values", "outer state", "nothing"])
+def test_the_state_before_is_the_one_that_was_adopted(what):
+    def act(life, store):
+        progress = life.fragments[0]
+        _change(life, what)
+        store.damage(_KEY, _written(life))
+        if what == "values":
+            progress.values_at[0] = None  # an update was interrupted
+        progress.outer_at[0] = None
+        progress.job.begin()
+        Adoption(life, progress.commit, local=False)._prepare(0)
+        assert progress.values_at[0] == progress.outer_at[0] == 3
+
+    error = _with_life(act)
+    assert (error is None) == (what == "nothing")
+    assert error is None or (isinstance(error, PreviousStateError) and _KEY in str(error))
+
+
+@pytest.mark.parametrize("part", ["values", "outer state", "header", "nothing"])
+def test_a_shard_is_whole_only_if_all_of_it_is(part):
+    def act(life, store):
+        data = bytearray(store.objects[_KEY])
+        if part != "nothing":
+            position = {"values": len(data) - 30, "outer state": len(data) - 30 - 4 * 40 - 8, "header": 30}[part]
+            data[position] ^= 1
+        store.damage(_KEY, bytes(data))
+        check_shard(life, 3, 0, 0)
+
+    assert (_with_life(act) is None) == (part == "nothing")
+
+
+def test_a_shard_that_is_whole_is_compared_with_its_record():
+    def act(life, store):
+        _change(life, "outer state")
+        store.damage(_KEY, _written(life))
+        check_shard(life, 3, 0, 0)
+        check_shard(life, 3, 0, 0, readable_done(life, 3, 0))
+
+    assert "not what the record of its sync says" in str(_with_life(act))
+
+
+def test_gather_who_computes_other_values_mends_nothing(monkeypatch):
+    """One shard of the newest state is damaged, and another one comes out otherwise: this machine rounds differently."""
+    torch.set_num_threads(1)
+    first, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
+    settings = Elastic(2, grace=5.0, topology="gather", publish_every=1)
+    simulate(first, Schedule(2, latency=0.01), settings, store=store)
+    store.damage("state/00000003/000.00001.safetensors", b"")
+    before = dict(store.objects)
+    reduce = Adoption._reduce
+
+    def other(self, shard, local):
+        reduce(self, shard, local)
+        if shard == 0 and self._commit.sync == 3:
+            self._job.copy[0][3] += 2**-10
+
+    monkeypatch.setattr(Adoption, "_reduce", other)
+    again = SimulatedTraining(syncs=4, sizes=(40,), salts=dict(first.salts))
+    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0)
+    errors = list(outcome.errors().values())
+    assert len(errors) == 2, outcome.errors()
+    assert all("another kind of processor rounds differently" in str(error) for error in errors)
+    assert {key: data for key, data in store.objects.items() if key.startswith(("state/", "commits/"))} == {
+        key: data for key, data in before.items() if key.startswith(("state/", "commits/"))
+    }
+
+
+def test_gather_published_values_that_one_replica_alone_holds_are_not_gone_on_from(caplog):
+    """They change in its memory between its contribution and the publication of the state that it was taken from."""
+    torch.set_num_threads(1)
+    training = SimulatedTraining(syncs=8, sizes=(40,))
+
+    def train(node):
+        restore, put = node.exchange.restore, node.connection.put
+
+        def remember(jobs):
+            node.exchange.copies = jobs[0].copy
+            return restore(jobs)
+
+        def flip(key, parts):
+            size = put(key, parts)
+            if node.rank == 1 and key.startswith("deltas/00000004/00001."):
+                node.exchange.copies[0] += 0.5
+            return size
+
+        node.exchange.restore, node.connection.put = remember, flip
+        return training(node)
+
+    settings = Elastic(2, grace=20.0, topology="gather", publish_every=1)
+    outcome = simulate(train, Schedule(3), settings, most_lives=1)
+    assert outcome.errors() == {}
+    assert {what.split(",")[0] for what in violations(outcome, training)} <= {"after sync 4"}
+    assert "the values in simulated://run/state/00000003/000.00001.safetensors differ" in caplog.text
+    assert "state/00000003/000.done.json" not in {key for _, key, _ in outcome.store.history}
