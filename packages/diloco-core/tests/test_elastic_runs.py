@@ -110,7 +110,7 @@ class TestMembership:
         (error,) = {str(error) for error in outcome.errors().values()}
         assert all(isinstance(error, SyncTimeoutError) for error in outcome.errors().values())
         assert "contributions of 2 replicas (min_replicas) within 50 s" in error
-        assert "waiting for rank 1, 2" in error
+        assert "contributed: rank 0; never started: rank 1, 2" in error
         assert not [key for key in outcome.store.objects if key.startswith("commits/")]
 
     def test_a_lone_fresh_replica_never_overwrites_a_run(self):

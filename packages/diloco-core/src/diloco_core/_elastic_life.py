@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
+from ._elastic_attendance import Attendance
 from ._elastic_delta import DeltaFormat
 from ._elastic_records import Rollback, commit_key, digest, read_record, shard_key, state_digest
 from ._elastic_repair import commit_again
@@ -163,6 +164,7 @@ class Life:
         bad: Fragments and syncs whose published state is damaged where loading it does not show.
         answered: Who was answered when it asked for repair.
         decided: The last record that this life has created.
+        attendance: What it has heard of the others.
     """
 
     store: Patient
@@ -188,6 +190,12 @@ class Life:
     bad: set[tuple[int, int]] = field(default_factory=set)
     answered: set[Hint] = field(default_factory=set)
     decided: Commit | None = None
+    attendance: Attendance = field(default_factory=Attendance)
+
+    @property
+    def now(self) -> float:
+        """Seconds of a clock that stands still while the store is away."""
+        return self.timing.clock() - self.store.downtime
 
     @property
     def outer_steps(self) -> int:

@@ -12,7 +12,7 @@ from ._elastic_catchup import diverged
 from ._elastic_delta import SCHEMA_DIGITS, ChangedError
 from ._elastic_life import Reload, Traffic
 from ._elastic_publish import collect
-from ._elastic_records import Commit, Delta, Hint, commit_key, deltas
+from ._elastic_records import Commit, Delta, Hint, commit_key, deltas, highest_epochs
 from ._elastic_repair import answer, commit_mended
 from ._elastic_rules import expected, may_commit, valid
 from ._errors import DivergedError, SyncError, SyncTimeoutError
@@ -49,6 +49,8 @@ class ElasticSync:
         self._open, life.open = (life.open if life.open and life.open.sync == self._sync else None), None
         self._own = self._open
         self._missing: list[int] = []
+        self._contributed: list[int] = []
+        self._elsewhere: list[int] = []
 
     def run(self) -> SyncReport:
         """Run it; afterwards this life stands at the sync's state.
@@ -73,6 +75,7 @@ class ElasticSync:
                 raise
         commit, record = found
         self._check(commit)
+        self._say_who_is_missing(commit)
         fate = self._fate(commit)
         learned = self._job.progress() if fate == "carried" else []
         if fate == "counted" and self._open and self._job.steps and self._open.stop < self._job.steps[1]:
@@ -151,8 +154,10 @@ class ElasticSync:
         life = self._life
         listing = life.store.list(deltas(self._sync))
         self._help(listing)
+        life.attendance.look(listing, life.now)
         chosen = self._valid(listing)
         others = self._others(listing, chosen)
+        self._contributed, self._elsewhere = list(chosen), list(others)
         waited_for = expected(life.members, listing, life.absent) - others.keys()
         if overdue or waited_for <= chosen.keys():
             self._compare(chosen, others)
@@ -239,17 +244,22 @@ class ElasticSync:
         life = self._life
         if self._patience is not None:
             return GaveUp()
-        ranks = (
-            "rank " + ", ".join(map(str, self._missing))
-            if self._missing
-            else "any other rank (those expected have left, or stand at another state)"
-        )
+        ranks = [rank for rank in range(life.manifest.world_size) if rank not in self._contributed]
+        lives = highest_epochs(life.store.list("claims/"))
+        others = life.attendance.describe(ranks, lives, self._elsewhere, life.now)
+        contributed = f"contributed: rank {', '.join(map(str, self._contributed))}; " if self._contributed else ""
         return SyncTimeoutError(
             f"sync {self._sync} ({self._job.name}) at {life.store.uri} did not get contributions of {life.manifest.min_replicas} "
-            f"replicas (min_replicas) within {life.timing.sync_timeout:g} s; waiting for {ranks}. Nothing was "
-            "decided; the run can be resumed from its prefix.",
+            f"replicas (min_replicas) within {life.timing.sync_timeout:g} s: {contributed}{others}. Nothing was decided. Look at "
+            "the logs of those that are missing; when enough replicas can be started, the run can be resumed from its prefix.",
             self._missing,
         )
+
+    def _say_who_is_missing(self, commit: Commit) -> None:
+        life = self._life
+        said = life.attendance.committed(commit, lambda: life.store.list(deltas(commit.sync)), life.now)
+        for level, text in said:
+            _log.log(level, "rank %d: %s", life.rank, text)
 
 
 class GaveUp(Exception):  # noqa: N818 - never leaves the exchange

@@ -151,6 +151,7 @@ class ElasticExchange:
             self._life = life
             with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
                 catch_up(life, first=True)
+            life.attendance.begin(life.rank, life.members, life.now)
             store.patience = self._timing.sync_timeout
         except BaseException as error:
             self.abort(error)

@@ -1,0 +1,140 @@
+"""A replica that is lost is named in the log of the others, and so is who leaves and who is back."""
+
+import logging
+
+import pytest
+import torch
+
+from diloco_core import Elastic, SyncTimeoutError
+from diloco_core._elastic_attendance import Attendance
+from diloco_core._elastic_records import Commit, Delta, Hint
+from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
+
+
+def _delta(rank, sync, epoch=1):
+    return Delta(sync, rank, epoch, sync - 1, sync, "0" * 16, "f" * 16)
+
+
+def _commit(sync, ranks, epoch=1):
+    members = tuple(_delta(rank, sync, epoch) for rank in ranks)
+    return Commit(sync, 0, "0" * 16, "1" * 16, members, {rank: sync for rank in ranks})
+
+
+class TestAttendance:
+    def _begun(self):
+        attendance = Attendance()
+        attendance.begin(0, {0: 0, 1: 0, 2: 0}, 100.0)
+        return attendance
+
+    def test_who_is_silent_is_named_once_with_how_long(self):
+        attendance = self._begun()
+        assert attendance.committed(_commit(1, [0, 1, 2]), list, 110.0) == []
+        ((level, text),) = attendance.committed(_commit(2, [0, 1]), list, 185.0)
+        assert level == logging.WARNING
+        assert text == "nothing has been heard of rank 2 for 75.0 s: sync 2 goes on without it"
+        assert attendance.committed(_commit(3, [0, 1]), list, 200.0) == []
+        assert attendance.committed(_commit(4, [0, 1, 2], 2), list, 210.0) == [
+            (logging.INFO, "rank 2 is back: it takes part in sync 4")
+        ]
+
+    def test_who_never_came(self):
+        ((level, text),) = self._begun().committed(_commit(1, [0, 1]), list, 160.5)
+        assert level == logging.WARNING
+        assert "of rank 2 since this replica began, 60.5 s ago: sync 1 goes on" in text
+
+    def test_the_same_life_is_warned_of_once(self):
+        attendance, levels = self._begun(), []
+        for sync in range(1, 8):
+            ranks = [0, 1, 2] if sync % 2 else [0, 1]
+            levels += [level for level, _ in attendance.committed(_commit(sync, ranks), list, 10.0 * sync)]
+        assert levels == [logging.WARNING] + [logging.INFO] * 5
+        assert attendance.committed(_commit(9, [0, 1, 2], 2), list, 90.0) == []
+        assert attendance.committed(_commit(10, [0, 1], 2), list, 100.0)[0][0] == logging.WARNING
+
+    def test_who_leaves_is_not_lost(self):
+        attendance = self._begun()
+        attendance.committed(_commit(1, [0, 1, 2]), list, 110.0)
+        leaving = [Hint(2, 2, 1, "leave").key]
+        assert attendance.committed(_commit(2, [0, 1]), lambda: leaving, 120.0) == [
+            (logging.INFO, "rank 2 has left or failed: sync 2 goes on without it")
+        ]
+
+    def test_the_farewell_of_an_earlier_life_does_not_count(self):
+        attendance = self._begun()
+        attendance.committed(_commit(1, [0, 1, 2], 2), list, 110.0)
+        ((level, _),) = attendance.committed(_commit(2, [0, 1], 2), lambda: [Hint(2, 2, 1, "leave").key], 120.0)
+        assert level == logging.WARNING
+
+    def test_who_is_only_late_is_not_lost(self):
+        attendance = self._begun()
+        attendance.committed(_commit(1, [0, 1, 2]), list, 110.0)
+        assert attendance.committed(_commit(2, [0, 1]), lambda: [_delta(2, 2).key], 120.0) == []
+        ((level, text),) = attendance.committed(_commit(3, [0, 1]), list, 150.0)
+        assert level == logging.WARNING
+        assert "for 30.0 s" in text
+
+    def test_who_announced_itself_and_never_contributed_is_lost(self):
+        attendance = self._begun()
+        attendance.look([Hint(1, 7, 1, "join").key], 130.0)
+        attendance.look([Hint(1, 7, 1, "join").key], 150.0)
+        said = attendance.committed(_commit(1, [0, 1, 2]), list, 190.0)
+        assert [text for _, text in said] == ["nothing has been heard of rank 7 for 60.0 s: sync 1 goes on without it"]
+
+    def test_who_was_not_there_itself_accuses_nobody(self):
+        assert self._begun().committed(_commit(1, [1]), lambda: pytest.fail("asked"), 160.0) == []
+
+    def test_without_anybody_missing_nothing_is_listed(self):
+        assert self._begun().committed(_commit(1, [0, 1, 2]), lambda: pytest.fail("asked"), 160.0) == []
+
+    def test_it_says_of_every_rank_what_became_of_it(self):
+        attendance = self._begun()
+        attendance.look([Hint(1, 3, 2, "leave").key, Hint(1, 4, 1, "leave").key, Hint(1, 5, 1, "join").key], 110.0)
+        lives = {1: 1, 3: 2, 4: 2, 5: 1, 6: 1}
+        assert attendance.describe([1, 2, 3, 4, 5, 6, 7], lives, [6], 150.0) == (
+            "at another state: rank 6; left or failed: rank 3; never started: rank 2, 7; "
+            "silent: rank 1 (since this replica began, 50.0 s ago), 4 (for 40.0 s), 5 (for 40.0 s)"
+        )
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
+    torch.set_num_threads(1)
+    training = SimulatedTraining(syncs=12, sizes=(40,))
+    fault = Fault(2, 1, 50, "kill before")
+    settings = Elastic(2, grace=10.0, topology=topology)
+    with caplog.at_level(logging.INFO, "diloco_core"):
+        outcome = simulate(training, Schedule(3, faults=[fault], restart_after=12.0), settings)
+    assert violations(outcome, training) == []
+    told = [(record.levelno, record.getMessage()) for record in caplog.records]
+    for rank in (0, 1):
+        lost = [
+            (level, text) for level, text in told if text.startswith(f"rank {rank}: nothing has been heard of rank 2")
+        ]
+        assert [level for level, _ in lost] == [logging.WARNING]
+        assert 10.0 < float(lost[0][1].split(" for ")[1].split()[0]) < 15.0
+        assert [level for level, text in told if text.startswith(f"rank {rank}: rank 2 is back")] == [logging.INFO]
+    assert not [text for _, text in told if "of rank 0" in text or "of rank 1" in text]
+
+
+def test_without_trouble_nothing_is_told(caplog):
+    torch.set_num_threads(1)
+    with caplog.at_level(logging.INFO, "diloco_core"):
+        simulate(SimulatedTraining(syncs=4, sizes=(40,)), Schedule(3), Elastic(2, grace=10.0))
+    assert [record.getMessage() for record in caplog.records if "life 1 begins" not in record.getMessage()] == []
+
+
+def test_below_the_quorum_everybody_is_told_apart():
+    """Rank 1 leaves after two syncs, rank 2 dies, and rank 3 never starts."""
+    torch.set_num_threads(1)
+    short, long = SimulatedTraining(syncs=2, sizes=(40,)), SimulatedTraining(syncs=9, sizes=(40,))
+    outcome = simulate(
+        lambda node: (short if node.rank == 1 else long)(node),
+        Schedule(4, starts=[0.0, 0.0, 0.0, 1e6], faults=[Fault(2, 1, 60, "kill before")]),
+        Elastic(2, grace=5.0, topology="sharded"),
+        sync_timeout=50.0,
+        limit=1000.0,
+        most_lives=1,
+    )
+    error = outcome.results[0, 1]
+    assert isinstance(error, SyncTimeoutError)
+    assert "contributed: rank 0; left or failed: rank 1; never started: rank 3; silent: rank 2 (for " in str(error)
