@@ -65,9 +65,7 @@ class Attendance:
         # Who was not there itself cannot tell who else was not.
         if missing and self._rank in members:
             self.look(listing(), now)
-            for rank in missing:
-                if rank not in self._came:
-                    said.append(self._missed(rank, commit.sync, now))
+            said += [self._missed(rank, commit.sync, now) for rank in missing if rank not in self._came]
         self._seen.clear()
         self._came.clear()
         return said

@@ -31,6 +31,7 @@ from ._timing import Wait
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ._elastic_life import Life
     from ._elastic_settings import Elastic
     from ._fragment import Fragment
     from ._patient import Patient
@@ -124,6 +125,42 @@ def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
         raise
 
 
+def watch_manifest(life: Life) -> None:
+    """See to it that the run's manifest is still there: without it nobody can join or resume the run.
+
+    Raises:
+        RunExistsError: Another run's manifest has taken its place.
+        FormatError: The same, and another version has written it.
+    """
+    own, store = life.manifest.to_json(), life.store
+
+    def read() -> Manifest | None:
+        data = store.get(MANIFEST)
+        # What it says is of no interest as long as its bytes are those that this life has read.
+        return (
+            life.manifest if data == own else None if data is None else Manifest.from_json(data, life.origin(MANIFEST))
+        )
+
+    text = "rank %d: %s. Writing it again with the same content. Something else deletes or changes objects of this run."
+    try:
+        found = life.again(read)
+    except CorruptedObjectError as error:
+        _log.error(text, life.rank, str(error).rstrip("."))
+        store.put(MANIFEST, lambda: [own])
+        return
+    if found is None:
+        _log.error(text, life.rank, f"{life.origin(MANIFEST)} is gone")
+        if store.create(MANIFEST, lambda: own):
+            return
+        found = life.again(read)
+    if found is not None and found != life.manifest:
+        raise RunExistsError(
+            f"the manifest of another run (begun by run {found.run_id!r}, rank {found.writer}) has taken the place of this run's "
+            f"at {store.uri}: two runs share a prefix, and this replica (rank {life.rank} of run {life.manifest.run_id!r}) stops "
+            "before they mix. Give every run a prefix of its own; to go on with this run, put its manifest back."
+        )
+
+
 def claim(store: Patient, rank: int) -> int:
     """Claim the next epoch of a rank; the rank's earlier lives will stop.
 
@@ -152,7 +189,7 @@ def _check_unused(store: Patient) -> None:
     if left and store.get(MANIFEST) is None:
         raise RunExistsError(
             f"{store.uri} holds the remains of a run ({left[0]}), but no {MANIFEST}: that was removed. Put it back to go on "
-            "with that run, remove everything below the prefix, or begin the new run on another prefix."
+            "with that run (replicas that still run do that by themselves, every few syncs), remove everything below the prefix, or begin the new run on another prefix."
         )
 
 

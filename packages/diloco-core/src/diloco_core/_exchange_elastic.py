@@ -18,7 +18,7 @@ from ._elastic_publish import finish
 from ._elastic_records import Hint, Rollback, claim_key, inner_key, parse_inner
 from ._elastic_rollback import obey_rollback, saying_what_to_do
 from ._elastic_settings import Elastic
-from ._elastic_start import claim, open_run
+from ._elastic_start import claim, open_run, watch_manifest
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
 from ._errors import ConfigurationError, CorruptedObjectError, FencedError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncReport
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 16 * 2**20
 """Most bytes of values in a shard; with the momentum its object has twice as many, and obstore holds it in memory."""
+
+WATCH_EVERY = 8
+"""Every how many syncs a life sees to it that the manifest is still there; it is one small request."""
 
 _TELL_SECONDS = 5.0
 
@@ -212,6 +215,8 @@ class ElasticExchange:
             self._first = False
             report = ElasticSync(life, 2 * self.settings.grace if last else None).run()
             life.differed = False
+            if life.sync % WATCH_EVERY == 0:
+                watch_manifest(life)
         except GaveUp:
             report = self._nothing(life, job, "none" if life.open is None else "open")
         except Reload as reason:
@@ -307,6 +312,7 @@ class ElasticExchange:
             try:
                 if self._life is not None and self._life.fragments[0].sums:
                     self._hint(self._life, "leave")
+                    watch_manifest(self._life)
                     finish(self._life)
             finally:
                 self.store.close()

@@ -1,0 +1,136 @@
+"""The manifest disappears or changes while replicas live: they put it back, or stop where another run's stands there."""
+
+import logging
+
+import pytest
+import torch
+
+from diloco_core import Elastic, FormatError, RunExistsError
+from diloco_core._elastic_records import MANIFEST, Manifest, commit_key
+from diloco_core._sealed import seal
+from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+
+
+class _Meddled(SimulatedStore):
+    """``meddle(store)`` is called once, right after a sync was decided."""
+
+    def __init__(self, sync, meddle):
+        super().__init__()
+        self.sync, self.meddle = sync, meddle
+
+    def write(self, key, data):
+        super().write(key, data)
+        if key == commit_key(self.sync) and self.meddle is not None:
+            meddle, self.meddle = self.meddle, None
+            meddle(self)
+
+
+def _run(meddle, sync=4, syncs=9, **options):
+    torch.set_num_threads(1)
+    training, store = SimulatedTraining(syncs=syncs, sizes=(12,), **options), _Meddled(sync, meddle)
+    settings = Elastic(2, grace=5.0, topology="sharded")
+    outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0)
+    return outcome, training
+
+
+def _errors(caplog):
+    return [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+
+
+@pytest.mark.parametrize(
+    ("meddle", "told"),
+    [
+        (lambda store: store.remove(MANIFEST), "manifest.json is gone"),
+        (lambda store: store.damage(MANIFEST, store.objects[MANIFEST][:90]), "does not end with a checksum"),
+        (lambda store: store.damage(MANIFEST, b""), "truncated or damaged"),
+    ],
+    ids=["gone", "cut short", "empty"],
+)
+@pytest.mark.parametrize("sync", [4, 9])
+def test_it_is_written_again_with_the_same_content(meddle, told, sync, caplog):
+    """At the next eighth sync, or when the replicas leave."""
+    outcome, training = _run(meddle, sync)
+    assert violations(outcome, training) == []
+    assert outcome.store.objects[MANIFEST] == outcome.store.decided[MANIFEST]
+    assert _errors(caplog)
+    assert all(told in text and "Writing it again with the same content" in text for text in _errors(caplog))
+    again = SimulatedTraining(syncs=11, sizes=(12,), salts=dict(training.salts))
+    settings = Elastic(2, grace=5.0, topology="sharded")
+    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=outcome.store, most_lives=1)
+    assert violations(outcome, again) == []
+
+
+def test_where_another_run_stands_nobody_goes_on(caplog):
+    first, _ = _run(None, syncs=1)
+    foreign = first.store.objects[MANIFEST]
+
+    def replaced(store):
+        assert foreign != store.objects[MANIFEST]
+        store.damage(MANIFEST, foreign)
+
+    outcome, _ = _run(replaced)
+    for rank in (0, 1):
+        error = outcome.results[rank, 1]
+        assert isinstance(error, RunExistsError)
+        assert "the manifest of another run" in str(error)
+    assert outcome.store.objects[MANIFEST] == foreign
+    assert commit_key(9) not in outcome.store.objects
+
+
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (seal("manifest", MANIFEST, {"membership": "strict"}), RunExistsError),
+        (b'{"kind": "manifest", "format": 2}', FormatError),
+    ],
+    ids=["strict", "another format"],
+)
+def test_what_it_cannot_read_of_another_run_stays_too(data, kind):
+    outcome, _ = _run(lambda store: store.damage(MANIFEST, data))
+    assert {type(error) for error in outcome.errors().values()} == {kind}
+    assert outcome.store.objects[MANIFEST] == data
+
+
+def test_somebody_else_is_faster():
+    """Between looking and writing, another run begins there."""
+    first, _ = _run(None, syncs=1)
+    foreign = first.store.objects[MANIFEST]
+    assert Manifest.from_json(foreign, "").world_size == 2
+    torch.set_num_threads(1)
+    store = _Meddled(4, lambda store: store.remove(MANIFEST))
+
+    def train(node):
+        create = node.connection.create
+
+        def slow(key, data):
+            if key == MANIFEST and commit_key(8) in store.objects:
+                store.damage(MANIFEST, foreign)
+            return create(key, data)
+
+        node.connection.create = slow
+        return SimulatedTraining(syncs=9, sizes=(12,))(node)
+
+    settings = Elastic(2, grace=5.0, topology="sharded")
+    outcome = simulate(train, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0)
+    assert {type(error) for error in outcome.errors().values()} == {RunExistsError}
+    assert store.objects[MANIFEST] == foreign
+
+
+def test_it_is_read_every_eighth_sync_and_at_the_end_only():
+    reads = []
+
+    def train(node):
+        get = node.connection.get
+
+        def counted(key, *args, **options):
+            if key == MANIFEST:
+                reads.append(node.rank)
+            return get(key, *args, **options)
+
+        node.connection.get = counted
+        return SimulatedTraining(syncs=20, sizes=(12,))(node)
+
+    torch.set_num_threads(1)
+    simulate(train, Schedule(1, latency=0.01), Elastic(1, grace=5.0), most_lives=1)
+    begins = [2, 3]  # reading it until it is there
+    assert len(reads) - 20 // 8 - 1 in begins
