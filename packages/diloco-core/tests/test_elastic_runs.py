@@ -194,7 +194,9 @@ class TestResuming:
 
 class TestRefusals:
     def _errors(self, store, settings, world_size=2, **options):
-        training = SimulatedTraining(syncs=5, sizes=options.pop("sizes", (40,)))
+        training = SimulatedTraining(
+            syncs=5, sizes=options.pop("sizes", (40,)), sync_every=options.pop("sync_every", 2)
+        )
         outcome = simulate(training, Schedule(world_size), settings, store=store, most_lives=1, **options)
         return list(outcome.errors().values())
 
@@ -209,11 +211,24 @@ class TestRefusals:
     @pytest.mark.parametrize(
         ("settings", "options", "kind", "told"),
         [
-            (Elastic(2, grace=5.0), {}, MismatchError, "min_replicas 1, but this replica"),
-            (Elastic(1, grace=5.0), {"world_size": 3}, MismatchError, "world_size 2, but this replica"),
-            (Elastic(1, grace=5.0, topology="sharded"), {}, MismatchError, "topology 'gather', but this replica"),
-            (Elastic(1, grace=5.0), {"sizes": (41,)}, MismatchError, "tensor '0'"),
-            (Elastic(1, grace=5.0), {"sizes": (40, 40)}, MismatchError, "differ in"),
+            (
+                Elastic(2, grace=5.0),
+                {},
+                MismatchError,
+                "was given min_replicas=2. A run keeps what it was begun with: give min_replicas=1",
+            ),
+            (
+                Elastic(1, grace=5.0),
+                {"world_size": 3},
+                MismatchError,
+                "give world_size=2, or begin a new run on another prefix",
+            ),
+            (Elastic(1, grace=5.0, topology="sharded"), {}, MismatchError, "give topology='gather', or begin"),
+            (Elastic(1, grace=5.0, publish_every=3), {}, MismatchError, "give publish_every=4, or begin"),
+            (Elastic(1, grace=5.0, retention=3), {}, MismatchError, "give retention=2, or begin"),
+            (Elastic(1, grace=5.0, resume=True), {"sync_every": 3}, MismatchError, "give sync_every=2, or begin"),
+            (Elastic(1, grace=5.0), {"sizes": (41,)}, MismatchError, "Tensor '0' is float32[40] outer in fragm"),
+            (Elastic(1, grace=5.0), {"sizes": (40, 40)}, MismatchError, "give fragments=1, or begin"),
         ],
     )
     def test_another_model_or_other_settings(self, store, settings, options, kind, told):
@@ -222,6 +237,9 @@ class TestRefusals:
         assert {type(error) for error in errors} == {kind}
         assert told in str(errors[0])
         assert before.items() <= store.objects.items()
+
+    def test_what_is_each_replicas_own_may_be_another(self, store):
+        assert self._errors(store, Elastic(1, grace=7.0, late="drop"), chunk_bytes=64, sync_timeout=50.0) == []
 
     def test_nothing_to_resume(self):
         errors = self._errors(SimulatedStore(), Elastic(1, grace=5.0, resume=True))

@@ -9,20 +9,18 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ._elastic_compare import check_same_run
 from ._elastic_life import layout_bytes, published_shard
 from ._elastic_records import MANIFEST, Manifest, claim_key, commit_sync, epochs, is_claim, shard_key
 from ._elastic_rules import states
 from ._elastic_settings import choose_topology
 from ._errors import (
     CorruptedObjectError,
-    MismatchError,
     RendezvousError,
     RendezvousTimeoutError,
     RunExistsError,
 )
-from ._exchange import Schema
 from ._published import shard_metadata
-from ._rendezvous import compare_schemas
 from ._reread import read_again
 from ._sealed import seal
 from ._strict_records import claimed_ranks
@@ -33,6 +31,7 @@ if TYPE_CHECKING:
 
     from ._elastic_life import Life
     from ._elastic_settings import Elastic
+    from ._exchange import Schema
     from ._fragment import Fragment
     from ._patient import Patient
     from ._published import Sums
@@ -91,7 +90,7 @@ def open_run(
             store.delete(store.list(f"initial/{own.initial}/"))
             if own.unsynced:
                 store.delete(store.list(f"{own.unsynced['folder']}/"))
-    _check(manifest, schema, rank, world_size, run_id, settings, store.uri)
+    check_same_run(manifest, schema, rank=rank, world_size=world_size, run_id=run_id, settings=settings, uri=store.uri)
     if rank == 0 and manifest.writer != 0:
         _log.warning(
             "rank 0: the run at %s was begun by rank %d with its initial values, since rank 0 came more than a grace late. "
@@ -189,7 +188,8 @@ def _check_unused(store: Patient) -> None:
     if left and store.get(MANIFEST) is None:
         raise RunExistsError(
             f"{store.uri} holds the remains of a run ({left[0]}), but no {MANIFEST}: that was removed. Put it back to go on "
-            "with that run (replicas that still run do that by themselves, every few syncs), remove everything below the prefix, or begin the new run on another prefix."
+            "with that run (replicas that still run do that by themselves, every few syncs), remove "
+            "everything below the prefix, or begin the new run on another prefix."
         )
 
 
@@ -248,24 +248,3 @@ def _initial(
         rests=[[each.rest for each in row] for row in sums],
         unsynced={} if schema.unsynced is None else schema.unsynced.publish(store.put),
     )
-
-
-def _check(
-    manifest: Manifest, schema: Schema, rank: int, world_size: int, run_id: str, settings: Elastic, uri: str
-) -> None:
-    if manifest.run_id != run_id and not settings.resume:
-        raise RunExistsError(
-            f"{uri} belongs to run {manifest.run_id!r}, and this replica to {run_id!r}. Give every run a prefix of its own, "
-            "or pass resume=True to go on with that run."
-        )
-    there = {"world_size": manifest.world_size, "min_replicas": manifest.min_replicas, "topology": manifest.topology}
-    here = {"world_size": world_size, "min_replicas": settings.min_replicas, "topology": settings.topology}
-    if settings.topology == "auto":
-        here["topology"] = manifest.topology
-    for name, value in here.items():
-        if there[name] != value:
-            raise MismatchError(
-                f"the run at {uri} has {name} {there[name]!r}, but this replica (rank {rank}) has {value!r}"
-            )
-    written = Schema(manifest.tensors, manifest.settings)
-    compare_schemas(f"this replica (rank {rank})", schema, f"the run (begun by rank {manifest.writer})", written)

@@ -6,7 +6,7 @@ import os
 import re
 import secrets
 import socket
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ._checks import is_whole
 from ._errors import ConfigurationError, MismatchError, RendezvousTimeoutError, ReplicaLostError, RunExistsError
@@ -183,18 +183,43 @@ def compare_schemas(here: str, mine: Schema, there: str, theirs: Schema) -> None
     Raises:
         MismatchError: It names the first setting or tensor that differs, and both values.
     """
-    for what, ours, others in (
+    difference = first_difference(mine, theirs)
+    if difference is not None:
+        raise MismatchError(
+            f"{here} and {there} differ in {difference.kind} {difference.name!r}: "
+            f"{difference.mine} at {here}, {difference.theirs} at {there}"
+        )
+    for what, ours, others in (("setting", mine.settings, theirs.settings), ("tensor", mine.tensors, theirs.tensors)):
+        if list(ours) != list(others):
+            raise MismatchError(f"{here} and {there} have the same {what}s in another order")
+
+
+class Difference(NamedTuple):
+    """Something in which two replicas differ.
+
+    Attributes:
+        kind: ``setting`` or ``tensor``.
+        name: Its name.
+        mine: What one replica has, or ``absent``.
+        theirs: What the other one has.
+    """
+
+    kind: str
+    name: str
+    mine: str
+    theirs: str
+
+
+def first_difference(mine: Schema, theirs: Schema) -> Difference | None:
+    """The first setting or tensor in which two replicas differ; None where there is none, but for the order."""
+    for kind, ours, others in (
         ("setting", mine.settings, theirs.settings),
         ("tensor", mine.tensors, theirs.tensors),
     ):
         for name in [*ours, *(name for name in others if name not in ours)]:
             if ours.get(name) != others.get(name):
-                raise MismatchError(
-                    f"{here} and {there} differ in {what} {name!r}: "
-                    f"{ours.get(name, 'absent')} at {here}, {others.get(name, 'absent')} at {there}"
-                )
-        if list(ours) != list(others):
-            raise MismatchError(f"{here} and {there} have the same {what}s in another order")
+                return Difference(kind, name, ours.get(name, "absent"), others.get(name, "absent"))
+    return None
 
 
 def check_identity(rank: int, world_size: int) -> tuple[int, int]:
