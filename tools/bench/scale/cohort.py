@@ -5,7 +5,7 @@ from __future__ import annotations
 import cProfile
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from itertools import pairwise
 from typing import TYPE_CHECKING
 from unittest import mock
@@ -14,6 +14,7 @@ import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, Timing
 from diloco_core._exchange import CHUNK_BYTES
+from diloco_core._layout import Layout, Piece
 from diloco_core._retry import Retries
 from diloco_core._store_blocks import threads
 from diloco_core._store_remote import RemoteStore
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     from diloco_core import Exchange
 
 KINDS = ("strict", "sharded", "gather")
+
+_chunks = Layout.chunks
 
 _PAUSE = 1.0  # virtual seconds between two syncs
 _LIMIT = 1e6  # virtual seconds
@@ -50,6 +53,7 @@ class Run:
         tensors: Of how many tensors the model consists.
         grace: Of elastic runs, in seconds.
         publish_every: Of the gather topology.
+        joins: Whether one more replica begins when the measured syncs are over (elastic runs only).
         chunks: How many chunks are handled as one. With more than one the simulation is quicker, and reads in another order.
     """
 
@@ -62,7 +66,13 @@ class Run:
     tensors: int = 24
     grace: float = 60.0
     publish_every: int = 4
+    joins: bool = False
     chunks: int = 1
+
+    @property
+    def ranks(self) -> int:
+        """How many replicas there may be."""
+        return self.replicas + self.joins
 
 
 @dataclass(slots=True)
@@ -92,11 +102,13 @@ class Outcome:
         parameters: How many parameters it had, after rounding.
         start: What the start cost every replica: from connecting to the first inner step.
         syncs: What the measured syncs cost every replica.
+        joining: What the start cost the replica that came later.
     """
 
     parameters: int
     start: list[Cost]
     syncs: list[list[Cost]]
+    joining: Cost | None = None
 
 
 def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcome:
@@ -111,15 +123,19 @@ def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcom
         Exception: What the replicas raised.
     """
     torch.set_num_threads(1)
-    scale = Scale.fitting(run.parameters, run.replicas)
+    scale = Scale.fitting(run.parameters, run.ranks)
     time = VirtualTime()
-    cohort = _Cohort(run, scale, time, Bucket(run.s3), Barrier(time, run.replicas))
+    cohort = _Cohort(run, scale, time)
+    # Replicas share one process here: how values are cut is worked out once for all of them, unless that is what is measured.
+    pieces = lru_cache(maxsize=None)(_pieces)
+    chunks = Layout.chunks if profiles is not None else lambda *cut: iter(pieces(*cut))
     with (
         scaled(scale.factor) as sizes,
+        mock.patch.object(Layout, "chunks", chunks),
         mock.patch("diloco_core._exchange_store.Liveness", VirtualLiveness),
     ):
         cohort.part_bytes = sizes["PART_BYTES"]
-        for rank in range(run.replicas):
+        for rank in range(run.ranks):
             replica = partial(cohort.replica, rank)
             time.start_at(0.0, replica if profiles is None else partial(_profiled, replica, profiles))
         try:
@@ -134,18 +150,20 @@ def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcom
         scale.parameters,
         [cohort.costs[rank][0] for rank in ranks],
         [[cohort.costs[rank][1 + run.warm + number] for rank in ranks] for number in range(run.measured)],
+        cohort.costs[run.replicas][0] if run.joins else None,
     )
 
 
 class _Cohort:
     """The replicas of a run."""
 
-    def __init__(self, run: Run, scale: Scale, time: VirtualTime, bucket: Bucket, barrier: Barrier) -> None:
+    def __init__(self, run: Run, scale: Scale, time: VirtualTime) -> None:
         self._run = run
         self._scale = scale
         self._time = time
-        self._bucket = bucket
-        self._barrier = barrier
+        self._bucket = Bucket(run.s3)
+        self._barrier = Barrier(time, run.replicas)
+        self._all = Barrier(time, run.ranks)
         self.part_bytes = 0
         self.errors: list[BaseException] = []
         self.costs: dict[int, list[Cost]] = {}
@@ -160,16 +178,19 @@ class _Cohort:
             self.errors.append(error)
 
     def _train(self, rank: int) -> None:
+        run, joins = self._run, rank == self._run.replicas
         network = Network(self._time, self._bucket)
         costs = self.costs[rank] = []
         model = torch.nn.ParameterList(self._tensors())
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        if joins:
+            self._all.wait()
         end = _counted(network)
         exchange = self._exchange(rank, network)
-        options = {} if self._run.kind == "strict" else {"save_inner_every": 0}
+        options = {} if run.kind == "strict" else {"save_inner_every": 0}
         with DiLoCo(model, inner, exchange, sync_every=1, **options):
             costs.append(end())
-            for _ in range(self._run.warm + self._run.measured):
+            for _ in range(0 if joins else run.warm + run.measured):
                 self._barrier.wait()
                 network.sleep(_PAUSE)
                 for parameter, gradient in zip(model.parameters(), self._gradients, strict=True):
@@ -177,7 +198,9 @@ class _Cohort:
                 end = _counted(network)
                 inner.step()
                 costs.append(end())
-            self._barrier.wait()
+            if not joins:
+                self._all.wait()
+            self._all.wait()
         self.models[rank] = torch.cat([parameter.detach() for parameter in model.parameters()])
 
     def _exchange(self, rank: int, network: Network) -> Exchange:
@@ -189,9 +212,9 @@ class _Cohort:
         timing = Timing(join_timeout=_LIMIT, sync_timeout=_LIMIT, clock=network.clock, sleep=network.sleep)
         chunk_bytes = run.chunks * CHUNK_BYTES // self._scale.factor
         if run.kind == "strict":
-            return ObjectStoreExchange(store, rank, run.replicas, timing=timing, chunk_bytes=chunk_bytes)
+            return ObjectStoreExchange(store, rank, run.ranks, timing=timing, chunk_bytes=chunk_bytes)
         settings = Elastic(run.replicas, grace=run.grace, topology=run.kind, publish_every=run.publish_every)
-        return ElasticExchange(store, rank, run.replicas, settings, timing=timing, chunk_bytes=chunk_bytes)
+        return ElasticExchange(store, rank, run.ranks, settings, timing=timing, chunk_bytes=chunk_bytes)
 
     def _tensors(self) -> list[torch.Tensor]:
         bounds = [self._scale.elements * index // self._run.tensors for index in range(self._run.tensors + 1)]
@@ -213,6 +236,10 @@ def _counted(network: Network) -> Callable[[], Cost]:
         )
 
     return end
+
+
+def _pieces(layout: Layout, shard: int, chunk_bytes: int) -> tuple[Piece, ...]:
+    return tuple(_chunks(layout, shard, chunk_bytes))
 
 
 def _profiled(act: Callable[[], None], profiles: list[cProfile.Profile]) -> None:

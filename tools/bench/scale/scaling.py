@@ -25,16 +25,16 @@ CUTTING = {"BLOCK_BYTES", "HEAD_BYTES", "PART_BYTES", "SHARD_BYTES", "_SMALLEST_
 """Constants that say how values are cut, in bytes."""
 OTHERS = {
     "CHUNK_BYTES",  # given to the exchanges
-    "GROUP_CHUNK_BYTES",
     "LARGE_BYTES",
     "OBJECT_BYTES",
     "RECORD_BYTES",
     "_FIRST_BYTES",
-    "_MOST_CHUNK_BYTES",
     "_MOST_HEADER_BYTES",
     "_PART_OF_RANGE",
 }
 """Constants that count bytes of something else, or are not used here."""
+_ELSEWHERE = {"_connect", "_exchange_group", "_export", "_export_sources", "_inner_state", "_manager"}
+"""Modules that have no part in what is simulated."""
 _SIZE = re.compile(r"_?[A-Z_]*(BYTES|BLOCK|BUDGET|SIZE|RANGE|MEMORY)[A-Z_]*")
 _SMALL = 4096
 
@@ -81,9 +81,8 @@ def scaled(factor: int) -> Iterator[dict[str, int]]:
     Raises:
         RuntimeError: There is a constant in bytes of which it is not said here whether it is one of those.
     """
-    modules = [
-        importlib.import_module(f"diloco_core.{found.name}") for found in pkgutil.iter_modules(diloco_core.__path__)
-    ]
+    names = {module.name for module in pkgutil.iter_modules(diloco_core.__path__)} - _ELSEWHERE
+    modules = [importlib.import_module(f"diloco_core.{name}") for name in sorted(names)]
     found = [(module, name, value) for module in modules for name, value in _sizes(module)]
     unknown = {f"{module.__name__}.{name}" for module, name, _ in found if name not in CUTTING | OTHERS}
     if unknown:
