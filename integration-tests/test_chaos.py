@@ -82,6 +82,7 @@ def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read)
         shutil.rmtree(copy)
 
 
+@pytest.mark.slow
 def test_a_short_strict_run_and_a_reader_that_sees_damage(tmp_path, read):
     result = chaos(tmp_path, "--strict", "--seconds", "1", "--stop-every", "1", "--grace", "0.2", "--replicas", "2")
     assert result["trouble"]["stops"] >= 1

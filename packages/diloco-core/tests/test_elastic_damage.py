@@ -111,7 +111,7 @@ def test_one_bit_at_rest(run):
 def test_every_byte_at_rest(run):
     """One bit of every byte, all bits where a bit more matters, and every fourth truncation.
 
-    All bits: of the headers of published states, and of what is read of contributions. Of inner state, of old records, and
+    All bits: of the header of a published state, and of what is read of contributions. Of inner state, of old records, and
     of contributions that nobody needs any more, it is every 31st byte. Every single bit is tried without a run, where a try
     costs microseconds: of records in ``test_sealed``, of published states in ``test_exchange_bits``, of inner state in
     ``test_inner_state``.
@@ -122,7 +122,7 @@ def test_every_byte_at_rest(run):
         step = 31 if old and key not in run.needed else 1
         bits = {8 * place + place // step % 8 for place in range(0, len(data), step)}
         header = 8 + int.from_bytes(data[:8], "little")
-        if key.startswith("state/") and key.endswith(".safetensors"):
+        if key.startswith("state/") and "/000." in key and key.endswith(".safetensors"):
             bits.update(range(8 * header))
         if key.startswith("deltas/") and key in run.needed:
             bits.update(range(8 * header, 8 * len(data)))
