@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -9,6 +10,7 @@ import torch
 from diloco_core import (
     CoreError,
     Elastic,
+    ElasticExchange,
     _elastic_adopt,
     _elastic_catchup,
     _elastic_publish,
@@ -19,11 +21,12 @@ from diloco_core import (
     _reread,
 )
 from diloco_core._elastic_adopt import Adoption
-from diloco_core._elastic_records import Commit, Delta, deltas
+from diloco_core._elastic_records import Commit, Delta, Rollback, deltas, done_key, inner_key, shard_key
 from diloco_core._elastic_rules import newest_done
 from diloco_core._elastic_sync import ElasticSync
 from diloco_core._patient import Patient
 from diloco_core._sharded import adopt_shard
+from diloco_core._sim_checks import read_log
 from diloco_core.testing import (
     Fault,
     Schedule,
@@ -243,3 +246,59 @@ def test_with_one_complete_state_less_something_is_missing(monkeypatch):
     assert _wrong(0) == []
     monkeypatch.setattr(_elastic_publish, "kept_from", newest_only)
     assert any("needs it" in what for number in range(10) for what in _wrong(number))
+
+
+def _going_back(number):
+    """What goes wrong where rank 0 sleeps in a step while rank 1, which has agreed to it, goes back to older states."""
+    before, store = SimulatedTraining(syncs=1, sizes=(40, 30)), SimulatedStore()
+    settings = Elastic(1, grace=5.0, topology="sharded")
+    simulate(before, Schedule(2, seed=number, latency=0.01), settings, store=store)
+    training = SimulatedTraining(syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses={(0, 9): 75.0})
+
+    def train(node):
+        if node.rank == 1 or node.life > 1:
+            node.exchange.settings = replace(settings, resume="newest-whole")
+        if (node.rank, node.life) == (1, 1):
+            node.sleep(60.0)
+            newest = max(sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects)
+            key = shard_key(newest, (newest - 1) % 2, 0, "")
+            for lost in [key, *(key for key in store.objects if key.startswith(f"deltas/{newest:08}/"))]:
+                store.damage(lost, store.objects[lost][:50])
+        return training(node)
+
+    outcome = simulate(train, Schedule(2, seed=number, latency=0.01), replace(settings, resume=True), store=store)
+    assert any(isinstance(record, Rollback) for record in read_log(store)[0])
+    return violations(outcome, training)
+
+
+def _asleep(number):
+    """What goes wrong where a replica that saves its inner state at every sync sleeps, and is replaced meanwhile."""
+    training, store = SimulatedTraining(syncs=6, sizes=(40,), save_every=1), SimulatedStore()
+    faults = [Fault(1, 1, 47 + 7 * number, "zombie", 2.0)]
+    schedule = Schedule(3, seed=number, faults=faults, restart_after=0.5, latency=0.01)
+    return violations(simulate(training, schedule, Elastic(2, grace=3.0), store=store), training)
+
+
+def no_fence_after_a_rollback(monkeypatch):
+    monkeypatch.setattr(_exchange_elastic, "obey_rollback", lambda life, rollback: None)
+
+
+def saving_without_looking_for_a_successor(monkeypatch):
+    def mutant(self, parts):
+        life = self._running()
+        key = inner_key(life.rank, life.epoch, life.sync)
+        life.store.put(key, lambda: parts(key))
+
+    monkeypatch.setattr(ElasticExchange, "save_inner", mutant)
+
+
+@pytest.mark.parametrize(
+    ("mutate", "wrong"),
+    [(no_fence_after_a_rollback, _going_back), (saving_without_looking_for_a_successor, _asleep)],
+    ids=lambda argument: argument.__name__,
+)
+def test_an_earlier_life_that_goes_on_is_caught(mutate, wrong, monkeypatch):
+    torch.set_num_threads(1)
+    assert [wrong(number) for number in range(2)] == [[]] * 2
+    mutate(monkeypatch)
+    assert all(wrong(number) for number in range(2)), "every schedule shows it"

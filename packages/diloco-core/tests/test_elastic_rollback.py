@@ -176,11 +176,13 @@ def test_a_life_that_sleeps_meanwhile_changes_nothing(stopped, seconds):
         assert broken == []
 
 
-def test_a_life_of_before_stops():
+@pytest.mark.parametrize("agreed", [False, True])
+def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
     """It has all in memory that the others cannot read, and slept while they went back."""
     training, store = SimulatedTraining(syncs=16, sizes=_SIZES), SimulatedStore()
     elastic = {
-        rank: Elastic(1, grace=5.0, topology="sharded", resume="newest-whole" if rank else True) for rank in range(2)
+        rank: Elastic(1, grace=5.0, topology="sharded", resume="newest-whole" if rank or agreed else True)
+        for rank in range(2)
     }
 
     def sleeper(node):
@@ -205,9 +207,15 @@ def test_a_life_of_before_stops():
     schedule = Schedule(2, latency=0.01)
     outcome = simulate(sleeper, schedule, Elastic(1, grace=5.0, topology="sharded", resume=True), store=store)
     assert len(_rollbacks(store)) == 1
-    error = outcome.results[0, 1]
-    assert isinstance(error, FencedError)
-    assert "goes on from older states" in str(error)
+    if agreed:
+        assert outcome.errors() == {}
+        assert (
+            "rank 0: the run has gone back to older states, in which inner steps of this replica from " in caplog.text
+        )
+        assert training.agreed == {(0, 2): True, (1, 2): True}
+    else:
+        assert isinstance(outcome.results[0, 1], FencedError)
+        assert "goes on from older states" in str(outcome.results[0, 1])
     assert [what for what in violations(outcome, training) if what.startswith("after sync")] == []
 
 

@@ -55,6 +55,7 @@ class SimulatedTraining:
         steps: For every sync, which numbers of outer steps replicas counted after it.
         reports: All reports, by (rank, life).
         salts: Which life of a rank an epoch was.
+        agreed: Whether a life had agreed to go back to older states, by rank and epoch.
         batches: Which batch was learned in an inner step, by (rank, life, step).
         longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
             seconds.
@@ -70,6 +71,7 @@ class SimulatedTraining:
     reports: dict[tuple[int, int], list[SyncReport]] = field(default_factory=dict)
     salts: dict[tuple[int, int], int] = field(default_factory=dict)
     save_every: int = 10
+    agreed: dict[tuple[int, int], bool] = field(default_factory=dict)
     batches: dict[tuple[int, int, int], int] = field(default_factory=dict)
     longest: float = 0.0
 
@@ -106,6 +108,7 @@ class SimulatedTraining:
         )
         with outer:
             self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
+            self.agreed[node.rank, node.exchange.epoch] = node.exchange.settings.resume == "newest-whole"
             ledger.position += outer.batches_to_skip
             while outer.committed < self.syncs:
                 start = self._spent(node)
@@ -172,7 +175,8 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
     """What a simulated run has done wrong; empty where nothing.
 
     Replicas at the same sync hold the same bytes, which are those that the log says: no contribution counted twice, half
-    or not at all, and no batch learned twice by a rank. The log is a chain, with a quorum in every record. No replica waits
+    or not at all, and no batch learned twice by a rank. The log is a chain, with a quorum in every record. A life that has not
+    agreed to go back does not go on after a rollback, and one that has a successor saves nothing. No replica waits
     past the deadline. Every rank gets to the end, and no life ends by an error unless a newer one took its place.
 
     Args:
@@ -188,6 +192,7 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
     if MANIFEST not in outcome.store.decided:
         return [*found, "there is no manifest"]
     found += [f"{key} was written again with other content" for key in outcome.store.changed]
+    found += [f"{key} was saved by a life that had a successor" for key in outcome.store.intrusions]
     log, broken = read_log(outcome.store)
     found += broken
     expected = training.expected(log)
@@ -205,7 +210,23 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
         for sync, counts in sorted(training.steps.items())
         if sync in steps and counts != {steps[sync]}
     ]
-    return found + learned_twice(log, training)
+    return found + ignored_rollbacks(log, training) + learned_twice(log, training)
+
+
+def ignored_rollbacks(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
+    """Lives that went on after a rollback that they had not agreed to."""
+    fence: dict[int, int] = {}
+    found = []
+    for record in log:
+        if isinstance(record, Rollback):
+            fence.update(record.fence)
+            continue
+        found += [
+            f"rank {member.rank} (epoch {member.epoch}) has not agreed to go back, and takes part in sync {record.sync}"
+            for member in record.members
+            if member.epoch <= fence.get(member.rank, 0) and not training.agreed.get((member.rank, member.epoch), True)
+        ]
+    return found
 
 
 def learned_twice(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:

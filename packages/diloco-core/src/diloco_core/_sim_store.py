@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from ._elastic_records import highest_epochs, parse_inner
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from ._sealed import RECORD_BYTES
 from ._sim_scheduler import Killed, Scheduler
@@ -75,6 +76,7 @@ class SimulatedStore:
         written_over: Removed objects whose space was used for others, to the surprise of late readers.
         decided: The manifest and the records of the log as they were first written, whatever happened to them since.
         changed: Those of them that were written again with other content, which must never be.
+        intrusions: Inner state that a life has saved although it had a successor, and had not looked for one just before.
         history: When which keys came and went, with their sizes (None: it went), in virtual seconds.
         exclusive: Whether ``create`` refuses existing keys; some stores do not.
     """
@@ -89,6 +91,7 @@ class SimulatedStore:
     written_over: set[str] = field(default_factory=set)
     decided: dict[str, bytes] = field(default_factory=dict)
     changed: list[str] = field(default_factory=list)
+    intrusions: list[str] = field(default_factory=list)
     history: list[tuple[float, str, int | None]] = field(default_factory=list)
     now: float = 0.0
     _folders: dict[str, dict[str, int]] = field(default_factory=lambda: defaultdict(dict))
@@ -103,6 +106,12 @@ class SimulatedStore:
     def damage(self, key: str, data: bytes) -> None:
         """What an object holds has changed, and nobody has written it."""
         self._replace(key, data)
+
+    def has_successor(self, key: str) -> bool:
+        """Whether a later life of the rank has claimed it than the one that saves inner state under this key."""
+        epoch, _ = parse_inner(key) or (0, 0)
+        rank = int(key.split("/")[1])
+        return highest_epochs(self.below(f"claims/{rank:05}")).get(rank, 0) > epoch
 
     def stale(self, prefix: str, seconds: float) -> dict[str, int]:
         """What :meth:`below` would have returned so many seconds ago."""
@@ -192,6 +201,7 @@ class Connection:
         self._replace = replace
         self._flips = False
         self._stale = 0.0
+        self._sees_no_successor = False
 
     def clock(self) -> float:
         """The process's monotonic clock."""
@@ -206,9 +216,16 @@ class Connection:
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step."""
         data = b"".join(bytes(part) for part in parts)
+        looked = self._sees_no_successor
+
+        def act() -> None:
+            if key.startswith("inner/") and not looked and self._shared.has_successor(key):
+                self._shared.intrusions.append(key)
+            self._shared.write(key, data)
+
         self._request(
             "put",
-            lambda: self._shared.write(key, data),
+            act,
             torn=lambda: self._tear(key, data),
             whole=lambda: self._tear_record(key, data),
         )
@@ -235,7 +252,11 @@ class Connection:
 
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
         """Read a whole small object."""
-        data = self._arrived(self._request("get", lambda: self._find(key)))
+        try:
+            data = self._arrived(self._request("get", lambda: self._find(key)))
+        except ObjectNotFoundError:
+            self._sees_no_successor = key.startswith("claims/")
+            raise
         if len(data) > largest:
             raise too_large(key, len(data), largest)
         return data
@@ -330,6 +351,8 @@ class Connection:
             raise Killed
         self.operations += 1
         self._shared.requests[kind] += 1
+        if kind != "put":  # which may be sent again
+            self._sees_no_successor = False
         self.counted[kind] += 1
         fault = self._faults.get(self.operations)
         what, seconds = (fault.kind, fault.seconds) if fault else ("", 0.0)
