@@ -111,3 +111,47 @@ def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, cap
     again = _go_on(store, 8, training, resume=True)
     assert "rank 0 goes on with a fresh inner state" in caplog.text
     assert {step: batch for (_, _, step), batch in again.batches.items()} == {n: n for n in range(12, 16)}
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+@pytest.mark.parametrize("when", ["commits/00000005", "deltas/00000006", "commits/00000006"])
+@pytest.mark.parametrize("state", [2, 0])
+def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(topology, when, state, caplog):
+    """Two newer states were complete, so a life that hangs may have listed it for deletion, and delete it at any time."""
+    torch.set_num_threads(1)
+    settings = Elastic(**{**_ELASTIC, "topology": topology, "publish_every": 1, "retention": 1, "resume": False})
+    planned, hangs = [], [True]
+
+    class Hung(SimulatedStore):
+        """Its collections do not arrive, and then all at once."""
+
+        def remove(self, key):
+            if not hangs or not key.startswith(("state/", "initial/", "deltas/")):
+                super().remove(key)
+
+        def write(self, key, data):
+            super().write(key, data)
+            if key.startswith(when):
+                for late in planned:
+                    self.remove(late)
+                planned.clear()
+
+    store = Hung()
+    before = SimulatedTraining(syncs=4, sizes=(40,))
+    assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished
+    hangs.clear()
+    keep = f"state/{state:08}/" if state else "initial/"
+    for key in list(store.objects):
+        if key.startswith(("state/", "initial/", "deltas/")) and not key.startswith(keep):
+            store.damage(key, store.objects[key][:50])
+    planned += [key for key in store.objects if key.startswith(keep)]
+    training = SimulatedTraining(syncs=7, sizes=(40,), salts=dict(before.salts))
+    resumed = Elastic(**{**_ELASTIC, "topology": topology, "publish_every": 1, "retention": 1}, resume="newest-whole")
+    outcome = simulate(training, Schedule(1, latency=0.01), resumed, store=store, most_lives=1)
+    assert violations(outcome, training) == []
+    assert _rollback(store).states == (state,)
+    assert not planned
+    assert not [key for key in store.objects if key.startswith("kept/")], "later it is not needed any more"
+    # The initial state has no momentum: whoever holds its values needs nothing of it.
+    needed = when == "commits/00000005" or (topology == "sharded" and state)
+    assert ("again from its copy" in caplog.text) == bool(needed)

@@ -6,6 +6,7 @@ import logging
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from ._elastic_kept import bring_back
 from ._elastic_life import Reload, not_as_recorded
 from ._elastic_publish import publish_previous, write_done
 from ._elastic_repair import check_shard, computed_otherwise, readable_done, rewrite_shard
@@ -196,6 +197,8 @@ class Adoption:
                 self._reduce(shard, local)
                 break
             except ObjectNotFoundError as error:
+                if pause is not None and self._life.rollback and bring_back(self._life):
+                    continue
                 self._look_again(shard, error)
                 return
             except (StoreUnavailableError, CorruptedObjectError) as error:

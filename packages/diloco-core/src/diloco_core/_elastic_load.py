@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ._elastic_history import History
+from ._elastic_kept import bring_back
 from ._elastic_life import Progress, not_as_recorded, published_shard
 from ._elastic_records import commit_key, digest, done_key
 from ._elastic_repair import read_done
@@ -35,6 +36,8 @@ def load(life: Life) -> None:
     for attempt in range(_TRIES):
         life.timing.sleep(0.2 * attempt)  # a listing may be old
         history = History(life)
+        if history.rollbacks and bring_back(life):
+            history = History(life)
         life.rollbacks = history.rollbacks
         life.mending.clear()
         try:

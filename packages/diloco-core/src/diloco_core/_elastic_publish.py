@@ -6,6 +6,7 @@ import logging
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ._elastic_kept import forget_kept
 from ._elastic_records import Done, done_key
 from ._elastic_repair import readable_done
 from ._elastic_rules import collectable, kept_from, newest_done
@@ -76,12 +77,15 @@ def collect(life: Life) -> None:
     """Remove what no life can need any more."""
     states = life.store.list("state/")
     keys = [*life.store.list("deltas/"), *states]
+    kept = kept_from(states, len(life.fragments), last=life.sync, rollback=life.rollback)
     if life.sync - life.rollback <= life.manifest.retention + len(life.fragments) * life.manifest.publish_every * 3:
         keys += life.store.list("initial/")
+        if life.rollback:
+            forget_kept(life, kept)
     gone = collectable(
         keys,
         last=life.sync,
-        kept=kept_from(states, len(life.fragments), last=life.sync, rollback=life.rollback),
+        kept=kept,
         retention=life.manifest.retention,
         keep_deltas=life.gather,
         initial=life.manifest.initial,

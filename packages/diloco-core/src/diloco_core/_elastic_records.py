@@ -10,6 +10,7 @@ Keys below the run's prefix::
     state/{sync}/{fragment}.{shard}.safetensors    create  parameters and outer state after the sync
     state/{sync}/{fragment}.done.json              create  all its shards are there: a place to start from
     initial/{nonce}/{fragment}.{shard}.safetensors put     the state before the first sync
+    kept/{key}                                     create  a copy of a state that the run has gone back to, for some syncs
     inner/{rank}/{epoch}.{sync}.safetensors        put     what belongs to one replica alone
     unsynced/{nonce}/{number}.safetensors          put     what belongs to the model and is not synced; never deleted
 

@@ -315,7 +315,9 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
             if record.fragment == index and record.sync > two[-1]:
                 keys += [member.key for member in record.members]
         found += [
-            f"{key} is gone, and fragment {index} (states {two}) needs it" for key in keys if key not in store.objects
+            f"{key} is gone, and fragment {index} (states {two}) needs it"
+            for key in keys
+            if key not in store.objects and f"kept/{key}" not in store.objects
         ]
     return found
 
