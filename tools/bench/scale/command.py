@@ -17,13 +17,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .cohort import KINDS, Run, simulate
-from .figures import plan_of
+from .figures import plan_of, sync_of
+from .picture import Point, svg
 from .s3 import S3
 from .table import START, SYNC, conditions, line, markdown, short, start_cells, sync_cells
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from .cohort import Outcome
 
+_BEGIN, _END = "<!-- bench-scale -->", "<!-- end of bench-scale -->"
 _WIDTHS = [8, 5, 5, *[9] * (len(SYNC) - 3)]
 
 
@@ -66,10 +70,28 @@ def main() -> int:
     syncs = markdown(SYNC, [sync_cells(*each) for each in done])
     starts = markdown(START, [start_cells(*each) for each in done])
     print(f"\nthe start\n\n{starts}")
-    if arguments.write is not None:
-        text = f"Assumed: {conditions(s3)}.\n\n## A steady sync\n\n{syncs}\n\n## The start\n\n{starts}\n"
-        arguments.write.write_text(text)
+    if arguments.write is not None and done:
+        _write(arguments.write, f"Assumed: {conditions(s3)}.\n\nA steady sync:\n\n{syncs}\n\nThe start:\n\n{starts}")
+        arguments.write.with_suffix(".svg").write_text(svg(_panels(done)))
     return 0
+
+
+def _write(path: Path, tables: str) -> None:
+    """Put the tables in the place of those that are in a file, or into a new one."""
+    text = path.read_text() if path.exists() else f"{_BEGIN}\n{_END}\n"
+    before, begin, rest = text.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not begin or not end:
+        raise SystemExit(f"{path} has no place for the tables, between {_BEGIN} and {_END}")
+    path.write_text(f"{before}{begin}\n{tables}\n{end}{after}")
+
+
+def _panels(done: Sequence[tuple[Run, Outcome]]) -> dict[str, dict[float, list[Point]]]:
+    panels: dict[str, dict[float, list[Point]]] = {}
+    for run, outcome in done:
+        point = Point(run.replicas, sync_of(run, outcome).seconds, plan_of(run, outcome.parameters).seconds)
+        panels.setdefault(run.kind, {}).setdefault(run.parameters, []).append(point)
+    return panels
 
 
 def _measured(run: Run, most_requests: float, profile: bool) -> Outcome | None:
@@ -84,9 +106,9 @@ def _measured(run: Run, most_requests: float, profile: bool) -> Outcome | None:
     took = f"({time.perf_counter() - began:.0f} s, {time.process_time() - cpu:.0f} s of CPU)"
     print(line(sync_cells(run, outcome), _WIDTHS), took, flush=True)
     if profiles:
-        # Time in which a replica waits for others to run is no work.
         stats = pstats.Stats(*profiles, stream=sys.stdout)
-        stats.sort_stats("tottime").print_stats(30)
+        stats.sort_stats("tottime").print_stats(25)
+        stats.sort_stats("cumtime").print_stats("diloco_core", 40)
     return outcome
 
 
@@ -130,7 +152,7 @@ def _arguments() -> argparse.Namespace:
         help="leave out runs whose syncs the planner gives more requests for all replicas together",
     )
     parser.add_argument("--profile", action="store_true", help="print where the processor's time goes")
-    parser.add_argument("--write", type=Path, help="a file for the tables, in Markdown")
+    parser.add_argument("--write", type=Path, help="a file for the tables, in Markdown; a picture goes beside it")
     return parser.parse_args()
 
 
