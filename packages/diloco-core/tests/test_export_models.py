@@ -375,3 +375,25 @@ class TestEarlierStates:
             export(str(tmp_path / "run"), tmp_path / "again", at=steps[0])
         assert "Whole states in" in str(caught.value)
         assert f" {steps[1]}." in str(caught.value)
+
+
+def test_padding_is_covered_too(lab, tmp_path, monkeypatch):
+    """Three truth values are followed by five bytes that nobody needs: whatever changes there is noticed all the same."""
+    monkeypatch.setattr("diloco_core._export._PAUSES", (0.0, 0.0))
+    model = lab.fill(nn.Linear(2, 2))
+    model.register_buffer("mask", torch.tensor([True, False, True]))
+    inner = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+    with DiLoCo(model, inner, exchange, sync_every=1, buffers="none"):
+        lab.push(model, inner, 0, 0)
+    (path,) = (tmp_path / "run" / "unsynced").rglob("*.safetensors")
+    data = path.read_bytes()
+    values = data.index(b"\x01\x00\x01", 8 + int.from_bytes(data[:8], "little"))
+    assert data[values + 3 : values + 8] == bytes(5)
+    for place in range(values, len(data)):
+        path.write_bytes(data[:place] + bytes([data[place] ^ 16]) + data[place + 1 :])
+        with pytest.raises(CorruptedObjectError, match="unsynced"):
+            export(tmp_path / "run", tmp_path / "model")
+    path.write_bytes(data)
+    export(tmp_path / "run", tmp_path / "model")
+    assert load_file(tmp_path / "model")["mask"].tolist() == [True, False, True]

@@ -220,4 +220,4 @@ def test_a_run_goes_on_from_the_state_before_where_that_is_agreed(lab, tmp_path,
     runs = loop.run()
     assert lab.identical([{"weight": run} for run in runs]), runs
     assert all(bool(run.isfinite().all()) and run[-1] > 1.0 for run in runs)
-    assert export(str(tmp_path / "run"), tmp_path / "model") >= 4, "the record of going back counts as a sync"
+    assert export(str(tmp_path / "run"), tmp_path / "model") == 3, "neither the sync that was given up counts, nor going back"

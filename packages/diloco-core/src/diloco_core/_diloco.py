@@ -69,9 +69,9 @@ class DiLoCo:
     parameters and buffers that are not persistent have to hold the same values everywhere: a replica that joins an elastic
     run later is compared with the values at the run's start. What is to differ belongs into plain attributes.
 
-    Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it cleanly flushes a partial period
-    and tells the others that this replica is done; leaving it by an exception tells them that it failed, so that they need
-    not wait. A sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync. If
+    Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it cleanly flushes a partial period,
+    puts back what was changed after the last sync without a step (buffers too, such as running statistics), and tells the
+    others that this replica is done; leaving it by an exception tells them that it failed, so that they need not wait. A sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync. If
     its error is caught inside the block, every further use raises, and so does leaving the block.
 
     In strict runs all replicas have to take the same number of syncs. Where another one has left after fewer, because it
@@ -143,7 +143,7 @@ class DiLoCo:
         parts = split(model, fragments_of(fragments), policy)
         self._sync_every = steps_per_cycle(sync_every, len(parts))
         self._period = self._sync_every // len(parts)
-        self.exchange = exchange
+        self._exchange = exchange
         self._init = one_of("init", init, ("rank0", "check"))
         self._flush = one_of("flush", flush, ("partial", "none"))
         names = {id(parameter): plain_name(model, name) for name, parameter in model.named_parameters()}
@@ -157,7 +157,9 @@ class DiLoCo:
             Fragment(str(number), tensors, outer, exchange.shards(sum(tensor.wire_bytes for tensor in tensors)))
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
-        self._unsynced = Unsynced(model, [named for part in parts for named in part])
+        Unsynced(
+            model, [named for part in parts for named in part]
+        )  # refuses what is made again when the block is entered
         self._model = model
         self._watch = ModelWatch(model, optimizers, [named for named in parts[-1] if named.rule is not Rule.OUTER])
         self._frozen = FrozenValues(self._watch.frozen)
@@ -177,6 +179,11 @@ class DiLoCo:
         self._place = Place(self._synced_tensors, self._held_tensors)
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
         self._watch_steps(self._place.check)
+
+    @property
+    def exchange(self) -> Exchange:
+        """The connection to the other replicas."""
+        return self._exchange
 
     @property
     def sync_every(self) -> int:
@@ -225,14 +232,14 @@ class DiLoCo:
                 for fragment in self._fragments:
                     fragment.take_snapshot()
             self._has_values = True
-            self.exchange.join(self._schema())
-            if isinstance(self.exchange, ElasticExchange):
-                self._restore(self.exchange)
+            self._exchange.join(self._schema())
+            if isinstance(self._exchange, ElasticExchange):
+                self._restore(self._exchange)
             else:
                 self._share_initial()
         except BaseException as error:
             self._stop()
-            self.exchange.abort(error)
+            self._exchange.abort(error)
             raise
         self._inner_steps_before = self.inner_steps
         self._entered = self._inner.in_use = True
@@ -243,7 +250,7 @@ class DiLoCo:
     ) -> None:
         self._stop()
         if error is not None:
-            self.exchange.abort(error)
+            self._exchange.abort(error)
             return
         try:
             self._frozen.check(everything=True)
@@ -254,18 +261,19 @@ class DiLoCo:
                 self._look_at_model()
                 self._catch_up()
                 self._drop_open_steps()
+            self._settle()
         except BaseException as late:
-            self.exchange.abort(late)
+            self._exchange.abort(late)
             raise
-        if self.inner_steps == self._inner_steps_before and not isinstance(self.exchange, ElasticExchange):
+        if self.inner_steps == self._inner_steps_before and not isinstance(self._exchange, ElasticExchange):
             _log.warning(
                 "rank %d: the block was left without a single step of the inner optimizer, so nothing was synced. Was another "
                 "optimizer stepped, such as a copy, or was its step() replaced?",
-                self.exchange.rank,
+                self._exchange.rank,
             )
-        if isinstance(self.exchange, ElasticExchange):
-            self._own.save(self.exchange, self.inner_steps, leaving=True)
-        self.exchange.leave()
+        if isinstance(self._exchange, ElasticExchange):
+            self._own.save(self._exchange, self.inner_steps, leaving=True)
+        self._exchange.leave()
 
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.
@@ -335,7 +343,7 @@ class DiLoCo:
         """
         if self._entered:
             raise SyncError("load_state_dict() comes before the block is entered")
-        if isinstance(self.exchange, ElasticExchange):
+        if isinstance(self._exchange, ElasticExchange):
             raise ConfigurationError(
                 "an elastic run is resumed from its store: connect to its prefix, and load nothing"
             )
@@ -394,13 +402,13 @@ class DiLoCo:
                 self._part(error)
 
     def _try_own(self) -> None:
-        if isinstance(self.exchange, ElasticExchange):
+        if isinstance(self._exchange, ElasticExchange):
             self._own.try_out()
 
     def _share_initial(self) -> None:
         for number, fragment in enumerate(self._fragments):
             fragment.begin()
-            report = self.exchange.sync(Initial(fragment, into_model=not self._restored))
+            report = self._exchange.sync(Initial(fragment, into_model=not self._restored))
             fragment.finish()
             self._published[number] = report.sync
 
@@ -414,15 +422,15 @@ class DiLoCo:
 
     def _catch_up(self) -> None:
         """Take the syncs that were committed without this replica."""
-        exchange = self.exchange
+        exchange = self._exchange
         while isinstance(exchange, ElasticExchange) and exchange.behind():
             self._sync_once(last=True)  # if the others have gone, there is nothing to wait for
 
     def _sync(self, last: bool = False) -> SyncReport:
         report = self._sync_once(last)
         self._catch_up()
-        if isinstance(self.exchange, ElasticExchange):
-            self._own.save(self.exchange, self.inner_steps)
+        if isinstance(self._exchange, ElasticExchange):
+            self._own.save(self._exchange, self.inner_steps)
         return report
 
     def _sync_once(self, last: bool = False) -> SyncReport:
@@ -436,11 +444,11 @@ class DiLoCo:
         fragment.supersedes = [] if previous is None else [previous]
         fragment.steps, inner_steps = count.steps, count.since_sync[number]
         fragment.begin()
-        counted = self.exchange.counted if isinstance(self.exchange, ElasticExchange) else 0
+        counted = self._exchange.counted if isinstance(self._exchange, ElasticExchange) else 0
         try:
             with _ordinary_mode():
                 # A strict run may be over for this replica at any sync, if another one has left before it.
-                report = self.exchange.sync(fragment, last=last or not isinstance(self.exchange, ElasticExchange))
+                report = self._exchange.sync(fragment, last=last or not isinstance(self._exchange, ElasticExchange))
                 fragment.finish()
         except BaseException as error:
             if not isinstance(error, UnequalSyncsError):
@@ -454,15 +462,15 @@ class DiLoCo:
         if report.committed:
             self._published[number] = report.sync
             count.committed += 1
-        if report.reloaded and isinstance(self.exchange, ElasticExchange):
-            count.stand_at(self.exchange.position)
+        if report.reloaded and isinstance(self._exchange, ElasticExchange):
+            count.stand_at(self._exchange.position)
             count.close_all()
-            if self.exchange.counted < counted and self._entered:
+            if self._exchange.counted < counted and self._entered:
                 _log.warning(
                     "rank %d: the run has gone back to older states, in which inner steps of this replica from %d on are not "
                     "counted. It goes on with new batches: start it again to have those of the steps up to %d learned.",
-                    self.exchange.rank,
-                    self.exchange.counted,
+                    self._exchange.rank,
+                    self._exchange.counted,
                     count.inner_steps,
                 )
         report = dataclasses.replace(
@@ -472,7 +480,7 @@ class DiLoCo:
             batches_to_skip=self._jump(),
             total_inner_steps=count.inner_steps,
         )
-        _log.debug("rank %d: %s", self.exchange.rank, report)
+        _log.debug("rank %d: %s", self._exchange.rank, report)
         if self._on_sync is not None:
             self._on_sync(report)
         return report
@@ -484,10 +492,10 @@ class DiLoCo:
         start again, since between those and the next ones there are steps now that they never took.
         """
         count = self._count
-        if not isinstance(self.exchange, ElasticExchange) or self.exchange.counted <= count.inner_steps:
+        if not isinstance(self._exchange, ElasticExchange) or self._exchange.counted <= count.inner_steps:
             return 0
-        skipped = self.exchange.counted - count.inner_steps
-        count.inner_steps = self.exchange.counted
+        skipped = self._exchange.counted - count.inner_steps
+        count.inner_steps = self._exchange.counted
         self._drop_open_steps()
         if not self._entered:
             return 0  # the inner state is still to be restored: batches_to_skip will tell
@@ -495,17 +503,34 @@ class DiLoCo:
         _log.warning(
             "rank %d: the run has counted %d inner steps that an earlier life of this rank has taken and this one has not. Pass "
             "over as many batches, or they are learned twice: see SyncReport.batches_to_skip, and on_sync.",
-            self.exchange.rank,
+            self._exchange.rank,
             skipped,
         )
         return skipped
+
+    def _settle(self) -> None:
+        """End as the last committed state: what was changed after it without a step would differ between the replicas."""
+        self._look_at_model()
+        open_steps = zip(self._fragments, self._count.since_sync, strict=True)
+        changed = [name for fragment, steps in open_steps if not steps for name in fragment.settle()]
+        if changed:
+            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+            _log.warning(
+                "rank %d: parameters were changed after the last sync, and no step of the inner optimizer was seen: %s%s. Their "
+                "committed values were put back, so that all replicas end with the same. What is to be done to the model at "
+                "the end belongs after the block; a step that was not seen was that of another optimizer, or of a step() "
+                "that was replaced.",
+                self._exchange.rank,
+                ", ".join(map(repr, changed[:3])),
+                more,
+            )
 
     def _part(self, error: UnequalSyncsError) -> None:
         """Another replica has left, so there can be no more syncs: end with what all have, unless training goes on."""
         _log.warning(
             "rank %d: %s What this replica has learned in its last %d inner steps is dropped: it ends as all do, with the "
             "values of outer step %d. If it goes on training instead of leaving the block, that is an error.",
-            self.exchange.rank,
+            self._exchange.rank,
             error,
             max(self._count.since_sync),
             self.committed,
@@ -548,7 +573,7 @@ class DiLoCo:
             fragment.follow(buffers)
 
     def _identity(self) -> dict[str, Any]:
-        return {"version": STATE_VERSION, "rank": self.exchange.rank, "world_size": self.exchange.world_size}
+        return {"version": STATE_VERSION, "rank": self._exchange.rank, "world_size": self._exchange.world_size}
 
     def _pairs(self) -> list[tuple[Fragment, OuterOptimizer]]:
         return list(zip(self._fragments, self._outers, strict=True))
@@ -570,7 +595,8 @@ class DiLoCo:
         compared = compared_tensors(self._model, self._watch.frozen, sums)
         self._frozen.remember(sums)
         values = self._init == "check" or self._restored
-        return describe(self._fragments, settings, compared, self._unsynced, values=values)
+        unsynced = Unsynced(self._model, [named for fragment in self._fragments for named in fragment.followed()])
+        return describe(self._fragments, settings, compared, unsynced, values=values)
 
 
 def _ordinary_mode() -> AbstractContextManager[Any]:

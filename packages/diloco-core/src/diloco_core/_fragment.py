@@ -100,6 +100,21 @@ class Fragment:
             self.adopt(whole, self.destination(whole))
         self.finish()
 
+    def settle(self) -> list[str]:
+        """Model := global copy, where something has changed it since the last sync; returns the parameters among that."""
+        changed = []
+        self.begin()
+        for copy, segments in zip(self.copy, self._segments, strict=True):
+            for segment in segments:
+                local, wanted = _ready(segment), copy[segment.start : segment.stop]
+                # Bit by bit, since buffers may hold NaN.
+                if not torch.equal(local.cpu().view(torch.uint8), wanted.to(local.dtype).view(torch.uint8)):
+                    local.copy_(wanted)
+                    if segment.named.rule is Rule.OUTER:
+                        changed.append(segment.named.name)
+        self.finish()
+        return changed
+
     def follow(self, buffers: Mapping[str, torch.Tensor]) -> None:
         """Sync these tensors under their names from now on: modules put new ones in the places of their buffers."""
         for segment in self._all_segments():

@@ -76,7 +76,7 @@ class ValuesReader:
         Raises:
             CorruptedObjectError: What was read is not what was written.
         """
-        sums = _end(self._reader, self._origin)
+        sums = _end(self._reader, self._origin, self._section.padding)
         if sums.values != self._section.digest:
             raise CorruptedObjectError(
                 f"{self._origin}: the checksum of its values is wrong. The object was damaged, or written for another run, "
@@ -293,14 +293,16 @@ def ending(sums: Sums) -> bytes:
     return b"".join(number.to_bytes(CHECKSUM_BYTES, "little") for number in (sums.rest, _both(*sums)))
 
 
-def _end(reader: ObjectReader, origin: str) -> Sums:
-    stored = bytearray(3 * CHECKSUM_BYTES)
+def _end(reader: ObjectReader, origin: str, padding: int = 0) -> Sums:
+    stored = bytearray(padding + 3 * CHECKSUM_BYTES)
     if reader.size < len(stored):
         raise CorruptedObjectError(f"{origin} has {reader.size} bytes: it is truncated")
     reader.read_into(reader.size - len(stored), memoryview(stored))
+    if any(stored[:padding]):
+        raise CorruptedObjectError(f"{origin}: the bytes between its values and their checksum are damaged")
     values, rest, both = (
         int.from_bytes(stored[start : start + CHECKSUM_BYTES], "little")
-        for start in range(0, len(stored), CHECKSUM_BYTES)
+        for start in range(padding, len(stored), CHECKSUM_BYTES)
     )
     if _both(values, rest) != both:
         raise CorruptedObjectError(f"{origin}: the checksums at its end are damaged")

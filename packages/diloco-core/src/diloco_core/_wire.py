@@ -174,13 +174,18 @@ class SectionReader:
         """Checksum of what was read so far."""
         return self._hash.intdigest()
 
+    @property
+    def padding(self) -> int:
+        """How many zeros follow what was read so far, if that is all."""
+        return _padding(self._offset - self._start)
+
     def verify(self) -> None:
         """Compare the checksum.
 
         Raises:
             CorruptedObjectError: What was read is not what was written.
         """
-        padding = _padding(self._offset - self._start)
+        padding = self.padding
         stored = bytearray(padding + CHECKSUM_BYTES)
         self._reader.read_into(self._offset, memoryview(stored))
         expected = bytes(padding) + self._hash.intdigest().to_bytes(CHECKSUM_BYTES, "little")
