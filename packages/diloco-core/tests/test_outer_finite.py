@@ -220,4 +220,5 @@ def test_a_run_goes_on_from_the_state_before_where_that_is_agreed(lab, tmp_path,
     runs = loop.run()
     assert lab.identical([{"weight": run} for run in runs]), runs
     assert all(bool(run.isfinite().all()) and run[-1] > 1.0 for run in runs)
-    assert export(str(tmp_path / "run"), tmp_path / "model") == 3, "neither the sync that was given up counts, nor going back"
+    # Neither what was given up counts, nor going back.
+    assert export(str(tmp_path / "run"), tmp_path / "model") == {"sharded": 3, "gather": 2}[kind]
