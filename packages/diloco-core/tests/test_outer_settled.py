@@ -37,14 +37,26 @@ def later_hook(model, inner, rank):
     inner.register_step_post_hook(lambda *_: model.linear.weight.data.mul_(rank + 2))
 
 
+def load_other_values(model, inner, rank):
+    model.load_state_dict({**model.state_dict(), "linear.bias": torch.ones(2) * rank})
+
+
+def move_to_other_memory(model, inner, rank):
+    model.thin.data = torch.full((5,), rank + 7.0, dtype=torch.bfloat16)
+
+
+def assign_a_buffer(model, inner, rank):
+    model.norm.running_mean = torch.ones(2) * rank
+
+
 CHANGES = {
     "a step that nobody sees": (another_step, "'thin', 'turned', 'linear.weight' and 3 more"),
-    "values that are loaded": (lambda m, i, r: m.load_state_dict({**m.state_dict(), "linear.bias": torch.ones(2) * r}), "'linear.bias'"),
-    "other memory": (lambda m, i, r: setattr(m.thin, "data", torch.full((5,), r + 7.0, dtype=torch.bfloat16)), "'thin'"),
-    "a batch that the gradient scaler has skipped": (lambda m, i, r: m(batch(r, 77)), ""),
-    "a buffer that is assigned": (lambda m, i, r: setattr(m.norm, "running_mean", torch.ones(2) * r), ""),
-    "nothing": (lambda m, i, r: None, ""),
-}  # fmt: skip
+    "values that are loaded": (load_other_values, "'linear.bias'"),
+    "other memory": (move_to_other_memory, "'thin'"),
+    "a batch that the gradient scaler has skipped": (lambda model, inner, rank: model(batch(rank, 77)), ""),
+    "a buffer that is assigned": (assign_a_buffer, ""),
+    "nothing": (lambda model, inner, rank: None, ""),
+}
 
 
 class TestTheEnd:

@@ -71,8 +71,9 @@ class DiLoCo:
 
     Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it cleanly flushes a partial period,
     puts back what was changed after the last sync without a step (buffers too, such as running statistics), and tells the
-    others that this replica is done; leaving it by an exception tells them that it failed, so that they need not wait. A sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync. If
-    its error is caught inside the block, every further use raises, and so does leaving the block.
+    others that this replica is done; leaving it by an exception tells them that it failed, so that they need not wait. A
+    sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync. If its error is
+    caught inside the block, every further use raises, and so does leaving the block.
 
     In strict runs all replicas have to take the same number of syncs. Where another one has left after fewer, because it
     has taken fewer inner steps, what this one has learned since the last sync is dropped with a warning, and it ends with
