@@ -176,3 +176,23 @@ def test_gather_outer_state_is_compared_when_a_run_ends(first, caplog):
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert [message[:7] for message in errors] == (["rank 1:"] if first == 0 else ["rank 0:", "rank 2:"])
     assert all("state/00000003/000.done.json says of the published state is not what" in message for message in errors)
+
+
+@pytest.mark.parametrize("chunk_bytes", [32, 2**20])
+def test_sharded_outer_state_that_changed_in_memory_is_read_again(caplog, chunk_bytes):
+    """Nobody else computes that shard, so nobody else could notice."""
+
+    class Flips(_OuterFlips):
+        def gradient(self, rank, life, step, size):
+            if (rank, life, step) == (1, 1, 6):
+                (job,) = self.pauses[rank, life, "jobs"]
+                chunk = list(job.layout.chunks(1, chunk_bytes))[-1]
+                job.outer_state(chunk)["momentum_buffer"][-1] += 2**-10
+            return SimulatedTraining.gradient(rank, life, step, size)
+
+    training = Flips(syncs=6, sizes=(40,))
+    settings = Elastic(2, grace=20.0, topology="sharded")
+    outcome = simulate(training, Schedule(3), settings, most_lives=1, chunk_bytes=chunk_bytes)
+    assert violations(outcome, training) == []
+    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
+    assert "rank 1: what the outer optimizer keeps of shard 1 of fragment 0 changed in memory since sync 3" in message

@@ -19,6 +19,8 @@ from ._sharded import reduce_shard, with_unchanged
 from ._store_ahead import open_ahead
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import torch
 
     from ._elastic_life import Life
@@ -275,14 +277,49 @@ class Adoption:
                 sections.append(section)
                 sources.append(with_unchanged(job, member.groups, self._source(section)))
 
+            sources[0], unchanged = self._watched(shard, sources[0])
+
             def verify() -> None:
                 for section in sections:
                     section.verify()
+                unchanged()
 
             number = self._commit.sync
             reduce_shard(
                 job, shard, sources, life.chunk_bytes, life.scratch, sync=number, everything=True, verify=verify
             )
+
+    def _watched(self, shard: int, first: Source) -> tuple[Source, Callable[[], None]]:
+        """See to it that the outer optimizer's state is still what was published: who else could tell, if it changed in memory?
+
+        It is summed chunk by chunk, right before the update reads it, so that it comes out of the processor's cache.
+
+        Returns:
+            The first source, which sums too, and what raises after the last chunk if the state has changed.
+        """
+        life, progress, previous = self._life, self._progress, self._previous
+        expected = progress.rests[shard] if previous else None
+        if expected is None:
+            return first, lambda: None
+        stored = life.shard(previous, self._commit.fragment, shard)
+        add, result = stored.summing(shard_metadata(self._job, previous))
+
+        def summed(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+            add(piece)
+            return first(piece, out)
+
+        def unchanged() -> None:
+            if result() != expected:
+                error = CorruptedObjectError(
+                    f"what the outer optimizer keeps of shard {shard} of fragment {self._job.name} changed in memory since sync "
+                    f"{previous}: it is not what was published"
+                )
+                _log.error(
+                    "rank %d: %s. Reading it again; look at this machine's memory.", life.rank, str(error).rstrip(".")
+                )
+                raise error
+
+        return summed, unchanged
 
     def _source(self, section: SectionReader) -> Source:
         def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:

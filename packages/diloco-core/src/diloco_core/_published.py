@@ -20,7 +20,7 @@ import xxhash
 from ._errors import CorruptedObjectError
 from ._layout import Rule
 from ._sharded import adopt_shard
-from ._wire import CHECKSUM_BYTES, Section, SectionReader, header, section_parts, section_starts
+from ._wire import CHECKSUM_BYTES, Section, SectionReader, header, section_parts, section_starts, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -126,6 +126,28 @@ class Shard:
         deque(self._before_values(metadata, found.append), maxlen=0)
         return found[0]
 
+    def summing(self, metadata: Mapping[str, str]) -> tuple[Callable[[Piece], None], Callable[[], int]]:
+        """What :meth:`rest` returns, for somebody who has the chunks in the processor's cache one after the other anyway.
+
+        Returns:
+            A function that takes the next chunk of the shard into account, and one that returns the checksum after the last.
+        """
+        beginning, names = self._beginning(metadata)
+        sums = {name: xxhash.xxh3_64(seed=self.outer(name).seed) for name in names}
+
+        def add(chunk: Piece) -> None:
+            if self._is_outer(chunk):
+                for name, tensor in self._job.outer_state(chunk).items():
+                    sums[name].update(view(tensor))
+
+        def result() -> int:
+            rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
+            for name in names:
+                rest.update(sums[name].intdigest().to_bytes(CHECKSUM_BYTES, "little"))
+            return rest.intdigest()
+
+        return add, result
+
     def sums(self, metadata: Mapping[str, str]) -> Sums:
         """Checksums of the file that :meth:`parts` would give now."""
         found: list[Sums] = []
@@ -221,20 +243,25 @@ class Shard:
         return Section(f"outer.{name}", outer, self._seed("outer", name, self.number))
 
     def _before_values(self, metadata: Mapping[str, str], checksum: Callable[[int], None]) -> Iterator[Buffer]:
+        beginning, names = self._beginning(metadata)
+        outer = self._outer_chunks()
+        rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
+        yield beginning
+        last: Buffer = b""
+        for name in names:
+            for last in section_parts(self.outer(name), (self._job.outer_state(chunk)[name] for chunk in outer)):
+                yield last
+            rest.update(last[-CHECKSUM_BYTES:])
+        checksum(rest.intdigest())
+
+    def _beginning(self, metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
+        """The header, and the names of the outer optimizer's tensors."""
         outer = self._outer_chunks()
         names = sorted(self._job.outer_state(outer[0])) if outer else []
         scalars = dict(self._job.outer_scalars(outer[0])) if outer else {}
         sections = [*map(self.outer, names), self.values(), *END]
         metadata = {**metadata, "shard": str(self.number), "scalars": json.dumps(scalars), "outer": json.dumps(names)}
-        beginning = header(self._layout, sections, metadata)
-        rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
-        yield beginning
-        last: Buffer = b""
-        for section, name in zip(sections, names, strict=False):
-            for last in section_parts(section, (self._job.outer_state(chunk)[name] for chunk in outer)):
-                yield last
-            rest.update(last[-CHECKSUM_BYTES:])
-        checksum(rest.intdigest())
+        return header(self._layout, sections, metadata), names
 
     def _values_of(self, reader: ObjectReader, origin: str) -> ValuesReader:
         return ValuesReader(reader, self._layout, self.values(), origin)
