@@ -58,7 +58,13 @@ def test_a_full_disk_is_named_and_nothing_torn_is_visible(lab, tmp_path, monkeyp
     monkeypatch.setattr(_store_folder, "_write_all", write_all)
     uri = str(tmp_path / "run")
     settings = Elastic(2, grace=20.0, topology="sharded")
-    results = run_replicas(_replica(lab, 6, crash_at=3, event=full.add), _exchanges(uri, settings))
+    exchanges = _exchanges(uri, settings)
+
+    def fill_disk(thread):
+        full.add(thread)
+        exchanges[1].store.patience = 1.0  # seconds; otherwise it would wait for room for sync_timeout
+
+    results = run_replicas(_replica(lab, 6, crash_at=3, event=fill_disk), exchanges)
     assert isinstance(results[1], StoreUnavailableError)
     assert "No space left on device" in str(results[1])
     assert lab.identical([results[0], results[2]])
