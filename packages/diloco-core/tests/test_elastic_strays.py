@@ -1,11 +1,21 @@
 """What is not the run's, anywhere below its prefix, is neither read nor counted nor removed."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from diloco_core import CorruptedObjectError, DiLoCo, Elastic, ElasticExchange, RunExistsError, Timing
+from diloco_core import (
+    CorruptedObjectError,
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    RunExistsError,
+    StoreUnavailableError,
+    Timing,
+)
+from diloco_core._elastic_kept import bring_back, forget_kept
 from diloco_core._elastic_records import Hint, claim_key, commit_key, epochs, highest_epochs, inner_key, parse_inner
 from diloco_core._elastic_rules import collectable
 from diloco_core._store import open_store
@@ -22,6 +32,7 @@ _STRAYS = {
         "0123456789abcdef/notes.txt",
         "0123456789abcdef/000.0.safetensors",
     ],
+    "kept": ["notes.txt", "000.bak", "state/00000001/000.bak", "state/00000001/a"],
     "inner": ["notes.txt", "00000/notes.txt", "00000/1.1.safetensors", "00000/9999.99999999.safetensors.bak"],
     "unsynced": ["notes.txt"],
 }
@@ -58,6 +69,23 @@ def test_what_is_of_a_run_is_no_stray_file(key, told):
     outcome = simulate(training, Schedule(1), Elastic(1, grace=5.0), store=store, most_lives=1)
     assert isinstance(outcome.results[0, 1], RunExistsError)
     assert told in str(outcome.results[0, 1])
+
+
+def test_after_a_rollback_too_only_copies_of_the_run_are_taken_for_them():
+    class Store:
+        def __init__(self):
+            self.written = []
+
+        def list(self, prefix):
+            return {f"kept/{name}": 4 for name in _STRAYS["kept"]} if prefix == "kept/" else {}
+
+        def delete(self, keys):
+            self.written.append(list(keys))
+
+    life = SimpleNamespace(store=Store(), rank=0)
+    assert not bring_back(life)
+    forget_kept(life, [9, 9])
+    assert life.store.written == []
 
 
 def test_every_key_has_one_spelling():
@@ -119,6 +147,8 @@ class TestPipes:
         assert "is a named pipe" in str(error)
 
     def test_where_a_payload_should_be(self, lab, tmp_path):
-        self._pipe(tmp_path, "state/00000002/000.00000.safetensors")
-        found = self._run(lab, str(tmp_path / "run"), 3)
-        assert lab.identical([found, self._run(lab, str(tmp_path / "other"), 3)])
+        path = self._pipe(tmp_path, "state/00000002/000.00000.safetensors")
+        error = self._run(lab, str(tmp_path / "run"), 3, sync_timeout=30.0)
+        assert isinstance(error, (CorruptedObjectError, StoreUnavailableError))
+        assert "is a named pipe" in str(error)
+        assert path.is_fifo()

@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ._elastic_records import done_key
+from ._elastic_rules import is_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,7 +33,7 @@ def keep(life: Life, index: int, sync: int) -> bool:
 
 def bring_back(life: Life) -> bool:
     """Write those objects again of which there are copies and that are gone; returns whether there were any."""
-    kept = life.store.list(_FOLDER)
+    kept = _copies(life)
     if not kept:
         return False
     there = life.store.list("state/").keys() | life.store.list("initial/").keys()
@@ -58,12 +59,16 @@ def forget_kept(life: Life, needed_from: Sequence[int]) -> None:
     """
     gone = [
         key
-        for key in life.store.list(_FOLDER)
+        for key in _copies(life)
         for fragment in [key.rpartition("/")[2][:3]]
-        if fragment.isdecimal() and int(fragment) < len(needed_from) and needed_from[int(fragment)] > 0
+        if int(fragment) < len(needed_from) and needed_from[int(fragment)] > 0
     ]
     if gone:
         life.store.delete(gone)
+
+
+def _copies(life: Life) -> list[str]:
+    return [key for key in life.store.list(_FOLDER) if is_state(key.removeprefix(_FOLDER))]
 
 
 def _copy(life: Life, key: str, target: str) -> bool:

@@ -104,6 +104,11 @@ def states(listing: Iterable[str]) -> list[tuple[int, int]]:
     return [(int(match[1]), int(match[2])) for match in filter(None, map(_STATE.fullmatch, listing))]
 
 
+def is_state(key: str) -> bool:
+    """Whether a key is that of a part of a published or initial state."""
+    return _STATE.fullmatch(key) is not None or _INITIAL.fullmatch(key) is not None
+
+
 def newest_done(listing: Iterable[str], fragments: int) -> list[int]:
     """For every fragment, the newest sync whose state is complete (0: the initial one)."""
     return [max(states, default=0) for states in done_states(listing, fragments)]
