@@ -1,0 +1,73 @@
+"""How long a strict sync waits and what it says then; and records that are taken away while a run lives."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from diloco_core import CorruptedObjectError, DiLoCo, RendezvousError, RunExistsError, SyncTimeoutError, Timing, export
+from diloco_core._allreduce import Mean
+from diloco_core._endings import Progress
+from diloco_core._sharded import Scratch
+from diloco_core._store_sync import Participant, StoreSync
+from diloco_core.testing import run_replicas
+
+
+class TestWaits:
+    @pytest.fixture
+    def sync(self, lab):
+        clock = lab.Clock()
+        timing = Timing(sync_timeout=50.0, clock=clock, sleep=clock.sleep)
+        store = SimpleNamespace(near=True, uri="file:///run", downtime=0.0)
+        job = Mean([torch.ones(4)], 2)
+        job.begin()
+        participant = Participant(store, 0, 2, timing, None, 64, Scratch(64))
+        return SimpleNamespace(one=StoreSync(participant, Progress(), job), clock=clock, store=store)
+
+    def test_time_without_the_store_does_not_count(self, sync):
+        wait = sync.one._wait(lambda: None, lambda: [1])
+        sync.clock.now, sync.store.downtime = 80.0, 40.0
+        wait.pause()
+        sync.clock.now, sync.store.downtime = 131.0, 81.0
+        with pytest.raises(SyncTimeoutError, match="waiting for rank 1") as caught:
+            wait.pause()
+        assert caught.value.missing == (1,)
+
+    def test_where_a_damaged_shard_is_waited_for_that_is_what_is_said(self, sync):
+        wait = sync.one._wait(lambda: None, lambda: [1])
+        sync.one._repairs._asked[1] = CorruptedObjectError("state/00000000/00001.safetensors: the checksum is wrong")
+        sync.clock.now = 51.0
+        with pytest.raises(CorruptedObjectError, match="the checksum is wrong"):
+            wait.pause()
+
+    def test_it_looks_around_while_it_waits(self, sync):
+        looks = []
+        wait = sync.one._wait(lambda: looks.append(sync.clock.now), lambda: [1])
+        while sync.clock.now < 49.0:
+            wait.pause()
+        assert len(looks) >= 100
+
+
+@pytest.mark.parametrize("gone", [["manifest.json"], ["claims/00000.json", "claims/00001.json"]])
+def test_records_that_are_taken_away_while_a_run_lives(lab, tmp_path, gone):
+    """Nobody in the run needs them any more, and it ends as it would have; nobody else mistakes the prefix for a free one."""
+
+    def replica(exchange, harm):
+        model = lab.fill(torch.nn.Linear(3, 2))
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=1):
+            for step in range(4):
+                lab.push(model, inner, exchange.rank, step)
+                if harm and step == 1:
+                    for key in gone:
+                        (tmp_path / "b" / "run" / key).unlink(missing_ok=True)
+        return lab.values(model)
+
+    wanted = lab.run(lambda exchange: replica(exchange, False), lab.store_exchanges(tmp_path / "a", 2))
+    found = lab.run(lambda exchange: replica(exchange, True), lab.store_exchanges(tmp_path / "b", 2))
+    assert lab.identical([*wanted, *found])
+    results = run_replicas(lambda exchange: replica(exchange, False), lab.store_exchanges(tmp_path / "b", 2))
+    assert lab.kinds(results) == [RunExistsError] * 2, results
+    if "manifest.json" in gone:
+        with pytest.raises(RendezvousError, match=r"manifest\.json"):
+            export(str(tmp_path / "b" / "run"), tmp_path / "model")
