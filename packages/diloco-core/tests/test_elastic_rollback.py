@@ -375,7 +375,60 @@ def test_a_record_that_was_lost_is_not_written_over_a_rollback():
     assert _alone(act) is None
 
 
-def test_a_life_of_before_that_reloads_for_another_reason_stops_too(monkeypatch):
+def test_an_earlier_life_looks_what_has_become_of_the_record_that_it_stands_at():
+    """It was lost without a trace, and a rollback has its number; the life slept, and would decide the next sync."""
+    key = commit_key(3)
+
+    def act(exchange, life, store):
+        sync = ElasticSync(life)
+        whole = store.objects[key]
+        store.remove(key)
+        sync._look_back()
+        assert key not in store.objects, "it has just seen it"
+        life.timing.sleep(6.0)
+        sync._look_back()
+        assert store.objects[key] == whole, "lost, and written again"
+        store.damage(key, Rollback(3, (2,), (), {0: 1}).to_json())
+        with pytest.raises(RolledBack):
+            sync._look_back()
+
+    assert _alone(act) is None
+
+
+@pytest.mark.parametrize("trace", ["state", "deltas"])
+def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
+    """Whoever has seen that record would decide the next number, so the rollback takes that one, and both are closed."""
+    torch.set_num_threads(1)
+    settings = Elastic(1, grace=5.0, topology="sharded", retention=4)
+    before, store = SimulatedTraining(syncs=4, sizes=(40,)), SimulatedStore()
+    assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished
+    del store.decided[commit_key(4)]
+    store.remove(commit_key(4))
+    for key in list(store.objects):
+        if key.startswith(("state/00000004/", "deltas/00000004/")):
+            store.damage(key, b"") if trace == "state" else store.remove(key)
+    if trace == "deltas":
+        store.write(Delta(5, 0, 1, 8, 10, "0" * 16, "0" * 16).key, b"of a life that slept")
+        store.damage(shard_key(3, 0, 0, ""), b"")
+        for key in [key for key in store.objects if key.startswith("deltas/00000003/")]:
+            store.damage(key, b"")
+    training = SimulatedTraining(syncs=5, sizes=(40,), salts=dict(before.salts))
+    outcome = simulate(
+        training, Schedule(1, latency=0.01), replace(settings, resume="newest-whole"), store=store, most_lives=1
+    )
+    assert violations(outcome, training) == []
+    kept = 3 if trace == "state" else 2
+    fence = {0: 2}
+    assert _rollbacks(store)[-2:] == [
+        Rollback(5, (kept,), tuple(range(kept + 1, 5)), fence),
+        Rollback(4, (kept,), (), fence),
+    ]
+    later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
+    outcome = simulate(later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1)
+    assert violations(outcome, later) == []
+
+
+def test_an_earlier_life_that_reloads_for_another_reason_stops_too(monkeypatch):
     def act(exchange, life, store):
         store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}).to_json())
 

@@ -164,6 +164,7 @@ class Life:
         bad: Fragments and syncs whose published state is damaged where loading it does not show.
         answered: Who was answered when it asked for repair.
         decided: The last record that this life has created.
+        stood_at: When it came to stand at its last sync, by its clock.
         attendance: What it has heard of the others.
     """
 
@@ -190,6 +191,7 @@ class Life:
     bad: set[tuple[int, int]] = field(default_factory=set)
     answered: set[Hint] = field(default_factory=set)
     decided: Commit | None = None
+    stood_at: float = 0.0
     attendance: Attendance = field(default_factory=Attendance)
 
     @property
@@ -353,6 +355,7 @@ class Life:
 
     def skip(self, commit: Commit, record: str) -> None:
         """The state in memory holds this sync already."""
+        self.stood_at = self.timing.clock()
         self.sync = commit.sync
         self.rollback = commit.rollback
         self.previous = record

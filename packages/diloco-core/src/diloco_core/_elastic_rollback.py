@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ._elastic_history import History
 from ._elastic_kept import keep
-from ._elastic_records import Rollback, commit_key, commit_sync, highest_epochs
+from ._elastic_records import Delta, Rollback, commit_key, commit_sync, highest_epochs
 from ._elastic_repair import check_shard, read_done
+from ._elastic_rules import states
 from ._errors import CorruptedObjectError, FencedError
 
 if TYPE_CHECKING:
@@ -31,35 +33,49 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         CorruptedObjectError: A fragment has no whole state at all.
     """
     # Before anything else is looked at: whatever is decided from now on takes the number that this life would take.
-    last = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
+    recorded = set(filter(None, map(commit_sync, life.store.list("commits/"))))
+    last = _last_decided(life, recorded)
     history = History(life)
     if history.newest_rollback > (life.rollbacks[-1][0].sync if life.rollbacks else 0):
         return  # somebody else has decided it meanwhile
-    states = []
+    going_back = []
     for index in range(len(life.fragments)):
         whole = next((sync for sync in history.states(index) if _is_whole(life, index, sync)), None)
         if whole is None:
             raise CorruptedObjectError(
                 f"{str(reason).rstrip('.')}. No state of fragment {index} is whole any more, so there is nothing to go back to."
             ) from reason
-        states.append(whole)
-    given_up = history.given_up(states, last)
-    for index, state in enumerate(states):
+        going_back.append(whole)
+    given_up = history.given_up(going_back, last)
+    for index, state in enumerate(going_back):
         # With two newer states, complete at some time, a life that collects may have it on its list.
         if sum(life.index(sync) == index for sync in given_up) >= 2 and not keep(life, index, state):
             return  # it has just been deleted: the caller looks again
     fence = highest_epochs(life.store.list("claims/"))
-    before = history.newest_rollback or _rollback_before(life, min(states))
-    record = Rollback(last + 1, tuple(states), tuple(given_up), fence, before)
+    before = history.newest_rollback or _rollback_before(life, min(going_back))
+    record = Rollback(last + 1, tuple(going_back), tuple(given_up), fence, before)
     _log.error(
         "rank %d: %s. As asked for by resume='newest-whole', the run goes on from the states after syncs %s. Given up: syncs "
         "%s. Earlier lives that did not agree to this stop.",
         life.rank,
         str(reason).rstrip("."),
-        states,
+        going_back,
         given_up,
     )
-    life.store.create(commit_key(record.sync), record.to_json)
+    if life.store.create(commit_key(record.sync), record.to_json):
+        for lost in range(max(recorded, default=0) + 1, last + 1):
+            # Its record is gone, and nobody may decide it once more.
+            life.store.create(commit_key(lost), replace(record, sync=lost, given_up=()).to_json)
+
+
+def _last_decided(life: Life, recorded: set[int]) -> int:
+    """The last number of the log that is known to have been taken, also where its record is lost.
+
+    What is published or contributed shows it: a life that has done so stands behind that number, and would take the next one.
+    """
+    published = [sync for sync, _ in states(life.store.list("state/"))]
+    begun = [delta.sync - 1 for delta in map(Delta.parse, life.store.list("deltas/")) if delta is not None]
+    return max([0, *recorded, *published, *begun])
 
 
 @contextmanager

@@ -165,6 +165,7 @@ class ElasticSync:
         if may_commit(chosen, waited_for, rank=life.rank, min_replicas=life.manifest.min_replicas, overdue=overdue):
             members = tuple(chosen.values())
             positions = self._progress.counting(members)
+            self._look_back()
             outer_steps = self._progress.outer_steps + 1
             commit = Commit(
                 self._sync, self._index, self._base, life.previous, members, positions, outer_steps, life.rollback
@@ -173,6 +174,19 @@ class ElasticSync:
                 life.decided = commit
         elif self._patience is not None and not self._missing and commit_mended(life, self._sync) is None:
             raise GaveUp
+
+    def _look_back(self) -> None:
+        """A life that decides after a long time sees first whether the record that it stands at is still what it was.
+
+        If that was lost without a trace, the others may have gone back to older states in its place meanwhile.
+
+        Raises:
+            RolledBack: They have.
+        """
+        life = self._life
+        late = life.timing.clock() - life.stood_at >= life.settings.grace
+        if late and life.previous and life.sync > life.rollback:
+            life.commit(life.sync, decided=True)
 
     def _help(self, listing: Mapping[str, int]) -> None:
         """Another life cannot read something that this one may know."""

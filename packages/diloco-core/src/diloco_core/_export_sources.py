@@ -106,7 +106,7 @@ def state(source: Source, number: int) -> list[int]:
 def outer_steps(source: Source, number: int) -> int:
     """How many outer steps the model had taken then: rollbacks and what they gave up are in the log, and not in the model."""
     before = [rollback for rollback in source.rollbacks if rollback.sync <= number]
-    return number - sum(1 + len(rollback.given_up) for rollback in before)
+    return number - len({sync for rollback in before for sync in (rollback.sync, *rollback.given_up)})
 
 
 def find_source(store: Store) -> Source:
