@@ -159,7 +159,7 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
     Attributes:
         tensor: Name of the tensor.
         dtype: What cannot hold its new values, such as ``float16``.
-        sync: Number of the sync in its exchange.
+        sync: Number of the sync, from 1; exchanges of initial values are not counted.
         outer_lr: The outer learning rate; None where the tensor takes no outer step.
     """
 
