@@ -31,7 +31,7 @@ class TestAttendance:
         assert attendance.committed(_commit(1, [0, 1, 2]), list, 110.0) == []
         ((level, text),) = attendance.committed(_commit(2, [0, 1]), list, 185.0)
         assert level == logging.WARNING
-        assert text == "nothing has been heard of rank 2 for 75.0 s: sync 2 goes on without it"
+        assert text == "sync 2 goes on without rank 2, which has not contributed in time: last heard of 75.0 s ago"
         assert attendance.committed(_commit(3, [0, 1]), list, 200.0) == []
         assert attendance.committed(_commit(4, [0, 1, 2], 2), list, 210.0) == [
             (logging.INFO, "rank 2 is back: it takes part in sync 4")
@@ -40,7 +40,7 @@ class TestAttendance:
     def test_who_never_came(self):
         ((level, text),) = self._begun().committed(_commit(1, [0, 1]), list, 160.5)
         assert level == logging.WARNING
-        assert "of rank 2 since this replica began, 60.5 s ago: sync 1 goes on" in text
+        assert "not heard of since this replica began, 60.5 s ago" in text
 
     def test_the_same_life_is_warned_of_once(self):
         attendance, levels = self._begun(), []
@@ -71,14 +71,16 @@ class TestAttendance:
         assert attendance.committed(_commit(2, [0, 1]), lambda: [_delta(2, 2).key], 120.0) == []
         ((level, text),) = attendance.committed(_commit(3, [0, 1]), list, 150.0)
         assert level == logging.WARNING
-        assert "for 30.0 s" in text
+        assert "last heard of 30.0 s ago" in text
 
     def test_who_announced_itself_and_never_contributed_is_lost(self):
         attendance = self._begun()
         attendance.look([Hint(1, 7, 1, "join").key], 130.0)
         attendance.look([Hint(1, 7, 1, "join").key], 150.0)
         said = attendance.committed(_commit(1, [0, 1, 2]), list, 190.0)
-        assert [text for _, text in said] == ["nothing has been heard of rank 7 for 60.0 s: sync 1 goes on without it"]
+        assert [text for _, text in said] == [
+            "sync 1 goes on without rank 7, which has not contributed in time: last heard of 60.0 s ago"
+        ]
 
     def test_who_was_not_there_itself_accuses_nobody(self):
         assert self._begun().committed(_commit(1, [1]), lambda: pytest.fail("asked"), 160.0) == []
@@ -92,7 +94,8 @@ class TestAttendance:
         lives = {1: 1, 3: 2, 4: 2, 5: 1, 6: 1}
         assert attendance.describe([1, 2, 3, 4, 5, 6, 7], lives, [6], 150.0) == (
             "at another state: rank 6; left or failed: rank 3; never started: rank 2, 7; "
-            "silent: rank 1 (since this replica began, 50.0 s ago), 4 (for 40.0 s), 5 (for 40.0 s)"
+            "silent: rank 1 (not heard of since this replica began, 50.0 s ago), 4 (last heard of 40.0 s ago), "
+            "5 (last heard of 40.0 s ago)"
         )
 
 
@@ -108,12 +111,14 @@ def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
     told = [(record.levelno, record.getMessage()) for record in caplog.records]
     for rank in (0, 1):
         lost = [
-            (level, text) for level, text in told if text.startswith(f"rank {rank}: nothing has been heard of rank 2")
+            (level, text)
+            for level, text in told
+            if text.startswith(f"rank {rank}: ") and "goes on without rank 2, which" in text
         ]
         assert [level for level, _ in lost] == [logging.WARNING]
-        assert 10.0 < float(lost[0][1].split(" for ")[1].split()[0]) < 15.0
+        assert 10.0 < float(lost[0][1].split("last heard of ")[1].split()[0]) < 15.0
         assert [level for level, text in told if text.startswith(f"rank {rank}: rank 2 is back")] == [logging.INFO]
-    assert not [text for _, text in told if "of rank 0" in text or "of rank 1" in text]
+    assert not [text for _, text in told if "without rank 0" in text or "without rank 1" in text]
 
 
 def test_without_trouble_nothing_is_told(caplog):
@@ -137,4 +142,6 @@ def test_below_the_quorum_everybody_is_told_apart():
     )
     error = outcome.results[0, 1]
     assert isinstance(error, SyncTimeoutError)
-    assert "contributed: rank 0; left or failed: rank 1; never started: rank 3; silent: rank 2 (for " in str(error)
+    assert "contributed: rank 0; left or failed: rank 1; never started: rank 3; silent: rank 2 (last heard of " in str(
+        error
+    )

@@ -187,7 +187,7 @@ class TestMeeting:
     def test_a_claim_of_another_version_is_named(self, lab, tmp_path):
         (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
         exchange.store.put("claims/00001.json", [b'{"format": 1, "rank": 1}'])
-        with pytest.raises(FormatError, match=r"claims/00001.json has format 1.*reads format 3 only"):
+        with pytest.raises(FormatError, match=r"claims/00001.json has format 1.*reads format 4 only"):
             exchange.join(Schema({}, {}))
 
     def test_what_else_lies_in_the_prefix_is_passed_over(self, lab, tmp_path):

@@ -106,10 +106,10 @@ class Attendance:
         self._warned.add((rank, epoch))
         return (
             level,
-            f"nothing has been heard of rank {rank} {self._silence(rank, now)}: sync {sync} goes on without it",
+            f"sync {sync} goes on without rank {rank}, which has not contributed in time: {self._silence(rank, now)}",
         )
 
     def _silence(self, rank: int, now: float) -> str:
         if rank in self._heard:
-            return f"for {now - self._heard[rank]:.1f} s"
-        return f"since this replica began, {now - self._began:.1f} s ago"
+            return f"last heard of {now - self._heard[rank]:.1f} s ago"
+        return f"not heard of since this replica began, {now - self._began:.1f} s ago"
