@@ -38,7 +38,8 @@ class TestMeeting:
         exchanges = in_process(3, timing=Timing(join_timeout=0.05))
         results = run_replicas(lambda exchange: exchange.join(Schema({}, {})), exchanges[:2])
         assert RendezvousTimeoutError in lab.kinds(results)
-        assert "[2]" in str(results[0])
+        missing = [result.missing for result in results if isinstance(result, RendezvousTimeoutError)]
+        assert all(2 in ranks for ranks in missing)  # under load another thread may come too late as well
 
     def test_another_model_is_refused_and_the_tensor_named(self, lab, tmp_path):
         def replica(exchange):

@@ -3,11 +3,13 @@
 import contextlib
 import importlib.util
 import itertools
+import threading
 from pathlib import Path
 
 import boto3
 import fsspec
 import pytest
+from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
 from diloco_core._store import open_store
@@ -34,7 +36,18 @@ def environment(url):
 
 @pytest.fixture(scope="session")
 def moto_url():
-    """moto's S3 with an empty bucket, ``bucket``."""
+    """moto's S3 with an empty bucket, ``bucket``.
+
+    It looks whether an object is there and then writes it, so of two that create it at once both may succeed, unlike on S3:
+    writes take turns here.
+    """
+    put, turn = S3Response.put_object, threading.Lock()
+
+    def put_in_turn(self):
+        with turn:
+            return put(self)
+
+    S3Response.put_object = put_in_turn
     server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
     server.start()
     host, port = server.get_host_and_port()
@@ -45,6 +58,7 @@ def moto_url():
     client.close()
     yield url
     server.stop()
+    S3Response.put_object = put
 
 
 @pytest.fixture
