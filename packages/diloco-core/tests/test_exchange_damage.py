@@ -23,8 +23,17 @@ from diloco_core._liveness import Liveness
 from diloco_core._patient import Patient
 from diloco_core._sharded import Scratch, carried_groups, contributions
 from diloco_core._store import open_store
-from diloco_core._strict_delta import DeltaFile, ShardDelta
-from diloco_core._strict_records import Claim, check_commit, commit, manifest, note, read_manifest, read_note
+from diloco_core._strict_delta import DeltaFile, DeltaPlan, ShardDelta
+from diloco_core._strict_records import (
+    Claim,
+    check_commit,
+    commit,
+    manifest,
+    note,
+    read_manifest,
+    read_note,
+    schema_digest,
+)
 from diloco_core._wire import seed as wire_seed
 from diloco_core.testing import run_replicas
 
@@ -249,7 +258,9 @@ class TestOnTheWay:
 MEMBERS = ["deltas/00000003/00000.x", "deltas/00000003/00001.x"]
 RECORDS = {
     "claim": (
-        Claim(1, 2, "monday", 64, Schema({"a": "float32[3]"}, {"sync_every": "5"}), "0f", "host", 7).to_bytes(),
+        Claim(
+            1, 2, "monday", 64, schema_digest(Schema({"a": "float32[3]"}, {"sync_every": "5"})), "0f", "host", 7
+        ).to_bytes(),
         lambda data: Claim.from_bytes(data, 1, "x"),
     ),
     "note": (note(Ending(1, "failed", Progress(3, 2), "ValueError: x", 0)), lambda data: read_note(data, 1, "x")),
@@ -285,18 +296,19 @@ class TestEveryBit:
         job.begin()
         scratch = Scratch(16)
         seed = partial(wire_seed, "delta")
-        file = DeltaFile.plan(job.layout, 1, 2, 16, carried_groups(job), seed, {"rank": "1"})
+        plan = DeltaPlan(job.layout, 2, 16, carried_groups(job), first=False)
+        file = DeltaFile(plan, 1, seed, {"rank": "1"})
         data = b"".join(map(bytes, file.parts(lambda shard: contributions(job, shard, 1, 16, scratch))))
         wanted = [values[chunk.start : chunk.stop] for chunk in job.layout.chunks(0, 16)]
         harmed = [flip(data, bit) for bit in range(8 * len(data))] + [data[:size] for size in range(len(data))]
         refused = 0
         for one in [data, *harmed]:
             store = SimpleNamespace(
-                retries=True, uri="x", near=True, patience=1.0, open=lambda key, one=one: InMemory(one, key)
+                retries=True, uri="x", near=True, patience=1.0, open=lambda key, size, one=one: InMemory(one, key)
             )
             timing = Timing(sleep=lambda seconds: None)
-            delta = ShardDelta(Patient(store, timing), "deltas/x", file, 0, timing)
             try:
+                delta = ShardDelta(Patient(store, timing), "deltas/x", len(one), file, 0, timing)
                 for chunk in wanted:
                     out = torch.empty(len(chunk))
                     delta.read(out)
@@ -304,4 +316,4 @@ class TestEveryBit:
             except CorruptedObjectError:
                 refused += 1
         # All bits of the values and of the checksums, and all truncations; nobody reads the header.
-        assert refused == 8 * (len(data) - len(file.header())) + len(data)
+        assert refused == 8 * file.distance(0) + len(data)

@@ -86,6 +86,29 @@ class TestSyncing:
         with pytest.raises(ReplicaLostError, match="rank 1"):
             observer.check([1], Progress(), "sync 1")
 
+    def test_of_many_that_are_missing_some_are_looked_at_each_time(self, lab, tmp_path, monkeypatch):
+        """While beats are read, nobody looks whether the wait is over; and yet everybody has a turn."""
+        store, clock = open_store(str(tmp_path)), lab.Clock()
+        timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
+        observer = Liveness(Patient(store, timing), 0, 301, timing)
+        missing, read = list(range(1, 301)), []
+        for rank in missing:
+            store.put(f"beats/{rank:05}", [b"0"])
+        get = store.get
+        monkeypatch.setattr(store, "get", lambda key, *rest, **more: read.append(key) or get(key, *rest, **more))
+        for _ in range(5):
+            before = len(read)
+            observer.check(missing, Progress(), "sync 1")
+            assert len(read) - before <= 64
+        assert set(read) == {f"beats/{rank:05}" for rank in missing}
+        clock.sleep(70)
+        for rank in missing[:-1]:
+            store.put(f"beats/{rank:05}", [b"1"])
+        for _ in range(4):
+            observer.check(missing, Progress(), "sync 1")
+        with pytest.raises(ReplicaLostError, match="rank 300 has shown no sign of life"):
+            observer.check(missing, Progress(), "sync 1")
+
     def test_a_failure_is_told_to_the_others_at_once(self, lab, tmp_path):
         def replica(exchange):
             outer, optimizer = lab.outer_loop(nets[exchange.rank], exchange)

@@ -39,6 +39,7 @@ class VirtualDriver:
     name = "S3 in virtual time"
     near = False
     exclusive = True
+    deletes_many = True  # DELETE requests are counted by the model's own bulk size
 
     def __init__(self, network: Network, factor: int, part_bytes: int) -> None:
         self.network = network

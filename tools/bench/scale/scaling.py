@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-CUTTING = {"BLOCK_BYTES", "HEAD_BYTES", "PART_BYTES", "SHARD_BYTES", "_SMALLEST_BLOCK", "_BUDGET"}
+CUTTING = {"BLOCK_BYTES", "HEAD_BYTES", "PART_BYTES", "SHARD_BYTES", "BUDGET_BYTES", "GATHER_BUDGET_BYTES"}
 """Constants that say how values are cut, in bytes."""
 OTHERS = {
     "CHUNK_BYTES",  # given to the exchanges

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import logging
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from ._elastic_inputs import Inputs
 from ._elastic_kept import bring_back
 from ._elastic_life import Reload, not_as_recorded
 from ._elastic_publish import publish_previous, write_done
@@ -14,12 +14,12 @@ from ._elastic_rules import done_states
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
 from ._patient import PAUSES
 from ._published import shard_metadata
+from ._reduction import reduce_shards
 from ._reread import read_again
-from ._sharded import reduce_shard, with_unchanged
 from ._store_ahead import open_ahead
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     import torch
 
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ._sharded import Source
     from ._store import ObjectReader
     from ._timing import Wait
-    from ._wire import SectionReader
 
 _STAGGER = 0.5
 
@@ -75,13 +74,11 @@ class Adoption:
         shards = range(self._layout.shards)
         if self._life.gather:
             publish_previous(self._life, self._commit, self._member)
-            for shard in shards:
-                self._compute(shard)
+            self._compute([list(shards)])
             return
         # A state that is mended has been published once: what is whole of it is taken as it is, by its owner too.
         own = [shard for shard in shards if self.owner(shard) == self._member and not self._mending]
-        for shard in own:
-            self._compute(shard)
+        self._compute([[shard] for shard in own])
         self._take([shard for shard in shards if shard not in own])
         if self.designated:
             write_done(self._life, self._commit)
@@ -124,7 +121,7 @@ class Adoption:
             arrived = self._adopt_published(pending)
             for shard in pending:
                 if shard not in arrived and elapsed >= self.turn(shard):
-                    self._compute(shard)
+                    self._compute([[shard]])
                     arrived.append(shard)
             pending = [shard for shard in pending if shard not in arrived]
             if pending and not arrived:
@@ -138,7 +135,7 @@ class Adoption:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
         listing = life.store.list(f"state/{sync:08}/")
         keys = {life.key(sync, index, shard): shard for shard in shards}
-        there = [key for key in keys if key in listing]
+        there = {key: listing[key] for key in keys if key in listing}
 
         def announce(key: str, reader: ObjectReader) -> None:
             life.shard(sync, index, keys[key]).announce(reader, life.origin(key))
@@ -188,43 +185,88 @@ class Adoption:
         self._progress.sums[shard] = values
         self._progress.rests[shard] = rest
 
-    def _compute(self, shard: int) -> None:
-        """Update a shard from the contributions."""
+    def _compute(self, batches: Sequence[Sequence[int]]) -> None:
+        """Update shards from the contributions. A batch is updated together, and published before the next one's turn."""
+        shards = [shard for batch in batches for shard in batch]
         # Where memory was written to since the contribution was made, it has to be read from the store.
-        local = self._local and self._progress.values_at[shard] == self._previous
-        for pause in (*PAUSES, None):
-            try:
-                self._prepare(shard)
-                self._progress.values_at[shard] = None
-                self._reduce(shard, local)
-                break
-            except ObjectNotFoundError as error:
-                if pause is not None and self._life.rollback and bring_back(self._life):
-                    continue
-                self._look_again(shard, error)
-                return
-            except (StoreUnavailableError, CorruptedObjectError) as error:
-                if isinstance(error, PreviousStateError):
-                    raise Reload from error
-                if pause is None or (self._life.store.store.retries and isinstance(error, StoreUnavailableError)):
-                    raise
-                if self._life.gather:  # what was updated in part can only be had again from what is published
-                    self._life.timing.sleep(pause)
-                    raise Reload from error
-                local = False  # parts of the own values may be updated already
-                self._life.timing.sleep(pause)
-                if isinstance(error, StoreUnavailableError):
-                    self._life.commit(
-                        self._commit.sync
-                    )  # which waits for the store as long as it is waited for anywhere
-        self._progress.outer_at[shard] = self._commit.sync
-        if self._life.gather:
+        local = self._local and all(self._progress.values_at[shard] == self._previous for shard in shards)
+        inputs: Inputs | None = None
+        try:
+            for number, batch in enumerate(batches):
+                for pause in (*PAUSES, None):
+                    try:
+                        inputs = inputs or Inputs(
+                            self._life, self._progress, self._commit, batches[number:], local=local
+                        )
+                        self._update(batch, inputs)
+                        break
+                    except ObjectNotFoundError as error:
+                        _close(inputs)
+                        inputs = None
+                        if pause is not None and self._life.rollback and bring_back(self._life):
+                            continue
+                        for shard in batch:
+                            self._look_again(shard, error)
+                        batch = ()
+                        break
+                    except (StoreUnavailableError, CorruptedObjectError) as error:
+                        _close(inputs)
+                        inputs = None
+                        self._consider(error, pause)
+                        local = False  # parts of the own values may be updated already
+                if self._life.gather:
+                    self._compare(batch)
+                else:
+                    for shard in batch:
+                        self._publish(shard)
+        finally:
+            _close(inputs)
+
+    def _update(self, batch: Sequence[int], inputs: Inputs) -> None:
+        """Update the shards of a batch in memory."""
+        for shard in batch:
+            self._prepare(shard)
+        for shard in batch:
+            self._progress.values_at[shard] = None
+        first, unchanged = self._watched(batch, inputs.sources[0])
+
+        def verify() -> None:
+            inputs.verify(batch)
+            unchanged()
+
+        reduce_shards(
+            self._job,
+            batch,
+            [first, *inputs.sources[1:]],
+            self._life.chunk_bytes,
+            self._life.scratch,
+            sync=self._commit.sync,
+            block_bytes=inputs.block_bytes,
+            everything=True,
+            verify=verify,
+        )
+        for shard in batch:
+            self._progress.outer_at[shard] = self._commit.sync
+
+    def _consider(self, error: StoreUnavailableError | CorruptedObjectError, pause: float | None) -> None:
+        """What comes of an error in an update: another try after ``pause``, loading again, or the end."""
+        if isinstance(error, PreviousStateError):
+            raise Reload from error
+        if pause is None or (self._life.store.store.retries and isinstance(error, StoreUnavailableError)):
+            raise error
+        self._life.timing.sleep(pause)
+        if self._life.gather:  # what was updated in part can only be had again from what is published
+            raise Reload from error
+        if isinstance(error, StoreUnavailableError):
+            self._life.commit(self._commit.sync)  # which waits for the store as long as it is waited for anywhere
+
+    def _compare(self, batch: Sequence[int]) -> None:
+        """Gather: note what was computed, and see that it is what the record of a mended state says."""
+        for shard in batch:
             values = self._life.shard(self._commit.sync, self._commit.fragment, shard).digest()
             if self._done is not None and values != self._done.sums[shard]:
                 raise computed_otherwise(self._life, self._life.key(self._commit.sync, self._commit.fragment, shard))
             self._settle(shard, values, None)
-        else:
-            self._publish(shard)
 
     def _prepare(self, shard: int) -> None:
         """See to it that memory holds the values and the outer state that the update starts from."""
@@ -261,35 +303,7 @@ class Adoption:
             raise PreviousStateError(str(error)) from error
         progress.values_at[shard] = progress.outer_at[shard] = previous
 
-    def _reduce(self, shard: int, local: bool) -> None:
-        life, job = self._life, self._job
-        sources: list[Source] = []
-        sections: list[SectionReader] = []
-        with ExitStack() as stack:
-            for member in self._commit.members:
-                if local and (member.rank, member.epoch) == (life.rank, life.epoch):
-                    sources.append(job.contribution)
-                    continue
-                # Its size is known, since nothing else is valid.
-                size = self._progress.format.size(member.groups)
-                reader = stack.enter_context(life.store.store.open(member.key, size))
-                section = self._progress.format.reader(member, reader, shard, life.origin(member.key))
-                sections.append(section)
-                sources.append(with_unchanged(job, member.groups, self._source(section)))
-
-            sources[0], unchanged = self._watched(shard, sources[0])
-
-            def verify() -> None:
-                for section in sections:
-                    section.verify()
-                unchanged()
-
-            number = self._commit.sync
-            reduce_shard(
-                job, shard, sources, life.chunk_bytes, life.scratch, sync=number, everything=True, verify=verify
-            )
-
-    def _watched(self, shard: int, first: Source) -> tuple[Source, Callable[[], None]]:
+    def _watched(self, shards: Sequence[int], first: Source) -> tuple[Source, Callable[[], None]]:
         """See to it that the outer optimizer's state is still what was published: who else could tell, if it changed in memory?
 
         It is summed chunk by chunk, right before the update reads it, so that it comes out of the processor's cache.
@@ -298,36 +312,38 @@ class Adoption:
             The first source, which sums too, and what raises after the last chunk if the state has changed.
         """
         life, progress, previous = self._life, self._progress, self._previous
-        expected = progress.rests[shard] if previous else None
-        if expected is None:
+        sums = {
+            shard: life.shard(previous, self._commit.fragment, shard).summing(shard_metadata(self._job, previous))
+            for shard in shards
+            if previous and progress.rests[shard] is not None
+        }
+        if not sums:
             return first, lambda: None
-        stored = life.shard(previous, self._commit.fragment, shard)
-        add, result = stored.summing(shard_metadata(self._job, previous))
+        # Chunks come in this order, and know nothing of shards.
+        shard_of_chunk = (shard for shard in shards for _ in self._layout.chunks(shard, life.chunk_bytes))
 
         def summed(piece: Piece, out: torch.Tensor) -> torch.Tensor:
-            add(piece)
+            shard = next(shard_of_chunk)
+            if shard in sums:
+                sums[shard][0](piece)
             return first(piece, out)
 
         def unchanged() -> None:
-            if result() != expected:
-                error = CorruptedObjectError(
-                    f"what the outer optimizer keeps of shard {shard} of fragment {self._job.name} changed in memory since sync "
-                    f"{previous}: it is not what was published"
-                )
-                _log.error(
-                    "rank %d: %s. Reading it again; look at this machine's memory.", life.rank, str(error).rstrip(".")
-                )
-                raise error
+            for shard, (_, result) in sums.items():
+                if result() != progress.rests[shard]:
+                    raise self._changed_in_memory(shard)
 
         return summed, unchanged
 
-    def _source(self, section: SectionReader) -> Source:
-        def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
-            section.read(out)
-            self._life.traffic.received += self._layout.piece_bytes(piece)
-            return out
-
-        return read
+    def _changed_in_memory(self, shard: int) -> CorruptedObjectError:
+        error = CorruptedObjectError(
+            f"what the outer optimizer keeps of shard {shard} of fragment {self._job.name} changed in memory since sync "
+            f"{self._previous}: it is not what was published"
+        )
+        _log.error(
+            "rank %d: %s. Reading it again; look at this machine's memory.", self._life.rank, str(error).rstrip(".")
+        )
+        return error
 
     def _publish(self, shard: int) -> None:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
@@ -343,7 +359,7 @@ class Adoption:
         elif self._adopt(shard):
             pass  # somebody was faster: there is one version, and everybody takes it
         elif shard in self._damaged:
-            self._compute(shard)
+            self._compute([[shard]])
         else:
             self._look_again(shard, f"{life.key(sync, index, shard)} was there, and has vanished")
 
@@ -364,6 +380,11 @@ class Adoption:
             f"sync {sync} in {life.store.uri} is decided, and something that it is computed from is gone: "
             f"{str(missing).rstrip('.')}. {result}No newer state is complete."
         )
+
+
+def _close(inputs: Inputs | None) -> None:
+    if inputs is not None:
+        inputs.close()
 
 
 class PreviousStateError(CorruptedObjectError):

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import xxhash
 
 from ._errors import CorruptedObjectError
 from ._sharded import carries, contributions, may_carry
+from ._store import ReadsAhead
 from ._wire import Section, SectionReader, header, section_parts, section_starts, seed, view
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     import torch
 
@@ -34,6 +36,7 @@ class _Plan(NamedTuple):
 
     header: bytes
     sections: list[Section]
+    starts: list[int]
     size: int
 
 
@@ -90,15 +93,25 @@ class DeltaFormat:
             if found.intdigest() != sums[shard]:
                 raise ChangedError(shard)
 
-    def reader(self, delta: Delta, reader: ObjectReader, shard: int, origin: str) -> SectionReader:
-        """A reader of one shard of a contribution: of the groups that it carries."""
-        section = self._section(shard, delta.groups, self._seed(delta, shard))
+    def reader(self, delta: Delta, reader: ObjectReader, shards: Iterable[int], origin: str) -> DeltaReader:
+        """A reader of some shards of a contribution, in file order: of the groups that it carries."""
         plan = self._plan(delta.groups)
         if reader.size != plan.size:
             raise CorruptedObjectError(
                 f"{origin} has {reader.size} bytes, and not {plan.size}: it is truncated or damaged"
             )
-        return SectionReader(reader, self._job.layout, [section, *plan.sections[shard + 1 :]], 0, origin)
+        layout = self._job.layout
+        sections = {
+            shard: SectionReader(
+                reader,
+                layout,
+                replace(plan.sections[shard], seed=self._seed(delta, shard)),
+                plan.starts[shard],
+                origin,
+            )
+            for shard in shards
+        }
+        return DeltaReader(reader, sections)
 
     def _plan(self, groups: int) -> _Plan:
         if groups not in self._plans:
@@ -106,7 +119,8 @@ class DeltaFormat:
             sections = [self._section(shard, groups, 0) for shard in range(layout.shards)]
             metadata = {"diloco": "delta", "name": self._job.name, "fingerprint": self._job.fingerprint}
             beginning = header(layout, sections, metadata)
-            self._plans[groups] = _Plan(beginning, sections, len(beginning) + section_starts(layout, sections)[-1])
+            *starts, size = (len(beginning) + start for start in section_starts(layout, sections))
+            self._plans[groups] = _Plan(beginning, sections, starts, size)
         return self._plans[groups]
 
     def _section(self, shard: int, groups: int, checksum_seed: int) -> Section:
@@ -115,3 +129,47 @@ class DeltaFormat:
 
     def _seed(self, delta: Delta, shard: int) -> int:
         return seed(self._job.fingerprint, delta.key, shard)
+
+
+class DeltaReader:
+    """Reads shards of a contribution one after another, each piece by piece. Not thread-safe.
+
+    Args:
+        reader: The open file; it is not closed here.
+        sections: The shards, in the order in which they are read.
+    """
+
+    def __init__(self, reader: ObjectReader, sections: Mapping[int, SectionReader]) -> None:
+        self._reader = reader
+        self._sections = sections
+        self._left = list(sections.values())[::-1]
+
+    def announce(self, sizes: Mapping[int, int]) -> None:
+        """So many bytes of these shards will be read next, where the store profits from knowing that.
+
+        What lies side by side in the file is one request.
+        """
+        if not isinstance(self._reader, ReadsAhead):
+            return
+        spans: list[tuple[int, int]] = []
+        for shard, size in sizes.items():
+            start, stop = self._sections[shard].span(size)
+            if spans and spans[-1][1] == start:
+                start = spans.pop()[0]
+            spans.append((start, stop))
+        for start, stop in spans:
+            self._reader.expect(start, stop)
+
+    def read(self, out: torch.Tensor) -> None:
+        """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
+        while self._left[-1].finished:
+            self._left.pop()
+        self._left[-1].read(out)
+
+    def verify(self, shard: int) -> None:
+        """Compare the checksum of a shard.
+
+        Raises:
+            CorruptedObjectError: What was read is not what was written.
+        """
+        self._sections[shard].verify()

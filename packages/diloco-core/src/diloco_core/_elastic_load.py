@@ -13,6 +13,7 @@ from ._elastic_repair import read_done
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError
 from ._reread import read_again
+from ._store import ReadsAhead
 from ._store_ahead import open_ahead
 
 if TYPE_CHECKING:
@@ -114,9 +115,18 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
     if not len(done.sums) == len(done.rests) == shards:
         raise CorruptedObjectError(f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}")
     fresh = Progress(job, sync, list(done.sums), [None] * shards, [None] * shards, list(done.rests), done.commit)
-    keys = [life.key(sync, index, number) for number in range(shards)]
-    with open_ahead(life.store.store, keys) as readers:
-        for number, (key, reader) in enumerate(zip(keys, readers, strict=True)):
+    numbers = {life.key(sync, index, number): number for number in range(shards)}
+    listing = life.store.list(f"{next(iter(numbers)).rpartition('/')[0]}/")
+
+    def announce(key: str, reader: ObjectReader) -> None:
+        if life.gather and sync:
+            if isinstance(reader, ReadsAhead):
+                reader.expect(0, reader.size)
+        else:
+            life.shard(sync, index, numbers[key]).announce(reader, life.origin(key))
+
+    with open_ahead(life.store.store, {key: listing.get(key) for key in numbers}, announce) as readers:
+        for (key, number), reader in zip(numbers.items(), readers, strict=True):
             life.fragments[index].forget_outer(number, life.chunk_bytes)
             if not _load_shard(life, fresh, number, key, reader):
                 return key

@@ -23,6 +23,7 @@ from ._errors import (
 from ._published import shard_metadata
 from ._reread import read_again
 from ._sealed import seal
+from ._store_parallel import in_parallel
 from ._strict_records import claimed_ranks
 from ._timing import Wait
 
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from ._timing import Timing
 
 _TRIES = 8
+_STAGGER = 0.5
+_UPLOADS_AT_ONCE = 4
 
 _log = logging.getLogger("diloco_core")
 
@@ -71,7 +74,7 @@ def open_run(
             f"{store.uri} holds no run that could be resumed: there is no {MANIFEST}. Check the URI, or leave resume out."
         )
     if manifest is None and rank != 0:
-        manifest = _wait_for_manifest(store, settings, timing)
+        manifest = _wait_for_manifest(store, rank, world_size, settings, timing)
         if manifest is None:
             _log.warning(
                 "rank %d: rank 0 has not begun the run at %s within the grace of %g s, so this replica's initial values do",
@@ -193,7 +196,15 @@ def _check_unused(store: Patient) -> None:
         )
 
 
-def _wait_for_manifest(store: Patient, settings: Elastic, timing: Timing) -> Manifest | None:
+def _wait_for_manifest(
+    store: Patient, rank: int, world_size: int, settings: Elastic, timing: Timing
+) -> Manifest | None:
+    """The manifest, once there is one; None when it is for this replica to begin the run.
+
+    That is after one grace in which nobody did. Whoever uploads an initial state, as large as it may be, is at it: while
+    objects of one appear, it is waited for, or all replicas would upload theirs. The ranks wake up one after another, so
+    that only one begins where rank 0 does not come.
+    """
     wait = Wait(
         timing,
         store.near,
@@ -202,7 +213,14 @@ def _wait_for_manifest(store: Patient, settings: Elastic, timing: Timing) -> Man
         lambda: _late(store, timing),
         downtime=lambda: store.downtime,
     )
-    while (manifest := read_manifest(store, timing)) is None and wait.elapsed() < settings.grace:
+    turn = settings.grace + (rank - 1) * min(_STAGGER, settings.grace / max(10, world_size))
+    seen: dict[str, int] = {}
+    while (manifest := read_manifest(store, timing)) is None:
+        if wait.elapsed() >= turn:
+            there = store.list("initial/")
+            if there == seen:
+                return None
+            seen, turn = there, wait.elapsed() + settings.grace
         wait.pause()
     return manifest
 
@@ -222,15 +240,19 @@ def _initial(
     chunk_bytes: int,
 ) -> Manifest:
     nonce = secrets.token_hex(8)
-    sums: list[list[Sums]] = []
-    for index, job in enumerate(jobs):
-        sums.append([])
-        for number in range(job.layout.shards):
-            shard = published_shard(job, 0, number, nonce, chunk_bytes)
-            written: list[Sums] = []
-            parts = partial(shard.parts, shard_metadata(job, 0), written.append)
-            store.put(shard_key(0, index, number, nonce), parts)
-            sums[-1].append(written[-1])
+
+    def publish(index: int, number: int) -> Sums:
+        job = jobs[index]
+        shard = published_shard(job, 0, number, nonce, chunk_bytes)
+        written: list[Sums] = []
+        store.put(shard_key(0, index, number, nonce), partial(shard.parts, shard_metadata(job, 0), written.append))
+        return written[-1]
+
+    numbers = [(index, number) for index, job in enumerate(jobs) for number in range(job.layout.shards)]
+    sums: list[list[Sums]] = [[] for _ in jobs]
+    published = in_parallel(store.store, (partial(publish, *each) for each in numbers), _UPLOADS_AT_ONCE)
+    for (index, _), each in zip(numbers, published, strict=True):
+        sums[index].append(each)
     largest = max(layout_bytes(job.layout) for job in jobs)
     return Manifest(
         run_id=run_id,

@@ -27,7 +27,7 @@ from ._patient import Patient
 from ._rendezvous import check_identity
 from ._reread import read_again
 from ._sharded import Scratch
-from ._store import check_size
+from ._store import InBackground, check_size
 from ._timing import Timing
 
 if TYPE_CHECKING:
@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 
 SHARD_BYTES = 16 * 2**20
 """Most bytes of values in a shard; with the momentum its object has twice as many, and obstore holds it in memory."""
+
+GATHER_BUDGET_BYTES = 32 * 2**20
+"""Memory for reading ahead where every replica keeps all of the outer state as well."""
 
 WATCH_EVERY = 8
 """Every how many syncs a life sees to it that the manifest is still there; it is one small request."""
@@ -140,6 +143,8 @@ class ElasticExchange:
                 timing=self._timing,
                 chunk_bytes=self._chunk_bytes,
             )
+            if manifest.topology == "gather" and isinstance(self.store, InBackground):
+                self.store.budget = GATHER_BUDGET_BYTES
             life = Life(
                 store=store,
                 timing=self._timing,

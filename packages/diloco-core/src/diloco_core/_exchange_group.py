@@ -17,8 +17,9 @@ from ._endings import Ending, Progress, conclude, describe, failure
 from ._errors import ConfigurationError, MismatchError, NonFiniteUpdateError, SyncError, SyncTimeoutError
 from ._exchange import Schema, SyncJob, SyncReport
 from ._layout import Rule
+from ._reduction import mean
 from ._rendezvous import compare_schemas
-from ._sharded import Scratch, contributions, mean
+from ._sharded import Scratch, contributions
 from ._timing import Timing
 
 if TYPE_CHECKING:

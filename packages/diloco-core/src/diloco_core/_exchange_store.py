@@ -4,6 +4,7 @@ Keys below the run's prefix::
 
     manifest.json              what this run is, for people and tools (written by rank 0)
     claims/{rank}.json         who plays which rank; written once
+    schemas/{digest}.json      the tensors and settings that all replicas have in common, so one object; see the claims
     beats/{rank}               a counter that shows life
     notes/{rank}.json          "left" or "failed", and because of whom
     deltas/{sync}/{rank}.{fingerprint}.{groups}.safetensors    a replica's contribution: immutable, gone when all have used it
@@ -111,7 +112,7 @@ class ObjectStoreExchange:
         self._claimed = True
         try:
             self._liveness.start()
-            meet(self._store, own, self._timing, self._liveness.check_failures)
+            meet(self._store, own, schema, self._timing, self._liveness.check_failures)
             if self.rank == 0:
                 unsynced = {} if schema.unsynced is None else schema.unsynced.publish(self._put)
                 record = manifest(self.run_id, self.world_size, schema, unsynced)

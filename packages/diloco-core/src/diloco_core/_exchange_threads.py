@@ -17,8 +17,9 @@ from ._errors import (
     UnequalSyncsError,
 )
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
+from ._reduction import reduce_shards
 from ._rendezvous import compare_schemas
-from ._sharded import Scratch, adopt_shard, contributions, reduce_shard
+from ._sharded import Scratch, adopt_shard, contributions
 from ._timing import Timing
 
 if TYPE_CHECKING:
@@ -165,7 +166,7 @@ class InProcessExchange:
         own = range(self.rank, layout.shards, self.world_size)
         for shard in own:
             sources = [other.contribution for other in jobs]
-            reduce_shard(job, shard, sources, self._chunk_bytes, self._scratch, sync=self._progress.next)
+            reduce_shards(job, [shard], sources, self._chunk_bytes, self._scratch, sync=self._progress.next)
         ready = clock()
         self._meet("reduce", job)
         waited += clock() - ready

@@ -207,7 +207,15 @@ def _read(
         return {}
     layout = Layout(tuple(map(_group, table["groups"])), table["shards"])
     flat = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
-    with open_ahead(store, [file.key for file in files]) as readers:
+    numbers = {file.key: number for number, file in enumerate(files)}
+    listing: dict[str, int] = {}
+    for folder in sorted({file.key.rpartition("/")[0] for file in files}):
+        listing.update(store.list(f"{folder}/"))
+
+    def announce(key: str, reader: ObjectReader) -> None:
+        _values(store, layout, numbers[key], files[numbers[key]], reader)
+
+    with open_ahead(store, {key: listing.get(key) for key in numbers}, announce) as readers:
         for number, (file, opened) in enumerate(zip(files, readers, strict=True)):
             for pause in (*_PAUSES, None):
                 try:
@@ -229,15 +237,19 @@ def _read_file(
     file: PublishedFile,
     opened: ObjectReader | None,
 ) -> None:
-    section = Section("values", layout.shard(number), file.seed)
     with opened or store.open(file.key) as reader:
-        origin = f"{store.uri}/{file.key}"
-        values = ValuesReader(reader, layout, section, origin)
-        for piece in section.pieces:
+        values = _values(store, layout, number, file, reader)
+        for piece in layout.shard(number):
             values.read(_part(flat, piece))
         checksum = values.verify().values
     if file.checksum not in {None, checksum}:
         raise CorruptedObjectError(f"{store.uri}/{file.key} is not what the record of its sync says")
+
+
+def _values(store: Store, layout: Layout, number: int, file: PublishedFile, reader: ObjectReader) -> ValuesReader:
+    """A reader of a file's values, which are announced with it."""
+    section = Section("values", layout.shard(number), file.seed)
+    return ValuesReader(reader, layout, section, f"{store.uri}/{file.key}")
 
 
 def _tensor(flat: list[torch.Tensor], entry: Mapping[str, Any], dtype: torch.dtype | None) -> torch.Tensor:

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ._endings import Progress, conclude
 from ._errors import CorruptedObjectError, FormatError, ReplicaLostError, StoreError
 from ._reread import read_again
+from ._store_parallel import in_parallel
 from ._strict_records import note, note_key, noted_ranks, read_note
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Iterator
 
     from ._endings import Ending
     from ._patient import Patient
@@ -27,6 +29,8 @@ _log = logging.getLogger("diloco_core")
 _NOTHING = Progress()
 _AGAIN_SECONDS = 1.0
 _STOP_SECONDS = 5.0
+_MOST_BEATS = 64
+_READS_AT_ONCE = 16
 
 
 class Liveness:
@@ -41,6 +45,7 @@ class Liveness:
         self._endings: dict[int, Ending] = {}
         self._unreadable: set[int] = set()
         self._downtime = 0.0
+        self._looked_at = -1
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -76,8 +81,8 @@ class Liveness:
         """
         self.check_failures(missing, progress)
         now = self._now()
-        for rank in sorted(missing):
-            beat = self._read_beat(rank)
+        ranks = self._next(missing)
+        for rank, beat in zip(ranks, self._read_beats(ranks), strict=True):
             last, since = self._seen.get(rank, (None, now))
             if beat != last:
                 self._seen[rank] = (beat, now)
@@ -96,9 +101,13 @@ class Liveness:
             ReplicaLostError: A replica failed; names the one that failed first.
             UnequalSyncsError: One of the ``missing`` left.
         """
-        for rank in noted_ranks(self._store.list("notes/")):
-            if rank != self._rank and rank < self._world_size and rank not in self._endings:
-                self._read_note(rank)
+        noted = [
+            rank
+            for rank in noted_ranks(self._store.list("notes/"))
+            if rank != self._rank and rank < self._world_size and rank not in self._endings
+        ]
+        for _ in in_parallel(self._store.store, (partial(self._read_note, rank) for rank in noted), _READS_AT_ONCE):
+            pass
         error = conclude(self._endings, missing, self._rank, progress)
         if error is not None:
             raise error
@@ -125,6 +134,17 @@ class Liveness:
             return
         if ending is not None:
             self._endings[rank] = ending
+
+    def _next(self, missing: Collection[int]) -> list[int]:
+        """Some of these ranks, others every time: while beats are read, nobody looks whether the wait is over."""
+        ranks = sorted(missing)
+        after = [rank for rank in ranks if rank > self._looked_at]
+        chosen = (after + ranks)[: min(_MOST_BEATS, len(ranks))]
+        self._looked_at = chosen[-1] if chosen else -1
+        return chosen
+
+    def _read_beats(self, ranks: Iterable[int]) -> Iterator[bytes]:
+        return in_parallel(self._store.store, (partial(self._read_beat, rank) for rank in ranks), _READS_AT_ONCE)
 
     def _read_beat(self, rank: int) -> bytes:
         try:

@@ -20,7 +20,8 @@ import xxhash
 from ._errors import CorruptedObjectError
 from ._layout import Rule
 from ._sharded import adopt_shard
-from ._wire import CHECKSUM_BYTES, Section, SectionReader, header, section_parts, section_starts, view
+from ._store import ReadsAhead
+from ._wire import CHECKSUM_BYTES, Section, SectionReader, header, section_bytes, section_parts, section_starts, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -62,9 +63,16 @@ class ValuesReader:
     """
 
     def __init__(self, reader: ObjectReader, layout: Layout, values: Section, origin: str) -> None:
+        start = reader.size - section_bytes(layout, values) - CHECKSUM_BYTES * len(END)
+        if start < _LENGTH_BYTES:
+            raise CorruptedObjectError(
+                f"{origin} has {reader.size} bytes, which is too few: it is truncated, or was written for another model"
+            )
+        if isinstance(reader, ReadsAhead):
+            reader.expect(start, reader.size)
         self._reader = reader
         self._origin = origin
-        self._section = SectionReader(reader, layout, [values, *END], 0, origin, ahead=len(END))
+        self._section = SectionReader(reader, layout, values, start, origin)
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
@@ -218,8 +226,11 @@ class Shard:
             raise CorruptedObjectError(f"{origin} has not the size that its header speaks of: one of them is damaged")
         rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
         chunks: dict[Piece, dict[str, torch.Tensor]] = {piece: {} for piece in self._outer_chunks()}
-        for index, name in enumerate(names):
-            section = SectionReader(reader, self._layout, sections, index, origin)
+        starts = [len(beginning) + start for start in section_starts(self._layout, sections)]
+        if isinstance(reader, ReadsAhead):
+            reader.expect(starts[0], starts[len(names)])
+        for section_of_name, start, name in zip(sections, starts, names, strict=False):
+            section = SectionReader(reader, self._layout, section_of_name, start, origin)
             for piece, tensors in chunks.items():
                 tensors[name] = torch.empty(piece.numel, dtype=self._layout.groups[piece.group].dtype, device="cpu")
                 section.read(tensors[name])

@@ -6,12 +6,31 @@ import os
 import re
 import secrets
 import socket
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._checks import is_whole
-from ._errors import ConfigurationError, MismatchError, RendezvousTimeoutError, ReplicaLostError, RunExistsError
+from ._errors import (
+    ConfigurationError,
+    CorruptedObjectError,
+    MismatchError,
+    RendezvousTimeoutError,
+    ReplicaLostError,
+    RunExistsError,
+)
 from ._reread import read_again
-from ._strict_records import MANIFEST, MOST_RANKS, Claim, claim_key, claimed_ranks
+from ._store_parallel import in_parallel
+from ._strict_records import (
+    MANIFEST,
+    MOST_RANKS,
+    Claim,
+    claim_key,
+    claimed_ranks,
+    read_schema,
+    schema_digest,
+    schema_key,
+    schema_record,
+)
 from ._timing import Wait
 
 if TYPE_CHECKING:
@@ -23,6 +42,7 @@ if TYPE_CHECKING:
 
 _ELASTIC_CLAIM = re.compile(r"claims/[0-9]{5}/[0-9]+\.json")
 _COMMIT = re.compile(r"commits/[0-9]{8}\.json")
+READS_AT_ONCE = 16
 _OWN_PREFIX = "Give every run a prefix of its own"
 
 
@@ -48,7 +68,7 @@ def claim(
         world_size,
         run_id,
         chunk_bytes,
-        schema,
+        schema_digest(schema),
         nonce=secrets.token_hex(8),
         host=socket.gethostname(),
         pid=os.getpid(),
@@ -63,17 +83,20 @@ def claim(
         for key in (MANIFEST, *filter(_COMMIT.fullmatch, store.list("commits/"))):
             if store.get(key) is not None:
                 raise RunExistsError(f"{store.uri} holds {key!r} of an earlier run. {_OWN_PREFIX}.")
+    table = schema_record(schema)
+    store.put(schema_key(own.schema), lambda: [table])
     if not store.create(claim_key(rank), own.to_bytes):
         _check_own(store, own, timing)
     return own
 
 
-def meet(store: Patient, own: Claim, timing: Timing, check_failures: Callable[[], object]) -> None:
+def meet(store: Patient, own: Claim, schema: Schema, timing: Timing, check_failures: Callable[[], object]) -> None:
     """Wait for all other ranks, and compare.
 
     Args:
         store: The run's prefix.
         own: What :func:`claim` returned.
+        schema: What they must have in common.
         timing: Limits and clock.
         check_failures: Raises if another rank has failed already.
 
@@ -90,12 +113,13 @@ def meet(store: Patient, own: Claim, timing: Timing, check_failures: Callable[[]
         return [rank for rank in range(own.world_size) if rank not in claims]
 
     def read_claims() -> None:
-        for rank in claimed_ranks(store.list("claims/")):
-            if rank not in claims:
-                other = _read(store, rank, timing)
-                if other is not None:
-                    _compare(own, other, store.uri)
-                    claims[rank] = other
+        come = [rank for rank in claimed_ranks(store.list("claims/")) if rank not in claims]
+        for other in in_parallel(store.store, (partial(_read, store, rank, timing) for rank in come), READS_AT_ONCE):
+            if other is not None:
+                _compare(own, other, store.uri)
+                if other.schema != own.schema:
+                    _compare_tables(store, own, schema, other, timing)
+                claims[other.rank] = other
 
     def look_around() -> None:
         try:
@@ -168,7 +192,25 @@ def _compare(own: Claim, other: Claim, uri: str) -> None:
                 f"rank {other.rank} was started with {name}={theirs}, and rank {own.rank} with {name}={mine}: "
                 "all replicas of a run must be given the same"
             )
-    compare_schemas(f"rank {own.rank}", own.schema, f"rank {other.rank}", other.schema)
+
+
+def _compare_tables(store: Patient, own: Claim, schema: Schema, other: Claim, timing: Timing) -> None:
+    """Say in what two replicas differ whose digests do."""
+    key = schema_key(other.schema)
+
+    def read() -> Schema:
+        data = store.get(key)
+        if data is None:
+            raise CorruptedObjectError(f"{store.uri}/{key} is gone")
+        return read_schema(data, other.schema, f"{store.uri}/{key}")
+
+    try:
+        theirs = read_again(timing, read)
+    except CorruptedObjectError as error:
+        raise MismatchError(
+            f"rank {own.rank} and rank {other.rank} differ in their tensors or settings; in which ones cannot be told: {error}"
+        ) from error
+    compare_schemas(f"rank {own.rank}", schema, f"rank {other.rank}", theirs)
 
 
 def compare_schemas(here: str, mine: Schema, there: str, theirs: Schema) -> None:

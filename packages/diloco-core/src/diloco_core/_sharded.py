@@ -1,13 +1,14 @@
-"""The arithmetic that every sharded exchange shares: contribute, reduce in rank order, update, adopt."""
+"""The arithmetic that every sharded exchange shares: contribute and adopt; :mod:`._reduction` is between."""
 
 from __future__ import annotations
 
 import math
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from ._errors import NonFiniteDeltaError, NonFiniteUpdateError
+from ._errors import NonFiniteDeltaError
 from ._layout import Layout, Piece, Rule
 
 if TYPE_CHECKING:
@@ -19,16 +20,36 @@ if TYPE_CHECKING:
     Source: TypeAlias = Callable[[Piece, torch.Tensor], torch.Tensor]
 
 
+_WORD = 64  # so that the parts of a buffer are aligned as whole tensors are
+
+
 class Scratch:
-    """Two chunk-sized buffers, reused for every chunk. Not thread-safe."""
+    """Two chunk-sized buffers, reused for every chunk. The first one grows to the size of a block. Not thread-safe."""
 
     def __init__(self, chunk_bytes: int) -> None:
-        size = -(-max(chunk_bytes, 8) // 8) * 8
-        self._buffers = [torch.empty(size, dtype=torch.uint8, device="cpu") for _ in range(2)]
+        self._buffers = [_bytes(max(chunk_bytes, _WORD)) for _ in range(2)]
 
     def tensor(self, which: int, layout: Layout, piece: Piece) -> torch.Tensor:
         """Buffer 0 or 1 as a tensor that fits ``piece``."""
         return self._buffers[which].view(layout.groups[piece.group].dtype)[: piece.numel]
+
+    def totals(self, layout: Layout, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Parts of the first buffer as tensors that fit these pieces, side by side."""
+        starts = [0, *accumulate(_rounded(layout.piece_bytes(piece)) for piece in pieces)]
+        if starts[-1] > len(self._buffers[0]):
+            self._buffers[0] = _bytes(starts[-1])
+        return [
+            self._buffers[0][start:stop].view(layout.groups[piece.group].dtype)[: piece.numel]
+            for (start, stop), piece in zip(pairwise(starts), pieces, strict=True)
+        ]
+
+
+def _bytes(size: int) -> torch.Tensor:
+    return torch.empty(_rounded(size), dtype=torch.uint8, device="cpu")
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _WORD) * _WORD
 
 
 def carried_groups(job: SyncJob) -> int:
@@ -92,102 +113,6 @@ def contributions(
         yield values
 
 
-def reduce_shard(
-    job: SyncJob,
-    shard: int,
-    sources: Sequence[Source],
-    chunk_bytes: int,
-    scratch: Scratch,
-    *,
-    sync: int,
-    everything: bool = False,
-    verify: Callable[[], None] = lambda: None,
-) -> None:
-    """Sum a shard's contributions in rank order, update the own copy and adopt the new values.
-
-    Args:
-        job: The sync.
-        shard: Which shard.
-        sources: For every rank, in order, what gives its contribution to a chunk. Chunks come in file order.
-        chunk_bytes: Largest size of a chunk.
-        scratch: Buffers.
-        sync: Number of the sync, for errors.
-        everything: Whether the sources give also what only the first one's values are taken of.
-        verify: Called when all contributions have been read; raises if they are not what was written.
-
-    Raises:
-        NonFiniteUpdateError: The new values would be NaN or infinite. The own copy is undefined then.
-    """
-    layout = job.layout
-    refused: NonFiniteUpdateError | None = None
-    for chunk in layout.chunks(shard, chunk_bytes):
-        try:
-            if layout.groups[chunk.group].rule is not Rule.FIRST:
-                total = mean(job, chunk, sources, scratch, sync)
-            else:
-                total = sources[0](chunk, scratch.tensor(0, layout, chunk))
-                for source in sources[1:] if everything else ():  # it is read, so that its section can be verified
-                    source(chunk, scratch.tensor(1, layout, chunk))
-            values = job.update(chunk, total)
-            job.check_update(chunk, values, sync)
-        except NonFiniteUpdateError as error:
-            # Perhaps a contribution was damaged on its way. Checksums stand at its end, so all of it is read before anybody
-            # blames the outer step.
-            refused = refused or error
-            continue
-        job.adopt(chunk, values)
-    verify()
-    if refused is not None:
-        raise refused
-
-
-def mean(job: SyncJob, chunk: Piece, sources: Sequence[Source], scratch: Scratch, sync: int) -> torch.Tensor:
-    """The mean of all contributions to a chunk, summed in rank order.
-
-    Args:
-        job: The sync.
-        chunk: The chunk.
-        sources: For every rank, in order, what gives its contribution.
-        scratch: Buffers; the first one may hold the result.
-        sync: Number of the sync, for errors.
-
-    Raises:
-        NonFiniteUpdateError: The mean of a buffer is not finite, although the contributions are.
-    """
-    if len(sources) > 1 and not job.must_be_finite(chunk):
-        return _mean_of_buffers(job, chunk, sources, scratch, sync)
-    buffer = scratch.tensor(0, job.layout, chunk)
-    total = sources[0](chunk, buffer)
-    for source in sources[1:]:
-        total = torch.add(total, source(chunk, scratch.tensor(1, job.layout, chunk)), out=buffer)
-    return total.div_(len(sources)) if len(sources) > 1 else total
-
-
-def _mean_of_buffers(
-    job: SyncJob, chunk: Piece, sources: Sequence[Source], scratch: Scratch, sync: int
-) -> torch.Tensor:
-    """The mean, and exactly the common value where all replicas have the same one.
-
-    A causal mask of -inf, or a table that nobody changes, comes out as it went in: neither rounding nor overflow of the sum
-    may touch it. Buffers are small beside the parameters, so this may cost a few more passes.
-    """
-    first = sources[0](chunk, scratch.tensor(0, job.layout, chunk)).clone()
-    total, same = first.clone(), torch.ones(chunk.numel, dtype=torch.bool, device="cpu")
-    infinite, nan = first.isinf(), first.isnan()
-    for source in sources[1:]:
-        values = source(chunk, scratch.tensor(1, job.layout, chunk))
-        same &= _bits(values) == _bits(first)
-        infinite |= values.isinf()
-        nan |= values.isnan()
-        total += values
-    total = torch.where(same, first, total.div_(len(sources)))
-    # Infinity out of finite values is an overflow of the sum, and NaN without NaN comes of infinities that differ.
-    made = (total.isinf() & ~infinite) | (total.isnan() & ~nan)
-    if bool(made.any()):
-        raise NonFiniteUpdateError(job.locate(chunk, _first(made)), total.dtype, sync)
-    return total
-
-
 def with_unchanged(job: SyncJob, groups: int, source: Source) -> Source:
     """A source of a contribution that carries these groups; what it does not carry is as in the global copy."""
 
@@ -234,10 +159,6 @@ def _check_buffers(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) 
 
 def _is_nan(values: torch.Tensor) -> torch.Tensor:
     return (values if values.dtype.itemsize > 1 else values.float()).isnan()  # torch cannot tell it of eight bits
-
-
-def _bits(values: torch.Tensor) -> torch.Tensor:
-    return values.view(torch.int64 if values.dtype.itemsize == torch.int64.itemsize else torch.int32)
 
 
 def _first(found: torch.Tensor) -> int:

@@ -58,7 +58,10 @@ class ReadsAhead(Protocol):
     """A reader that profits from knowing what will be read."""
 
     def expect(self, start: int, stop: int) -> None:
-        """Bytes ``start`` to ``stop`` will be read, in order. Takes the place of what was said before."""
+        """Bytes ``start`` to ``stop`` will be read, in order, after all that was announced before of whichever object.
+
+        What was announced already and not read yet may be said again. Closing the reader takes it back.
+        """
         ...
 
 
@@ -151,6 +154,9 @@ class Store(Protocol):
 @runtime_checkable
 class InBackground(Store, Protocol):
     """A store that can have several requests under way."""
+
+    budget: int
+    """Bytes that may be held of what is read ahead, by all readers together. It may be set at any time."""
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
         """Do something in one of the store's threads."""

@@ -1,80 +1,42 @@
-"""Opening many objects: the next ones are opened while one is read, so that the latencies of requests do not add up."""
+"""Opening many objects that are read one after another: what will be read of them is announced first."""
 
 from __future__ import annotations
 
-from collections import deque
-from contextlib import closing, contextmanager
-from functools import partial
-from itertools import islice
+from contextlib import ExitStack, contextmanager, suppress
 from typing import TYPE_CHECKING
 
 from ._errors import StoreError
-from ._store import InBackground
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Generator, Iterable, Iterator
-    from concurrent.futures import Future
+    from collections.abc import Callable, Iterator, Mapping
 
     from ._store import ObjectReader, Store
-
-_MOST = 16
 
 
 @contextmanager
 def open_ahead(
-    store: Store, keys: Iterable[str], announce: Callable[[str, ObjectReader], object] | None = None
+    store: Store, sizes: Mapping[str, int | None], announce: Callable[[str, ObjectReader], object]
 ) -> Iterator[Iterator[ObjectReader | None]]:
-    """Open objects in the background, where that saves time; gives an iterator with a reader for every key, in order.
+    """Open objects that will be read in this order; gives an iterator with a reader for every key.
 
-    None: open it yourself. It was not opened ahead, or that failed: errors belong into the foreground. A reader belongs to
-    who takes it; those that nobody took are closed at the end.
+    None: open it yourself. Nothing is gained by opening it beforehand, or its size is not known. A reader belongs to who
+    takes it; all are closed at the end.
 
     Args:
         store: Where they are.
-        keys: Their keys.
-        announce: Called with the key and the open object, to say what will be read of it; also in the background.
+        sizes: Their keys and their sizes in bytes, as a listing gives them: so they are opened without a request.
+        announce: Called with every key and the open object, to say what will be read of it. What it raises is left to who
+            reads the object.
     """
-    if store.near or not isinstance(store, InBackground):
-        yield (None for _ in keys)
-        return
-    with closing(_opened(store, keys, announce)) as readers:
-        yield readers
-
-
-def _opened(
-    store: InBackground, keys: Iterable[str], announce: Callable[[str, ObjectReader], object] | None
-) -> Generator[ObjectReader | None, None, None]:
-    rest = iter(keys)
-    opened: deque[Future[ObjectReader]] = deque()
-    try:
-        while True:
-            acts = (partial(_open, store, key, announce) for key in islice(rest, _MOST - len(opened)))
-            opened.extend(map(store.submit, acts))
-            if not opened:
-                return
-            try:
-                reader = opened.popleft().result()
-            except StoreError:
-                yield None
-            else:
-                yield reader
-    finally:
-        for future in opened:
-            future.cancel()
-            future.add_done_callback(_close)
-
-
-def _open(store: InBackground, key: str, announce: Callable[[str, ObjectReader], object] | None) -> ObjectReader:
-    reader = store.open(key)
-    if announce is not None:
-        try:
-            announce(key, reader)
-        except BaseException:
-            reader.close()
-            raise
-    return reader
-
-
-def _close(future: Future[ObjectReader]) -> None:
-    if not future.cancelled() and future.exception() is None:
-        future.result().close()
+    with ExitStack() as stack:
+        if store.near:
+            yield (None for _ in sizes)
+            return
+        readers = []
+        for key, size in sizes.items():
+            reader = None if size is None else stack.enter_context(store.open(key, size))
+            if reader is not None:
+                with suppress(StoreError):
+                    announce(key, reader)
+            readers.append(reader)
+        yield iter(readers)

@@ -1,12 +1,16 @@
-"""Ranged reads over a network: ahead of the reader, several at a time, and in bounded memory."""
+"""Ranged reads over a network: fetched in the order in which they will be used, several at a time, and in bounded memory.
+
+All readers of a store share one queue and one budget. Whoever is going to read says so beforehand, range by range in the
+order of use, over as many objects as there are. So it makes no difference to speed whether a gigabyte comes from one object
+or from a thousand: there are always as many requests under way as the budget allows, and the next one to be used is first.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import deque
-from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from ._errors import CorruptedObjectError, StoreUnavailableError
@@ -23,26 +27,44 @@ T = TypeVar("T")
 BLOCK_BYTES = 8 * 2**20
 """Largest range that is asked for at once: large enough to hide the latency of a request."""
 HEAD_BYTES = 64 * 2**10
-"""What is read when an object is opened: small objects need no second request."""
+"""What is read when an object of unknown size is opened: small objects need no second request."""
+CONNECTIONS = 16
+"""Requests under way at the same time."""
+BUDGET_BYTES = 96 * 2**20
+"""Memory for ranges that were fetched and not read yet, or are on their way."""
 
-_SMALLEST_BLOCK = 256 * 2**10
-_CONNECTIONS = 16
-# Four blocks of 7 MiB under way while a fifth is used: as quick as a bare client, within the bars of bench-s3 for memory.
-_BUDGET = 36 * 2**20
-_MOST_AHEAD = 4
+
+class Range:
+    """Bytes ``start`` to ``stop`` of an object that somebody is going to read."""
+
+    __slots__ = ("fetch", "future", "start", "stop")
+
+    def __init__(self, fetch: Callable[[int, int], Buffer], start: int, stop: int) -> None:
+        self.fetch = fetch
+        self.start = start
+        self.stop = stop
+        self.future: Future[Buffer] | None = None
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.stop - self.start
 
 
 def threads() -> Executor:
     """Threads for requests in the background."""
-    return ThreadPoolExecutor(_CONNECTIONS, "diloco-transfer")
+    return ThreadPoolExecutor(CONNECTIONS, "diloco-transfer")
 
 
 class Transfers:
-    """A store's requests in the background, and the memory that its open readers share. Thread-safe.
+    """A store's requests in the background, and the queue of what its readers will read. Thread-safe.
 
     Args:
         background: Makes what sends these requests; injected in simulations.
         uri: The store, for errors.
+
+    Attributes:
+        budget: Bytes of announced ranges that are held or on their way; it may be set at any time.
     """
 
     def __init__(self, background: Callable[[], Executor] = threads, uri: str = "") -> None:
@@ -51,15 +73,16 @@ class Transfers:
         self._lock = threading.Lock()
         self._background = background
         self._executor: Executor | None = None
-        self._readers = 0
+        self._queue: deque[Range] = deque()
+        self._dropped: set[Range] = set()
+        self._held = 0
+        self.budget = BUDGET_BYTES
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
         """Do something in the background; it must not wait for anything else that is done there."""
         self.check_process()
         with self._lock:
-            if self._executor is None:
-                self._executor = self._background()
-            return self._executor.submit(act)
+            return self._submit(act)
 
     def check_process(self) -> None:
         """Refuse what would never end: of threads and connections, a forked process has only what looks like them.
@@ -79,20 +102,50 @@ class Transfers:
         """Whether this is still the process that the store was opened in."""
         return os.getpid() == self._process
 
-    def count(self, change: int) -> None:
-        """A reader was opened (1) or closed (-1)."""
+    def announce(self, wanted: Range) -> None:
+        """This range will be read after all that were announced before it, by whichever reader."""
+        self.check_process()
         with self._lock:
-            self._readers += change
+            self._queue.append(wanted)
+            self._go_on()
 
-    def share(self) -> tuple[int, int]:
-        """Size of a block in bytes, and how many of them one reader may have under way, so that all fit the budget.
-
-        With so many readers that not even two of the smallest blocks fit, each still gets those.
-        """
+    def take(self, wanted: Range) -> Buffer:
+        """The bytes of an announced range, which is fetched at once where its turn had not come yet."""
+        self.check_process()
         with self._lock:
-            own = _BUDGET // max(1, self._readers)
-        block = min(max(own // (_MOST_AHEAD + 1), _SMALLEST_BLOCK), BLOCK_BYTES)
-        return block, min(max(own // block - 1, 1), _MOST_AHEAD)
+            future = wanted.future
+            if future is None:
+                # Somebody reads in another order than was said. To wait for the turn might be to wait for ever: what is
+                # ahead in the queue keeps its memory until it is read.
+                self._dropped.add(wanted)
+                future = self._start(wanted)
+        try:
+            return future.result()
+        except CancelledError:  # the threads were ended in the meantime
+            return wanted.fetch(wanted.start, wanted.stop)
+
+    def drop(self, ranges: list[Range]) -> None:
+        """These ranges are read, or will not be: their memory is free for the next ones."""
+        if not self.is_own_process():
+            return
+        with self._lock:
+            futures = []
+            for each in ranges:
+                if each.future is None:
+                    self._dropped.add(each)
+                elif each.future.cancel() or each.future.done():
+                    self._held -= each.size
+                else:
+                    futures.append((each.future, each.size))
+            self._go_on()
+        for future, size in futures:  # it is on its way and cannot be stopped
+            future.add_done_callback(lambda _, size=size: self._release(size))  # type: ignore[misc]
+
+    @property
+    def held(self) -> int:
+        """Bytes of the budget that are in use."""
+        with self._lock:
+            return self._held
 
     def close(self) -> None:
         """End the threads as soon as the requests that they are at are done; repeatable."""
@@ -100,6 +153,31 @@ class Transfers:
             executor, self._executor = self._executor, None
         if executor is not None:
             executor.shutdown(wait=False, cancel_futures=True)
+
+    def _release(self, size: int) -> None:
+        with self._lock:
+            self._held -= size
+            self._go_on()
+
+    def _go_on(self) -> None:
+        while self._queue:
+            following = self._queue[0]
+            if following not in self._dropped:
+                if self._held and self._held + following.size > self.budget:
+                    return
+                self._start(following)
+            self._queue.popleft()
+            self._dropped.discard(following)
+
+    def _start(self, wanted: Range) -> Future[Buffer]:
+        self._held += wanted.size
+        future = wanted.future = self._submit(lambda: wanted.fetch(wanted.start, wanted.stop))
+        return future
+
+    def _submit(self, act: Callable[[], T]) -> Future[T]:
+        if self._executor is None:
+            self._executor = self._background()
+        return self._executor.submit(act)
 
 
 class BlockReader:
@@ -122,26 +200,22 @@ class BlockReader:
         self._fetch = fetch
         self._name = name
         self._transfers = transfers
-        self._at, self._block = 0, memoryview(head)
-        self._next = self._stop = 0
-        self._block_bytes, self._most = 0, 0
-        self._ahead: deque[tuple[int, Future[Buffer]]] = deque()
-        self._expected: tuple[int, int] | None = None
-        self._open = True
-        transfers.count(1)
+        self._head = memoryview(head)
+        self._expected: deque[Range] = deque()
+        # The block that is being read: where it begins, its bytes, and how many of them were not asked for yet.
+        self._at, self._block, self._unread = 0, memoryview(b""), 0
+        self._current: Range | None = None
 
     def expect(self, start: int, stop: int) -> None:
         """Fetch from ``start`` to ``stop`` in the background; see :class:`._store.ReadsAhead`."""
-        if (start, stop) == self._expected:
-            return  # it was said before, and nothing of it was read yet
-        self._forget()
-        self._expected = start, stop
-        here = self._at + len(self._block)
-        if self._at <= start < here:
-            start = here  # as far as it is here already
-        self._block_bytes, self._most = self._transfers.share()
-        self._next, self._stop = start, min(stop, self.size)
-        self._go_ahead()
+        stop = min(stop, self.size)
+        start = max(start, len(self._head)) if stop > len(self._head) else stop  # as far as it is here already
+        if start >= stop or self._is_expected(start, stop):
+            return
+        for begin in range(start, stop, BLOCK_BYTES):
+            wanted = Range(self._fetch, begin, min(begin + BLOCK_BYTES, stop))
+            self._expected.append(wanted)
+            self._transfers.announce(wanted)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset``; see :meth:`._store.ObjectReader.read_into`."""
@@ -151,51 +225,56 @@ class BlockReader:
                 f"{self._name} is truncated: it has {self.size} bytes, and bytes {offset} to {end} were asked for"
             )
         while offset < end:
-            inside = offset - self._at
-            if not 0 <= inside < len(self._block):
-                self._turn_to(offset, end)
-                inside = offset - self._at
-            part = self._block[inside : inside + end - offset]
+            if offset < len(self._head):
+                at, block = 0, self._head
+            else:
+                if not 0 <= offset - self._at < len(self._block):
+                    self._turn_to(offset, end)
+                at, block = self._at, self._block
+            part = block[offset - at : end - at]
             start = len(buffer) - (end - offset)
             buffer[start : start + len(part)] = part
             offset += len(part)
+            if block is self._block:
+                self._unread -= len(part)
+                if self._unread <= 0:  # nobody reads anything twice, but for errors
+                    self._let_go()
 
     def close(self) -> None:
         """Let go of the blocks; repeatable."""
-        self._forget()
-        self._block = memoryview(b"")
-        if self._open:
-            self._open = False
-            self._transfers.count(-1)
+        self._let_go()
+        self._transfers.drop(list(self._expected))
+        self._expected.clear()
+
+    def _is_expected(self, start: int, stop: int) -> bool:
+        """Whether all of this was announced already, and not read since."""
+        if self._block and self._at <= start < self._at + len(self._block):
+            start = self._at + len(self._block)
+        for each in self._expected:
+            if each.start <= start < each.stop:
+                start = each.stop
+        return start >= stop
 
     def _turn_to(self, offset: int, end: int) -> None:
         """Make a block current that holds ``offset``."""
-        self._expected = None
-        self._block = memoryview(b"")  # before the next one comes, so that there is one less in memory
-        while self._ahead and self._ahead[0][0] + self._block_bytes <= offset:
-            self._ahead.popleft()[1].cancel()  # passed over
-        self._transfers.check_process()
-        if self._ahead and self._ahead[0][0] <= offset:
-            self._at, future = self._ahead.popleft()
-            block = future.result()
-            del future  # it holds the block
-            self._go_ahead()
+        self._let_go()  # before the next one comes, so that there is one less in memory
+        if any(each.start <= offset < each.stop for each in self._expected):
+            while not self._expected[0].start <= offset < self._expected[0].stop:
+                self._transfers.drop([self._expected.popleft()])  # passed over
+            self._current = self._expected.popleft()
+            at, block = self._current.start, self._transfers.take(self._current)
         else:
             stop = min(self.size, max(min(end, offset + BLOCK_BYTES), offset + HEAD_BYTES))
-            self._at, block = offset, self._fetch(offset, stop)
-        self._block = memoryview(block)
+            at, block = offset, self._fetch(offset, stop)
+        self._at, self._block = at, memoryview(block)
+        self._unread = len(self._block)
 
-    def _go_ahead(self) -> None:
-        while self._next < self._stop and len(self._ahead) < self._most:
-            stop = min(self._stop, self._next + self._block_bytes)
-            self._ahead.append((self._next, self._transfers.submit(partial(self._fetch, self._next, stop))))
-            self._next = stop
-
-    def _forget(self) -> None:
-        for _, future in self._ahead:
-            future.cancel()
-        self._ahead.clear()
-        self._next = self._stop = 0
+    def _let_go(self) -> None:
+        self._at, self._block, self._unread = 0, memoryview(b""), 0
+        current, self._current = self._current, None
+        if current is not None:
+            self._transfers.drop([current])
+            current.future = None
 
     def __enter__(self) -> Self:
         return self

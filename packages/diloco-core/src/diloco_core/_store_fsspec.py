@@ -74,6 +74,7 @@ class FsspecDriver:
         self._fs, self._root = _filesystem(uri, scheme)
         _try_once(self._fs, scheme)
         self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
+        self.deletes_many = False
         self._in_parts = scheme in _S3
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:

@@ -51,6 +51,7 @@ class ObstoreDriver:
     name = "obstore"
     near = False
     exclusive = True
+    deletes_many = True
 
     def __init__(self, uri: str) -> None:
         try:

@@ -9,6 +9,7 @@ import logging
 import mmap
 import secrets
 from enum import Enum, auto
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
@@ -16,8 +17,9 @@ from ._redact import redact_uri
 from ._retry import Downtime, Notices, Retries
 from ._sealed import RECORD_BYTES
 from ._store import is_key, too_large
-from ._store_blocks import BLOCK_BYTES, BlockReader, Transfers, threads
+from ._store_blocks import BLOCK_BYTES, CONNECTIONS, BlockReader, Transfers, threads
 from ._store_opening import endpoint, without_secrets, without_secrets_in
+from ._store_parallel import in_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -65,6 +67,8 @@ class Driver(Protocol):
     near: bool
     exclusive: bool
     """Whether an exclusive write is one step, with nothing between looking and writing."""
+    deletes_many: bool
+    """Whether it removes many objects with one request."""
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object, only if there is none where ``exclusive``."""
@@ -185,6 +189,15 @@ class RemoteStore:
         """Seconds for which an unavailable store was waited for; see :attr:`._store.Store.downtime`."""
         return self._downtime.seconds()
 
+    @property
+    def budget(self) -> int:
+        """Memory for reading ahead; see :attr:`._store.InBackground.budget`."""
+        return self._transfers.budget
+
+    @budget.setter
+    def budget(self, size: int) -> None:
+        self._transfers.budget = size
+
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
         """Read a whole object; see :meth:`._store.Store.get`."""
         return bytes(self._do("read", key, lambda: self.driver.get(key, largest), largest=largest))
@@ -218,8 +231,9 @@ class RemoteStore:
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002 - nothing to reuse
         """Remove objects; see :meth:`._store.Store.delete`."""
         gone = list(keys)
-        if gone:
-            self._do("delete", gone[0], lambda: self.driver.delete(gone))
+        requests = [gone] if self.driver.deletes_many else [[key] for key in gone]
+        for _ in in_parallel(self, (partial(self._delete, keys) for keys in requests if keys), CONNECTIONS):
+            pass
 
     def close(self) -> None:
         """End the threads and let go of connections; repeatable, and the store may still be used."""
@@ -266,6 +280,9 @@ class RemoteStore:
             finally:
                 del failed, source
         return size
+
+    def _delete(self, keys: Sequence[str]) -> None:
+        self._do("delete", keys[0], lambda: self.driver.delete(keys))
 
     def _is_there(self, key: str, data: Buffer) -> bool:
         try:

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING
 from ._endings import describe
 from ._errors import CorruptedObjectError, MismatchError, SyncTimeoutError
 from ._exchange import SyncReport
+from ._layout import Rule
 from ._published import Shard
+from ._reduction import blocks, reduce_shards
 from ._reread import read_again
-from ._sharded import carried_groups, contributions, may_carry, reduce_shard, with_unchanged
+from ._sharded import carried_groups, carries, contributions, may_carry, with_unchanged
 from ._store_ahead import open_ahead
-from ._strict_delta import DeltaFile, ShardDelta
+from ._store_blocks import BLOCK_BYTES
+from ._strict_delta import DeltaFile, DeltaPlan, ShardDelta
 from ._strict_records import check_commit, commit, commit_key
 from ._strict_repairs import Repairs
 from ._timing import Wait
@@ -82,6 +85,8 @@ class StoreSync:
         # The key of every rank's contribution, which says what it carries; learned from the listing or the record.
         self._members: dict[int, str] = {}
         self._what = describe(job.kind, job.name, progress)
+        self._listing: dict[str, int] = {}
+        self._plans: dict[tuple[bool, int], DeltaPlan] = {}
         self._sums: dict[int, Sums] = {}
         self._repairs = Repairs(participant.store, participant.rank, progress.number)
         self._previous = previous
@@ -99,8 +104,6 @@ class StoreSync:
         self._previous = None
         self._p.store.delete(obsolete, unread=True)
         self._reduce()
-        for shard in self._owned:
-            self._sent += self._publish(shard)
         self._adopt()
         return SyncReport(
             sync=self._number,
@@ -182,9 +185,9 @@ class StoreSync:
             self._waited += wait.elapsed()
 
     def _missing_ranks(self) -> list[int]:
-        listing = self._p.store.list(f"deltas/{self._number:08}/")
+        self._listing = self._p.store.list(f"deltas/{self._number:08}/")
         others = set()
-        for key in listing:
+        for key in self._listing:
             match = _DELTA.fullmatch(key)
             if match is not None and self._carried(int(match[1]), key) is not None:
                 self._members[int(match[1])] = key
@@ -225,38 +228,56 @@ class StoreSync:
             return True
 
     def _reduce(self) -> None:
-        for shard in self._owned:
-            self._reduce_shard(shard)
-
-    def _reduce_shard(self, shard: int) -> None:
-        own, timing = self._p.rank, self._p.timing
-        carried = {rank: self._carried(rank, key) or 0 for rank, key in self._members.items()}
-        deltas = {
-            key: ShardDelta(self._p.store, key, self._delta_file(rank, carried[rank]), shard, timing)
-            for rank, key in sorted(self._members.items())
-            if rank != own
-        }
-
-        def announce(key: str, reader: ObjectReader) -> None:
-            deltas[key].attach(reader)
-
+        """Update the own shards, one after another, and publish each before the next one's turn."""
+        own, store = self._p.rank, self._p.store
+        carried = {rank: self._carried(rank, key) or 0 for rank, key in sorted(self._members.items())}
+        if any(key not in self._listing for key in self._members.values()):
+            self._listing = store.list(f"deltas/{self._number:08}/")
         with contextlib.ExitStack() as stack:
-            for _ in stack.enter_context(open_ahead(self._p.store.store, deltas, announce)):
-                pass  # what was opened is attached
-            sources: list[Source] = [
-                self._job.contribution
-                if rank == own
-                else with_unchanged(self._job, carried[rank], partial(self._read, stack.enter_context(deltas[key])))
-                for rank, key in sorted(self._members.items())
-            ]
-            reduce_shard(
-                self._job,
-                shard,
-                sources,
-                self._p.chunk_bytes,
-                self._p.scratch,
-                sync=self._progress.next,
-            )
+            deltas = {
+                (shard, rank): stack.enter_context(self._delta(shard, rank, groups))
+                for shard in self._owned
+                for rank, groups in carried.items()
+                if rank != own
+            }
+            block_bytes = 0 if store.near else BLOCK_BYTES
+            for shard in self._owned:
+                for block in blocks(self._layout, [shard], self._p.chunk_bytes, block_bytes):
+                    for rank, groups in carried.items():
+                        if rank != own:
+                            deltas[shard, rank].announce(self._sent_bytes(rank, groups, block))
+            for shard in self._owned:
+                sources: list[Source] = [
+                    self._job.contribution
+                    if rank == own
+                    else with_unchanged(self._job, groups, partial(self._read, deltas[shard, rank]))
+                    for rank, groups in carried.items()
+                ]
+                reduce_shards(
+                    self._job,
+                    [shard],
+                    sources,
+                    self._p.chunk_bytes,
+                    self._p.scratch,
+                    sync=self._progress.next,
+                    block_bytes=block_bytes,
+                )
+                self._sent += self._publish(shard)
+
+    def _delta(self, shard: int, rank: int, groups: int) -> ShardDelta:
+        key = self._members[rank]
+        if key not in self._listing:
+            raise CorruptedObjectError(f"{self._p.store.uri}/{key} is gone: something deletes objects there.")
+        return ShardDelta(self._p.store, key, self._listing[key], self._delta_file(rank, groups), shard, self._p.timing)
+
+    def _sent_bytes(self, rank: int, groups: int, block: Iterable[tuple[int, Piece]]) -> int:
+        """How much of a block a rank sends."""
+        sent = (
+            piece
+            for _, piece in block
+            if carries(groups, piece.group) and (rank == 0 or self._layout.groups[piece.group].rule is not Rule.FIRST)
+        )
+        return sum(map(self._layout.piece_bytes, sent))
 
     def _publish(self, shard: int) -> int:
         """Store an own shard after its update. Returns its size in bytes."""
@@ -300,7 +321,7 @@ class StoreSync:
         store = self._p.store
         listing = store.list(f"state/{self._number:08}/")
         keys = {state_key(self._number, shard): shard for shard in shards}
-        ready = [key for key in keys if key in listing and not self._repairs.pending(keys[key])]
+        ready = {key: listing[key] for key in keys if key in listing and not self._repairs.pending(keys[key])}
 
         def announce(key: str, reader: ObjectReader) -> None:
             self._shard(keys[key]).announce(reader, f"{store.uri}/{key}")
@@ -357,15 +378,12 @@ class StoreSync:
         return shard % self._p.world_size
 
     def _delta_file(self, rank: int, carried: int) -> DeltaFile:
-        return DeltaFile.plan(
-            self._layout,
-            rank,
-            self._p.world_size,
-            self._p.chunk_bytes,
-            carried,
-            partial(self._seed, "delta", rank, carried),
-            self._metadata("delta", rank=rank),
-        )
+        first = rank == 0
+        if (first, carried) not in self._plans:
+            p = self._p
+            self._plans[first, carried] = DeltaPlan(self._layout, p.world_size, p.chunk_bytes, carried, first=first)
+        seed_of = partial(self._seed, "delta", rank, carried)
+        return DeltaFile(self._plans[first, carried], rank, seed_of, self._metadata("delta", rank=rank))
 
     def _shard(self, shard: int) -> Shard:
         return Shard(self._job, shard, self._seed, self._p.chunk_bytes)

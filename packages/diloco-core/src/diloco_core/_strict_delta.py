@@ -7,7 +7,8 @@ does not match is read again, and a flipped bit on the way costs a second reques
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import accumulate
 from typing import TYPE_CHECKING, Self
 
 import xxhash
@@ -16,7 +17,8 @@ from ._errors import CorruptedObjectError
 from ._reread import read_again
 from ._sharded import sent_pieces
 from ._store import ReadsAhead
-from ._wire import CHECKSUM_BYTES, Section, header, section_starts, view
+from ._store_blocks import BLOCK_BYTES
+from ._wire import CHECKSUM_BYTES, Section, header, section_bytes, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,53 +32,77 @@ if TYPE_CHECKING:
     from ._timing import Timing
 
 
-@dataclass(frozen=True, slots=True)
-class DeltaFile:
-    """What the contribution of a rank looks like: the same for its writer and its readers.
+class DeltaPlan:
+    """What contributions look like that carry the same groups. They differ in the shards that a rank does not send.
 
-    Attributes:
+    Args:
         layout: The plan of the sync.
+        world_size: Number of ranks; a rank does not send the shards that it updates itself.
+        chunk_bytes: Bytes handled at once.
+        carried: The groups, as bits.
+        first: Whether it is rank 0's, which alone sends what only the first one's values are taken of.
+    """
+
+    def __init__(self, layout: Layout, world_size: int, chunk_bytes: int, carried: int, *, first: bool) -> None:
+        self.layout = layout
+        self._world_size = world_size
+        self._sections: list[Section] = []
+        for shard in range(layout.shards):
+            pieces = sent_pieces(layout, shard, 0 if first else 1, carried)
+            groups = {piece.group for piece in pieces}
+            chunks = sum(chunk.group in groups for chunk in layout.chunks(shard, chunk_bytes))
+            self._sections.append(Section(f"shard.{shard}", pieces, 0, max(chunks, 1)))
+        self._sizes = [section_bytes(layout, section) for section in self._sections]
+        self._after = list(accumulate(reversed(self._sizes), initial=0))[::-1]
+
+    def shards(self, rank: int) -> list[int]:
+        """The shards that a rank sends, in file order."""
+        return [shard for shard in range(self.layout.shards) if shard % self._world_size != rank]
+
+    def section(self, shard: int, seed: int) -> Section:
+        """The section of a shard."""
+        return replace(self._sections[shard], seed=seed)
+
+    def distance(self, rank: int, shard: int) -> int:
+        """How many bytes before the end of a rank's file the section of a shard begins."""
+        first = shard + (rank - shard) % self._world_size
+        return self._after[shard] - sum(self._sizes[first :: self._world_size])
+
+
+class DeltaFile:
+    """The contribution of one rank.
+
+    Args:
+        plan: What it looks like.
         rank: The contributor.
-        shards: The shards that it sends, in file order: those that it does not update itself.
-        sections: One for every shard.
+        seed: Makes the seed of a shard's section.
         metadata: For people and other tools.
     """
 
-    layout: Layout
-    rank: int
-    shards: tuple[int, ...]
-    sections: tuple[Section, ...]
-    metadata: Mapping[str, str]
+    def __init__(self, plan: DeltaPlan, rank: int, seed: Callable[[int], int], metadata: Mapping[str, str]) -> None:
+        self.layout = plan.layout
+        self._plan = plan
+        self._rank = rank
+        self._seed = seed
+        self._metadata = metadata
 
-    @classmethod
-    def plan(
-        cls,
-        layout: Layout,
-        rank: int,
-        world_size: int,
-        chunk_bytes: int,
-        carried: int,
-        seed: Callable[[int], int],
-        metadata: Mapping[str, str],
-    ) -> Self:
-        """The file of a rank that carries certain groups; ``seed`` makes the seed of a shard's section."""
-        shards = tuple(shard for shard in range(layout.shards) if shard % world_size != rank)
-        sections = []
-        for shard in shards:
-            pieces = sent_pieces(layout, shard, rank, carried)
-            groups = {piece.group for piece in pieces}
-            chunks = sum(chunk.group in groups for chunk in layout.chunks(shard, chunk_bytes))
-            sections.append(Section(f"shard.{shard}", pieces, seed(shard), max(chunks, 1)))
-        return cls(layout, rank, shards, tuple(sections), metadata)
+    def section(self, shard: int) -> Section:
+        """The section of a shard."""
+        return self._plan.section(shard, self._seed(shard))
+
+    def distance(self, shard: int) -> int:
+        """How many bytes before the end of the file the section of a shard begins."""
+        return self._plan.distance(self._rank, shard)
 
     def parts(self, contributions: Callable[[int], Iterable[torch.Tensor]]) -> Iterator[Buffer]:
         """The bytes of the file; ``contributions`` gives the chunks of a shard."""
-        yield self.header()
-        starts = section_starts(self.layout, self.sections)
-        for index, (section, shard) in enumerate(zip(self.sections, self.shards, strict=True)):
+        shards = self._plan.shards(self._rank)
+        sections = [self.section(shard) for shard in shards]
+        yield header(self.layout, sections, self._metadata)
+        for section, shard in zip(sections, shards, strict=True):
             digest = xxhash.xxh3_64(seed=section.seed)
             sums = []
-            left = starts[index + 1] - starts[index]
+            left = section_bytes(self.layout, section)
             for chunk in contributions(shard):
                 buffer = view(chunk)
                 digest.update(buffer)
@@ -86,10 +112,6 @@ class DeltaFile:
             table = b"".join(value.to_bytes(CHECKSUM_BYTES, "little") for value in sums or [digest.intdigest()])
             yield bytes(left - len(table)) + table
 
-    def header(self) -> bytes:
-        """The header of the file. Readers need not read it, since they can make it."""
-        return header(self.layout, self.sections, self.metadata)
-
 
 class ShardDelta:
     """A rank's contribution to one shard, read chunk by chunk; what is handed out is verified. Not thread-safe.
@@ -97,46 +119,47 @@ class ShardDelta:
     Args:
         store: Where the file is.
         key: Its key.
+        size: Its size in bytes.
         file: What it looks like.
         shard: Which shard.
         timing: Its ``sleep`` is used before something is read again.
+
+    Raises:
+        CorruptedObjectError: The file has not the size that it should have.
     """
 
-    def __init__(self, store: Patient, key: str, file: DeltaFile, shard: int, timing: Timing) -> None:
-        index = file.shards.index(shard)
-        starts = section_starts(file.layout, file.sections)
-        data = len(file.header())
+    def __init__(self, store: Patient, key: str, size: int, file: DeltaFile, shard: int, timing: Timing) -> None:
+        section = file.section(shard)
         self._store = store
         self._key = key
+        self._size = size
         self._timing = timing
-        self._origin = f"{store.uri}/{key}, section {file.sections[index].name}"
-        self._least_bytes = data + starts[-1]
-        self._offset = data + starts[index]
-        self._table = data + starts[index + 1] - CHECKSUM_BYTES * file.sections[index].sums
-        self._sums: list[int] = [0] * file.sections[index].sums
-        self._hash = xxhash.xxh3_64(seed=file.sections[index].seed)
+        self._origin = f"{store.uri}/{key}, section {section.name}"
+        # Counted from the end: the header is for people and other tools.
+        self._offset = self._announced = size - file.distance(shard)
+        self._end = self._offset + sum(map(file.layout.piece_bytes, section.pieces))
+        self._stop = self._offset + section_bytes(file.layout, section)
+        if self._offset < 0:
+            raise CorruptedObjectError(f"{self._origin}: the object has {size} bytes: it is truncated.")
+        self._table = b""
+        self._hash = xxhash.xxh3_64(seed=section.seed)
+        self._sums = section.sums
         self._chunks = 0
         self._reader: ObjectReader | None = None
 
-    def attach(self, reader: ObjectReader) -> None:
-        """Use an open reader, which is closed here in the end; its checksums are read, and the rest is fetched ahead.
-
-        Raises:
-            CorruptedObjectError: The file is too short.
-        """
-        if reader.size < self._least_bytes:
-            raise CorruptedObjectError(
-                f"{self._origin}: the object has {reader.size} bytes, and should have {self._least_bytes}: it is truncated."
-            )
-        table = bytearray(CHECKSUM_BYTES * len(self._sums))
-        reader.read_into(self._table, memoryview(table))
-        if isinstance(reader, ReadsAhead):
-            reader.expect(self._offset, self._table)
-        self._sums = [
-            int.from_bytes(table[start : start + CHECKSUM_BYTES], "little")
-            for start in range(0, len(table), CHECKSUM_BYTES)
-        ]
-        self._reader = reader
+    def announce(self, size: int) -> None:
+        """So many bytes will be read next, where the store profits from knowing that."""
+        reader = self._opened()
+        if not isinstance(reader, ReadsAhead):
+            return
+        start, stop = self._announced, self._announced + size
+        if start == self._offset and not self._table:
+            if self._stop - start <= BLOCK_BYTES:
+                stop = self._stop  # all of it with one request, the checksums included
+            else:
+                reader.expect(self._end, self._stop)
+        self._announced = stop
+        reader.expect(start, stop)
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next chunk, verified.
@@ -155,30 +178,34 @@ class ShardDelta:
 
     def _read(self, out: torch.Tensor) -> None:
         try:
-            if self._reader is None:
-                self._open()
-            assert self._reader is not None
+            reader = self._opened()
+            if not self._table:
+                self._table = self._read_table(reader)
             buffer = view(out)
-            self._reader.read_into(self._offset, buffer)
+            reader.read_into(self._offset, buffer)
             digest = self._hash.copy()
             digest.update(buffer)
-            if digest.intdigest() != self._sums[self._chunks]:
+            start = self._chunks * CHECKSUM_BYTES
+            if digest.intdigest() != int.from_bytes(self._table[start : start + CHECKSUM_BYTES], "little"):
                 raise CorruptedObjectError(
                     f"{self._origin}: a checksum is wrong. The object was damaged, or written for another run, model or sync."
                 )
         except BaseException:
             self.close()  # what it has fetched ahead may be what is wrong
+            self._table = b""
             raise
         self._hash = digest
         self._offset += len(buffer)
 
-    def _open(self) -> None:
-        reader = self._store.store.open(self._key)
-        try:
-            self.attach(reader)
-        except BaseException:
-            reader.close()
-            raise
+    def _read_table(self, reader: ObjectReader) -> bytes:
+        ending = bytearray(self._stop - self._end)
+        reader.read_into(self._end, memoryview(ending))
+        return bytes(ending[-CHECKSUM_BYTES * self._sums :])
+
+    def _opened(self) -> ObjectReader:
+        if self._reader is None:
+            self._reader = self._store.store.open(self._key, self._size)
+        return self._reader
 
     def __enter__(self) -> Self:
         return self

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from ._endings import Ending, Progress
-from ._errors import MismatchError
+from ._errors import CorruptedObjectError, MismatchError
 from ._exchange import Schema
 from ._fields import Fields
 from ._sealed import seal, unseal
+from ._wire import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -35,7 +36,7 @@ class Claim:
         world_size: Number of replicas.
         run_id: The launch it belongs to, or "".
         chunk_bytes: Contributions carry a checksum for every so many bytes.
-        schema: What all replicas must have in common.
+        schema: Digest of what all replicas must have in common; see :func:`schema_key`.
         nonce: Tells two processes apart that claim the same rank.
         host: Where it runs.
         pid: Its process there.
@@ -45,7 +46,7 @@ class Claim:
     world_size: int
     run_id: str
     chunk_bytes: int
-    schema: Schema
+    schema: str
     nonce: str
     host: str
     pid: int
@@ -60,8 +61,7 @@ class Claim:
                 "world_size": self.world_size,
                 "run_id": self.run_id,
                 "chunk_bytes": self.chunk_bytes,
-                "tensors": dict(self.schema.tensors),
-                "settings": dict(self.schema.settings),
+                "schema": self.schema,
                 "nonce": self.nonce,
                 "host": self.host,
                 "pid": self.pid,
@@ -83,7 +83,7 @@ class Claim:
             fields.whole("world_size", rank + 1, MOST_RANKS),
             fields.text("run_id"),
             fields.whole("chunk_bytes", 1),
-            Schema(fields.texts_by_name("tensors"), fields.texts_by_name("settings")),
+            fields.text("schema", "[0-9a-f]{32}"),
             fields.text("nonce"),
             fields.text("host"),
             fields.whole("pid"),
@@ -93,6 +93,36 @@ class Claim:
 def claim_key(rank: int) -> str:
     """Key of the claim of a rank."""
     return f"claims/{rank:05}.json"
+
+
+def schema_digest(schema: Schema) -> str:
+    """A digest of what all replicas must have in common: 32 hexadecimal digits."""
+    return fingerprint(list(schema.tensors.items()), list(schema.settings.items()))
+
+
+def schema_key(digest: str) -> str:
+    """Key of a table of tensors and settings. Replicas that agree write the same one, so each reads only its own claim's."""
+    return f"schemas/{digest}.json"
+
+
+def schema_record(schema: Schema) -> bytes:
+    """The table of tensors and settings as stored; the same bytes whoever writes it."""
+    key = schema_key(schema_digest(schema))
+    return seal("schema", key, {"tensors": dict(schema.tensors), "settings": dict(schema.settings)})
+
+
+def read_schema(data: bytes, digest: str, origin: str) -> Schema:
+    """The stored table with a digest.
+
+    Raises:
+        CorruptedObjectError: It is damaged, or has another digest.
+        FormatError: Another version of diloco-core has written it.
+    """
+    fields = Fields(unseal("schema", schema_key(digest), data, origin), origin)
+    schema = Schema(fields.texts_by_name("tensors"), fields.texts_by_name("settings"))
+    if schema_digest(schema) != digest:
+        raise CorruptedObjectError(f"{origin} is not the table that its name says")
+    return schema
 
 
 def claimed_ranks(keys: Iterable[str]) -> Iterator[int]:

@@ -19,7 +19,6 @@ import torch
 import xxhash
 
 from ._errors import CorruptedObjectError
-from ._store import ReadsAhead
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -128,39 +127,41 @@ def _entry(dtype: str, numel: int, start: int, end: int) -> dict[str, object]:
     return {"dtype": dtype, "shape": [numel], "data_offsets": [start, end]}
 
 
+def section_bytes(layout: Layout, section: Section) -> int:
+    """Size of a section in bytes, padding and checksums included."""
+    size = sum(map(layout.piece_bytes, section.pieces))
+    return size + _padding(size) + CHECKSUM_BYTES * section.sums
+
+
 class SectionReader:
     """Reads one section piece by piece and verifies it at the end. Not thread-safe.
 
     Args:
         reader: The open file.
         layout: The plan of the sync.
-        sections: The last sections of the file in order, from the one to read or earlier; the file ends with the last.
-        index: Which of them to read.
+        section: The section.
+        start: Where it begins in the file.
         origin: Name of the object, for errors.
-        ahead: How many of the sections after it will be read too.
     """
 
-    def __init__(
-        self,
-        reader: ObjectReader,
-        layout: Layout,
-        sections: Sequence[Section],
-        index: int,
-        origin: str,
-        ahead: int = 0,
-    ) -> None:
-        starts = section_starts(layout, sections)
-        data = reader.size - starts[-1]
-        if data < _LENGTH_BYTES:
-            raise CorruptedObjectError(
-                f"{origin} has {reader.size} bytes, which is too few: it is truncated, or was written for another model"
-            )
-        if isinstance(reader, ReadsAhead):
-            reader.expect(data + starts[index], data + starts[index + 1 + ahead])
+    def __init__(self, reader: ObjectReader, layout: Layout, section: Section, start: int, origin: str) -> None:
         self._reader = reader
-        self._offset = self._start = data + starts[index]
-        self._hash = xxhash.xxh3_64(seed=sections[index].seed)
-        self._origin = f"{origin}, section {sections[index].name}"
+        self._start = self._offset = self._announced = start
+        self._end = start + sum(map(layout.piece_bytes, section.pieces))
+        self._stop = start + section_bytes(layout, section)
+        self._hash = xxhash.xxh3_64(seed=section.seed)
+        self._ending: bytes | None = None
+        self._origin = f"{origin}, section {section.name}"
+
+    def span(self, size: int | None = None) -> tuple[int, int]:
+        """Where the next ``size`` bytes of its pieces lie in the file (None: all that are left), to announce them.
+
+        With the last ones come padding and checksum.
+        """
+        start = self._announced
+        stop = self._end if size is None else start + size
+        self._announced = self._stop if stop == self._end else stop
+        return start, self._announced
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
@@ -168,6 +169,13 @@ class SectionReader:
         self._reader.read_into(self._offset, buffer)
         self._hash.update(buffer)
         self._offset += len(buffer)
+        if self.finished:
+            self._read_ending()  # it came with the last piece, whose memory is wanted for what comes next
+
+    @property
+    def finished(self) -> bool:
+        """Whether all pieces have been read."""
+        return self._offset == self._end
 
     @property
     def digest(self) -> int:
@@ -185,14 +193,18 @@ class SectionReader:
         Raises:
             CorruptedObjectError: What was read is not what was written.
         """
-        padding = self.padding
-        stored = bytearray(padding + CHECKSUM_BYTES)
-        self._reader.read_into(self._offset, memoryview(stored))
-        expected = bytes(padding) + self._hash.intdigest().to_bytes(CHECKSUM_BYTES, "little")
-        if stored != expected:
+        if self._ending is None:
+            self._read_ending()
+        expected = bytes(_padding(self._offset - self._start)) + self.digest.to_bytes(CHECKSUM_BYTES, "little")
+        if self._ending != expected:
             raise CorruptedObjectError(
                 f"{self._origin}: the checksum is wrong. The object was damaged, or written for another run, model or sync."
             )
+
+    def _read_ending(self) -> None:
+        ending = bytearray(self._stop - self._end)
+        self._reader.read_into(self._end, memoryview(ending))
+        self._ending = bytes(ending)
 
 
 def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Iterator[Buffer]:

@@ -1,6 +1,7 @@
-"""Opening many objects: several requests at once, in order, and nothing stays open."""
+"""Reading many objects: several requests at once, in the order of use, in bounded memory."""
 
 import threading
+from contextlib import ExitStack
 
 import pytest
 
@@ -28,51 +29,80 @@ def read(reader):
     return bytes(buffer)
 
 
-def test_several_are_opened_at_once_and_come_in_order(store, small_s3):
-    small_s3.gate = threading.Barrier(8)  # one after another, nothing would ever be answered
-    with open_ahead(store, map(str, range(16))) as readers:
-        first = [next(readers) for _ in range(16)]
-        small_s3.gate = None
-        assert next(readers, "the end") == "the end"
-    assert [read(reader) for reader in first] == [bytes([number]) * 1000 for number in range(16)]
-
-
-def test_what_is_announced_is_there_when_it_is_read(store, small_s3):
-    keys = [str(number) for number in range(4)]
-    with open_ahead(store, keys, lambda _, reader: reader.expect(100_000, 300_000)) as readers:
-        opened = list(readers)
-    for reader in opened:
-        reader.expect(100_000, 300_000)  # again, as whoever reads does
-    assert [read(reader) for reader in opened] == [bytes([number]) * 1000 for number in range(4)]
-    asked = [
+def gets(small_s3):
+    """Paths of the objects that were asked for."""
+    return [
         path for method, path in small_s3.log if method == "GET" and "probes" not in path and "list-type" not in path
     ]
-    each = 2 if store.driver.name == "obstore" else 1  # which gets the beginning with the size
-    assert len(asked) == 4 * each
 
 
-def test_what_cannot_be_opened_is_left_to_the_caller(store, small_s3):
-    del small_s3.objects["run/1"]
-    with open_ahead(store, ["0", "1", "2"]) as readers:
-        first, second, third = readers
-    assert second is None
-    with pytest.raises(ObjectNotFoundError, match="'1'"):
-        store.open("1")
-    assert (read(first), read(third)) == (b"\0" * 1000, b"\2" * 1000)
+def test_what_is_announced_is_fetched_several_at_a_time_and_once(store, small_s3):
+    small_s3.log.clear()
+    small_s3.gate = threading.Barrier(8)  # one after another, nothing would ever be answered
+    sizes = {str(number): 300_000 for number in range(16)}
+    with open_ahead(store, sizes, lambda _, reader: reader.expect(100_000, 300_000)) as readers:
+        opened = list(readers)
+        for reader in opened:
+            reader.expect(100_000, 300_000)  # again, as whoever reads does
+        assert [read(reader) for reader in opened] == [bytes([number]) * 1000 for number in range(16)]
+    small_s3.gate = None
+    assert len(gets(small_s3)) == 16
 
 
-def test_what_was_not_taken_is_closed(store):
-    with open_ahead(store, map(str, range(32))) as readers:
-        next(readers).close()
+def test_in_the_order_of_use_whatever_is_read_next(store, small_s3, monkeypatch):
+    """Less memory than is announced: what is used next is there, and nothing waits for ever."""
+    store.budget = 400_000
+    small_s3.log.clear()
+    with ExitStack() as stack:
+        readers = [stack.enter_context(store.open(str(number), 300_000)) for number in range(8)]
+        for start in (0, 150_000):
+            for reader in readers:
+                reader.expect(start, start + 150_000)
+        for start in (0, 150_000):
+            for number, reader in enumerate(readers):
+                assert store._transfers.held <= 400_000
+                buffer = bytearray(150_000)
+                reader.read_into(start, memoryview(buffer))
+                assert bytes(buffer) == bytes([number]) * 150_000
+        assert store._transfers.held == 0
+        assert len(gets(small_s3)) == 16
+        for start in (0, 150_000):
+            for reader in readers:
+                reader.expect(start, start + 150_000)
+        for start in (150_000, 0):  # in another order than was said
+            for number, reader in reversed(list(enumerate(readers))):
+                buffer = bytearray(150_000)
+                reader.read_into(start, memoryview(buffer))
+                assert bytes(buffer) == bytes([number]) * 150_000
+    assert store._transfers.held == 0
+
+
+def test_what_was_not_read_gives_its_memory_back(store, small_s3):
+    with open_ahead(
+        store, {str(number): 300_000 for number in range(32)}, lambda _, reader: reader.expect(0, 300_000)
+    ) as readers:
+        read(next(readers))
     executor = store._transfers._executor
     store.close()
     executor.shutdown(wait=True)
-    assert store._transfers._readers == 0
+    assert store._transfers.held == 0
+
+
+def test_what_cannot_be_read_is_left_to_who_reads(store, small_s3):
+    del small_s3.objects["run/1"]
+    with open_ahead(
+        store, {"0": 300_000, "1": 300_000, "2": None}, lambda _, reader: reader.expect(0, 300_000)
+    ) as readers:
+        first, second, third = readers
+        assert third is None
+        with pytest.raises(ObjectNotFoundError, match="'1'"):
+            read(second)
+        assert read(first) == b"\0" * 1000
 
 
 def test_where_requests_cost_nothing_everything_is_left_to_the_caller(tmp_path):
     for store in (open_store(str(tmp_path)), open_store("memory://ahead/run")):
-        with open_ahead(store, ["a", "b"]) as readers:
+        with open_ahead(store, {"a": 1, "b": 1}, lambda *_: None) as readers:
             assert list(readers) == [None, None]
 
 

@@ -98,6 +98,7 @@ class Says:
     name = "a driver"
     near = False
     exclusive = True
+    deletes_many = True
 
     def __init__(self, verdict, text):
         self.verdict, self.text = verdict, text

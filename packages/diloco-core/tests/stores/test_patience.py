@@ -34,6 +34,7 @@ class Away:
     name = "a driver"
     near = False
     exclusive = True
+    deletes_many = True
 
     def __init__(self, clock):
         self.clock = clock
