@@ -135,7 +135,7 @@ class RemoteStore:
     """A prefix of a store behind a driver; see :class:`._store.Store`. Thread-safe.
 
     What fails for a reason that may pass is tried again while :attr:`patience` lasts, with jitter. A part of an upload is
-    8 MiB, and four are under way at once; all open readers together hold 36 MiB (but each at least 512 KiB).
+    8 MiB, and four are under way at once. All open readers together hold :attr:`budget` bytes of what is read ahead.
 
     Args:
         uri: The prefix; it is shown without the secrets that may be in it.
