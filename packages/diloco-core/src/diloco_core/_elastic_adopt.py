@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ._elastic_inputs import Inputs
 from ._elastic_kept import bring_back
 from ._elastic_life import Reload, not_as_recorded
+from ._elastic_publications import Publications
 from ._elastic_publish import publish_previous, write_done
 from ._elastic_repair import check_shard, computed_otherwise, readable_done, rewrite_shard
 from ._elastic_rules import done_states
@@ -191,6 +192,7 @@ class Adoption:
         # Where memory was written to since the contribution was made, it has to be read from the store.
         local = self._local and all(self._progress.values_at[shard] == self._previous for shard in shards)
         inputs: Inputs | None = None
+        publications = Publications(self._life.store.store)
         try:
             for number, batch in enumerate(batches):
                 for pause in (*PAUSES, None):
@@ -218,9 +220,11 @@ class Adoption:
                     self._compare(batch)
                 else:
                     for shard in batch:
-                        self._publish(shard)
+                        self._publish(shard, publications)
+            publications.finish()
         finally:
             _close(inputs)
+            publications.abandon()
 
     def _update(self, batch: Sequence[int], inputs: Inputs) -> None:
         """Update the shards of a batch in memory."""
@@ -345,7 +349,7 @@ class Adoption:
         )
         return error
 
-    def _publish(self, shard: int) -> None:
+    def _publish(self, shard: int, publications: Publications) -> None:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
         if shard in self._damaged or self._mending:
             damage = self._damaged.pop(shard, None)
@@ -354,14 +358,23 @@ class Adoption:
         sums: list[Sums] = []
         stored = life.shard(sync, index, shard)
         metadata = shard_metadata(self._job, sync)
-        if life.create(life.key(sync, index, shard), lambda: stored.parts(metadata, sums.append)):
-            self._settle(shard, *sums[-1])
-        elif self._adopt(shard):
-            pass  # somebody was faster: there is one version, and everybody takes it
-        elif shard in self._damaged:
-            self._compute([[shard]])
-        else:
-            self._look_again(shard, f"{life.key(sync, index, shard)} was there, and has vanished")
+        created = False
+
+        def upload() -> None:
+            nonlocal created
+            created = life.create(life.key(sync, index, shard), lambda: stored.parts(metadata, sums.append))
+
+        def use() -> None:
+            if created:
+                self._settle(shard, *sums[-1])
+            elif self._adopt(shard):
+                pass  # somebody was faster: there is one version, and everybody takes it
+            elif shard in self._damaged:
+                self._compute([[shard]])
+            else:
+                self._look_again(shard, f"{life.key(sync, index, shard)} was there, and has vanished")
+
+        publications.add(upload, use)
 
     def _look_again(self, shard: int, missing: object) -> None:
         """Inputs are gone: then the result is there, or newer state is complete.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
@@ -193,6 +194,7 @@ class Life:
     decided: Commit | None = None
     stood_at: float = 0.0
     attendance: Attendance = field(default_factory=Attendance)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def now(self) -> float:
@@ -218,7 +220,7 @@ class Life:
         return not self.gather or ((sync - 1) // len(self.fragments) + 1) % self.manifest.publish_every == 0
 
     def create(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> bool:
-        """Publish an object unless it is there, and count its bytes; returns whether this call wrote it."""
+        """Publish an object unless it is there, and count its bytes; returns whether this call wrote it. Thread-safe."""
         size = 0
 
         def counted() -> Iterator[Buffer]:
@@ -230,7 +232,8 @@ class Life:
 
         created = self.store.create(key, counted)
         if created:
-            self.traffic.sent += size
+            with self._counting:
+                self.traffic.sent += size
         return created
 
     def key(self, sync: int, fragment: int, shard: int) -> str:

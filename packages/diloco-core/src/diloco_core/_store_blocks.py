@@ -141,6 +141,10 @@ class Transfers:
         for future, size in futures:  # it is on its way and cannot be stopped
             future.add_done_callback(lambda _, size=size: self._release(size))  # type: ignore[misc]
 
+    def hold(self, size: int) -> None:
+        """So many bytes are taken from the budget by something else, or given back where it is negative."""
+        self._release(-size)
+
     @property
     def held(self) -> int:
         """Bytes of the budget that are in use."""

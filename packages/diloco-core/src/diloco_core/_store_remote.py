@@ -251,9 +251,18 @@ class RemoteStore:
             nonlocal size
             for block in _blocks(parts, PART_BYTES):
                 size += len(block)
+                if exclusive:
+                    self._transfers.hold(len(block))  # what is created in one request is held until it is through
                 yield block
 
-        blocks = counted()
+        try:
+            self._send(key, counted(), exclusive)
+        finally:
+            if exclusive:
+                self._transfers.hold(-size)
+        return size
+
+    def _send(self, key: str, blocks: Iterator[memoryview], exclusive: bool) -> None:
         first = next(blocks, memoryview(b""))
         verb = "create" if exclusive else "write"
         if len(first) < PART_BYTES:
@@ -274,12 +283,11 @@ class RemoteStore:
                     raise
                 failed = error
             else:
-                return size
+                return
             try:
                 raise self._named(failed, verb, key, None) from without_secrets_in(failed, self._secret)
             finally:
                 del failed, source
-        return size
 
     def _delete(self, keys: Sequence[str]) -> None:
         self._do("delete", keys[0], lambda: self.driver.delete(keys))
