@@ -151,15 +151,15 @@ def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout(tmp_path):
 @pytest.mark.parametrize("quorum", [1, 2])
 def test_gather_of_two_replicas_that_differ_the_wrong_one_does_not_win(monkeypatch, quorum):
     # Nobody is a majority. Both must reload what is published; the lower rank is not right for being lower.
-    reduce, spoiled = Adoption._reduce, []
+    update, spoiled = Adoption._update, []
 
-    def other(self, shard, local):
-        reduce(self, shard, local)
-        if (self._life.rank, self._commit.sync, shard) == (0, 2, 0) and not spoiled:
+    def other(self, batch, inputs):
+        update(self, batch, inputs)
+        if (self._life.rank, self._commit.sync) == (0, 2) and 0 in batch and not spoiled:
             spoiled.append(True)
             self._job.copy[0][3] += 2**-10
 
-    monkeypatch.setattr(Adoption, "_reduce", other)
+    monkeypatch.setattr(Adoption, "_update", other)
     training = SimulatedTraining(syncs=6, sizes=(40,))
     settings = Elastic(quorum, grace=5.0, topology="gather", publish_every=1)
     outcome = simulate(training, Schedule(2, latency=0.01), settings)

@@ -94,14 +94,14 @@ def test_gather_who_computes_other_values_mends_nothing(monkeypatch):
     simulate(first, Schedule(2, latency=0.01), settings, store=store)
     store.damage("state/00000003/000.00001.safetensors", b"")
     before = dict(store.objects)
-    reduce = Adoption._reduce
+    update = Adoption._update
 
-    def other(self, shard, local):
-        reduce(self, shard, local)
-        if shard == 0 and self._commit.sync == 3:
+    def other(self, batch, inputs):
+        update(self, batch, inputs)
+        if 0 in batch and self._commit.sync == 3:
             self._job.copy[0][3] += 2**-10
 
-    monkeypatch.setattr(Adoption, "_reduce", other)
+    monkeypatch.setattr(Adoption, "_update", other)
     again = SimulatedTraining(syncs=4, sizes=(40,), salts=dict(first.salts))
     outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0)
     errors = list(outcome.errors().values())

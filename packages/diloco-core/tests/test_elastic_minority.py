@@ -13,14 +13,14 @@ def spoil(monkeypatch):
     """Makes rank 1 compute other values where ``when(epoch, sync)`` is true."""
 
     def spoil_when(when):
-        reduce = Adoption._reduce
+        update = Adoption._update
 
-        def other(self, shard, local):
-            reduce(self, shard, local)
-            if self._life.rank == 1 and shard == 0 and when(self._life.epoch, self._commit.sync):
+        def other(self, batch, inputs):
+            update(self, batch, inputs)
+            if self._life.rank == 1 and 0 in batch and when(self._life.epoch, self._commit.sync):
                 self._job.copy[0][3] += 2**-10
 
-        monkeypatch.setattr(Adoption, "_reduce", other)
+        monkeypatch.setattr(Adoption, "_update", other)
 
     return spoil_when
 

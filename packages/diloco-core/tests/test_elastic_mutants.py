@@ -274,7 +274,7 @@ def _going_back(number):
 def _asleep(number):
     """What goes wrong where a replica that saves its inner state at every sync sleeps, and is replaced meanwhile."""
     training, store = SimulatedTraining(syncs=6, sizes=(40,), save_every=1), SimulatedStore()
-    faults = [Fault(1, 1, 47 + 7 * number, "zombie", 2.0)]
+    faults = [Fault(1, 1, 48 + 5 * number, "zombie", 2.0)]
     schedule = Schedule(3, seed=number, faults=faults, restart_after=0.5, latency=0.01)
     return violations(simulate(training, schedule, Elastic(2, grace=3.0), store=store), training)
 

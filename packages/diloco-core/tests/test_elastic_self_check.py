@@ -11,14 +11,14 @@ from diloco_core.testing import Schedule, SimulatedTraining, simulate, violation
 
 def _spoil(monkeypatch, when):
     """Rank 1 computes other values in the syncs for which ``when`` is true."""
-    reduce = Adoption._reduce
+    update = Adoption._update
 
-    def other(self, shard, local):
-        reduce(self, shard, local)
-        if self._life.rank == 1 and shard == 0 and when(self._commit.sync):
+    def other(self, batch, inputs):
+        update(self, batch, inputs)
+        if self._life.rank == 1 and 0 in batch and when(self._commit.sync):
             self._job.copy[0][3] += 2**-10
 
-    monkeypatch.setattr(Adoption, "_reduce", other)
+    monkeypatch.setattr(Adoption, "_update", other)
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])

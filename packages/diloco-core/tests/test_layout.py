@@ -9,7 +9,16 @@ from safetensors.torch import load
 from diloco_core import CorruptedObjectError
 from diloco_core._layout import Group, Layout, Piece, Rule
 from diloco_core._store import open_store
-from diloco_core._wire import SAFETENSORS_DTYPES, Section, SectionReader, header, section_parts, seed, view
+from diloco_core._wire import (
+    SAFETENSORS_DTYPES,
+    Section,
+    SectionReader,
+    header,
+    section_parts,
+    section_starts,
+    seed,
+    view,
+)
 
 unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # load is no failure
 
@@ -71,7 +80,8 @@ def _read(data, layout, sections, index):
     store = open_store("memory://hypothesis/wire")
     store.put("k", [data])
     with store.open("k") as reader:
-        section = SectionReader(reader, layout, sections, index, "k")
+        starts = section_starts(layout, sections)
+        section = SectionReader(reader, layout, sections[index], reader.size - starts[-1] + starts[index], "k")
         found = []
         for chunk in layout.chunks(index, 48):
             out = torch.empty(chunk.numel, dtype=layout.groups[chunk.group].dtype)

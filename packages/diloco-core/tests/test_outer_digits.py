@@ -136,12 +136,12 @@ def replicas_do_not_adopt(monkeypatch):
 
 
 def only_the_first_replicas_delta(monkeypatch):
-    reduce = threads.reduce_shard
+    reduce = threads.reduce_shards
 
-    def alone(job, shard, sources, *rest, **options):
-        reduce(job, shard, sources[:1], *rest, **options)
+    def alone(job, shards, sources, *rest, **options):
+        reduce(job, shards, sources[:1], *rest, **options)
 
-    monkeypatch.setattr(threads, "reduce_shard", alone)
+    monkeypatch.setattr(threads, "reduce_shards", alone)
     return {}
 
 

@@ -1,7 +1,7 @@
 """Adding up: block by block or chunk by chunk, the numbers are the same to the last bit."""
 
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_core._layout import Group, Layout, Piece, Rule
@@ -47,6 +47,7 @@ def layouts(draw):
     return Layout(tuple(sorted(made, key=lambda group: -group.dtype.itemsize)), draw(st.integers(1, 5)))
 
 
+@settings(deadline=None)
 @given(data=st.data(), chunk=st.integers(1, 200), block=st.integers(0, 500), members=st.integers(1, 4))
 def test_blocks_change_nothing(data, chunk, block, members):
     layout = layouts(data.draw)
@@ -89,6 +90,7 @@ def test_blocks_change_nothing(data, chunk, block, members):
             assert torch.equal(values, given_values[0][index]) or layout.groups.count(group) > 1
 
 
+@settings(deadline=None)
 @given(data=st.data(), chunk=st.integers(1, 200), block=st.integers(0, 500))
 def test_blocks_hold_every_chunk_once_and_are_no_larger_than_asked_for(data, chunk, block):
     layout = layouts(data.draw)

@@ -64,15 +64,11 @@ class ValuesReader:
 
     def __init__(self, reader: ObjectReader, layout: Layout, values: Section, origin: str) -> None:
         start = reader.size - section_bytes(layout, values) - CHECKSUM_BYTES * len(END)
-        if start < _LENGTH_BYTES:
-            raise CorruptedObjectError(
-                f"{origin} has {reader.size} bytes, which is too few: it is truncated, or was written for another model"
-            )
-        if isinstance(reader, ReadsAhead):
-            reader.expect(start, reader.size)
         self._reader = reader
         self._origin = origin
         self._section = SectionReader(reader, layout, values, start, origin)
+        if isinstance(reader, ReadsAhead):
+            reader.expect(start, reader.size)
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""

@@ -142,9 +142,16 @@ class SectionReader:
         section: The section.
         start: Where it begins in the file.
         origin: Name of the object, for errors.
+
+    Raises:
+        CorruptedObjectError: The file is too short for it.
     """
 
     def __init__(self, reader: ObjectReader, layout: Layout, section: Section, start: int, origin: str) -> None:
+        if start < _LENGTH_BYTES:
+            raise CorruptedObjectError(
+                f"{origin} has {reader.size} bytes, which is too few: it is truncated, or was written for another model"
+            )
         self._reader = reader
         self._start = self._offset = self._announced = start
         self._end = start + sum(map(layout.piece_bytes, section.pieces))
