@@ -2,6 +2,7 @@
 
 import json
 import logging
+import re
 import shutil
 import warnings
 
@@ -19,6 +20,7 @@ from diloco_core import (
     ElasticExchange,
     ObjectStoreExchange,
     RendezvousError,
+    _export,
     _unsynced,
     export,
     in_process,
@@ -367,14 +369,111 @@ class TestEarlierStates:
             shard.unlink()
         with caplog.at_level(logging.WARNING):
             assert export(str(tmp_path / "run"), tmp_path / "model") == steps[1]
-        assert f"the state after outer step [{steps[0]}] in" in caplog.text
+        record = next(record.getMessage() for record in caplog.records if record.name == "diloco_core")
+        assert record.startswith(f"the state after outer step {steps[0]} in ")
+        assert shard.name in record
+        assert record.endswith(f". This is the state after outer step {steps[1]}.")
         loads_exactly(tmp_path / "model", Adapted, held[steps[1]])
         with safe_open(tmp_path / "model", "pt") as file:
             assert (file.metadata()["sync"], file.metadata()["damaged"]) == (str(steps[1]), str(steps[0]))
         with pytest.raises(CorruptedObjectError) as caught:
             export(str(tmp_path / "run"), tmp_path / "again", at=steps[0])
-        assert "Whole states in" in str(caught.value)
-        assert f" {steps[1]}." in str(caught.value)
+        assert re.search(rf"\. Whole states in .*[ ,]{steps[1]}\.$", str(caught.value))
+
+    @pytest.mark.parametrize(
+        ("kind", "gone"),
+        [
+            ("strict", ["state/{:08}/00000.safetensors"]),
+            ("strict", ["state/{:08}/00000.safetensors", "commits/{:08}.json", "notes/*"]),
+            ("strict", ["state/{:08}/*"]),
+            ("strict", ["state/{:08}/*", "commits/{:08}.json"]),
+            *(
+                (kind, gone)
+                for kind in ("sharded", "gather")
+                for gone in (
+                    ["state/{:08}/000.done.json"],
+                    ["state/{:08}/000.done.json", "commits/{:08}.json"],
+                    ["state/{:08}/000.00000.safetensors", "state/{:08}/000.done.json"],
+                    ["state/{:08}/*"],
+                    ["state/{:08}/*", "commits/{:08}.json"],
+                )
+            ),
+        ],
+    )
+    def test_a_newest_state_of_which_something_is_gone_is_named(self, lab, tmp_path, caplog, kind, gone):
+        held = self.history(lab, tmp_path / "run", kind)
+        removed = [path for part in gone for path in (tmp_path / "run").glob(part.format(6))]
+        assert len(removed) >= len(gone)
+        for path in removed:
+            path.unlink()
+        with caplog.at_level(logging.WARNING):
+            before = export(tmp_path / "run", tmp_path / "model")
+        assert before < 6
+        text = caplog.text
+        assert f"the state after outer step 6 in {tmp_path / 'run'} is not whole: state/00000006/" in text
+        assert f"This is the state after outer step {before}." in text
+        loads_exactly(tmp_path / "model", Adapted, held[before])
+        with safe_open(tmp_path / "model", "pt") as file:
+            assert (file.metadata()["sync"], file.metadata()["incomplete"]) == (str(before), "6")
+        with pytest.raises(
+            CorruptedObjectError, match=r"the state after outer step 6 .*is not whole: .*Whole states in"
+        ):
+            export(tmp_path / "run", tmp_path / "again", at=6)
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            assert export(tmp_path / "run", tmp_path / "model", at=before) == before
+        assert not caplog.text, "it is what was asked for"
+
+    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    @pytest.mark.parametrize("fragments", [1, 2])
+    def test_of_a_run_that_is_whole_nothing_is_said(self, lab, tmp_path, caplog, kind, fragments):
+        with caplog.at_level(logging.WARNING):
+            self.history(lab, tmp_path / "run", kind, fragments)
+            caplog.clear()
+            export(tmp_path / "run", tmp_path / "model")
+        assert not caplog.text
+
+    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    def test_where_nothing_is_whole_the_error_says_what_is_missing(self, lab, tmp_path, kind):
+        self.history(lab, tmp_path / "run", kind)
+        for folder in (*(tmp_path / "run" / "state").iterdir(), *(tmp_path / "run").glob("initial/*")):
+            for path in folder.glob("*00000.safetensors"):
+                path.unlink()
+            for path in folder.glob("*.done.json"):
+                path.unlink()
+        with pytest.raises(CorruptedObjectError) as caught:
+            export(tmp_path / "run", tmp_path / "model")
+        text = str(caught.value)
+        assert re.match(r"the state after outer step 6 in \S+ is not whole: state/00000006/0\S* is not there", text)
+        assert text.endswith(f"Whole states in {(tmp_path / 'run').as_uri()}: none.")
+        assert "try again later" not in text
+
+    def test_a_state_that_is_complete_in_a_moment_is_not_complained_of(self, lab, tmp_path, caplog, monkeypatch):
+        """A run that goes on was just publishing it."""
+        self.history(lab, tmp_path / "run", "sharded")
+        done = tmp_path / "run" / "state" / "00000006" / "000.done.json"
+        data, read = done.read_bytes(), _export._read
+        done.unlink()
+
+        def published_meanwhile(*arguments):
+            done.write_bytes(data)
+            return read(*arguments)
+
+        monkeypatch.setattr(_export, "_read", published_meanwhile)
+        with caplog.at_level(logging.WARNING):
+            assert export(tmp_path / "run", tmp_path / "model") < 6
+        assert not caplog.text
+
+
+@pytest.mark.parametrize("kind", ["strict", "sharded"])
+@pytest.mark.parametrize("harm", ["torn", "not JSON", "gone"])
+def test_without_a_manifest_the_error_says_what_to_do(lab, tmp_path, kind, harm):
+    trained(lab, tmp_path / "run", kind, Adapted)
+    manifest = tmp_path / "run" / "manifest.json"
+    text = manifest.read_text()
+    manifest.unlink() if harm == "gone" else manifest.write_text("{" if harm == "not JSON" else text.replace("e", "a"))
+    with pytest.raises(CorruptedObjectError, match=r"manifest\.json.*\. It says what .*Put a copy of it back"):
+        export(tmp_path / "run", tmp_path / "model")
 
 
 def test_padding_is_covered_too(lab, tmp_path, monkeypatch):

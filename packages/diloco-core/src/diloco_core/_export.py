@@ -8,7 +8,7 @@ import os
 import secrets
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -16,7 +16,7 @@ from safetensors.torch import save_file
 
 from ._checks import is_whole
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
-from ._export_sources import find_source, outer_steps, state, states, unsynced_files
+from ._export_sources import find_source, lacking, outer_steps, sentence, state, states, unsynced_files
 from ._layout import Group, Layout, Piece, Rule
 from ._published import ValuesReader
 from ._store import open_store
@@ -52,8 +52,9 @@ def export(
     file of tensors cannot hold (the extra state of modules, what hooks add) is left out, and named in a warning.
 
     Without ``at`` it is the newest state that is whole; a run that goes on meanwhile is not disturbed. If a newer one is
-    damaged, a warning in the log says which, and so does ``damaged`` in the file's metadata. What was committed but not
-    published when an elastic run stopped is taken by the first replica that resumes it.
+    damaged, or something of it is not there, a warning in the log says which, and so do ``damaged`` and ``incomplete`` in the
+    file's metadata. What was committed but not published when an elastic run stopped is taken by the first replica that
+    resumes it.
 
     Args:
         uri: The run's prefix; for a folder also a path.
@@ -67,7 +68,8 @@ def export(
 
     Raises:
         RendezvousError: There is no run, or one without a model, or it has not published one yet, or not the state ``at``.
-        CorruptedObjectError: The store does not hold what its records promise.
+        CorruptedObjectError: The store does not hold what its records promise: the state ``at`` is damaged or incomplete, or
+            all are, or the manifest is.
         StoreUnavailableError: The store cannot be listed and read; it need not be writable.
         ConfigurationError: ``dtype`` is no floating-point dtype, ``at`` is not a number of outer steps, or ``path`` cannot be
             written. Its folder must exist.
@@ -85,7 +87,9 @@ def export(
         store = open_store(os.fspath(uri), reading=True)
         try:
             source = _patiently(lambda: find_source(store))
-            step, damaged, tensors = _newest_whole(store, source, dtype, at)
+            choice, tensors = _newest_whole(store, source, dtype, at)
+            step = choice.step
+            unfinished = _unfinished(source, choice)
             try:
                 tensors.update(_read(store, source.unsynced, unsynced_files(source), dtype))
             except ObjectNotFoundError as error:  # nobody ever deletes it
@@ -95,9 +99,24 @@ def export(
         aliases = source.unsynced.get("aliases", {})
         tensors.update({alias: tensors[name].clone() for alias, name in aliases.items()})
         metadata = {"run_id": source.run_id, "sync": str(step), "format": "pt"}
-        if damaged:
-            metadata["damaged"] = ", ".join(map(str, damaged))
-            _log.warning("the state after outer step %s in %s is damaged: this is the one after %d", damaged, uri, step)
+        if choice.damaged:
+            metadata["damaged"] = ", ".join(map(str, choice.damaged))
+            _log.warning(
+                "%s in %s cannot be used: %s This is the state after outer step %d.",
+                _the_states(choice.damaged),
+                uri,
+                " ".join(map(sentence, choice.errors)),
+                step,
+            )
+        if unfinished is not None:
+            metadata["incomplete"] = str(unfinished.step)
+            _log.warning(
+                "%s in %s is not whole: %s This is the state after outer step %d.",
+                _the_states([unfinished.step]),
+                uri,
+                unfinished.why,
+                step,
+            )
         if omitted := source.unsynced.get("omitted"):
             _log.warning("entries of the model's state_dict() that %s does not hold: %s", target, ", ".join(omitted))
         try:
@@ -131,17 +150,41 @@ def _unwritable(target: Path, why: str) -> ConfigurationError:
     )
 
 
+class _Choice(NamedTuple):
+    """The state that is read.
+
+    Attributes:
+        number: Its number in the log.
+        step: After how many outer steps it is.
+        damaged: After how many outer steps the newer ones are that were found damaged; the newest first.
+        errors: What was found of these.
+        incomplete: Numbers of newer ones of which something was not there; the newest first.
+    """
+
+    number: int
+    step: int
+    damaged: list[int]
+    errors: list[CorruptedObjectError]
+    incomplete: list[int]
+
+
+class _Unfinished(NamedTuple):
+    """A state of which something is not there: after how many outer steps it is, and what to say of it."""
+
+    step: int
+    why: str
+
+
 def _newest_whole(
     store: Store, source: Source, dtype: torch.dtype | None, at: int | None
-) -> tuple[int, list[int], dict[str, torch.Tensor]]:
-    """A state, the damaged ones that were passed over, and its values; the run may go on while it is read."""
+) -> tuple[_Choice, dict[str, torch.Tensor]]:
+    """A state and its values; the run may go on while it is read."""
     damaged: dict[tuple[int, int], CorruptedObjectError] = {}
     vanished = 0
     while vanished < _TRIES:
-        number, passed_over = _choose(store, source, at, damaged)
+        choice = _choose(store, source, at, damaged)
         tensors: dict[str, torch.Tensor] = {}
-        step = outer_steps(source, number)
-        for index, own in enumerate(state(source, number)):
+        for index, own in enumerate(state(source, choice.number)):
             try:
                 tensors.update(_read(store, source.fragments[index], source.files(index, own), dtype))
             except (ObjectNotFoundError, CorruptedObjectError) as error:
@@ -152,8 +195,30 @@ def _newest_whole(
                     vanished += 1
                 break
         else:
-            return step, passed_over, tensors
+            return choice, tensors
     raise CorruptedObjectError(f"the published state in {store.uri} kept vanishing while it was read")
+
+
+def _unfinished(source: Source, choice: _Choice) -> _Unfinished | None:
+    """The newest state of which something was not there, if that is still so: a run that goes on is through with it soon."""
+    if not choice.incomplete or max(states(source, source.complete())) >= choice.incomplete[0]:
+        return None
+    return _why(source, choice.incomplete[0])
+
+
+def _why(source: Source, number: int) -> _Unfinished | None:
+    keys = lacking(source, number)
+    if not keys:
+        return None
+    first, *others = keys
+    what = f"{first} is not there" if not others else f"{first} is not there, nor are {len(others)} other objects of it"
+    if len(others) == 1:
+        what = f"{first} is not there, nor is {others[0]}"
+    return _Unfinished(
+        outer_steps(source, number),
+        f"{what}. A replica may be about to write that; if none is running, the run ended before it was written, or something "
+        "has deleted it.",
+    )
 
 
 def _patiently(act: Callable[[], T]) -> T:
@@ -174,25 +239,40 @@ def _corrupted(error: ObjectNotFoundError | CorruptedObjectError) -> CorruptedOb
 
 def _choose(
     store: Store, source: Source, at: int | None, damaged: Mapping[tuple[int, int], CorruptedObjectError]
-) -> tuple[int, list[int]]:
-    """The newest state (or the one that is asked for), by its number in the log, and after which steps newer ones are damaged."""
+) -> _Choice:
+    """The newest state, or the one that is asked for."""
     numbers = states(source, _patiently(source.complete))
-    there = {number: outer_steps(source, number) for number in numbers}
+    steps = {number: outer_steps(source, number) for number in numbers}
     whole = [number for number in numbers if not any(part in damaged for part in enumerate(state(source, number)))]
-    wanted = [number for number in whole if at in {None, there[number]}]
+    wanted = [number for number in whole if at in {None, steps[number]}]
+    if wanted and at is not None:
+        return _Choice(wanted[0], at, [], [], [])
+    newest = max(whole, default=-1)
+    incomplete = [number for number in source.expected() if number > newest and number not in steps]
     if wanted:
-        return wanted[0], [there[number] for number in numbers if at is None and number > wanted[0]]
-    if damaged and (at is None or at in there.values()):
+        newer = [steps[number] for number in numbers if number > newest]
+        return _Choice(newest, steps[newest], newer, list(damaged.values()), incomplete)
+    held = f"Whole states in {store.uri}: {_listed([steps[number] for number in whole])}."
+    if damaged and (at is None or at in steps.values()):
         error = next(iter(damaged.values()))
-        raise CorruptedObjectError(
-            f"{error} Whole states in {store.uri}: {_listed([there[number] for number in whole])}."
-        ) from error
+        raise CorruptedObjectError(f"{sentence(error)} {held}") from error
+    for number in incomplete:
+        found = _why(source, number) if at in {None, outer_steps(source, number)} else None
+        if found is not None and number > source.first:
+            raise CorruptedObjectError(f"{_the_states([found.step])} in {store.uri} is not whole: {found.why} {held}")
     if at is not None:
         raise RendezvousError(
-            f"{store.uri} does not hold the state after outer step {at}. It holds: {_listed(list(there.values()))}. "
+            f"{store.uri} does not hold the state after outer step {at}. It holds: {_listed(list(steps.values()))}. "
             "A run keeps its newest states only."
         )
     raise RendezvousError(f"the run at {store.uri} has not published a whole model yet: try again later")
+
+
+def _the_states(steps: list[int]) -> str:
+    *others, last = map(str, sorted(steps))
+    if not others:
+        return f"the state after outer step {last}"
+    return f"the states after outer steps {', '.join(others)} and {last}"
 
 
 def _listed(steps: list[int]) -> str:

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ._elastic_records import (
     MANIFEST,
     Commit,
+    Delta,
     Done,
+    Hint,
     Manifest,
     Rollback,
     commit_key,
@@ -22,10 +24,11 @@ from ._elastic_records import (
     shard_key,
 )
 from ._elastic_rules import done_states
-from ._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
+from ._elastic_rules import states as published_states
+from ._errors import CorruptedObjectError, FormatError, ObjectNotFoundError, RendezvousError
 from ._fragment import initial_fingerprint
 from ._store_sync import state_key
-from ._strict_records import read_manifest
+from ._strict_records import committed_sync, note_key, noted_ranks, read_manifest, read_note
 from ._unsynced import unsynced_key, unsynced_seed
 from ._wire import seed
 
@@ -36,6 +39,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("diloco_core")
 
+_NO_MANIFEST = (
+    "It says what the other objects are, and nothing can be exported without it. Put a copy of it back if you have one. In an "
+    "elastic run, a replica that is still running puts it back: try again later."
+)
 _SHARD = re.compile(r"state/(\d{8})/\d{5}\.safetensors", re.ASCII)
 
 
@@ -80,6 +87,23 @@ class Source(Protocol):
         """The shards of a fragment's state after a sync."""
         ...
 
+    def expected(self) -> list[int]:
+        """Numbers of the log whose states must once have been there, or are just being published; the newest first.
+
+        Whatever tells of a sync counts, not just its records. Old ones may have been deleted since, by rule. Rollbacks are known
+        as of the last call of :meth:`complete`.
+        """
+        ...
+
+    def missing(self, index: int, sync: int) -> list[str]:
+        """Keys that a fragment's state after a sync is made of, and that are not there."""
+        ...
+
+
+def lacking(source: Source, number: int) -> list[str]:
+    """Keys of what is not there of the whole model's state after a number of the log."""
+    return [key for index, own in enumerate(state(source, number)) for key in source.missing(index, own)]
+
 
 def states(source: Source, complete: Sequence[set[int]]) -> list[int]:
     """After which numbers of the log the whole model can be had, the newest first."""
@@ -115,11 +139,31 @@ def find_source(store: Store) -> Source:
     Raises:
         RendezvousError: There is none, or one without a model.
     """
+    origin = f"{store.uri}/{MANIFEST}"
     try:
         data = store.get(MANIFEST)
     except ObjectNotFoundError:
+        # Whoever commits or publishes has seen a manifest.
+        if store.list("commits/") or store.list("state/"):
+            raise CorruptedObjectError(
+                f"{origin} is gone, and other objects of a run are there. {_NO_MANIFEST}"
+            ) from None
         raise RendezvousError(f"{store.uri} holds no run: there is no {MANIFEST}") from None
-    origin = f"{store.uri}/{MANIFEST}"
+    except CorruptedObjectError as error:
+        raise CorruptedObjectError(f"{sentence(error)} {_NO_MANIFEST}") from error
+    try:
+        return _source(store, data, origin)
+    except CorruptedObjectError as error:
+        raise CorruptedObjectError(f"{sentence(error)} {_NO_MANIFEST}") from error
+
+
+def sentence(error: Exception) -> str:
+    """What an error says, so that more can be said after it."""
+    text = str(error)
+    return text if text.endswith((".", "!", "?")) else f"{text}."
+
+
+def _source(store: Store, data: bytes, origin: str) -> Source:
     try:
         record: Mapping[str, Any] = json.loads(data)
         strict = record.get("membership") == "strict"
@@ -171,6 +215,40 @@ class _ElasticSource:
             PublishedFile(shard_key(sync, index, number, initial), seed(*where, number), checksum)
             for number, checksum in enumerate(done.sums)
         ]
+
+    def expected(self) -> list[int]:
+        listing = self._store.list("state/")
+        traces = {sync for sync, _ in published_states(listing)}
+        committed = {sync for sync in map(commit_sync, self._store.list("commits/")) if sync}
+        deltas = self._store.list("deltas/")
+        # Who contributes to a sync, or joins in it, has the state before it.
+        committed |= {delta.sync - 1 for delta in map(Delta.parse, deltas) if delta}
+        hints = [hint for hint in map(Hint.parse, deltas) if hint]
+        committed |= {hint.sync - 1 for hint in hints if hint.event == "join"}
+        left: dict[tuple[int, int], int] = {}
+        for hint in hints:
+            if hint.event == "leave":  # a life that fails names two syncs: it stands before the first
+                life = hint.rank, hint.epoch
+                left[life] = min(hint.sync - 1, left.get(life, hint.sync))
+        last = max({0}.union(traces, committed, left.values()))
+        ended = last in left.values()
+        numbers = set(range(last + 1))
+        if self._manifest.topology == "gather":
+            # Most syncs are not published, and others are called complete two rounds later. Who leaves makes up for it.
+            begun = {0, *traces}
+            settled = last if ended else last - 2 * len(self.fragments) - 1
+            numbers = {number for number in begun if number <= settled and begun.issuperset(state(self, number))}
+            numbers |= {last} if ended else set()
+        obsolete = {sync for rollback in self.rollbacks for sync in (rollback.sync, *rollback.given_up)}
+        return sorted(numbers - obsolete, reverse=True)
+
+    def missing(self, index: int, sync: int) -> list[str]:
+        initial = self._manifest.initial
+        shards = range(self.fragments[index]["shards"])
+        keys = [shard_key(sync, index, number, initial) for number in shards]
+        keys += [done_key(sync, index)] if sync else []
+        listing = self._store.list(f"state/{sync:08}/" if sync else f"initial/{initial}/")
+        return [key for key in keys if key not in listing]
 
     def _read_rollbacks(self) -> list[Rollback]:
         """All that can be read, the oldest first. Every record of the log names the newest rollback before it."""
@@ -225,9 +303,8 @@ class _StrictSource:
         count = len(self.fragments)
         listing = self._store.list("state/")
         found: list[set[int]] = [set() for _ in range(count)]
-        for sync in {int(match[1]) for match in map(_SHARD.fullmatch, listing) if match is not None}:
-            # The first sync of every fragment is that of the initial values.
-            step = self.first + max(0, sync + 1 - count)
+        for sync in _published(listing):
+            step = self._step(sync)
             index = sync if sync < count else (step - 1) % count
             if all(state_key(sync, number) in listing for number in range(self.fragments[index]["shards"])):
                 found[index].add(step)
@@ -243,3 +320,31 @@ class _StrictSource:
             PublishedFile(state_key(stored, number), seed(fingerprint, stored, "values", number))
             for number in range(table["shards"])
         ]
+
+    def expected(self) -> list[int]:
+        syncs = _published(self._store.list("state/"))
+        syncs |= {sync for sync in map(committed_sync, self._store.list("commits/")) if sync is not None}
+        # A replica's last note says how many syncs it has finished.
+        syncs |= {finished - 1 for finished in map(self._finished, noted_ranks(self._store.list("notes/"))) if finished}
+        return list(range(self._step(max(syncs)), self.first, -1)) if syncs else []
+
+    def missing(self, index: int, sync: int) -> list[str]:
+        keys = [file.key for file in self.files(index, sync)]
+        listing = self._store.list("state/")
+        return [key for key in keys if key not in listing]
+
+    def _step(self, sync: int) -> int:
+        """How many outer steps had been taken after a sync: the first of every fragment is that of the initial values."""
+        return self.first + max(0, sync + 1 - len(self.fragments))
+
+    def _finished(self, rank: int) -> int:
+        key = note_key(rank)
+        try:
+            return read_note(self._store.get(key), rank, f"{self._store.uri}/{key}").progress.number
+        except (CorruptedObjectError, FormatError, ObjectNotFoundError):
+            return 0  # the log is more certain anyway
+
+
+def _published(listing: Mapping[str, int]) -> set[int]:
+    """Of which syncs of a strict run something is published."""
+    return {int(match[1]) for match in map(_SHARD.fullmatch, listing) if match is not None}

@@ -25,6 +25,7 @@ MOST_RANKS = 10**5
 """Ranks have five digits in keys."""
 _CLAIM = re.compile(r"claims/([0-9]{5})\.json")
 _NOTE = re.compile(r"notes/([0-9]{5})\.json")
+_COMMIT = re.compile(r"commits/([0-9]{8})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,6 +176,12 @@ def read_note(data: bytes, rank: int, origin: str) -> Ending:
 def commit_key(sync: int) -> str:
     """Key of the record that says who is in a sync."""
     return f"commits/{sync:08}.json"
+
+
+def committed_sync(key: str) -> int | None:
+    """Which sync a record is of, or None where the key is not that of one."""
+    match = _COMMIT.fullmatch(key)
+    return int(match[1]) if match else None
 
 
 def commit(sync: int, name: str, members: Sequence[str]) -> bytes:
