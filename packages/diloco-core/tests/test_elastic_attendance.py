@@ -5,8 +5,9 @@ import logging
 import pytest
 import torch
 
-from diloco_core import Elastic, SyncTimeoutError
+from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
 from diloco_core._elastic_attendance import Attendance
+from diloco_core._elastic_farewell import farewell
 from diloco_core._elastic_records import Commit, Delta, Hint
 from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
 
@@ -57,6 +58,45 @@ class TestAttendance:
         leaving = [Hint(2, 2, 1, "leave").key]
         assert attendance.committed(_commit(2, [0, 1]), lambda: leaving, 120.0) == [
             (logging.INFO, "rank 2 has left or failed: sync 2 goes on without it")
+        ]
+
+    @pytest.mark.parametrize("error", [None, ValueError("no more\ndata")])
+    def test_how_somebody_has_ended_is_said_once(self, error):
+        ends = {key: farewell(key, error) for key in (Hint(sync, 2, 1, "leave").key for sync in (2, 3))}
+        attendance = Attendance()
+        attendance.begin(0, {0: 0, 1: 0, 2: 0}, 100.0, ends.get)
+        attendance.committed(_commit(1, [0, 1, 2]), list, 110.0)
+        said = attendance.committed(_commit(2, [0, 1]), lambda: [Hint(2, 2, 1, "leave").key], 120.0)
+        attendance.look([Hint(3, 2, 1, "leave").key], 125.0)
+        said += attendance.committed(_commit(3, [0, 1]), lambda: [Hint(3, 2, 1, "leave").key], 130.0)
+        assert said == [
+            (logging.WARNING, "rank 2 has failed: sync 2 goes on without it. Its error: ValueError: no more data")
+            if error
+            else (logging.INFO, "rank 2 has left: sync 2 goes on without it")
+        ]
+        ended = "failed: rank 2 (ValueError: no more data)" if error else "left: rank 2"
+        assert attendance.describe([2], {2: 1}, [], 130.0) == ended
+
+    @pytest.mark.parametrize("harm", ["gone", "other key", "text", "too large"])
+    def test_a_farewell_that_cannot_be_read_stops_nobody(self, harm):
+        key = Hint(2, 2, 1, "leave").key
+
+        def read(key):
+            if harm == "too large":
+                raise CorruptedObjectError(key)
+            return {"gone": None, "other key": farewell("other", None), "text": b"\n"}[harm]
+
+        attendance = Attendance()
+        attendance.begin(0, {0: 0, 1: 0, 2: 0}, 100.0, read)
+        assert attendance.committed(_commit(1, [0, 1]), lambda: [key], 120.0) == [
+            (logging.INFO, "rank 2 has left or failed: sync 1 goes on without it")
+        ]
+
+    def test_who_comes_for_the_first_time_is_not_back(self):
+        attendance = self._begun()
+        attendance.committed(_commit(1, [0, 1]), list, 160.5)
+        assert attendance.committed(_commit(2, [0, 1, 2]), list, 170.0) == [
+            (logging.INFO, "rank 2 has come: it takes part in sync 2")
         ]
 
     def test_the_farewell_of_an_earlier_life_does_not_count(self):
@@ -142,6 +182,54 @@ def test_below_the_quorum_everybody_is_told_apart():
     )
     error = outcome.results[0, 1]
     assert isinstance(error, SyncTimeoutError)
-    assert "contributed: rank 0; left or failed: rank 1; never started: rank 3; silent: rank 2 (last heard of " in str(
-        error
-    )
+    assert "contributed: rank 0; left: rank 1; never started: rank 3; silent: rank 2 (last heard of " in str(error)
+
+
+def test_a_replica_that_fails_is_named_with_its_error(caplog):
+    torch.set_num_threads(1)
+    training = SimulatedTraining(syncs=9, sizes=(40,))
+
+    def train(node):
+        sync = node.exchange.sync
+
+        def fail(job, **options):
+            if node.rank == 1 and node.exchange.position.sync == 3:
+                raise RuntimeError("no space for s3://AKIA:hunter2@bucket/run")
+            return sync(job, **options)
+
+        node.exchange.sync = fail
+        try:
+            return training(node)
+        except RuntimeError as error:
+            node.exchange.abort(error)
+            raise
+
+    with caplog.at_level(logging.INFO, "diloco_core"):
+        simulate(train, Schedule(3), Elastic(2, grace=10.0), most_lives=1)
+    said = [(record.levelno, record.getMessage()) for record in caplog.records if "rank 1 has" in record.getMessage()]
+    assert [level for level, _ in said] == [logging.WARNING] * 2, said
+    for _, text in said:
+        assert "rank 1 has failed: sync 4 goes on without it. Its error: RuntimeError: no space for s3://" in text
+        assert "hunter2" not in text
+
+
+def test_the_log_tells_who_is_waited_for(caplog):
+    """Two of three come to a run that needs three: the log says so after a grace, and once a minute until it gives up."""
+    torch.set_num_threads(1)
+    with caplog.at_level(logging.WARNING, "diloco_core"):
+        simulate(
+            SimulatedTraining(syncs=3, sizes=(40,)),
+            Schedule(3, starts=[0.0, 0.0, 1e6]),
+            Elastic(3, grace=10.0),
+            sync_timeout=150.0,
+            limit=1000.0,
+            most_lives=1,
+        )
+    for rank in (0, 1):
+        said = [
+            record.getMessage() for record in caplog.records if record.getMessage().startswith(f"rank {rank}: sync")
+        ]
+        waited = [int(text.split(" for ")[2].split()[0]) for text in said]
+        assert [seconds // 10 for seconds in waited] == [1, 7, 13], said
+        assert "sync 1 (0) has been waiting for contributions of 3 replicas (min_replicas)" in said[0]
+        assert said[0].endswith("s, and gives up after 150 s: contributed: rank 0, 1; never started: rank 2")

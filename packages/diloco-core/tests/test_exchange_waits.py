@@ -5,9 +5,19 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from diloco_core import CorruptedObjectError, DiLoCo, RendezvousError, RunExistsError, SyncTimeoutError, Timing, export
+from diloco_core import (
+    CorruptedObjectError,
+    DiLoCo,
+    RendezvousError,
+    RendezvousTimeoutError,
+    RunExistsError,
+    SyncTimeoutError,
+    Timing,
+    export,
+)
 from diloco_core._allreduce import Mean
 from diloco_core._endings import Progress
+from diloco_core._exchange import Schema
 from diloco_core._sharded import Scratch
 from diloco_core._store_sync import Participant, StoreSync
 from diloco_core.testing import run_replicas
@@ -33,6 +43,20 @@ class TestWaits:
             wait.pause()
         assert caught.value.missing == (1,)
 
+    def test_the_log_says_once_a_minute_who_is_waited_for(self, sync, caplog):
+        missing = [1]
+        wait = sync.one._wait(lambda: None, lambda: missing)
+        wait._deadline = 500.0
+        while sync.clock.now < 200.0:
+            wait.pause()
+        said = [record.getMessage() for record in caplog.records]
+        assert [int(text.rsplit(" for ")[2].split()[0]) for text in said] == [60, 120, 180]
+        assert said[0] == "rank 0: mean 1 has been waiting for rank 1 for 60 s, and gives up after 50 s"
+        missing.clear()
+        while sync.clock.now < 300.0:
+            wait.pause()
+        assert len(caplog.records) == 3
+
     def test_where_a_damaged_shard_is_waited_for_that_is_what_is_said(self, sync):
         wait = sync.one._wait(lambda: None, lambda: [1])
         sync.one._repairs._asked[1] = CorruptedObjectError("state/00000000/00001.safetensors: the checksum is wrong")
@@ -46,6 +70,16 @@ class TestWaits:
         while sync.clock.now < 49.0:
             wait.pause()
         assert len(looks) >= 100
+
+
+def test_the_log_says_once_a_minute_who_has_not_come(lab, tmp_path, caplog):
+    (exchange,) = lab.store_exchanges(tmp_path, 3, ranks=[0], join_timeout=200.0)
+    with pytest.raises(RendezvousTimeoutError):
+        exchange.join(Schema({}, {}))
+    said = [record.getMessage() for record in caplog.records]
+    assert [int(text.split(" after ")[1].split()[0]) for text in said] == [60, 120, 180]
+    assert said[0].startswith("rank 0: 1 of 3 replicas have met at ")
+    assert said[0].endswith("; waiting for rank 1, 2, for up to 200 s")
 
 
 @pytest.mark.parametrize("gone", [["manifest.json"], ["claims/00000.json", "claims/00001.json"]])

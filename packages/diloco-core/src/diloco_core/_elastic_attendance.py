@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ._elastic_farewell import read_farewell
 from ._elastic_records import Delta, Hint
 
 if TYPE_CHECKING:
@@ -21,15 +22,31 @@ class Attendance:
         self._began = 0.0
         self._present: dict[int, int] = {}  # epoch by rank of those that are counted on
         self._gone: set[int] = set()  # those that were, and have left or were lost
-        self._left: dict[int, int] = {}  # highest epoch by rank that said that it leaves
+        self._left: dict[int, Hint] = {}  # by rank, of its highest epoch that said that it leaves
+        self._endings: dict[Hint, tuple[str, str]] = {}
+        self._read: Callable[[str], bytes | None] = lambda _: None
         self._heard: dict[int, float] = {}  # when something new of a rank was seen last
         self._seen: set[str] = set()  # keys of the sync in progress
         self._came: set[int] = set()  # who has contributed to it, be it too late or from another state
+        self._known: set[int] = set()  # who has been in a sync since this life began
         self._warned: set[tuple[int, int]] = set()
 
-    def begin(self, rank: int, members: Mapping[int, int], now: float) -> None:
-        """This life begins; ``members``: epoch by rank of those that it expects."""
-        self._rank, self._began = rank, now
+    def begin(
+        self,
+        rank: int,
+        members: Mapping[int, int],
+        now: float,
+        read: Callable[[str], bytes | None] = lambda _: None,
+    ) -> None:
+        """This life begins.
+
+        Args:
+            rank: Its rank.
+            members: Epoch by rank of those that it expects.
+            now: The time.
+            read: The object under a key, if it is there.
+        """
+        self._rank, self._began, self._read = rank, now, read
         self._present = {other: epoch for other, epoch in members.items() if other != rank}
 
     def look(self, listing: Iterable[str], now: float) -> None:
@@ -39,9 +56,12 @@ class Attendance:
                 continue
             self._seen.add(key)
             if (hint := Hint.parse(key)) is not None:
-                self._hear(hint.rank, hint.epoch, now)
-                if hint.event == "leave":
-                    self._left[hint.rank] = max(hint.epoch, self._left.get(hint.rank, 0))
+                if hint.event != "leave":
+                    self._hear(hint.rank, hint.epoch, now)
+                elif hint.rank != self._rank:
+                    self._heard[hint.rank] = now
+                    if hint.epoch >= self._left_in(hint.rank):
+                        self._left[hint.rank] = hint
             elif (delta := Delta.parse(key)) is not None:
                 self._hear(delta.rank, delta.epoch, now)
                 self._came.add(delta.rank)
@@ -57,10 +77,14 @@ class Attendance:
         self.look((member.key for member in commit.members), now)
         members = {member.rank for member in commit.members}
         said = [
-            (logging.INFO, f"rank {rank} is back: it takes part in sync {commit.sync}")
+            (
+                logging.INFO,
+                f"rank {rank} {'is back' if rank in self._known else 'has come'}: it takes part in sync {commit.sync}",
+            )
             for rank in sorted(self._gone & members)
         ]
         self._gone -= members
+        self._known |= members
         missing = sorted(self._present.keys() - members)
         # Who was not there itself cannot tell who else was not.
         if missing and self._rank in members:
@@ -85,8 +109,9 @@ class Attendance:
                 kind, text = "never started", f"{rank}"
             elif rank in elsewhere:
                 kind, text = "at another state", f"{rank}"
-            elif self._left.get(rank, 0) >= lives[rank]:
-                kind, text = "left or failed", f"{rank}"
+            elif self._left_in(rank) >= lives[rank]:
+                kind, why = self._ending(rank)
+                text = f"{rank} ({why})" if why else f"{rank}"
             else:
                 kind, text = "silent", f"{rank} ({self._silence(rank, now)})"
             kinds.setdefault(kind, []).append(text)
@@ -100,14 +125,27 @@ class Attendance:
     def _missed(self, rank: int, sync: int, now: float) -> tuple[int, str]:
         epoch = self._present.pop(rank)
         self._gone.add(rank)
-        if self._left.get(rank, -1) >= epoch:
-            return logging.INFO, f"rank {rank} has left or failed: sync {sync} goes on without it"
+        if self._left_in(rank) >= epoch:
+            kind, why = self._ending(rank)
+            text = f"rank {rank} has {kind}: sync {sync} goes on without it"
+            return (logging.WARNING, f"{text}. Its error: {why}") if kind == "failed" else (logging.INFO, text)
         level = logging.INFO if (rank, epoch) in self._warned else logging.WARNING
         self._warned.add((rank, epoch))
         return (
             level,
             f"sync {sync} goes on without rank {rank}, which has not contributed in time: {self._silence(rank, now)}",
         )
+
+    def _left_in(self, rank: int) -> int:
+        """The highest epoch in which a rank has said that it leaves; -1 if it has not."""
+        return self._left[rank].epoch if rank in self._left else -1
+
+    def _ending(self, rank: int) -> tuple[str, str]:
+        """How a rank that has said that it leaves has ended, and why."""
+        hint = self._left[rank]
+        if hint not in self._endings:
+            self._endings[hint] = read_farewell(hint.key, self._read)
+        return self._endings[hint]
 
     def _silence(self, rank: int, now: float) -> str:
         if rank in self._heard:

@@ -254,10 +254,20 @@ class Life:
         look_around: Callable[[], None],
         expired: Callable[[], Exception],
         alarms: Iterable[float],
+        notice: Callable[[float], str] = lambda _: "",
     ) -> Wait:
         """A wait for others. Time in which this life could not reach the store counts towards no limit: nor could they."""
-        store = self.store
-        return Wait(self.timing, store.near, timeout, look_around, expired, alarms, downtime=lambda: store.downtime)
+        return Wait(
+            self.timing,
+            self.store.near,
+            timeout,
+            look_around,
+            expired,
+            alarms,
+            downtime=lambda: self.store.downtime,
+            notice=notice,
+            notice_after=self.settings.grace,
+        )
 
     def read(self, key: str, parse: Callable[[bytes], T]) -> T | None:
         """A record, read again where it is not as it was written; None where there is none.

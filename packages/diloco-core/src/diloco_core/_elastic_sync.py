@@ -143,7 +143,7 @@ class ElasticSync:
             self._look(overdue=wait.elapsed() >= life.settings.grace)
 
         timeout = life.timing.sync_timeout if self._patience is None else self._patience
-        wait = life.wait(timeout, look_around, self._expired, [life.settings.grace])
+        wait = life.wait(timeout, look_around, self._expired, [life.settings.grace], self._notice)
         self._look(overdue=False)
         while (found := commit_mended(life, self._sync)) is None:
             wait.pause()
@@ -258,16 +258,34 @@ class ElasticSync:
         life = self._life
         if self._patience is not None:
             return GaveUp()
-        ranks = [rank for rank in range(life.manifest.world_size) if rank not in self._contributed]
-        lives = highest_epochs(life.store.list("claims/"))
-        others = life.attendance.describe(ranks, lives, self._elsewhere, life.now)
-        contributed = f"contributed: rank {', '.join(map(str, self._contributed))}; " if self._contributed else ""
         return SyncTimeoutError(
             f"sync {self._sync} ({self._job.name}) at {life.store.uri} did not get contributions of {life.manifest.min_replicas} "
-            f"replicas (min_replicas) within {life.timing.sync_timeout:g} s: {contributed}{others}. Nothing was decided. Look at "
+            f"replicas (min_replicas) within {life.timing.sync_timeout:g} s: {self._who()}. Nothing was decided. Look at "
             "the logs of those that are missing; when enough replicas can be started, the run can be resumed from its prefix.",
             self._missing,
         )
+
+    def _notice(self, seconds: float) -> str:
+        """What the log says of a wait that has lasted for a grace and more."""
+        life, quorum = self._life, self._life.manifest.min_replicas
+        if len(self._contributed) >= quorum and seconds < 2 * life.settings.grace:
+            return ""  # one of those that have contributed is about to decide
+        end = f"gives up after {life.timing.sync_timeout:g} s"
+        if self._patience is not None:
+            end = f"is left out after {self._patience:g} s"
+        return (
+            f"rank {life.rank}: sync {self._sync} ({self._job.name}) has been waiting for contributions of {quorum} replicas "
+            f"(min_replicas) for {seconds:.0f} s, and {end}: {self._who()}"
+        )
+
+    def _who(self) -> str:
+        """Who has contributed, and what is known of everybody else."""
+        life = self._life
+        ranks = [rank for rank in range(life.manifest.world_size) if rank not in self._contributed]
+        lives = highest_epochs(life.store.list("claims/"))
+        others = life.attendance.describe(ranks, lives, self._elsewhere, life.now)
+        contributed = f"contributed: rank {', '.join(map(str, self._contributed))}" if self._contributed else ""
+        return "; ".join(filter(None, [contributed, others]))
 
     def _say_who_is_missing(self, commit: Commit) -> None:
         life = self._life

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from ._checks import check_whole
 from ._elastic_catchup import catch_up
+from ._elastic_farewell import farewell
 from ._elastic_history import given_up_since
 from ._elastic_life import Life, Position, Progress, Reload, RolledBack
 from ._elastic_publish import finish
@@ -159,7 +160,7 @@ class ElasticExchange:
             self._life = life
             with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
                 catch_up(life, first=True)
-            life.attendance.begin(life.rank, life.members, life.now)
+            life.attendance.begin(life.rank, life.members, life.now, store.get)
             store.patience = self._timing.sync_timeout
         except BaseException as error:
             self.abort(error)
@@ -183,7 +184,7 @@ class ElasticExchange:
             return True
         self._first = False
         if life.members.get(life.rank) != life.epoch and self._hinted != life.sync + 1:
-            self._hint(life, "join")
+            life.store.put(Hint(life.sync + 1, life.rank, life.epoch, "join").key, lambda: [b"\n"])
             self._hinted = life.sync + 1
         return False
 
@@ -316,7 +317,7 @@ class ElasticExchange:
             self.when_ended()
             try:
                 if self._life is not None and self._life.fragments[0].sums:
-                    self._hint(self._life, "leave")
+                    self._say_goodbye(self._life, None)
                     watch_manifest(self._life)
                     finish(self._life)
             finally:
@@ -333,8 +334,8 @@ class ElasticExchange:
                 if self._life is not None:
                     # Where the store is away, waiting for it once more would only delay the error.
                     self._life.store.patience = min(self._life.store.patience, _TELL_SECONDS)
-                    self._hint(self._life, "leave")
-                    self._hint(self._life, "leave", 2)  # it may have failed in a sync that is committed already
+                    self._say_goodbye(self._life, error)
+                    self._say_goodbye(self._life, error, 2)  # it may have failed in a sync that is committed already
             finally:
                 self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
@@ -371,8 +372,10 @@ class ElasticExchange:
                 life.epoch,
             )
 
-    def _hint(self, life: Life, event: str, ahead: int = 1) -> None:
-        life.store.put(Hint(life.sync + ahead, life.rank, life.epoch, event).key, lambda: [b"\n"])
+    @staticmethod
+    def _say_goodbye(life: Life, error: BaseException | None, ahead: int = 1) -> None:
+        key = Hint(life.sync + ahead, life.rank, life.epoch, "leave").key
+        life.store.put(key, lambda: [farewell(key, error)])
 
     def _running(self) -> Life:
         self._check_open()

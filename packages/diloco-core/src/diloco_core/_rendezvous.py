@@ -137,7 +137,22 @@ def meet(store: Patient, own: Claim, schema: Schema, timing: Timing, check_failu
             missing(),
         )
 
-    wait = Wait(timing, store.near, timing.join_timeout, look_around, expired, downtime=lambda: store.downtime)
+    def notice(seconds: float) -> str:
+        ranks = ", ".join(map(str, missing()))
+        return (
+            f"rank {own.rank}: {len(claims)} of {own.world_size} replicas have met at {store.uri} after {seconds:.0f} s; waiting "
+            f"for rank {ranks}, for up to {timing.join_timeout:g} s"
+        )
+
+    wait = Wait(
+        timing,
+        store.near,
+        timing.join_timeout,
+        look_around,
+        expired,
+        downtime=lambda: store.downtime,
+        notice=notice,
+    )
     read_claims()
     while missing():
         wait.pause()

@@ -371,8 +371,15 @@ class StoreSync:
                 missing(),
             )
 
+        def notice(seconds: float) -> str:
+            ranks = ", ".join(map(str, missing()))
+            text = f"rank {self._p.rank}: {self._what} has been waiting for rank {ranks} for {seconds:.0f} s"
+            return f"{text}, and gives up after {timeout:g} s" if ranks else ""
+
         store = self._p.store
-        return Wait(self._p.timing, store.near, timeout, look_around, expired, downtime=lambda: store.downtime)
+        return Wait(
+            self._p.timing, store.near, timeout, look_around, expired, downtime=lambda: store.downtime, notice=notice
+        )
 
     def _owner(self, shard: int) -> int:
         return shard % self._p.world_size

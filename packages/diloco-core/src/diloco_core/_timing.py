@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ._checks import check_positive
 from ._errors import ConfigurationError
+from ._retry import NOTICE_SECONDS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+_log = logging.getLogger("diloco_core")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +60,9 @@ class Wait:
         expired: Makes the error for a wait that ends.
         alarms: Seconds since the start at which to look around in any case.
         downtime: Seconds so far in which the store could not be reached. They do not count as waiting for others.
+        notice: Makes what the log says (level warning) once a minute while the wait lasts; nothing where it is empty. It is
+            given the seconds since the wait began.
+        notice_after: Seconds until that is said for the first time.
     """
 
     def __init__(
@@ -67,6 +74,8 @@ class Wait:
         expired: Callable[[], Exception],
         alarms: Iterable[float] = (),
         downtime: Callable[[], float] = lambda: 0.0,
+        notice: Callable[[float], str] = lambda _: "",
+        notice_after: float = NOTICE_SECONDS,
     ) -> None:
         self._timing = timing
         self._downtime = downtime
@@ -77,6 +86,8 @@ class Wait:
         self._start = self._now()
         self._deadline = self._start + timeout
         self._looked = self._start
+        self._notice = notice
+        self._notice_at = self._start + notice_after
         self._alarms = sorted(self._start + alarm for alarm in alarms)
 
     def pause(self) -> None:
@@ -89,6 +100,10 @@ class Wait:
             self._look_around()
         if now >= self._deadline:
             raise self._expired()
+        if now >= self._notice_at:
+            self._notice_at = now + NOTICE_SECONDS
+            if text := self._notice(now - self._start):
+                _log.warning("%s", text)
         pause = min(max(self._shortest, (now - self._start) / 20), self._longest)
         self._timing.sleep(min(pause, *(alarm - now for alarm in self._alarms), self._deadline - now))
 
