@@ -124,6 +124,36 @@ def test_a_state_that_is_damaged_and_cannot_be_computed_again_is_named_soon(topo
     assert violations(outcome, later) == []
 
 
+@pytest.mark.parametrize("how", ["gone", "damaged"])
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_where_nothing_is_whole_no_object_is_blamed_that_goes_by_rule(topology, how, caplog):
+    torch.set_num_threads(1)
+    before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
+    settings = Elastic(2, grace=5.0, topology=topology, publish_every=1)
+    assert simulate(before, Schedule(2, latency=0.001), settings, store=store).finished
+    keys = [key for key in store.objects if key.startswith("state/")]
+    assert keys
+    assert not any(key.startswith("initial/") for key in store.objects)
+    for key in keys:
+        if how == "gone":
+            store.remove(key)
+        elif key.endswith(".safetensors"):
+            store.damage(key, store.objects[key][:-40] + bytes(40))
+    for resume in (True, "newest-whole"):
+        outcome, _, _, _ = _resume((topology, before, store, 6), resume, most_lives=1, sizes=(40,))
+        for error in outcome.results.values():
+            assert type(error) is CorruptedObjectError
+            assert "initial/" not in str(error)
+            if how == "gone":
+                assert "the run's log goes up to sync 6, but neither a whole state of fragment 0 after any sync nor" in str(error)
+            else:
+                assert "state/00000006/000.00000.safetensors" in str(error)
+            assert "export() writes" not in str(error)
+            assert "begin a new run on another prefix" in str(error)
+    assert "initial/" not in caplog.text
+    assert _rollbacks(store) == []
+
+
 def test_newest_whole_goes_on_and_names_what_is_given_up(stopped, caplog):
     outcome, training, store, broken = _resume(stopped, "newest-whole")
     last = stopped[3]
@@ -133,7 +163,7 @@ def test_newest_whole_goes_on_and_names_what_is_given_up(stopped, caplog):
     assert rollback.sync == last + 1
     assert last in rollback.given_up
     assert rollback.fence == {0: 2, 1: 2}
-    assert f"Given up: syncs {list(rollback.given_up)}" in caplog.text
+    assert f"Given up: syncs {', '.join(map(str, rollback.given_up))}. Earlier lives" in caplog.text
     assert _outer_steps(store) == _last(store) - 1 - len(rollback.given_up) >= 12
 
 

@@ -321,3 +321,17 @@ class TestRefusals:
 
         outcome = simulate(train, Schedule(1), Elastic(1, grace=5.0), most_lives=1)
         assert "resumed from its store" in str(outcome.results[0, 1])
+
+
+def test_whose_initial_values_were_taken_is_said_to_the_first_life_of_rank_0(caplog):
+    """Rank 1 begins the run, alone; rank 0 comes when it is over, and once more later."""
+    torch.set_num_threads(1)
+    store, settings, salts = SimulatedStore(), Elastic(1, grace=5.0), {}
+    told = []
+    for syncs, starts in ((2, [1e6, 0.0]), (4, [0.0, 1e6]), (6, [0.0, 1e6])):
+        caplog.clear()
+        training = SimulatedTraining(syncs=syncs, sizes=(40,), salts=salts)
+        simulate(training, Schedule(2, starts=starts), settings, store=store, limit=1000.0)
+        told.append("was begun by rank 1 with its initial values" in caplog.text)
+    assert _members(store) == [[1]] * 2 + [[0]] * 4
+    assert told == [False, True, False]

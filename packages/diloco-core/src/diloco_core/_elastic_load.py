@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ._elastic_history import History
 from ._elastic_kept import bring_back
 from ._elastic_life import Progress, not_as_recorded, published_shard
-from ._elastic_records import commit_key, digest, done_key
+from ._elastic_records import commit_key, commit_sync, digest, done_key
 from ._elastic_repair import read_done
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError
@@ -21,6 +21,11 @@ if TYPE_CHECKING:
     from ._store import ObjectReader
 
 _TRIES = 8
+
+
+class NothingWhole(CorruptedObjectError):
+    """No state of a fragment is whole, not even the initial one; never leaves the exchange."""
+
 
 _log = logging.getLogger("diloco_core")
 
@@ -85,20 +90,37 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
                 return True
             if newest_done(life.store.list("state/"), len(life.fragments))[index] > history.newest[index]:
                 return False
-            raise CorruptedObjectError(f"{life.origin(missing)} is gone")
+            if sync:
+                raise CorruptedObjectError(f"{life.origin(missing)} is gone")
+            gone = _initial_gone(life, index, missing, others=first is not None)
+            if gone is not None:
+                raise gone
         except CorruptedObjectError as error:
             if first is None:
                 first = error
                 life.mending[index], life.reasons[index] = sync, str(error)
-            todo = (
-                "Trying to make it again from the state before."
-                if sync
-                else "It is the first: there is none before it."
-            )
-            _log.error("rank %d: %s. %s", life.rank, str(error).rstrip("."), todo)
+            if sync:
+                todo = "Trying to make it again from the state before."
+                _log.error("rank %d: %s. %s", life.rank, str(error).rstrip("."), todo)
     if first is None:
         return False
-    raise first
+    raise NothingWhole(str(first)) from first
+
+
+def _initial_gone(life: Life, index: int, missing: str, *, others: bool) -> CorruptedObjectError | None:
+    """The error where the initial state is not there; None where others that are damaged are to be named instead.
+
+    The initial state goes when there are two newer ones, so what has been lost may be those.
+    """
+    if others:
+        return None
+    recorded = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
+    if not recorded:
+        return CorruptedObjectError(f"{life.origin(missing)} is gone")
+    return CorruptedObjectError(
+        f"the run's log goes up to sync {recorded}, but neither a whole state of fragment {index} after any sync nor its initial "
+        f"state is in {life.store.uri}: something has removed objects below state/"
+    )
 
 
 def _load_fragment(life: Life, index: int, sync: int) -> str | None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ._elastic_history import History
 from ._elastic_kept import keep
+from ._elastic_load import NothingWhole
 from ._elastic_records import Delta, Rollback, commit_key, commit_sync, highest_epochs
 from ._elastic_repair import check_shard, read_done
 from ._elastic_rules import states
@@ -43,7 +44,8 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         whole = next((sync for sync in history.states(index) if _is_whole(life, index, sync)), None)
         if whole is None:
             raise CorruptedObjectError(
-                f"{str(reason).rstrip('.')}. No state of fragment {index} is whole any more, so there is nothing to go back to."
+                f"{str(reason).rstrip('.')}. No state of fragment {index} is whole any more, so there is nothing to go back to. "
+                "Put copies of the lost objects back, or begin a new run on another prefix."
             ) from reason
         going_back.append(whole)
     given_up = history.given_up(going_back, last)
@@ -59,8 +61,8 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         "%s. Earlier lives that did not agree to this stop.",
         life.rank,
         str(reason).rstrip("."),
-        going_back,
-        given_up,
+        ", ".join(map(str, going_back)),
+        ", ".join(map(str, given_up)) or "none",
     )
     if life.store.create(commit_key(record.sync), record.to_json):
         for lost in range(max(recorded, default=0) + 1, last + 1):
@@ -89,6 +91,12 @@ def saying_what_to_do(life: Life, *, going_back: bool) -> Iterator[None]:
     try:
         yield
     except CorruptedObjectError as error:
+        if isinstance(error, NothingWhole):
+            raise CorruptedObjectError(
+                f"{str(error).rstrip('.')}. Neither this replica nor another one that lives has made it again, and no older state "
+                f"in {life.store.uri} is whole: nothing can be exported, and resume='newest-whole' has nothing to go back to. Put "
+                "copies of the lost objects back, or begin a new run on another prefix, from a checkpoint or an earlier export."
+            ) from error
         if going_back:
             raise
         raise CorruptedObjectError(
@@ -107,7 +115,7 @@ def obey_rollback(life: Life, rollback: Rollback) -> None:
     """
     if life.settings.resume != "newest-whole" and life.epoch <= rollback.fence.get(life.rank, 0):
         raise FencedError(
-            f"the run at {life.store.uri} goes on from older states (syncs {list(rollback.given_up)} are given up, since their "
+            f"the run at {life.store.uri} goes on from older states (syncs {', '.join(map(str, rollback.given_up))} are given up, since their "
             f"results could not be read any more): this life of rank {life.rank} (epoch {life.epoch}) began "
             "before that, and stops. Start it again to take part.",
             life.rank,

@@ -94,7 +94,8 @@ def open_run(
             if own.unsynced:
                 store.delete(store.list(f"{own.unsynced['folder']}/"))
     check_same_run(manifest, schema, rank=rank, world_size=world_size, run_id=run_id, settings=settings, uri=store.uri)
-    if rank == 0 and manifest.writer != 0:
+    # Later lives of rank 0 do not expect that their initial values are used.
+    if rank == 0 and manifest.writer != 0 and not any(epochs(store.list("claims/00000/"), 0)):
         _log.warning(
             "rank 0: the run at %s was begun by rank %d with its initial values, since rank 0 came more than a grace late. "
             "Those of this replica are not used.",
