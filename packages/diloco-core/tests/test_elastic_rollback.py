@@ -145,7 +145,10 @@ def test_where_nothing_is_whole_no_object_is_blamed_that_goes_by_rule(topology, 
             assert type(error) is CorruptedObjectError
             assert "initial/" not in str(error)
             if how == "gone":
-                assert "the run's log goes up to sync 6, but neither a whole state of fragment 0 after any sync nor" in str(error)
+                assert (
+                    "the run's log goes up to sync 6, but neither a whole state of fragment 0 after any sync nor"
+                    in str(error)
+                )
             else:
                 assert "state/00000006/000.00000.safetensors" in str(error)
             assert "export() writes" not in str(error)

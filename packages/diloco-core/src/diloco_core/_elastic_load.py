@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _TRIES = 8
 
 
-class NothingWhole(CorruptedObjectError):
+class NothingWholeError(CorruptedObjectError):
     """No state of a fragment is whole, not even the initial one; never leaves the exchange."""
 
 
@@ -104,7 +104,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
                 _log.error("rank %d: %s. %s", life.rank, str(error).rstrip("."), todo)
     if first is None:
         return False
-    raise NothingWhole(str(first)) from first
+    raise NothingWholeError(str(first)) from first
 
 
 def _initial_gone(life: Life, index: int, missing: str, *, others: bool) -> CorruptedObjectError | None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ._elastic_history import History
 from ._elastic_kept import keep
-from ._elastic_load import NothingWhole
+from ._elastic_load import NothingWholeError
 from ._elastic_records import Delta, Rollback, commit_key, commit_sync, highest_epochs
 from ._elastic_repair import check_shard, read_done
 from ._elastic_rules import states
@@ -91,11 +91,12 @@ def saying_what_to_do(life: Life, *, going_back: bool) -> Iterator[None]:
     try:
         yield
     except CorruptedObjectError as error:
-        if isinstance(error, NothingWhole):
+        if isinstance(error, NothingWholeError):
             raise CorruptedObjectError(
-                f"{str(error).rstrip('.')}. Neither this replica nor another one that lives has made it again, and no older state "
-                f"in {life.store.uri} is whole: nothing can be exported, and resume='newest-whole' has nothing to go back to. Put "
-                "copies of the lost objects back, or begin a new run on another prefix, from a checkpoint or an earlier export."
+                f"{str(error).rstrip('.')}. Neither this replica nor another one that lives has made it again, and no older "
+                f"state in {life.store.uri} is whole: nothing can be exported, and resume='newest-whole' has nothing to go back "
+                "to. Put copies of the lost objects back, or begin a new run on another prefix, from a checkpoint or an earlier "
+                "export."
             ) from error
         if going_back:
             raise
@@ -114,8 +115,9 @@ def obey_rollback(life: Life, rollback: Rollback) -> None:
         FencedError: It has not.
     """
     if life.settings.resume != "newest-whole" and life.epoch <= rollback.fence.get(life.rank, 0):
+        given_up = ", ".join(map(str, rollback.given_up))
         raise FencedError(
-            f"the run at {life.store.uri} goes on from older states (syncs {', '.join(map(str, rollback.given_up))} are given up, since their "
+            f"the run at {life.store.uri} goes on from older states (syncs {given_up} are given up, since their "
             f"results could not be read any more): this life of rank {life.rank} (epoch {life.epoch}) began "
             "before that, and stops. Start it again to take part.",
             life.rank,
