@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ModelChangedError, export, in_process
 from diloco_core._store import open_store
+from diloco_core.testing import Schedule, simulate
 
 
 class Net(nn.Module):
@@ -106,8 +108,6 @@ class TestTheEnd:
         assert "'bias'" in caplog.text
 
     def test_it_is_what_export_writes(self, lab, tmp_path):
-        from safetensors.torch import load_file
-
         def life():
             return [ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))]
 
@@ -127,6 +127,84 @@ class TestTheEnd:
         assert all(isinstance(error, ModelChangedError) for error in caught.value.exceptions)
 
 
+class TestTheEndOfAnElasticRun:
+    """What too few replicas were left to sync is in nobody's model, as it is not in the run's."""
+
+    def ends(self, tmp_path, train, replicas, late="carry"):
+        """What replicas hold at the end, their reports, and what export writes, by rank."""
+        reports = {rank: [] for rank in range(replicas)}
+
+        def replica(node):
+            model = nn.ParameterList([torch.zeros(40), torch.zeros(30)])
+            inner = torch.optim.SGD(model.parameters(), lr=1.0)
+
+            def step(seconds):
+                node.sleep(seconds)
+                for parameter in model:
+                    parameter.grad = torch.full_like(parameter, node.rank + 1.0)
+                inner.step()
+
+            note = reports[node.rank].append
+            options = {"fragments": 2, "sync_every": 4, "on_sync": note}
+            with DiLoCo(model, inner, node.exchange, **options) as outer:
+                train(node.rank, outer, step)
+            return {name: tensor.clone() for name, tensor in model.state_dict().items()}, outer.inner_steps
+
+        settings = Elastic(2, grace=5.0, topology="sharded", late=late)
+        outcome = simulate(replica, Schedule(replicas), settings, most_lives=1)
+        for key, data in outcome.store.objects.items():
+            (tmp_path / "run" / key).parent.mkdir(parents=True, exist_ok=True)
+            (tmp_path / "run" / key).write_bytes(data)
+        export(tmp_path / "run", tmp_path / "model.safetensors")
+        held = {rank: result for (rank, _), result in outcome.results.items()}
+        assert not outcome.errors()
+        return held, reports, load_file(tmp_path / "model.safetensors")
+
+    def test_a_partial_period_that_is_left_out_is_put_back(self, lab, tmp_path, caplog):
+        def train(rank, outer, step):
+            for _ in range(11 if rank == 2 else 8):
+                step(30.0 if rank == 2 and outer.inner_steps >= 8 else 1.0)
+
+        held, reports, written = self.ends(tmp_path, train, 3)
+        assert lab.identical([*(values for values, _ in held.values()), written])
+        assert not reports[2][-1].committed
+        assert "rank 2: its last 5 inner steps are not in the model: too few replicas were left to sync them. It" in caplog.text
+        assert caplog.text.count("are not in the model") == 1
+
+    def test_so_is_a_contribution_that_is_still_carried(self, lab, tmp_path, caplog):
+        def train(rank, outer, step):
+            while outer.committed < 6:
+                step(30.0 if rank == 2 and outer.committed == 4 else 1.0)
+
+        held, reports, written = self.ends(tmp_path, train, 3)
+        assert "carried" in [report.contribution for report in reports[2]]
+        assert lab.identical([*(values for values, _ in held.values()), written])
+        assert "rank 2: its last" in caplog.text
+
+    def test_what_all_have_synced_is_not_spoken_of(self, lab, tmp_path, caplog):
+        def train(rank, outer, step):
+            for _ in range(7):
+                step(1.0)
+
+        held, _, written = self.ends(tmp_path, train, 2)
+        assert lab.identical([*(values for values, _ in held.values()), written])
+        assert "not in the model" not in caplog.text
+
+    @pytest.mark.parametrize("late", ["carry", "drop"])
+    def test_reports_count_every_inner_step_of_a_fragment_once(self, tmp_path, late):
+        def train(rank, outer, step):
+            while outer.committed < 12:
+                step(9.0 if rank == 2 and outer.inner_steps == 3 else 1.0)
+
+        held, reports, _ = self.ends(tmp_path, train, 3, late)
+        fates = {report.contribution for report in reports[2]}
+        assert {"carry": "carried", "drop": "dropped"}[late] in fates
+        for fragment in "01":
+            of_one = [report for report in reports[2] if report.fragment == fragment]
+            assert sum(report.inner_steps for report in of_one) == of_one[-1].total_inner_steps
+        assert all(report.inner_steps == 0 for report in reports[2] if report.contribution == "carried")
+
+
 def test_the_exchange_of_a_loop_cannot_be_replaced(lab):
     model = lab.fill(nn.Linear(2, 2))
     outer = DiLoCo(model, torch.optim.SGD(model.parameters()), in_process(1)[0], sync_every=1)
@@ -136,8 +214,6 @@ def test_the_exchange_of_a_loop_cannot_be_replaced(lab):
 
 def test_what_is_not_synced_is_stored_as_it_is_when_the_block_is_entered(lab, tmp_path):
     """Not as it was when the loop was made: a forward in between may have assigned it anew."""
-    from safetensors.torch import load_file
-
     model = Net()
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))

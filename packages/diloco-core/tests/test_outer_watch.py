@@ -535,3 +535,19 @@ def test_memory_is_compared_range_by_range():
     assert first_overlap([flat[::2], flat[1:20:2], flat[22:40:2]]) is not None
     assert first_overlap([flat[:50].view(5, 10)[:, :5], flat[:50].view(5, 10)[:, 5:]]) is None
     assert first_overlap([flat[:50].view(5, 10)[:, :6], flat[:50].view(5, 10)[:, 5:]]) is not None
+
+
+@pytest.mark.parametrize("policy", ["mean", "rank0", "none"])
+def test_the_first_buffer_of_a_model_is_refused_too(lab, policy):
+    model, inner, outer = make(lab, model=lab.fill(nn.Linear(3, 2)), buffers=policy)
+    with outer:
+        lab.push(model, inner, 0, 0)
+        model.register_buffer("cache", torch.zeros(2), persistent=False)
+        lab.push(model, inner, 0, 1)
+        model.register_buffer("late", torch.zeros(2))
+        if policy == "none":
+            lab.push(model, inner, 0, 2)
+        else:
+            with pytest.raises(ModelChangedError, match="buffer 'late'.*was not in the model") as caught:
+                lab.push(model, inner, 0, 2)
+            assert caught.value.tensor == "late"

@@ -162,7 +162,8 @@ class DiLoCo:
             model, [named for part in parts for named in part]
         )  # refuses what is made again when the block is entered
         self._model = model
-        self._watch = ModelWatch(model, optimizers, [named for named in parts[-1] if named.rule is not Rule.OUTER])
+        synced_buffers = [named for named in parts[-1] if named.rule is not Rule.OUTER]
+        self._watch = ModelWatch(model, optimizers, None if policy is Buffers.NONE else synced_buffers)
         self._frozen = FrozenValues(self._watch.frozen)
         self._count = Counters([0] * len(parts))
         self._published: list[int | None] = [None] * len(parts)
@@ -257,6 +258,7 @@ class DiLoCo:
             self._frozen.check(everything=True)
             if self._flush == "partial":
                 self.flush()
+                self._put_back()
             else:
                 self._check_whole()
                 self._look_at_model()
@@ -457,7 +459,9 @@ class DiLoCo:
                     f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
                 )
             raise
-        if report.contribution not in {"carried", "open"}:
+        if report.contribution in {"carried", "open"}:
+            inner_steps = 0  # the fragment's next sync covers them, and its report counts them
+        else:
             count.since_sync[number] = 0
         count.since_event = 0
         if report.committed:
@@ -525,6 +529,18 @@ class DiLoCo:
                 ", ".join(map(repr, changed[:3])),
                 more,
             )
+
+    def _put_back(self) -> None:
+        """What the last syncs of an elastic run have not taken would be in this replica's model alone."""
+        if any(self._count.since_sync):
+            _log.warning(
+                "rank %d: its last %d inner steps are not in the model: too few replicas were left to sync them. It ends with "
+                "the values of outer step %d.",
+                self._exchange.rank,
+                max(self._count.since_sync),
+                self.committed,
+            )
+            self._drop_open_steps()
 
     def _part(self, error: UnequalSyncsError) -> None:
         """Another replica has left, so there can be no more syncs: end with what all have, unless training goes on."""

@@ -39,7 +39,8 @@ class SyncReport:
         bytes_received: Bytes of contributions and published state that this replica read; headers may be left out.
         wait_seconds: Time spent waiting for others.
         exchange_seconds: Time spent in the sync, waiting not counted.
-        inner_steps: Inner steps that went into it (0 where there is no inner loop).
+        inner_steps: Inner steps that the own contribution covers (0 where there is no inner loop, and where it was carried or is
+            open: the report of the fragment's next sync counts them).
         total_inner_steps: Inner steps since the start of the run.
         contribution: What became of the own contribution: ``counted``, ``carried`` into the next sync of the fragment,
             ``dropped``, ``open`` where this replica did not wait for the end (it may be counted later), or ``none`` where

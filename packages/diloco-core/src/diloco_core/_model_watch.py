@@ -51,7 +51,7 @@ class ModelWatch:
     Args:
         model: The model.
         optimizers: The inner optimizers.
-        buffers: The buffers that are synced.
+        buffers: The buffers that are synced; None where none are to be.
 
     Raises:
         ConfigurationError: Two tensors share memory without being the same one, an optimizer holds what is no parameter of
@@ -59,7 +59,10 @@ class ModelWatch:
     """
 
     def __init__(
-        self, model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], buffers: Sequence[NamedTensor]
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        buffers: Sequence[NamedTensor] | None,
     ) -> None:
         self._model = model
         self._optimizers = tuple(optimizers)
@@ -67,12 +70,12 @@ class ModelWatch:
             name: _Known.of(parameter, frozen=not parameter.requires_grad)
             for name, parameter in model.named_parameters(remove_duplicate=False)
         }
-        persistent = named_buffers(model, persistent=True) if buffers else {}
+        persistent = {} if buffers is None else named_buffers(model, persistent=True)
         # All names of a buffer lead to one tensor, which is synced under one of them, without the names of wrappers.
-        synced_as = {id(named.tensor): named.name for named in buffers}
+        synced_as = {id(named.tensor): named.name for named in buffers or ()}
         self._buffers = {name: _Known.of(buffer) for name, buffer in persistent.items()}
         self._synced_as = {name: synced_as[id(buffer)] for name, buffer in persistent.items()}
-        self._synced = bool(buffers)
+        self._synced = buffers is not None
         self._addresses: list[tuple[int, tuple[int, ...]]] = []
         self._check_optimizers(_refuse_argument)
         self._check_memory(_refuse_argument)
