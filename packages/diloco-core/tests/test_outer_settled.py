@@ -168,7 +168,10 @@ class TestTheEndOfAnElasticRun:
         held, reports, written = self.ends(tmp_path, train, 3)
         assert lab.identical([*(values for values, _ in held.values()), written])
         assert not reports[2][-1].committed
-        assert "rank 2: its last 5 inner steps are not in the model: too few replicas were left to sync them. It" in caplog.text
+        assert (
+            "rank 2: its last 5 inner steps are not in the model: too few replicas were left to sync them. It"
+            in caplog.text
+        )
         assert caplog.text.count("are not in the model") == 1
 
     def test_so_is_a_contribution_that_is_still_carried(self, lab, tmp_path, caplog):
@@ -196,7 +199,7 @@ class TestTheEndOfAnElasticRun:
             while outer.committed < 12:
                 step(9.0 if rank == 2 and outer.inner_steps == 3 else 1.0)
 
-        held, reports, _ = self.ends(tmp_path, train, 3, late)
+        _, reports, _ = self.ends(tmp_path, train, 3, late)
         fates = {report.contribution for report in reports[2]}
         assert {"carry": "carried", "drop": "dropped"}[late] in fates
         for fragment in "01":

@@ -14,6 +14,7 @@ from diloco_core import (
     MismatchError,
     ModelChangedError,
     ObjectStoreExchange,
+    UnseenStepsError,
     in_process,
 )
 from diloco_core._model_memory import first_overlap
@@ -384,10 +385,15 @@ class TestOneLoopForEveryTensor:
     def test_one_that_is_refused_does_not_count_steps(self, lab):
         model = lab.fill(Net())
         inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-        with self.loop(model):
-            with pytest.raises(ConfigurationError):
-                DiLoCo(model, inner, in_process(1)[0], sync_every=1)
-            lab.push(model, inner, 0, 0)
+
+        def train():
+            with self.loop(model):
+                with pytest.raises(ConfigurationError):
+                    DiLoCo(model, inner, in_process(1)[0], sync_every=1)
+                lab.push(model, inner, 0, 0)
+
+        with pytest.raises(UnseenStepsError):  # the loop's that is under way
+            train()
 
     def test_what_both_keep_frozen_may_be_shared_and_so_may_storage_that_is_apart(self, lab):
         flat = torch.zeros(24)
@@ -540,14 +546,18 @@ def test_memory_is_compared_range_by_range():
 @pytest.mark.parametrize("policy", ["mean", "rank0", "none"])
 def test_the_first_buffer_of_a_model_is_refused_too(lab, policy):
     model, inner, outer = make(lab, model=lab.fill(nn.Linear(3, 2)), buffers=policy)
-    with outer:
-        lab.push(model, inner, 0, 0)
-        model.register_buffer("cache", torch.zeros(2), persistent=False)
-        lab.push(model, inner, 0, 1)
-        model.register_buffer("late", torch.zeros(2))
-        if policy == "none":
+
+    def train():
+        with outer:
+            lab.push(model, inner, 0, 0)
+            model.register_buffer("cache", torch.zeros(2), persistent=False)
+            lab.push(model, inner, 0, 1)
+            model.register_buffer("late", torch.zeros(2))
             lab.push(model, inner, 0, 2)
-        else:
-            with pytest.raises(ModelChangedError, match="buffer 'late'.*was not in the model") as caught:
-                lab.push(model, inner, 0, 2)
-            assert caught.value.tensor == "late"
+
+    if policy == "none":
+        train()
+    else:
+        with pytest.raises(ModelChangedError, match=r"buffer 'late'.*was not in the model") as caught:
+            train()
+        assert caught.value.tensor == "late"

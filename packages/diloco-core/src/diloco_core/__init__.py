@@ -27,6 +27,7 @@ from ._errors import (
     SyncError,
     SyncTimeoutError,
     UnequalSyncsError,
+    UnseenStepsError,
 )
 from ._exchange import Exchange, SyncReport
 from ._exchange_elastic import ElasticExchange
@@ -73,6 +74,7 @@ __all__ = [
     "SyncTimeoutError",
     "Timing",
     "UnequalSyncsError",
+    "UnseenStepsError",
     "connect",
     "export",
     "in_process",

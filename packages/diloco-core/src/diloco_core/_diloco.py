@@ -21,7 +21,7 @@ from ._diloco_state import (
     load_fragments,
     model_checksums,
 )
-from ._errors import ConfigurationError, SyncError, UnequalSyncsError
+from ._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
 from ._exchange_elastic import ElasticExchange
 from ._fragment import Fragment, Initial
 from ._fragments import Buffers, split
@@ -35,6 +35,7 @@ from ._names import plain_name
 from ._outer import OuterOptimizer, outer_factory
 from ._outer_trial import try_out
 from ._step_counter import StepCounter
+from ._unseen_changes import UnseenChanges
 from ._unsynced import Unsynced
 
 if TYPE_CHECKING:
@@ -74,6 +75,10 @@ class DiLoCo:
     others that this replica is done; leaving it by an exception tells them that it failed, so that they need not wait. A
     sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync. If its error is
     caught inside the block, every further use raises, and so does leaving the block.
+
+    The optimizers have to stay those that were given. Where parameters are trained and none of these steps, that is an
+    :class:`UnseenStepsError`: after many backward passes (at most three times ``sync_every``, or thirty where that is more),
+    or when the block is left.
 
     In strict runs all replicas have to take the same number of syncs. Where another one has left after fewer, because it
     has taken fewer inner steps, what this one has learned since the last sync is dropped with a warning, and it ends with
@@ -178,6 +183,8 @@ class DiLoCo:
         self._steps_outside = [0] * len(optimizers)
         self._inner_steps_before = 0
         self._tried_own = False
+        trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
+        self._unseen = UnseenChanges(trained, self._sync_every)
         self._place = Place(self._synced_tensors, self._held_tensors)
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
         self._watch_steps(self._place.check)
@@ -245,6 +252,7 @@ class DiLoCo:
             raise
         self._inner_steps_before = self.inner_steps
         self._entered = self._inner.in_use = True
+        self._unseen.watch()
         return self
 
     def __exit__(
@@ -255,6 +263,7 @@ class DiLoCo:
             self._exchange.abort(error)
             return
         try:
+            self._unseen.check()
             self._frozen.check(everything=True)
             if self._flush == "partial":
                 self.flush()
@@ -374,6 +383,7 @@ class DiLoCo:
 
     def _stop(self) -> None:
         self._inner.stop()
+        self._unseen.stop()
         self._place.leave()
 
     def _before_inner_step(self, optimizer: int) -> None:
@@ -391,6 +401,7 @@ class DiLoCo:
                     "entered, so nothing is synced: train inside its block (with DiLoCo(...) as outer: ...)"
                 )
             return
+        self._unseen.seen()
         if self._steps.after(optimizer, self._inner.has_new_gradient):
             self._count.count()
             if not self._tried_own:  # again: optimizers make their state in their first step
@@ -459,6 +470,7 @@ class DiLoCo:
                     f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
                 )
             raise
+        self._unseen.seen()
         if report.contribution in {"carried", "open"}:
             inner_steps = 0  # the fragment's next sync covers them, and its report counts them
         else:
@@ -518,17 +530,27 @@ class DiLoCo:
         self._look_at_model()
         open_steps = zip(self._fragments, self._count.since_sync, strict=True)
         changed = [name for fragment, steps in open_steps if not steps for name in fragment.settle()]
-        if changed:
-            more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-            _log.warning(
-                "rank %d: parameters were changed after the last sync, and no step of the inner optimizer was seen: %s%s. Their "
-                "committed values were put back, so that all replicas end with the same. What is to be done to the model at "
-                "the end belongs after the block; a step that was not seen was that of another optimizer, or of a step() "
-                "that was replaced.",
-                self._exchange.rank,
-                ", ".join(map(repr, changed[:3])),
-                more,
+        if not changed:
+            return
+        none_seen = self.inner_steps == self._inner_steps_before
+        if none_seen and not isinstance(self._exchange, ElasticExchange):
+            raise UnseenStepsError(
+                f"rank {self._exchange.rank}: parameters were changed inside the block ({', '.join(map(repr, changed[:3]))}), "
+                "but not a single step of the inner optimizer was seen, so nothing was synced, and the values of the start were put "
+                "back. Was the optimizer made anew, or its step() replaced? Pass the optimizer that the training loop steps to "
+                "DiLoCo(...), and keep it; what is to be done to a model that is not trained belongs after the block.",
+                changed[0],
             )
+        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
+        _log.warning(
+            "rank %d: parameters were changed after the last sync, and no step of the inner optimizer was seen: %s%s. Their "
+            "committed values were put back, so that all replicas end with the same. What is to be done to the model at "
+            "the end belongs after the block; a step that was not seen was that of another optimizer, or of a step() "
+            "that was replaced.",
+            self._exchange.rank,
+            ", ".join(map(repr, changed[:3])),
+            more,
+        )
 
     def _put_back(self) -> None:
         """What the last syncs of an elastic run have not taken would be in this replica's model alone."""

@@ -20,6 +20,7 @@ DilocoError (diloco_protocol)
         ├── DivergedError                     this replica computes other values than the others
         ├── ModelChangedError                 a tensor of the model cannot be synced any more
         ├── NonFiniteUpdateError (ArithmeticError) a sync would make a tensor NaN or infinite
+        ├── UnseenStepsError                  parameters are trained by an optimizer that the loop does not know
         └── UnequalSyncsError                 a replica left after fewer syncs than the others
 """
 
@@ -186,6 +187,18 @@ class ModelChangedError(SyncError):
 
     Attributes:
         tensor: Name of the tensor in the model; empty where it is in an optimizer only.
+    """
+
+    def __init__(self, message: str, tensor: str) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+
+
+class UnseenStepsError(SyncError):
+    """Raised when parameters are trained while no inner optimizer of the outer loop steps, so that nothing would be synced.
+
+    Attributes:
+        tensor: Name of a parameter that was trained.
     """
 
     def __init__(self, message: str, tensor: str) -> None:
