@@ -23,7 +23,7 @@ def backward(model, number=0):
 
 
 @contextmanager
-def refused(match=""):
+def refused(match=None):
     with pytest.raises(UnseenStepsError, match=match) as caught:
         yield caught
 

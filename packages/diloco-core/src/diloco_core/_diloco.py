@@ -536,9 +536,9 @@ class DiLoCo:
         if none_seen and not isinstance(self._exchange, ElasticExchange):
             raise UnseenStepsError(
                 f"rank {self._exchange.rank}: parameters were changed inside the block ({', '.join(map(repr, changed[:3]))}), "
-                "but not a single step of the inner optimizer was seen, so nothing was synced, and the values of the start were put "
-                "back. Was the optimizer made anew, or its step() replaced? Pass the optimizer that the training loop steps to "
-                "DiLoCo(...), and keep it; what is to be done to a model that is not trained belongs after the block.",
+                "but not a single step of the inner optimizer was seen, so nothing was synced, and the values of the start were "
+                "put back. Was the optimizer made anew, or its step() replaced? Pass the optimizer that the training loop steps "
+                "to DiLoCo(...), and keep it; what is to be done to a model that is not trained belongs after the block.",
                 changed[0],
             )
         more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
