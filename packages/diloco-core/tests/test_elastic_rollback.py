@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
+from diloco_core._elastic_fork import look_back
 from diloco_core._elastic_history import History
 from diloco_core._elastic_life import Reload, RolledBack
 from diloco_core._elastic_records import (
@@ -413,17 +414,16 @@ def test_an_earlier_life_looks_what_has_become_of_the_record_that_it_stands_at()
     key = commit_key(3)
 
     def act(exchange, life, store):
-        sync = ElasticSync(life)
         whole = store.objects[key]
         store.remove(key)
-        sync._look_back()
+        look_back(life)
         assert key not in store.objects, "it has just seen it"
         life.timing.sleep(6.0)
-        sync._look_back()
+        look_back(life)
         assert store.objects[key] == whole, "lost, and written again"
         store.damage(key, Rollback(3, (2,), (), {0: 1}).to_json())
         with pytest.raises(RolledBack):
-            sync._look_back()
+            look_back(life)
 
     assert _alone(act) is None
 

@@ -202,6 +202,11 @@ class Life:
         return self.timing.clock() - self.store.downtime
 
     @property
+    def late(self) -> bool:
+        """Whether this life has stood still for a grace: the others may have gone on without it."""
+        return self.timing.clock() - self.stood_at >= self.settings.grace
+
+    @property
     def outer_steps(self) -> int:
         """Outer steps that the model in memory has taken; what a rollback gave up is not among them."""
         return sum(progress.outer_steps for progress in self.fragments)
@@ -367,7 +372,17 @@ class Life:
         self.skip(commit, record)
 
     def skip(self, commit: Commit, record: str) -> None:
-        """The state in memory holds this sync already."""
+        """The state in memory holds this sync already.
+
+        Raises:
+            CorruptedObjectError: The state after this sync is that of another record with the same number.
+        """
+        progress = self.fragments[commit.fragment]
+        if progress.sync == commit.sync and progress.commit != commit:
+            raise CorruptedObjectError(
+                f"{self.origin(commit_key(commit.sync))} is whole, but the state after that sync was published for another "
+                "record: that was lost and decided again, or objects of two runs are mixed below this prefix"
+            )
         self.stood_at = self.timing.clock()
         self.sync = commit.sync
         self.rollback = commit.rollback

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ._elastic_adopt import Adoption
 from ._elastic_catchup import diverged
 from ._elastic_delta import SCHEMA_DIGITS, ChangedError
+from ._elastic_fork import check_next, look_back
 from ._elastic_life import Reload, Traffic
 from ._elastic_publish import collect
 from ._elastic_records import Commit, Delta, Hint, commit_key, deltas, highest_epochs
@@ -165,7 +166,7 @@ class ElasticSync:
         if may_commit(chosen, waited_for, rank=life.rank, min_replicas=life.manifest.min_replicas, overdue=overdue):
             members = tuple(chosen.values())
             positions = self._progress.counting(members)
-            self._look_back()
+            look_back(life)
             outer_steps = self._progress.outer_steps + 1
             commit = Commit(
                 self._sync, self._index, self._base, life.previous, members, positions, outer_steps, life.rollback
@@ -174,19 +175,6 @@ class ElasticSync:
                 life.decided = commit
         elif self._patience is not None and not self._missing and commit_mended(life, self._sync) is None:
             raise GaveUp
-
-    def _look_back(self) -> None:
-        """A life that decides after a long time sees first whether the record that it stands at is still what it was.
-
-        If that was lost without a trace, the others may have gone back to older states in its place meanwhile.
-
-        Raises:
-            RolledBack: They have.
-        """
-        life = self._life
-        late = life.timing.clock() - life.stood_at >= life.settings.grace
-        if late and life.previous and life.sync > life.rollback:
-            life.commit(life.sync, decided=True)
 
     def _help(self, listing: Mapping[str, int]) -> None:
         """Another life cannot read something that this one may know."""
@@ -242,7 +230,7 @@ class ElasticSync:
     def _check(self, commit: Commit) -> None:
         if commit.base != self._base and (commit.sync, commit.previous) == (self._sync, self._life.previous):
             self._differs(commit.base)
-        self._life.verify(commit)
+        check_next(self._life, commit)
 
     def _fate(self, commit: Commit) -> str:
         """What becomes of what this life has learned since the fragment's last sync."""

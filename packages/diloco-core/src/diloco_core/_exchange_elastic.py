@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import logging
 import sys
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ._checks import check_whole
 from ._elastic_catchup import catch_up
 from ._elastic_farewell import farewell
+from ._elastic_fork import look_back
 from ._elastic_history import given_up_since
 from ._elastic_life import Life, Position, Progress, Reload, RolledBack
 from ._elastic_publish import finish
@@ -319,7 +321,9 @@ class ElasticExchange:
                 if self._life is not None and self._life.fragments[0].sums:
                     self._say_goodbye(self._life, None)
                     watch_manifest(self._life)
-                    finish(self._life)
+                    with suppress(Reload):  # which says that there is nothing to publish
+                        look_back(self._life)
+                        finish(self._life)
             finally:
                 self.store.close()
 
