@@ -95,7 +95,9 @@ def test_costs_are_flat_and_as_modelled(replicas, syncs, topology, elements):
     else:
         assert (1 + 2 / replicas / 4) * least <= sent < 1 + 2 / replicas / 4 + 0.2
         assert others * least <= received < others + 0.1
-        assert others * least <= requests < others + 24  # every contribution is read once, whatever the number of shards
+        assert (
+            others * least <= requests < others + 24
+        )  # every contribution is read once, whatever the number of shards
 
     # The store holds a few syncs, however long the run.
     payload = [sample[3] for sample in samples]

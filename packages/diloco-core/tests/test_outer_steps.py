@@ -187,6 +187,31 @@ class TestSeveralOptimizers:
             assert [r.total_inner_steps for r in reports] == [6, 12, 18]
         assert sum(r.inner_steps for r in reports) == 20
 
+    @pytest.mark.parametrize("idle", [0, 1])
+    def test_one_that_does_not_step_is_named_once(self, lab, caplog, idle):
+        model, two = self.parts(lab)
+        with DiLoCo(model, two, in_process(1)[0], sync_every=3):
+            for step in range(20):
+                self.gradients(model, 0, step)
+                two[1 - idle].step()
+        (record,) = [record for record in caplog.records if "waited for" in record.getMessage()]
+        assert record.levelname == "WARNING"
+        assert (
+            f"after 3 inner steps and comes after 6, since it waited for inner optimizer {idle} (SGD),"
+            in record.message
+        )
+
+    @pytest.mark.parametrize("pattern", [(0, 1), (0, 0, 1), (0, 1, 1), (1, 0, 0)])
+    def test_ones_that_step_less_often_are_not_spoken_of(self, lab, caplog, pattern):
+        model, two = self.parts(lab)
+        with DiLoCo(model, two, in_process(1)[0], sync_every=3) as outer:
+            for step in range(20):
+                self.gradients(model, 0, step)
+                for number in pattern:
+                    two[number].step()
+        assert outer.committed >= 6
+        assert "waited for" not in caplog.text
+
     def test_it_goes_on_in_the_middle_of_a_step(self, lab):
         model, two = self.parts(lab)
         saved = []

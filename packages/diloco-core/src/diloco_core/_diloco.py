@@ -181,6 +181,8 @@ class DiLoCo:
         self._dropped_steps = 0
         self._steps = StepCounter(len(optimizers))
         self._steps_outside = [0] * len(optimizers)
+        self._idle = set(range(len(optimizers)))  # those that have not stepped since the last sync
+        self._told_of_idle = False
         self._inner_steps_before = 0
         self._tried_own = False
         trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
@@ -402,6 +404,7 @@ class DiLoCo:
                 )
             return
         self._unseen.seen()
+        self._idle.discard(optimizer)
         if self._steps.after(optimizer, self._inner.has_new_gradient):
             self._count.count()
             if not self._tried_own:  # again: optimizers make their state in their first step
@@ -410,10 +413,26 @@ class DiLoCo:
         # Not within a step: what the optimizers that are still to come would step by, the sync would drop. But one that
         # never steps again is waited for one period only.
         if self._count.since_event >= (2 * self._period if self._steps.stepped else self._period):
+            self._tell_of_idle()
             try:
                 self._sync()
             except UnequalSyncsError as error:
                 self._part(error)
+
+    def _tell_of_idle(self) -> None:
+        """Once: a sync came late, since an inner optimizer was waited for that has not stepped at all."""
+        if self._idle and not self._told_of_idle:
+            self._told_of_idle = True
+            _log.warning(
+                "rank %d: a sync was due after %d inner steps and comes after %d, since it waited for %s, which has not stepped "
+                "in between. So it will be at every sync. Leave out an optimizer that does not step, and freeze its "
+                "parameters; one that steps less often than the others needs a larger sync_every.",
+                self._exchange.rank,
+                self._period,
+                self._count.since_event,
+                " and ".join(self._inner.describe(number) for number in sorted(self._idle)),
+            )
+        self._idle = set(range(len(self._steps_outside)))
 
     def _try_own(self) -> None:
         if isinstance(self._exchange, ElasticExchange):

@@ -123,6 +123,10 @@ class InnerSteps:
                 self._remember_gradient(number)
             self._after(number)
 
+    def describe(self, number: int) -> str:
+        """What an optimizer is called in messages."""
+        return f"inner optimizer {number} ({type(self._optimizers[number]).__name__})"
+
     def has_used_gradient(self, number: int) -> bool:
         """Whether an optimizer has the gradients that it has stepped by last."""
         if number not in self._used:
