@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 SHARD_BYTES = 16 * 2**20
 """Most bytes of values in a shard; with the momentum its object has twice as many, and obstore holds it in memory."""
 
-GATHER_BUDGET_BYTES = 32 * 2**20
+GATHER_BUDGET_BYTES = 24 * 2**20
 """Memory for reading ahead where every replica keeps all of the outer state as well."""
 
 WATCH_EVERY = 8

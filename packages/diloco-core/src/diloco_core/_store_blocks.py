@@ -30,7 +30,7 @@ HEAD_BYTES = 64 * 2**10
 """What is read when an object of unknown size is opened: small objects need no second request."""
 CONNECTIONS = 16
 """Requests under way at the same time."""
-BUDGET_BYTES = 96 * 2**20
+BUDGET_BYTES = 80 * 2**20
 """Memory for ranges that were fetched and not read yet, or are on their way."""
 
 
