@@ -253,7 +253,7 @@ def _going_back(number):
     before, store = SimulatedTraining(syncs=1, sizes=(40, 30)), SimulatedStore()
     settings = Elastic(1, grace=5.0, topology="sharded")
     simulate(before, Schedule(2, seed=number, latency=0.01), settings, store=store)
-    training = SimulatedTraining(syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses={(0, 9): 75.0})
+    training = SimulatedTraining(syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses={(0, 9): 90.0})
 
     def train(node):
         if node.rank == 1 or node.life > 1:

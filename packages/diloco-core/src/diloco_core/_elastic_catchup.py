@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ._elastic_adopt import Adoption
 from ._elastic_life import Reload
 from ._elastic_load import load
-from ._elastic_records import commit_key
+from ._elastic_records import commit_key, commit_sync
 from ._elastic_repair import ask_for_repair, mend_published
 from ._elastic_rollback import roll_back
 from ._elastic_rules import in_force, states
@@ -54,7 +55,8 @@ def _take_mended(life: Life, error: CorruptedObjectError | NonFiniteUpdateError,
             return
     if first and life.settings.resume == "newest-whole":
         for _ in range(_MOST_ROLLBACKS):
-            roll_back(life, left or error)
+            with suppress(Reload):  # somebody else has decided meanwhile: look again
+                roll_back(life, left or error)
             left = _take_newest(life)
             if left is None:
                 return
@@ -133,7 +135,9 @@ def replay(life: Life) -> None:
             mend_published(life, commit.fragment)
             del life.mending[commit.fragment]
             life.bad.discard((commit.fragment, commit.sync))
-    beyond = life.store.get(commit_key(life.sync + 2)) is not None and life.log(life.sync + 1) is None
+    # Several records in a row may be lost. The next one may just have been decided, so it is looked for once more.
+    newest = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
+    beyond = newest > life.sync + 1 and life.log(life.sync + 1) is None
     if life.sync < published or beyond:
         raise CorruptedObjectError(
             f"{life.origin(commit_key(life.sync + 1))} is gone, but what came after it is there, and commit records are never "

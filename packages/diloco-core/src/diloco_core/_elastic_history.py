@@ -5,14 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._elastic_records import Rollback, commit_key
+from ._elastic_records import Rollback, commit_key, commit_sync
+from ._elastic_repair import commit_again, readable_done
 from ._elastic_rules import done_states, in_force
 from ._errors import CorruptedObjectError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from ._elastic_life import Life
+    from ._elastic_records import Commit
 
 _log = logging.getLogger("diloco_core")
 
@@ -20,20 +20,19 @@ _log = logging.getLogger("diloco_core")
 class History:
     """The complete states of every fragment, and the rollbacks that bear on them.
 
-    The log is read no further back than the states that are asked for.
-
     Args:
         life: Who reads it.
 
     Attributes:
+        recorded: The numbers of which the log has records. Where one below another is not there, its record is lost.
         rollbacks: The rollbacks that are known, in the order of the log, each with the digest of its record.
     """
 
     def __init__(self, life: Life) -> None:
         self._life = life
         self._done = done_states(life.store.list("state/"), len(life.fragments))
-        self._from = min(self.newest)
-        self.rollbacks = list(_rollbacks(life, self._from))
+        self.recorded = set(filter(None, map(commit_sync, life.store.list("commits/"))))
+        self.rollbacks = _rollbacks(life, self.recorded)
 
     @property
     def newest(self) -> list[int]:
@@ -45,13 +44,10 @@ class History:
         """Number of the newest rollback; 0 where none is known."""
         return self.rollbacks[-1][0].sync if self.rollbacks else 0
 
-    def states(self, index: int) -> Iterator[int]:
+    def states(self, index: int) -> list[int]:
         """After which syncs there is a complete state of a fragment that counts, the newest first; at last the initial one."""
-        for sync in sorted({0, *self._done[index]}, reverse=True):
-            if self._counts(sync, index):
-                self._look_back(sync)
-                if self._counts(sync, index):
-                    yield sync
+        known = [rollback for rollback, _ in self.rollbacks]
+        return [sync for sync in sorted({0, *self._done[index]}, reverse=True) if in_force(sync, index, known)]
 
     def given_up(self, states: list[int], last: int) -> list[int]:
         """The syncs up to ``last`` that still count, and do not any more if the run goes on from these states."""
@@ -64,14 +60,6 @@ class History:
             and sync not in numbers
             and in_force(sync, self._life.index(sync), known)
         ]
-
-    def _counts(self, sync: int, index: int) -> bool:
-        return in_force(sync, index, [rollback for rollback, _ in self.rollbacks])
-
-    def _look_back(self, sync: int) -> None:
-        if sync < self._from:
-            self.rollbacks[:0] = _rollbacks(self._life, sync, self._from)
-            self._from = sync
 
 
 def given_up_since(life: Life, sync: int, rollback: int) -> bool:
@@ -97,25 +85,65 @@ def given_up_since(life: Life, sync: int, rollback: int) -> bool:
     return number != rollback
 
 
-def _rollbacks(life: Life, after: int, last: int | None = None) -> Iterator[tuple[Rollback, str]]:
-    """The rollbacks in the log after a sync, up to ``last`` or to its end.
+def close_gaps(life: Life, history: History) -> None:
+    """Give every number before the newest rollback a record again whose own is lost, so that nobody decides it once more.
 
-    One that cannot be read is left out: either a newer one takes its place, or replaying the log comes to it and says so.
+    A sync that still counts gets the same record again, where its state knows what it said. In place of one that was given
+    up there is a rollback to the states before it; the one that gave it up is newer, so nobody begins from these.
     """
-    sync = after
-    while last is None or sync < last:
-        sync += 1
-        data = life.store.get(commit_key(sync))
-        if data is None:
-            if last is None:
-                return
+    rollbacks = [rollback for rollback, _ in history.rollbacks]
+    for lost in sorted(set(range(1, history.newest_rollback)) - history.recorded):
+        index = life.index(lost)
+        giving_up = next((r for r in rollbacks if r.states[index] < lost < r.sync), None)
+        if life.store.get(commit_key(lost)) is not None:
+            continue  # the listing was old
+        if giving_up is None:
+            commit_again(life, lost, None)
             continue
-        if b'"kind": "commit"' in data[:40]:
+        count = len(life.fragments)
+        states = tuple(min(state, _last_before(lost, index, count)) for index, state in enumerate(giving_up.states))
+        before = max((rollback.sync for rollback in rollbacks if rollback.sync < lost), default=0)
+        closing = Rollback(lost, states, (), giving_up.fence, before)
+        _log.error("rank %d: the record of sync %d is lost, and that was given up: closing its number", life.rank, lost)
+        life.store.create(commit_key(lost), closing.to_json)
+
+
+def _last_before(sync: int, index: int, count: int) -> int:
+    """The last sync of a fragment before another sync; 0 where there is none."""
+    return max(0, sync - 1 - (sync - 2 - index) % count)
+
+
+def _rollbacks(life: Life, recorded: set[int]) -> list[tuple[Rollback, str]]:
+    """The rollbacks that can be read, in the order of the log.
+
+    Every record names the newest rollback before it, so the way leads from the end of the log from one to the next, and a
+    record that is lost does not end it. Where one cannot be read, the record before it is read instead.
+    """
+    newest = max(recorded, default=0)
+    while life.store.get(commit_key(newest + 1)) is not None:  # a listing may be old
+        newest += 1
+        recorded.add(newest)
+    found: list[tuple[Rollback, str]] = []
+    sync = newest
+    while sync:
+        record = _record(life, sync)
+        if record is None:
+            sync = max((number for number in recorded if number < sync), default=0)
             continue
-        try:
-            found = life.log(sync)
-        except CorruptedObjectError as error:
-            _log.error("rank %d: %s", life.rank, error)
-            continue
-        if found is not None and isinstance(found[0], Rollback):
-            yield found[0], found[1]
+        if isinstance(record[0], Rollback):
+            found.append((record[0], record[1]))
+        sync = record[0].rollback
+    return found[::-1]
+
+
+def _record(life: Life, sync: int) -> tuple[Commit | Rollback, str] | None:
+    try:
+        found = life.log(sync)
+    except CorruptedObjectError as error:
+        _log.error("rank %d: %s", life.rank, error)
+        found = None
+    if found is None:
+        done = readable_done(life, sync, life.index(sync))
+        if done is not None and done.commit is not None:
+            return done.commit, ""
+    return found

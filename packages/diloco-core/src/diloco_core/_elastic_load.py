@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._elastic_history import History
+from ._elastic_history import History, close_gaps
 from ._elastic_kept import bring_back
 from ._elastic_life import Progress, not_as_recorded, published_shard
 from ._elastic_records import commit_key, commit_sync, digest, done_key
@@ -44,6 +44,7 @@ def load(life: Life) -> None:
         history = History(life)
         if history.rollbacks and bring_back(life):
             history = History(life)
+        close_gaps(life, history)
         life.rollbacks = history.rollbacks
         life.mending.clear()
         try:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import logging
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ._elastic_history import History
 from ._elastic_kept import keep
+from ._elastic_life import RolledBack
 from ._elastic_load import NothingWholeError
-from ._elastic_records import Delta, Rollback, commit_key, commit_sync, highest_epochs
-from ._elastic_repair import check_shard, read_done
+from ._elastic_records import Delta, Rollback, commit_key, highest_epochs
+from ._elastic_repair import check_shard, read_done, readable_done
 from ._elastic_rules import states
 from ._errors import CorruptedObjectError, FencedError
 
@@ -31,17 +31,19 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     Afterwards the caller loads again, whoever was faster.
 
     Raises:
-        CorruptedObjectError: A fragment has no whole state at all.
+        CorruptedObjectError: A fragment has no whole state at all, or the run has gone back to the same states already.
+        NonFiniteUpdateError: The run has gone back to the same states already.
+        Reload: Somebody else has decided something meanwhile.
     """
-    # Before anything else is looked at: whatever is decided from now on takes the number that this life would take.
-    recorded = set(filter(None, map(commit_sync, life.store.list("commits/"))))
-    last = _last_decided(life, recorded)
+    # The log is listed before anything else is looked at: whatever is decided from now on takes the number that this life
+    # would take.
     history = History(life)
+    last = _last_decided(life, history.recorded)
     if history.newest_rollback > (life.rollbacks[-1][0].sync if life.rollbacks else 0):
         return  # somebody else has decided it meanwhile
     going_back = []
     for index in range(len(life.fragments)):
-        whole = next((sync for sync in history.states(index) if _is_whole(life, index, sync)), None)
+        whole = next((sync for sync in history.states(index) if _is_whole(life, index, sync, history.recorded)), None)
         if whole is None:
             raise CorruptedObjectError(
                 f"{str(reason).rstrip('.')}. No state of fragment {index} is whole any more, so there is nothing to go back to. "
@@ -49,12 +51,14 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
             ) from reason
         going_back.append(whole)
     given_up = history.given_up(going_back, last)
+    if not given_up and history.rollbacks and history.rollbacks[-1][0].states == tuple(going_back):
+        raise reason  # the run has gone back to these states already, and once more would bring nothing
     for index, state in enumerate(going_back):
         # With two newer states, complete at some time, a life that collects may have it on its list.
         if sum(life.index(sync) == index for sync in given_up) >= 2 and not keep(life, index, state):
             return  # it has just been deleted: the caller looks again
     fence = highest_epochs(life.store.list("claims/"))
-    before = history.newest_rollback or _rollback_before(life, min(going_back))
+    before = max(history.newest_rollback, _rollback_before(life, min(going_back)))
     record = Rollback(last + 1, tuple(going_back), tuple(given_up), fence, before)
     _log.error(
         "rank %d: %s. As asked for by resume='newest-whole', the run goes on from the states after syncs %s. Given up: syncs "
@@ -64,10 +68,7 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         ", ".join(map(str, going_back)),
         ", ".join(map(str, given_up)) or "none",
     )
-    if life.store.create(commit_key(record.sync), record.to_json):
-        for lost in range(max(recorded, default=0) + 1, last + 1):
-            # Its record is gone, and nobody may decide it once more.
-            life.store.create(commit_key(lost), replace(record, sync=lost, given_up=()).to_json)
+    life.store.create(commit_key(record.sync), record.to_json)
 
 
 def _last_decided(life: Life, recorded: set[int]) -> int:
@@ -114,12 +115,12 @@ def obey_rollback(life: Life, rollback: Rollback) -> None:
     Raises:
         FencedError: It has not.
     """
+    given_up = f" (syncs {', '.join(map(str, rollback.given_up))} are given up)" if rollback.given_up else ""
     if life.settings.resume != "newest-whole" and life.epoch <= rollback.fence.get(life.rank, 0):
-        given_up = ", ".join(map(str, rollback.given_up))
         raise FencedError(
-            f"the run at {life.store.uri} goes on from older states (syncs {given_up} are given up, since their "
-            f"results could not be read any more): this life of rank {life.rank} (epoch {life.epoch}) began "
-            "before that, and stops. Start it again to take part.",
+            f"the run at {life.store.uri} goes on from older states, since the results of later syncs could not be read any more"
+            f"{given_up}: this life of rank {life.rank} (epoch {life.epoch}) began before that, and stops. "
+            "Start it again to take part.",
             life.rank,
             life.epoch,
         )
@@ -127,11 +128,11 @@ def obey_rollback(life: Life, rollback: Rollback) -> None:
 
 def _rollback_before(life: Life, sync: int) -> int:
     """Number of the newest rollback before a sync whose state is whole; 0 where there was none."""
-    done = read_done(life, sync, life.index(sync)) if sync else None
+    done = readable_done(life, sync, life.index(sync)) if sync else None
     return done.commit.rollback if done is not None and done.commit is not None else 0
 
 
-def _is_whole(life: Life, index: int, sync: int) -> bool:
+def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool:
     try:
         done = read_done(life, sync, index) if sync else life.manifest.done(index)
         if done is None:
@@ -142,4 +143,8 @@ def _is_whole(life: Life, index: int, sync: int) -> bool:
     except CorruptedObjectError as error:
         _log.error("rank %d: the state of fragment %d after sync %d is not whole: %s", life.rank, index, sync, error)
         return False
+    except RolledBack as reason:
+        if reason.rollback.sync not in recorded:
+            raise
+        return False  # its number was closed, since its record was lost
     return True

@@ -129,6 +129,7 @@ class ElasticExchange:
             MismatchError: This replica has another model or other settings.
             RendezvousError: There is no run to resume.
             CorruptedObjectError: The store does not hold what its records promise.
+            FencedError: The run has gone back to older states since this life began, and it had not agreed to that.
         """
         self._check_open()
         if self._schema is None:
@@ -162,6 +163,8 @@ class ElasticExchange:
             self._life = life
             with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
                 catch_up(life, first=True)
+            for rollback, _ in life.rollbacks:
+                obey_rollback(life, rollback)
             life.attendance.begin(life.rank, life.members, life.now, store.get)
             store.patience = self._timing.sync_timeout
         except BaseException as error:

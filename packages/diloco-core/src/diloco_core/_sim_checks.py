@@ -8,7 +8,17 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._diloco import DiLoCo
-from ._elastic_records import MANIFEST, Commit, Manifest, Rollback, commit_key, digest, read_record, shard_key
+from ._elastic_records import (
+    MANIFEST,
+    Commit,
+    Manifest,
+    Rollback,
+    commit_key,
+    commit_sync,
+    digest,
+    read_record,
+    shard_key,
+)
 from ._elastic_rules import done_states
 from ._errors import FencedError
 
@@ -256,13 +266,18 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
     previous, found, log = digest(store.decided[MANIFEST]), [], list[Commit | Rollback]()
     positions: dict[tuple[int, int], Mapping[int, int]] = {}  # by fragment and sync
     newest = [0] * len(manifest.fragments)
+    decided = [(sync, data) for key, data in store.decided.items() if (sync := commit_sync(key)) is not None]
+    records = [read_record(data, sync, commit_key(sync)) for sync, data in decided]
+    rollbacks = [record for record in records if isinstance(record, Rollback)]
+    # In place of a record that was lost there is a rollback, and a newer one has given up its number.
+    lost = {record.sync for record in rollbacks} & {sync for record in rollbacks for sync in record.given_up}
     while (data := store.decided.get(commit_key(len(log) + 1))) is not None:
         record = read_record(data, len(log) + 1, commit_key(len(log) + 1))
         log.append(record)
         if isinstance(record, Rollback):
             newest = list(record.states)
         else:
-            if record.previous != previous:
+            if record.previous != previous and record.sync - 1 not in lost:
                 found.append(f"record {record.sync} does not follow the one before")
             ranks = [member.rank for member in record.members]
             if len(set(ranks)) < manifest.min_replicas or ranks != sorted(set(ranks)):

@@ -1,0 +1,180 @@
+"""Records of the log that are lost: nothing is decided twice, and a run that goes back to older states gets on."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from diloco_core import CorruptedObjectError, Elastic, FencedError, _elastic_catchup, _elastic_rollback
+from diloco_core._elastic_life import RolledBack
+from diloco_core._elastic_records import Rollback, commit_key, commit_sync, read_record
+from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+
+_SETTINGS = Elastic(1, grace=5.0, topology="gather", publish_every=3, retention=4)
+_SHARDED = replace(_SETTINGS, topology="sharded", publish_every=1)
+
+
+def _run(syncs, sizes=(40,), settings=_SETTINGS, ranks=1):
+    """A run that dies after so many syncs."""
+    torch.set_num_threads(1)
+    training, store = SimulatedTraining(syncs=syncs, sizes=sizes), SimulatedStore()
+
+    def train(node):
+        node.exchange.leave = lambda: None
+        training(node)
+
+    simulate(train, Schedule(ranks, latency=0.01), settings, store=store, most_lives=1)
+    return training, store
+
+
+def _resume(before, store, syncs, resume, settings=_SETTINGS, **options):
+    training = SimulatedTraining(syncs=syncs, sizes=before.sizes, salts=dict(before.salts))
+    schedule = Schedule(1, latency=0.01, **options)
+    outcome = simulate(training, schedule, replace(settings, resume=resume), store=store, most_lives=1)
+    return outcome, training
+
+
+def _lose(store, *syncs):
+    for sync in syncs:
+        store.remove(commit_key(sync))
+        del store.decided[commit_key(sync)]
+
+
+def _rollbacks(store):
+    log = {sync: read_record(store.objects[commit_key(sync)], sync, "") for sync in _numbers(store)}
+    return [record for _, record in sorted(log.items()) if isinstance(record, Rollback)]
+
+
+def _numbers(store):
+    return sorted(filter(None, map(commit_sync, store.objects)))
+
+
+def test_a_lost_record_in_the_middle_of_the_log_does_not_end_the_run():
+    before, store = _run(8)
+    _lose(store, 7)
+    outcome, training = _resume(before, store, 9, "newest-whole")
+    assert violations(outcome, training) == []
+    fence = {0: 2}
+    decided = Rollback(9, (6,), (7, 8), fence)
+    assert _rollbacks(store) == [Rollback(7, (6,), (), fence), decided]
+    _lose(store, 7)  # as where it was killed before it could close that number
+    outcome, later = _resume(training, store, 11, resume=True)
+    assert violations(outcome, later) == []
+    assert _rollbacks(store) == [Rollback(7, (6,), (), fence), decided]
+
+
+def test_numbers_before_a_later_record_are_not_decided_again():
+    settings = replace(_SETTINGS, publish_every=4)
+    before, store = _run(7, settings=settings)
+    _lose(store, 5, 6)
+    outcome, training = _resume(before, store, 9, True, settings)
+    assert "commits/00000005.json is gone, but what came after it is there" in str(outcome.results[0, 1])
+    assert _numbers(store) == [1, 2, 3, 4, 7]
+    outcome, training = _resume(training, store, 9, "newest-whole", settings)
+    assert violations(outcome, training) == []
+    assert [(record.sync, record.states, record.given_up) for record in _rollbacks(store)] == [
+        (5, (4,), ()),
+        (6, (4,), ()),
+        (8, (4,), (5, 6, 7)),
+    ]
+
+
+def test_a_rollback_that_has_brought_nothing_is_not_written_again(monkeypatch):
+    before, store = _run(8)
+    _lose(store, 7)
+    take = _elastic_catchup._take_newest
+
+    def nothing_helps(life):
+        take(life)
+        return CorruptedObjectError("this is damaged for another reason")
+
+    monkeypatch.setattr(_elastic_catchup, "_take_newest", nothing_helps)
+    for _ in range(2):
+        outcome, _ = _resume(before, store, 9, "newest-whole")
+        assert "this is damaged for another reason" in str(outcome.results[0, 1])
+        assert _numbers(store) == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("still_counts", [True, False])
+def test_a_number_is_closed_by_what_can_be_read(still_counts):
+    """Of two fragments' newest states one cannot be read any more; the other's sync still counts, and is not given up."""
+    before, store = _run(8, (40, 30), _SHARDED)
+    last = _numbers(store)[-1]
+    whole = store.objects[commit_key(last)]
+    _lose(store, last if still_counts else last - 1)
+    for key in list(store.objects):
+        if key.startswith((f"state/{last - 1:08}/", f"deltas/{last - 1:08}/")):
+            store.damage(key, b"")
+    outcome, training = _resume(before, store, 8, "newest-whole", _SHARDED)
+    assert violations(outcome, training) == []
+    fence = {0: 2}
+    index = (last - 1) % 2
+    states = [(last, last - 3), (last - 2, last - 3)]
+    states = [pair if index == 0 else pair[::-1] for pair in states]
+    decided = Rollback(last + 1, states[0], (last - 1,), fence)
+    closing = [] if still_counts else [Rollback(last - 1, states[1], (), fence)]
+    assert _rollbacks(store) == [*closing, decided]
+    assert store.objects[commit_key(last)] == whole
+
+
+def test_two_lives_that_go_back_at_the_same_time(monkeypatch):
+    """One meets the other's rollback while it looks which states are whole, and looks again."""
+    before, store = _run(4, settings=_SHARDED)
+    _lose(store, 4)
+    for key in list(store.objects):
+        if key.startswith(("state/00000004/", "deltas/00000004/")):
+            store.damage(key, b"")
+    raised = []
+    is_whole = _elastic_rollback._is_whole
+
+    def meanwhile(*args):
+        for sync in (5, 4):
+            if commit_key(sync) not in store.objects:
+                store.write(commit_key(sync), Rollback(sync, (3,), (4,) if sync == 5 else (), {0: 2}).to_json())
+        try:
+            return is_whole(*args)
+        except RolledBack as reason:
+            raised.append(reason)
+            raise
+
+    monkeypatch.setattr(_elastic_rollback, "_is_whole", meanwhile)
+    outcome, training = _resume(before, store, 5, "newest-whole", _SHARDED)
+    assert violations(outcome, training) == []
+    assert len(raised) == 1
+    assert [record.sync for record in _rollbacks(store)] == [4, 5]
+
+
+def test_a_number_that_is_closed_is_no_state_where_the_rollback_itself_is_lost():
+    before, store = _run(5, settings=_SHARDED)
+    _lose(store, 4)
+    for key in list(store.objects):
+        if key.startswith(("state/00000004/", "deltas/00000004/", "state/00000005/", "deltas/00000005/")):
+            store.damage(key, b"")
+    store.write(commit_key(4), Rollback(4, (3,), (), {0: 2}).to_json())
+    store.write(commit_key(6), Rollback(6, (3,), (4, 5), {0: 2}).to_json())
+    store.damage(commit_key(6), b"")
+    outcome, training = _resume(before, store, 5, "newest-whole", _SHARDED)
+    assert violations(outcome, training) == []
+    assert read_record(store.objects[commit_key(7)], 7, "") == Rollback(7, (3,), (4, 5, 6), {0: 2})
+
+
+@pytest.mark.parametrize("agreed", [True, False])
+def test_a_life_that_begins_meanwhile_stops_unless_it_has_agreed(agreed):
+    before, store = _run(6, settings=_SHARDED, ranks=2)
+    for key in list(store.objects):
+        if key.startswith(("state/00000006/00", "deltas/00000006/")):
+            store.damage(key, b"")
+    training = SimulatedTraining(syncs=7, sizes=(40,), salts=dict(before.salts))
+
+    def train(node):
+        resume = "newest-whole" if node.rank == 0 or agreed else True
+        object.__setattr__(node.exchange, "settings", replace(_SHARDED, resume=resume, grace=5.0 + 60.0 * node.rank))
+        return training(node)
+
+    schedule = Schedule(2, latency=0.01, starts=[0.0, 1.0])
+    outcome = simulate(train, schedule, _SHARDED, store=store, most_lives=1)
+    assert [record.sync for record in _rollbacks(store)] == [7]
+    wrong = [what for what in violations(outcome, training) if "not every rank came to the end" not in what]
+    assert wrong == []
+    assert outcome.finished == agreed
+    assert isinstance(outcome.results[1, 1], FencedError) != agreed
