@@ -410,7 +410,7 @@ class TestEarlierStates:
             before = export(tmp_path / "run", tmp_path / "model")
         assert before < 6
         text = caplog.text
-        assert f"the state after outer step 6 in {tmp_path / 'run'} is not whole: state/00000006/" in text
+        assert f"the state after outer step 6 in {(tmp_path / 'run').as_uri()} is not whole: state/00000006/" in text
         assert f"This is the state after outer step {before}." in text
         loads_exactly(tmp_path / "model", Adapted, held[before])
         with safe_open(tmp_path / "model", "pt") as file:

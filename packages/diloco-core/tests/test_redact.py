@@ -23,6 +23,24 @@ from diloco_core._redact import redact, redact_uri
         ("az://box/run?sv=2022&sig=abc%2Fdef&se=1", "az://box/run?sv=2022&sig=***&se=1"),
         ("s3://bucket/run?aws_secret_access_key=x&region=eu", "s3://bucket/run?aws_secret_access_key=***&region=eu"),
         ("s3://bucket/run?X-Amz-Security-Token=x", "s3://bucket/run?X-Amz-Security-Token=***"),
+        ("s3://bucket/run#secret", "s3://bucket/run#***"),
+        ("memory://key:secret@x/y#z", "memory://***@x/y#***"),
+        ("s3:///key:sec/ret@x/y", "s3://***@x/y"),
+        ("s3:/key:secret@bucket/x", "s3:/***@bucket/x"),
+        ("fsspec+s3:/key:sec/r@t@bucket/x", "fsspec+s3:/***@bucket/x"),
+        ("s3:\\key:secret@bucket", "s3:\\***@bucket"),
+        ("s3:key:secret@bucket/x", "s3:***@bucket/x"),
+        ("s3//key:secret@bucket/x", "s3//***@bucket/x"),
+        ("//key:secret@host/x", "//***@host/x"),
+        ("key:secret@bucket/x", "key:***@bucket/x"),
+        ("s3:/token@bucket/x", "s3:/***@bucket/x"),
+        ("a/b:c@d", "***@d"),
+        ("https://host/page#section", "https://host/page#section"),
+        ("./a:b@c", "./a:b@c"),
+        ("../a:b@c", "../a:b@c"),
+        ("~/a:b@c", "~/a:b@c"),
+        ("a@b/c:d", "a@b/c:d"),
+        ("file:///a:b@c#d", "file:///a:b@c#d"),
         ("s3://bucket/user@host/run", "s3://bucket/user@host/run"),
         ("s3://bucket/run", "s3://bucket/run"),
         ("http://host:9000/run", "http://host:9000/run"),
@@ -45,6 +63,14 @@ def test_no_password_is_shown_in_any_spelling(user: str, password: str) -> None:
         for shown in (redact_uri(uri), redact(message, uri), redact(message.replace(uri, ""), uri)):
             assert "PW" not in shown
             assert "WP" not in shown
+
+
+@pytest.mark.parametrize("sign", "/?#@:")
+def test_nor_is_a_piece_of_one(sign: str) -> None:
+    """What takes a URI for another one takes the password apart."""
+    uri = f"ftp://u:hun{sign}ter2@host/x"
+    shown = redact("Port could not be cast to integer value as 'hun': host ter2@host", uri)
+    assert shown == "Port could not be cast to integer value as '***': host ***@host"
 
 
 def test_a_message_loses_the_secrets_of_uris_it_was_not_told_of() -> None:

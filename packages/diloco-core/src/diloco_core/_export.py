@@ -104,7 +104,7 @@ def export(
             _log.warning(
                 "%s in %s cannot be used: %s This is the state after outer step %d.",
                 _the_states(choice.damaged),
-                uri,
+                store.uri,
                 " ".join(map(sentence, choice.errors)),
                 step,
             )
@@ -113,7 +113,7 @@ def export(
             _log.warning(
                 "%s in %s is not whole: %s This is the state after outer step %d.",
                 _the_states([unfinished.step]),
-                uri,
+                store.uri,
                 unfinished.why,
                 step,
             )

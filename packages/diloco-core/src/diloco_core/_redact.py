@@ -15,6 +15,13 @@ MASK = "***"
 _URI = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*://[^\s'\"<>]+")
 _PARAMETER = re.compile(r"(?<=[?&;])([^=&;#?\s]+)=([^&;#\s]*)")
 _SECRET_NAME = re.compile(r"key|secret|token|pass|pwd|sig|credential|auth|sas", re.IGNORECASE)
+# What people write who mean a URI, and who leave out a part of it.
+_NEARLY = re.compile(r"[A-Za-z][A-Za-z0-9+.\-]*:[/\\]*|[A-Za-z][A-Za-z0-9+.\-]*//|[/\\]{2,}")
+_FOLDER = re.compile(r"/(?!/)|\.{1,2}/|~")
+# Where a driver that does not know that a password holds it takes the password apart.
+_PIECES = re.compile(r"[/?#@:]")
+# Pages are linked to with fragments, and folders may have any name.
+_WITH_FRAGMENTS = {"http", "https", "file"}
 # A secret this short is also part of ordinary words, so it is only replaced where it stands by itself.
 _SHORT = 6
 
@@ -26,15 +33,31 @@ def redact_uri(uri: str) -> str:
     's3://***@bucket/run'
 
     Where it is not certain what is a password (AWS secrets contain ``/``, and people forget to quote it), too much is
-    hidden rather than too little.
+    hidden rather than too little. That goes for what is nearly a URI, too, such as ``s3:/key:secret@bucket``.
     """
     scheme, separator, rest = uri.partition("://")
     if not separator:
-        return uri
+        return _redact_nearly(uri)
     end = _userinfo_end(rest)
+    if not end and rest.startswith("/") and scheme != "file":
+        end = _userinfo_end(rest.lstrip("/")) and rest.rfind("@") + 1  # a slash too many
     if end:
         rest = f"{MASK}@{rest[end:]}"
-    return f"{scheme}://{_PARAMETER.sub(_mask_parameter, rest)}"
+    rest, number_sign, fragment = rest.partition("#")
+    if fragment and scheme not in _WITH_FRAGMENTS:
+        fragment = MASK
+    return f"{scheme}://{_PARAMETER.sub(_mask_parameter, rest)}{number_sign}{fragment}"
+
+
+def _redact_nearly(text: str) -> str:
+    """What is no URI as it may be shown: the path of a folder, unless it looks as if it holds a password."""
+    end = text.rfind("@") + 1
+    if not end or _FOLDER.match(text):
+        return text
+    found = _NEARLY.match(text)
+    if found is not None and found.end() < end:
+        return f"{found[0]}{MASK}@{text[end:]}"
+    return f"{MASK}@{text[end:]}" if ":" in text[:end] else text
 
 
 def redact(text: str, *uris: str) -> str:
@@ -86,6 +109,7 @@ def _secrets_of(uri: str) -> Iterator[str]:
         _, colon, password = userinfo.partition(":")
         if colon:
             yield password
+            yield from filter(None, _PIECES.split(password))
     for name, value in _PARAMETER.findall(rest):
         if _SECRET_NAME.search(name):
             yield value

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol, Self, TypeAlias, TypeVar, runtime_ch
 from ._errors import ConfigurationError, CorruptedObjectError
 from ._redact import redact_uri
 from ._sealed import RECORD_BYTES
-from ._store_opening import OPENING_SECONDS, in_time
+from ._store_opening import OPENING_SECONDS, check_endpoint, in_time
 from ._store_uri import check_uri
 
 if TYPE_CHECKING:
@@ -241,7 +241,7 @@ def open_store(uri: str, *, reading: bool = False, within: float | None = None) 
 
     Raises:
         ConfigurationError: The URI is empty or malformed, holds credentials or anything else that its driver would not
-            obey, or its scheme is unknown.
+            obey, or its scheme is unknown; or the variable that names the endpoint holds no URL.
         StoreUnavailableError: The bucket or folder is missing, access is denied, or the store does not answer, which is
             known after 100 seconds (or those of ``within``) at the latest.
         MissingDependencyError: The driver of the scheme is not installed.
@@ -249,6 +249,7 @@ def open_store(uri: str, *, reading: bool = False, within: float | None = None) 
     if not isinstance(uri, str) or not uri.strip():
         raise ConfigurationError(f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}")
     check_uri(uri)
+    check_endpoint(uri.rpartition("://")[0].rpartition("::")[2].rpartition("+")[2])
     return in_time(lambda: _opened(uri, reading), uri, OPENING_SECONDS if within is None else within)
 
 

@@ -332,12 +332,6 @@ def _named(what: str) -> Iterator[None]:
 
 def _folder(uri: str) -> Path:
     if "://" not in uri:
-        scheme, colon, rest = uri.partition(":/")
-        if colon and len(scheme) > 1 and "/" not in scheme and not scheme.startswith((".", "~")):
-            raise ConfigurationError(
-                f"{redact_uri(uri)!r} looks like a URI with one slash too few: write {scheme}://{rest.lstrip('/')}, or "
-                f"./{uri} for a folder of that name"
-            )
         return Path(uri).expanduser().absolute()
     parsed = urlparse(uri)
     if parsed.netloc not in {"", "localhost"} or not parsed.path:

@@ -12,7 +12,7 @@ from diloco_protocol import MissingDependencyError
 from ._errors import ConfigurationError, StoreUnavailableError
 from ._redact import redact_uri
 from ._store_blocks import HEAD_BYTES
-from ._store_opening import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
+from ._store_opening import ANSWER_SECONDS, CONNECT_SECONDS, check_endpoint, without_secrets, without_secrets_in
 from ._store_remote import PART_BYTES, PARTS_AT_ONCE, TooLargeError, Verdict, new_buffer
 
 if TYPE_CHECKING:
@@ -65,6 +65,7 @@ class ObstoreDriver:
         bucket, _, prefix = uri.partition("://")[2].partition("/")
         if not bucket:
             raise ConfigurationError(f"{redact_uri(uri)!r} names no bucket: an S3 prefix is written s3://bucket/folder")
+        check_endpoint("s3", empty=False)
         _check_process(uri)
         self._obstore = obstore
         self._errors = exceptions

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import threading
 from typing import TYPE_CHECKING, TypeVar
+from urllib.parse import urlsplit
 
 from fsspec.config import conf
 
-from ._errors import StoreUnavailableError
+from ._errors import ConfigurationError, StoreUnavailableError
 from ._redact import redact, redact_uri
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ _SECRETS = (
     "AZURE_STORAGE_CONNECTION_STRING",
     "AZURE_STORAGE_SAS_TOKEN",
 )
+_S3 = {"s3", "s3a"}
+# The signs that a URL may hold, without those of query strings and fragments: keys come behind it.
+_URL = re.compile(r"https?://[A-Za-z0-9%:/@!$&'()*+,;=._~\[\]-]+", re.IGNORECASE)
 _ENDPOINTS = {
     "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
     "s3a": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
@@ -53,6 +58,36 @@ def endpoint(uri: str) -> str:
     ]
     url = next((str(url) for url in named if url), "")
     return redact_uri(url) if url else f"the one that the driver for {scheme}:// finds by itself"
+
+
+def check_endpoint(scheme: str, *, empty: bool = True) -> None:
+    """Refuse variables whose endpoint is no URL, before anything is opened: some drivers do not survive them.
+
+    Args:
+        scheme: That of the store's URI, without the driver's name.
+        empty: Whether the driver takes an empty variable for one that is not set.
+
+    Raises:
+        ConfigurationError: It names the variable.
+    """
+    for name in _ENDPOINTS.get(scheme, ()) if scheme in _S3 else ():
+        value = os.environ.get(name)
+        if value is None or (not value and empty) or _is_url(value):
+            continue
+        raise ConfigurationError(
+            f"{name} must be a URL such as https://host or http://host:9000, not {redact_uri(value)!r}. Signs such as / ? # @ in "
+            "a user or a password are written %2F, %3F, %23 and %40. Unset it to use the endpoint that belongs to the region."
+        )
+
+
+def _is_url(value: str) -> bool:
+    if not _URL.fullmatch(value):
+        return False
+    try:
+        parts = urlsplit(value)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # of the port, or of an address in brackets
+        return False
 
 
 def without_secrets(text: str, uri: str) -> str:

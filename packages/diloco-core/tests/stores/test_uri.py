@@ -5,6 +5,7 @@ import pytest
 from diloco_core import ConfigurationError, StoreUnavailableError, connect, export
 from diloco_core import _store as stores
 from diloco_core._store import open_store
+from diloco_core._store_obstore import ObstoreDriver
 from diloco_core._store_uri import check_uri
 
 SECRET = "hunter2/Zx+9q"
@@ -56,6 +57,87 @@ def test_a_folders_uri_has_no_query_string(uri):
         open_store(uri)
 
 
+@pytest.mark.parametrize(
+    ("uri", "message"),
+    [
+        (
+            f"s3:/key:{SECRET}@bucket/run",
+            r"'s3:/\*\*\*@bucket/run' looks like .* a slash too few: write s3://\*\*\*@bucket/run",
+        ),
+        (f"s3:key:{SECRET}@bucket/run", "a slash too few: write s3://"),
+        (f"fsspec+s3:/key:{SECRET}@bucket/run", r"a slash too few: write fsspec\+s3://"),
+        ("gs:bucket/run", "a slash too few: write gs://bucket/run. Where it is meant to be a folder, give its path"),
+        (f"s3//key:{SECRET}@bucket/run", "looks like a URI with a user or a password, and has no scheme"),
+        (f"//key:{SECRET}@host/run", "looks like a URI with a user or a password"),
+        (f"key:{SECRET}@bucket/run", "looks like a URI with a user or a password"),
+        (f"ftp://me:{SECRET}@host/run", "with one of the signs .* Write %2F"),
+        ("sftp://me:hunter2#Zx+9q@host:22/run", "with one of the signs"),
+        ("sftp://me:hunter2?Zx+9q@host:22/run", "with one of the signs"),
+        ("gs://bucket/run#hunter2", "has a fragment"),
+        (f"s3:///key:{SECRET}@bucket/run", "user or a password|names no bucket"),
+    ],
+)
+def test_what_is_nearly_a_uri_is_refused_without_its_secret(uri, message):
+    with pytest.raises(ConfigurationError, match=message) as caught:
+        open_store(uri)
+    assert not any(piece in str(caught.value) for piece in ("hunter2", "Zx+9q"))
+    assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+_BAD_ENDPOINTS = [
+    "localhost:9000",
+    "127.0.0.1:9000",
+    "minio",
+    " http://minio:9000",
+    "http://",
+    "http:/minio:9000",
+    "http://mi nio",
+    "http://minio:99999",
+    "http://minio:port",
+    "http://[::1",
+    "ftp://minio",
+    "s3://minio",
+    "http://minio?x=1",
+    "http://minio#x",
+    "http://minïo",
+    f"http://me:{SECRET}@minio:9000",
+    f"me:{SECRET}@minio:9000",
+]
+
+
+@pytest.mark.parametrize("name", ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"])
+@pytest.mark.parametrize("value", _BAD_ENDPOINTS)
+def test_an_endpoint_that_is_no_url_is_named_by_its_variable(monkeypatch, name, value):
+    monkeypatch.setenv(name, value)
+    for uri in (
+        "s3://bucket/run",
+        "s3a://bucket",
+        "obstore+s3://bucket",
+        "fsspec+s3://bucket",
+        "simplecache::s3://bucket",
+    ):
+        with pytest.raises(ConfigurationError, match=rf"^{name} must be a URL such as .* Unset it") as caught:
+            open_store(uri)
+        assert not any(piece in str(caught.value) for piece in ("hunter2", "Zx+9q"))
+        assert caught.value.__cause__ is caught.value.__context__ is None
+    for uri in ("/tmp/run", "gs://bucket", "memory://x"):
+        with pytest.raises(StoreUnavailableError, match="it was opened"):
+            open_store(uri)
+
+
+def test_endpoints_that_are_urls_are_obeyed(monkeypatch):
+    for value in ("http://minio:9000", "HTTPS://minio/", "http://[::1]:9000/s3", "http://me:hunter2%2FZ@minio", ""):
+        monkeypatch.setenv("AWS_ENDPOINT_URL", value)
+        with pytest.raises(StoreUnavailableError, match="it was opened"):
+            open_store("s3://bucket/run")
+
+
+def test_obstore_does_not_survive_an_empty_one(monkeypatch):
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "")
+    with pytest.raises(ConfigurationError, match=r"AWS_ENDPOINT_URL must be a URL .* not ''"):
+        ObstoreDriver("s3://bucket/run")
+
+
 def test_whoever_opens_is_told(tmp_path):
     uri = f"s3://key:{SECRET}@bucket/run"
     for act in (lambda: connect(uri, rank=0, world_size=1), lambda: export(uri, tmp_path / "model")):
@@ -76,6 +158,16 @@ def test_whoever_opens_is_told(tmp_path):
         "obstore+s3://bucket/run",
         "sftp://me:password@host:22/run",
         "memory://key:secret@a?b#c",
+        "memory://key:sec/ret@a",
+        "sftp://me:pass%2Fword@host:22/run",
+        "sftp://host:22/run@home",
+        "sftp://me:password@host/run@home/a",
+        "sftp://[::1]:22/run@home",
+        "sftp://host/run@home",
+        "./s3:/key:secret@bucket",
+        "/s3:/key:secret@bucket",
+        "runs/monday@home",
+        "run-1:2",
         "file:///tmp/a%3Fb",
         "/tmp/what?#",
         "C:/x?",
