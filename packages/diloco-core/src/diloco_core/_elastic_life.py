@@ -148,6 +148,7 @@ class Life:
         manifest: What the run is.
         rank: Its rank.
         epoch: Which life of the rank it is.
+        claim: The record by which it has claimed that.
         chunk_bytes: Bytes handled at once.
         scratch: Buffers.
         fragments: What it holds.
@@ -175,6 +176,7 @@ class Life:
     manifest: Manifest
     rank: int
     epoch: int
+    claim: bytes
     chunk_bytes: int
     scratch: Scratch
     fragments: list[Progress]

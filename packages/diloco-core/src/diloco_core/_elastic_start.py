@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ._elastic_compare import check_same_run
 from ._elastic_life import layout_bytes, published_shard
-from ._elastic_records import MANIFEST, Manifest, claim_key, commit_sync, epochs, is_claim, shard_key
+from ._elastic_records import MANIFEST, Manifest, commit_sync, epochs, is_claim, shard_key
 from ._elastic_rules import states
 from ._elastic_settings import choose_topology
 from ._errors import (
@@ -22,7 +20,6 @@ from ._errors import (
 )
 from ._published import shard_metadata
 from ._reread import read_again
-from ._sealed import seal
 from ._store_parallel import in_parallel
 from ._strict_records import claimed_ranks
 from ._timing import Wait
@@ -162,23 +159,6 @@ def watch_manifest(life: Life) -> None:
             f"at {store.uri}: two runs share a prefix, and this replica (rank {life.rank} of run {life.manifest.run_id!r}) stops "
             "before they mix. Give every run a prefix of its own; to go on with this run, put its manifest back."
         )
-
-
-def claim(store: Patient, rank: int) -> int:
-    """Claim the next epoch of a rank; the rank's earlier lives will stop.
-
-    A claim counts by its key alone, also one that cannot be read: it was taken, and nobody else may take it. What it holds
-    only tells this life whether a create whose answer was lost was its own.
-    """
-    epoch = max(epochs(store.list(f"claims/{rank:05}/"), rank), default=0)
-    who = {"rank": rank, "nonce": secrets.token_hex(8), "host": socket.gethostname(), "pid": os.getpid()}
-    for _ in range(1000):
-        epoch += 1
-        key = claim_key(rank, epoch)
-        record = seal("claim", key, {"epoch": epoch, **who})
-        if store.create(key, partial(bytes, record)) or store.get(key) == record:
-            return epoch
-    raise RunExistsError(f"rank {rank} of {store.uri} is claimed over and over again: something starts it in a loop")
 
 
 def _check_unused(store: Patient) -> None:

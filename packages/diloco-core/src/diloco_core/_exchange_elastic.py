@@ -13,15 +13,16 @@ from typing import TYPE_CHECKING
 
 from ._checks import check_whole
 from ._elastic_catchup import catch_up
+from ._elastic_claims import check_claim, claim, watch_claim
 from ._elastic_farewell import farewell
 from ._elastic_fork import look_back
 from ._elastic_history import given_up_since
 from ._elastic_life import Life, Position, Progress, Reload, RolledBack
 from ._elastic_publish import finish
-from ._elastic_records import Hint, Rollback, claim_key, inner_key, parse_inner
+from ._elastic_records import Hint, Rollback, inner_key, parse_inner
 from ._elastic_rollback import obey_rollback, saying_what_to_do
 from ._elastic_settings import Elastic
-from ._elastic_start import claim, open_run, watch_manifest
+from ._elastic_start import open_run, watch_manifest
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
 from ._errors import ConfigurationError, CorruptedObjectError, FencedError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncReport
@@ -149,13 +150,15 @@ class ElasticExchange:
             )
             if manifest.topology == "gather" and isinstance(self.store, InBackground):
                 self.store.budget = GATHER_BUDGET_BYTES
+            epoch, record = claim(store, self.rank)
             life = Life(
                 store=store,
                 timing=self._timing,
                 settings=self.settings,
                 manifest=manifest,
                 rank=self.rank,
-                epoch=claim(store, self.rank),
+                epoch=epoch,
+                claim=record,
                 chunk_bytes=self._chunk_bytes,
                 scratch=Scratch(self._chunk_bytes),
                 fragments=[Progress.empty(job) for job in jobs],
@@ -212,7 +215,7 @@ class ElasticExchange:
         self._check_open()
         life = self._running()
         try:
-            self._check_claim(life)
+            check_claim(life)
             with saying_what_to_do(life, going_back=False):
                 return self._sync(life, job, last)
         except BaseException as error:
@@ -228,6 +231,7 @@ class ElasticExchange:
             life.differed = False
             if life.sync % WATCH_EVERY == 0:
                 watch_manifest(life)
+                watch_claim(life)
         except GaveUp:
             report = self._nothing(life, job, "none" if life.open is None else "open")
         except Reload as reason:
@@ -254,7 +258,7 @@ class ElasticExchange:
         """
         life = self._running()
         try:
-            self._check_claim(life)
+            check_claim(life)
         except FencedError as error:
             self.abort(error)
             raise
@@ -370,14 +374,6 @@ class ElasticExchange:
             contribution=contribution,
             reloaded=reloaded,
         )
-
-    def _check_claim(self, life: Life) -> None:
-        if life.store.get(claim_key(life.rank, life.epoch + 1)) is not None:
-            raise FencedError(
-                f"a newer life of rank {life.rank} has joined the run at {life.store.uri}: this one (epoch {life.epoch}) stops",
-                life.rank,
-                life.epoch,
-            )
 
     @staticmethod
     def _say_goodbye(life: Life, error: BaseException | None, ahead: int = 1) -> None:

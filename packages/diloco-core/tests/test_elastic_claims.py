@@ -1,0 +1,195 @@
+"""Claims that vanish: no two lives of a rank play one epoch unnoticed."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from diloco_core import Elastic, FencedError, Timing
+from diloco_core._elastic_claims import claim
+from diloco_core._elastic_records import Hint, claim_key, commit_key, highest_epochs, inner_key
+from diloco_core._patient import Patient
+from diloco_core._sealed import seal
+from diloco_core._sim_scheduler import Scheduler
+from diloco_core._sim_store import Connection
+from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+
+
+def _next(store, rank=0):
+    """The epoch that the next life of a rank claims."""
+    scheduler, found = Scheduler(), []
+    connection = Connection(store, scheduler)
+    timing = Timing(clock=connection.clock, sleep=connection.sleep)
+    scheduler.start_at(0.0, lambda: found.append(claim(Patient(connection, timing), rank)))
+    scheduler.run(1000.0)
+    ((epoch, record),) = found
+    assert store.objects[claim_key(rank, epoch)] == record
+    return epoch
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_a_claim_vanishes_while_its_life_sleeps(topology):
+    """The next life takes the epoch after it all the same, and the sleeper stops."""
+
+    store, training = SimulatedStore(), SimulatedTraining(syncs=10, sizes=(40,), save_every=1)
+
+    def train(node):
+        if (node.rank, node.life) == (0, 2):
+            store.remove(claim_key(0, 1))
+        return training(node)
+
+    fault = Fault(0, 1, 40, "zombie", 12.0)
+    schedule = Schedule(2, faults=[fault], restart_after=9.0, latency=0.01)
+    outcome = simulate(train, schedule, Elastic(1, grace=5.0, topology=topology), store=store, most_lives=3)
+    assert violations(outcome, training) == []
+    assert isinstance(outcome.results[0, 1], FencedError)
+    assert highest_epochs(store.objects) == {0: 2, 1: 1}
+    assert claim_key(0, 1) in store.objects
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """The store of a run whose first lives have ended."""
+    store, training = SimulatedStore(), SimulatedTraining(syncs=3, sizes=(40,), save_every=1)
+    simulate(training, Schedule(2), Elastic(2, grace=5.0), store=store)
+    return store.objects
+
+
+@pytest.mark.parametrize("trace", ["inner", "contribution", "hint", "record"])
+def test_each_trace_of_an_earlier_life_counts(ended, trace):
+    store = SimulatedStore()
+    for key, data in ended.items():
+        if key.startswith("inner/") and trace != "inner":
+            continue
+        # The number of the newest record is known from what the other rank has contributed.
+        if key.startswith("deltas/") and trace != "contribution" and (trace != "record" or "/00001." not in key):
+            continue
+        if key.startswith("commits/") and trace != "record":
+            continue
+        if not key.startswith("claims/00000") and "hint" not in key:
+            store.write(key, data)
+    if trace == "hint":
+        store.write(Hint(4, 0, 1, "leave").key, b"")
+    assert _next(store) == 2
+
+
+def test_there_are_no_gaps_that_would_hide_a_later_life_from_an_earlier_one():
+    store = SimulatedStore()
+    store.write(claim_key(0, 2), b"whatever")
+    store.write(inner_key(0, 5, 7), b"")
+    store.write(inner_key(1, 9, 7), b"")
+    assert _next(store) == 6
+    assert sorted(store.objects)[:6] == [claim_key(0, epoch) for epoch in range(1, 7)]
+    assert store.objects[claim_key(0, 2)] == b"whatever"
+    assert _next(store) == 7
+
+
+def test_nothing_is_written_where_nothing_is_lost():
+    store = SimulatedStore()
+    assert [_next(store), _next(store), _next(store, 1)] == [1, 2, 1]
+    assert sorted(store.objects) == [claim_key(0, 1), claim_key(0, 2), claim_key(1, 1)]
+
+
+def _sleeper(meddle, seconds=20.0, syncs=6):
+    """One replica that stands still after its third sync, while ``meddle(store)`` is called."""
+    torch.set_num_threads(1)
+    store, training = SimulatedStore(), SimulatedTraining(syncs=syncs, sizes=(12,), save_every=100)
+
+    def train(node):
+        sync = node.exchange.sync
+
+        def slow(*args, **options):
+            if commit_key(3) in store.objects and commit_key(4) not in store.objects:
+                node.sleep(seconds)
+                meddle(store)
+            return sync(*args, **options)
+
+        node.exchange.sync = slow
+        return training(node)
+
+    settings = Elastic(1, grace=5.0, topology="sharded")
+    outcome = simulate(train, Schedule(1, latency=0.01), settings, store=store, most_lives=1)
+    return outcome, store
+
+
+KEY = claim_key(0, 1)
+
+
+def test_another_life_has_taken_the_same_epoch():
+    """Nothing of this one was left when it did."""
+    other = seal("claim", KEY, {"epoch": 1, "rank": 0, "nonce": "f" * 16, "host": "elsewhere", "pid": 1})
+    outcome, store = _sleeper(lambda store: store.damage(KEY, other))
+    assert isinstance(outcome.results[0, 1], FencedError)
+    assert "another life of rank 0" in str(outcome.results[0, 1])
+    assert commit_key(4) not in store.objects
+    assert store.objects[KEY] == other
+
+
+def test_somebody_takes_it_in_the_very_moment():
+    other = seal("claim", KEY, {"epoch": 1, "rank": 0, "nonce": "f" * 16, "host": "elsewhere", "pid": 1})
+
+    def meddle(store):
+        store.remove(KEY)
+        real = Connection.create
+
+        def create(self, key, data):
+            if key == KEY:
+                store.write(KEY, other)
+            return real(self, key, data)
+
+        patch.setattr(Connection, "create", create)
+
+    with pytest.MonkeyPatch.context() as patch:
+        outcome, store = _sleeper(meddle)
+    assert isinstance(outcome.results[0, 1], FencedError)
+    assert store.objects[KEY] == other
+
+
+@pytest.mark.parametrize("how", ["gone", "cut", "flipped"])
+def test_a_claim_that_was_lost_is_written_again(how, caplog):
+    whole = []
+
+    def meddle(store):
+        data = store.objects[KEY]
+        whole.append(data)
+        if how == "gone":
+            store.remove(KEY)
+        else:
+            store.damage(KEY, data[:20] if how == "cut" else data.replace(b'"epoch": 1', b'"epoch": 3'))
+
+    outcome, store = _sleeper(meddle)
+    assert outcome.errors() == {}
+    assert [store.objects[KEY]] == whole
+    assert "Writing the claim again with the same content" in caplog.text
+
+
+def test_a_claim_is_written_again_at_the_latest_with_the_eighth_sync():
+    whole = []
+
+    def meddle(store):
+        whole.append(store.objects[KEY])
+        store.remove(KEY)
+
+    outcome, store = _sleeper(meddle, seconds=0.0, syncs=9)
+    assert outcome.errors() == {}
+    assert [store.objects[KEY]] == whole
+
+
+def test_a_sync_in_turn_costs_no_more_requests_than_one_look():
+    reads = []
+
+    def train(node):
+        get = node.connection.get
+
+        def counted(key, *args, **options):
+            if key.startswith("claims/"):
+                reads.append(key)
+            return get(key, *args, **options)
+
+        node.connection.get = counted
+        return SimulatedTraining(syncs=9, sizes=(12,), save_every=100)(node)
+
+    simulate(train, Schedule(1), replace(Elastic(1, grace=30.0), topology="sharded"))
+    # Before the first sync and with the eighth the own claim is looked at; nine syncs, and what is saved at the end.
+    assert reads.count(KEY) == 2
+    assert reads.count(claim_key(0, 2)) == 10
