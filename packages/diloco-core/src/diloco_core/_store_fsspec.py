@@ -73,6 +73,7 @@ class FsspecDriver:
         self.name = f"fsspec's driver for {scheme}://"
         self._fs, self._root = _filesystem(uri, scheme)
         _try_once(self._fs, scheme)
+        _load(self._fs, scheme)
         self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
         self.deletes_many = False
         self._in_parts = scheme in _S3
@@ -212,6 +213,16 @@ def _try_once(fs: Any, scheme: str) -> None:
         policy = getattr(getattr(getattr(fs, "service_client", None), "_config", None), "retry_policy", None)
         if policy is not None:
             policy.total_retries = 0
+
+
+def _load(fs: Any, scheme: str) -> None:
+    """Have s3fs make its client now, as the other drivers have done: that takes seconds, and is no part of any request.
+
+    Else the first request would begin with it, and where that one fails, all of the patience with it might be over.
+    """
+    if scheme in _S3 and hasattr(fs, "connect"):
+        with contextlib.suppress(Exception):  # the first request tries it again, and its error is named
+            fs.connect()
 
 
 def _check_known(uri: str, scheme: str) -> None:

@@ -9,6 +9,7 @@ import weakref
 
 import fsspec
 import pytest
+from aiobotocore.session import AioSession
 
 from diloco_core import (
     ConfigurationError,
@@ -155,6 +156,21 @@ def test_a_store_that_ignores_conditions_is_found_out(store, small_s3):
 
 def test_a_store_that_heeds_them_passes(store):
     assert creates_once(store)
+
+
+def test_a_driver_that_takes_long_to_load_does_not_use_up_the_patience(small_s3, monkeypatch, lab):
+    """The first request may fail as any other, and is tried again."""
+    clock, create = lab.Clock(), AioSession.create_client
+
+    def slowly(*arguments, **options):
+        clock.sleep(10.0)
+        return create(*arguments, **options)
+
+    monkeypatch.setattr(AioSession, "create_client", slowly)
+    small_s3.fail(503, "PUT", part="/bucket/run/probes/")
+    RemoteStore("s3://bucket/run", FsspecDriver("s3://bucket/run"), Retries(clock=clock, sleep=clock.sleep))
+    assert clock() >= 10.0
+    assert [fault.times for fault in small_s3.faults] == [0]
 
 
 def test_a_bit_that_flips_on_its_way_is_no_fault_of_the_store(driver, small_s3):
