@@ -5,7 +5,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_core._elastic_records import Delta, Hint, Rollback, done_key, shard_key
-from diloco_core._elastic_rules import collectable, done_states, expected, kept_from, may_commit, newest_done, valid
+from diloco_core._elastic_rules import (
+    collectable,
+    done_states,
+    expected,
+    former_farewells,
+    kept_from,
+    may_commit,
+    newest_done,
+    valid,
+)
 
 _BASE, _SCHEMA, _NONCE = "0" * 16, "f" * 16, "a" * 16
 
@@ -63,6 +72,20 @@ class TestExpected:
 
     def test_before_the_first_sync_everybody_may_leave(self):
         assert expected({0: 0, 1: 0}, [Hint(1, 1, 1, "leave").key]) == {0}
+
+    def test_who_left_before_the_run_was_resumed_is_waited_for(self):
+        before = [Hint(5, rank, 1, "leave").key for rank in (0, 1, 2)]
+        begins = [*before, Hint(5, 1, 2, "join").key, Hint(5, 1, 2, "leave").key]
+        former = former_farewells(before, 0, 2)
+        assert former == set(before)
+        assert expected({0: 1, 1: 1, 2: 1}, begins) == set()
+        assert expected({0: 1, 1: 1, 2: 1}, [*before, Hint(5, 0, 2, "join").key], (), former) == {0, 1, 2}
+        assert expected({0: 1, 1: 1, 2: 1}, begins, (), former) == {0, 2}, "who left again has left"
+
+    @pytest.mark.parametrize("hint", [Hint(5, 1, 1, "leave"), Hint(5, 0, 2, "leave"), Hint(5, 0, 1, "join")])
+    def test_who_left_a_run_that_goes_on_is_not_waited_for(self, hint):
+        """No earlier life of rank 0, which is in its second one, has left here."""
+        assert former_farewells([Hint(5, 2, 1, "leave").key, hint.key], 0, 2) == set()
 
 
 class TestMayCommit:

@@ -323,6 +323,31 @@ class TestRefusals:
         assert "resumed from its store" in str(outcome.results[0, 1])
 
 
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+@pytest.mark.parametrize("how", ["left", "failed"])
+def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, how):
+    torch.set_num_threads(1)
+    settings, store, members = Elastic(2, grace=20.0, topology=topology), SimulatedStore(), [[0, 1, 2]] * 3
+    before = SimulatedTraining(syncs=3, sizes=(40,))
+
+    def train(node):
+        before(node)
+        if how == "failed":
+            raise RuntimeError("out of memory")
+
+    simulate(train, Schedule(3), settings, store=store, most_lives=1)
+    for syncs, starts, there in ((6, [0.0, 9.0, 15.0], [0, 1, 2]), (9, [0.0, 9.0, 1e6], [0, 1])):
+        training = SimulatedTraining(syncs=syncs, sizes=(40,), salts=dict(before.salts))
+        outcome = simulate(training, Schedule(3, starts=starts), settings, store=store, most_lives=1, limit=2000.0)
+        assert violations(outcome, training) == [] or 1e6 in starts
+        members += [there] * 3
+        assert _members(store) == members
+    # The third was waited for once.
+    waits = [report.wait_seconds for report in training.reports[0, 1]]
+    assert 10 < max(waits) < 30
+    assert sum(wait > 5 for wait in waits) == 1
+
+
 def test_whose_initial_values_were_taken_is_said_to_the_first_life_of_rank_0(caplog):
     """Rank 1 begins the run, alone; rank 0 comes when it is over, and once more later."""
     torch.set_num_threads(1)

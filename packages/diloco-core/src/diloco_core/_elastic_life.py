@@ -158,6 +158,7 @@ class Life:
         traffic: What the sync in progress has cost.
         differed: Whether it has reloaded because its state was not that of the others, and not completed a sync since.
         absent: Ranks whose shards others had to update: they are not waited for.
+        former: Hints of lives that left before the run was resumed: they are waited for.
         open: The own contribution to a sync that this life did not wait for to its end.
         rollback: Number of the newest rollback in the log; 0 where there was none.
         rollbacks: The rollbacks that the last loading took into account, in the order of the log, with their records' digests.
@@ -186,6 +187,7 @@ class Life:
     traffic: Traffic = field(default_factory=Traffic)
     differed: bool = False
     absent: set[int] = field(default_factory=set)
+    former: set[str] = field(default_factory=set)
     open: Delta | None = None
     rollback: int = 0
     rollbacks: list[tuple[Rollback, str]] = field(default_factory=list)

@@ -52,21 +52,34 @@ def valid(
     return dict(sorted(chosen.items()))
 
 
-def expected(members: Mapping[int, int], listing: Iterable[str], absent: Collection[int] = ()) -> set[int]:
+def expected(
+    members: Mapping[int, int], listing: Iterable[str], absent: Collection[int] = (), former: Collection[str] = ()
+) -> set[int]:
     """Ranks to wait for: those of the last commit and those that announced themselves, without those that leave.
 
     Args:
         members: Epoch by rank of the last commit's members.
         listing: Keys below the sync's folder.
         absent: Members that did not do their part after the last commit.
+        former: Keys of the listing that do not count: see :func:`former_farewells`.
     """
     alive, left = {rank: epoch for rank, epoch in members.items() if rank not in absent}, dict[int, int]()
-    for hint in filter(None, map(Hint.parse, listing)):
+    for hint in filter(None, map(Hint.parse, (key for key in listing if key not in former))):
         if hint.event not in {"join", "leave"}:
             continue
         seen = alive if hint.event == "join" else left
         seen[hint.rank] = max(seen.get(hint.rank, 0), hint.epoch)
     return {rank for rank, epoch in alive.items() if left.get(rank, -1) < epoch}
+
+
+def former_farewells(listing: Iterable[str], rank: int, epoch: int) -> set[str]:
+    """Hints of lives that left before a stopped run was resumed, as a life finds them that begins there; else none.
+
+    They have left in the same sync as an earlier life of the own rank. Like that, they may be back in a moment: they are waited
+    for, which costs a grace at most, and decides nothing.
+    """
+    hints = {key: hint for key in listing if (hint := Hint.parse(key)) is not None and hint.event == "leave"}
+    return set(hints) if any(hint.rank == rank and hint.epoch < epoch for hint in hints.values()) else set()
 
 
 def may_commit(

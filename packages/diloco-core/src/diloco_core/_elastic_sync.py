@@ -15,7 +15,7 @@ from ._elastic_life import Reload, Traffic
 from ._elastic_publish import collect
 from ._elastic_records import Commit, Delta, Hint, commit_key, deltas, highest_epochs
 from ._elastic_repair import answer, commit_mended
-from ._elastic_rules import expected, may_commit, valid
+from ._elastic_rules import expected, former_farewells, may_commit, valid
 from ._errors import DivergedError, SyncError, SyncTimeoutError
 from ._exchange import SyncReport
 from ._sharded import carried_groups
@@ -108,8 +108,11 @@ class ElasticSync:
 
     def stands_in(self) -> bool:
         """Whether an earlier life of this rank has contributed already: it stands for the rank."""
-        delta = self._valid(self._life.store.list(deltas(self._sync))).get(self._life.rank)
-        return delta is not None and delta.epoch < self._life.epoch
+        life = self._life
+        listing = life.store.list(deltas(self._sync))
+        life.former = former_farewells(listing, life.rank, life.epoch)
+        delta = self._valid(listing).get(life.rank)
+        return delta is not None and delta.epoch < life.epoch
 
     def _contribute(self, start: int, stop: int) -> None:
         life, progress = self._life, self._progress
@@ -159,7 +162,8 @@ class ElasticSync:
         chosen = self._valid(listing)
         others = self._others(listing, chosen)
         self._contributed, self._elsewhere = list(chosen), list(others)
-        waited_for = expected(life.members, listing, life.absent) - others.keys()
+        former = life.former if self._patience is None else ()
+        waited_for = expected(life.members, listing, life.absent, former) - others.keys()
         if overdue or waited_for <= chosen.keys():
             self._compare(chosen, others)
         self._missing = sorted(waited_for - chosen.keys())

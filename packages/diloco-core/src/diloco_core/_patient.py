@@ -21,6 +21,8 @@ T = TypeVar("T")
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
 """Seconds between two tries; the last one is repeated while the store's patience lasts."""
 
+_WORTH_SAYING = 5.0  # seconds
+
 _log = logging.getLogger("diloco_core")
 
 
@@ -121,4 +123,12 @@ class Patient:
             notices.failed(str(error))
             return True
 
-        return self._retries.run(act, again, self.store.patience, self._downtime)
+        start = self._retries.clock()
+        try:
+            return self._retries.run(act, again, self.store.patience, self._downtime)
+        except StoreUnavailableError as error:
+            waited = self._retries.clock() - start
+            if waited < _WORTH_SAYING:
+                raise
+            text = f"{str(error).rstrip('.')}. It was tried again for {waited:.0f} s."
+            raise StoreUnavailableError(text, lasting=error.lasting) from error

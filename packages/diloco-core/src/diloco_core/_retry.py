@@ -99,7 +99,8 @@ class Notices:
         passed = self._clock() - self._since
         if passed >= self._next:
             self._next = passed + NOTICE_SECONDS
-            self._tell(f"trying again after {passed:.0f} s: {message}")
+            so_far = f", for {passed:.0f} s so far" if passed >= 1 else ""
+            self._tell(f"trying again{so_far}: {message}")
 
 
 class Downtime:

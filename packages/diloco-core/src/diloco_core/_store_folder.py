@@ -281,7 +281,8 @@ class FolderStore:
                 if self._reading:
                     raise
                 raise StoreUnavailableError(
-                    f"the run's folder {str(self.root)!r} is gone: it was removed, or its file system is not mounted any more"
+                    f"the run's folder {str(self.root)!r} is gone: it was removed, or its file system is not mounted any more. "
+                    "Mount it again or put a copy of it back; without that, begin a new run from a checkpoint."
                 ) from None
             yield root
 
