@@ -248,7 +248,7 @@ class TestRefusals:
                 return {"a": [1, object()]}
 
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
-        with pytest.raises(ConfigurationError, match=r"stateful.odd\['a'\]\[1\] is a object"):
+        with pytest.raises(ConfigurationError, match=r"stateful.odd\['a'\]\[1\] is an object"):
             list(InnerState([optimizer], {"odd": Odd()}).parts(1, "key"))
 
     @pytest.mark.parametrize("number", [2**1024, -(10**5000), 3**30000 + 1], ids=["short", "negative", "long"])
@@ -338,7 +338,7 @@ class TestRefusals:
                     net(torch.ones(1, 2)).sum().backward()
                     inner.step()
 
-        with pytest.raises(ConfigurationError, match=r"optimizer\['state'\]\[0\]\['odd'\] is a object"):
+        with pytest.raises(ConfigurationError, match=r"optimizer\['state'\]\[0\]\['odd'\] is an object"):
             train()
         assert outer.inner_steps == 1
 
@@ -395,3 +395,29 @@ class TestWhatDoesNotFit:
             ConfigurationError, match=r"stateful\.loader \(Fussy\) does not take back .*KeyError: 'offset'"
         ):
             self.live(tmp_path, torch.optim.AdamW, stateful={"loader": Fussy()})
+
+
+@pytest.mark.parametrize("scheduler", [False, True])
+def test_settings_that_were_given_anew_are_named_where_the_saved_ones_stay(tmp_path, caplog, scheduler):
+    caplog.set_level("INFO", logger="diloco_core")
+
+    def life(lr, syncs):
+        net = torch.nn.Linear(3, 2)
+        inner = torch.optim.AdamW(net.parameters(), lr=lr, weight_decay=0.5)
+        if scheduler:
+            torch.optim.lr_scheduler.LinearLR(inner)
+        exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+        with DiLoCo(net, inner, exchange, sync_every=1) as outer:
+            assert (outer.committed, inner.param_groups[0]["weight_decay"]) == (syncs - 1, 0.5)
+            net(torch.ones(1, 3)).sum().backward()
+            inner.step()
+        return inner.param_groups[0]["lr"]
+
+    first = life(0.25, 1)
+    assert life(0.25, 2) == first
+    assert "that were saved" not in caplog.text
+    assert life(0.125, 3) == first
+    (record,) = [record for record in caplog.records if "that were saved" in record.message]
+    assert record.levelname == ("INFO" if scheduler else "WARNING")
+    assert f"optimizer group 0: lr={first} (not {first / 2})" in record.message
+    assert "weight_decay" not in record.message

@@ -57,7 +57,7 @@ WRONG = [
         ["s3://user:secret@host/run", Untouched, object()],
         "exchange must be what connect() or in_process() ",
     ),
-    ("on_sync", [[], "print", 3], "on_sync must be a function that takes a report, not a "),
+    ("on_sync", [[], "print", 3], "on_sync must be a function that takes a report, not a"),
     ("stateful", [[1], "loader", object()], "stateful must be a mapping from names"),
     ("stateful", [{1: 2}], "the names in stateful must be text, not 1"),
     (
@@ -168,4 +168,16 @@ def test_differing_initial_values_are_refused_on_demand(lab):
     results = run_replicas(replica, in_process(2))
     assert all(isinstance(result, MismatchError) for result in results)
     assert "differ in tensor 'bias'" in str(results[0])
+    assert "load the same checkpoint" in str(results[0])
+    assert "init='rank0'" in str(results[0])
     assert lab.train(lambda rank: lab.fill(nn.Linear(2, 2)), in_process(2), init="check")
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    ["an Adam", "an SGD", "an LBFGS", "an object", "a dict", "a UserDict", "an int", "a Linear", "a DDP"],
+)
+def test_classes_have_the_right_article(wanted):
+    from diloco_core._checks import kind_of
+
+    assert kind_of(type(wanted.split()[1], (), {})()) == wanted

@@ -91,6 +91,7 @@ def refused(results, kind):
         assert isinstance(error, NonFiniteUpdateError | ReplicaLostError), error
         assert "the outer step (outer learning rate" in str(error)
         assert "Lower the outer learning rate" in str(error)
+        assert ("newest-whole" in str(error)) == (kind in {"sharded", "gather"})
     return owners[0]
 
 

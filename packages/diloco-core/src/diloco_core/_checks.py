@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+def kind_of(value: object) -> str:
+    """Which class something is of, with its article: ``an Adam``, ``a dict``, ``an SGD``."""
+    name = type(value).__name__
+    if name[:2].isupper():  # read letter by letter
+        return f"{'an' if name[0] in 'AEFHILMNORSX' else 'a'} {name}"
+    return f"{'an' if name[0].lower() in 'aeio' else 'a'} {name}"
+
+
 def is_whole(value: object) -> TypeGuard[int]:
     """Whether something is a whole number: Python's or numpy's, but no truth value."""
     return isinstance(value, Integral) and not isinstance(value, bool)

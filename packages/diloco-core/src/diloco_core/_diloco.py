@@ -446,6 +446,8 @@ class DiLoCo:
             self._published[number] = report.sync
 
     def _restore(self, exchange: ElasticExchange) -> None:
+        for fragment in self._fragments:
+            fragment.elastic = True
         position = exchange.restore(self._fragments)
         self._count.stand_at(position)
         self._count.inner_steps = position.inner_steps

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ._checks import whole
+from ._checks import kind_of, whole
 from ._errors import ConfigurationError
 from ._exchange_elastic import ElasticExchange
 
@@ -30,7 +30,7 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
             "an outer loop cannot be made inside torch.inference_mode(): nothing made there can be trained"
         )
     if not isinstance(model, torch.nn.Module):
-        raise ConfigurationError(f"model must be a torch.nn.Module, not a {type(model).__name__}")
+        raise ConfigurationError(f"model must be a torch.nn.Module, not {kind_of(model)}")
     missing = [name for name in _EXCHANGE_METHODS if not callable(getattr(exchange, name, None))]
     if missing or isinstance(exchange, type):
         # Not its repr: a URI may hold a password.
@@ -42,7 +42,7 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
     if whole("exchange.rank", getattr(exchange, "rank", None), 0) >= world_size:
         raise ConfigurationError(f"exchange.rank must be less than exchange.world_size, which is {world_size}")
     if on_sync is not None and not callable(on_sync):
-        raise ConfigurationError(f"on_sync must be a function that takes a report, not a {type(on_sync).__name__}")
+        raise ConfigurationError(f"on_sync must be a function that takes a report, not {kind_of(on_sync)}")
 
 
 def steps_per_cycle(sync_every: object, fragments: int) -> int:
@@ -70,7 +70,7 @@ def fragments_of(given: object) -> int | Sequence[torch.nn.Module]:
         return list(given)
     if isinstance(given, (Iterable, torch.nn.Module)):
         raise ConfigurationError(
-            f"fragments must be a number, or a list of modules that make up one fragment each, not a {type(given).__name__}"
+            f"fragments must be a number, or a list of modules that make up one fragment each, not {kind_of(given)}"
         )
     return whole("fragments", given)
 
@@ -85,7 +85,7 @@ def stateful_of(given: object, exchange: object) -> dict[str, Stateful]:
         return {}
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise ConfigurationError(
-            f'stateful must be a mapping from names, such as {{"loader": loader}}, not a {type(given).__name__}'
+            f'stateful must be a mapping from names, such as {{"loader": loader}}, not {kind_of(given)}'
             if not isinstance(given, Mapping)
             else f"the names in stateful must be text, not {next(n for n in given if not isinstance(n, str))!r}"
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._checks import is_whole
+from ._checks import is_whole, kind_of
 from ._errors import ConfigurationError, CorruptedObjectError
 from ._exchange import Schema
 from ._inner_state import InnerState
@@ -89,7 +89,7 @@ def check_saved(
     """
     if not isinstance(state, Mapping):
         raise ConfigurationError(
-            f"the saved outer loop must be what state_dict() of one has returned, not a {type(state).__name__}"
+            f"the saved outer loop must be what state_dict() of one has returned, not {kind_of(state)}"
         )
     for key, value in identity.items():
         _same(key, state.get(key), value)
@@ -232,6 +232,14 @@ class OwnState:
                 passed_over = True
                 continue
             self.behind = max(0, inner_steps - steps)
+            if self._inner.overwritten:
+                _log.log(
+                    logging.INFO if self._inner.scheduled else logging.WARNING,
+                    "rank %d: inner optimizers go on with the settings that were saved, not with those that they were made with "
+                    "now: %s. To change a setting of a run under way, set it in optimizer.param_groups inside the block.",
+                    exchange.rank,
+                    "; ".join(self._inner.overwritten),
+                )
             if passed_over:
                 _log.warning(
                     "rank %d takes the inner state after sync %d instead: %d batches are to be passed over",

@@ -164,14 +164,16 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
         outer_lr: The outer learning rate; None where the tensor takes no outer step.
     """
 
-    def __init__(self, tensor: str, dtype: object, sync: int, outer_lr: float | None = None) -> None:
+    def __init__(
+        self, tensor: str, dtype: object, sync: int, outer_lr: float | None = None, *, elastic: bool = False
+    ) -> None:
         what, todo = "the mean over the replicas", "Look at what the replicas put into it."
         if outer_lr is not None:
             what = f"the outer step (outer learning rate {outer_lr:g})"
-            todo = (
-                "Lower the outer learning rate in a new run: export() writes the newest whole state to a file to begin from. "
-                "An elastic run can go on from that state, with the same settings, with resume='newest-whole'."
-            )
+            todo = "Lower the outer learning rate in a new run: export() writes the newest whole state to a file to begin from."
+            if elastic:
+                todo += " This run can go on from that state, with the same settings, with resume='newest-whole'."
+
         self.dtype = str(dtype).removeprefix("torch.")
         super().__init__(
             f"in sync {sync}, {what} makes tensor {tensor!r} NaN or infinite in {self.dtype}. "

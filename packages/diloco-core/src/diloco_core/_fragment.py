@@ -53,6 +53,7 @@ class Fragment:
         shards: Into how many shards it is cut.
 
     Attributes:
+        elastic: Whether it belongs to an elastic run; errors say what can be done there.
         steps: Which of this replica's inner steps the contribution covers, or None where it has none to make.
     """
 
@@ -61,6 +62,7 @@ class Fragment:
         self.tensors = tuple(tensors)
         self.outer = outer
         self.kind = "outer"
+        self.elastic = False
         self.supersedes: Sequence[int] = ()
         self.steps: tuple[int, int] | None = None
         self._adopted = False
@@ -209,9 +211,11 @@ class Fragment:
             for segment, start, stop in self._parts(piece):
                 dtype = segment.named.tensor.dtype
                 if not values[start - piece.start : stop - piece.start].to(dtype).isfinite().all():
-                    raise NonFiniteUpdateError(segment.named.name, dtype, sync, self._outer_lr())
+                    raise NonFiniteUpdateError(segment.named.name, dtype, sync, self._outer_lr(), elastic=self.elastic)
         if self.outer is not None and (index := self.outer.not_finite(piece)) is not None:
-            raise NonFiniteUpdateError(self.locate(piece, index), values.dtype, sync, self._outer_lr())
+            raise NonFiniteUpdateError(
+                self.locate(piece, index), values.dtype, sync, self._outer_lr(), elastic=self.elastic
+            )
 
     def _outer_lr(self) -> float | None:
         return None if self.outer is None else self.outer.lr

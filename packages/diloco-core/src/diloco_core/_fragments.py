@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch.nn.parameter import is_lazy
 
+from ._checks import kind_of
 from ._errors import ConfigurationError
 from ._layout import Rule
 from ._model_values import named_buffers
@@ -112,7 +113,7 @@ def _check(named: NamedTensor) -> None:
         )
     if type(tensor.detach()) is not torch.Tensor or tensor.layout is not torch.strided:
         raise ConfigurationError(
-            f"parameter {named.name!r} is a {type(tensor.detach()).__name__} with layout {tensor.layout}; "
+            f"parameter {named.name!r} is {kind_of(tensor.detach())} with layout {tensor.layout}; "
             "only plain dense tensors can be synced (no DTensor, no sparse tensors)"
         )
     if tensor.is_meta:
@@ -129,7 +130,7 @@ def _check_buffer(name: str, buffer: torch.Tensor) -> None:
     if buffer.is_complex():
         what = "complex"
     elif buffer.layout is not torch.strided or buffer.is_meta or type(buffer.detach()) is not torch.Tensor:
-        what = f"a {type(buffer.detach()).__name__} with layout {buffer.layout} on device {buffer.device}"
+        what = f"{kind_of(buffer.detach())} with layout {buffer.layout} on device {buffer.device}"
     elif buffer.is_inference():
         what = "made inside torch.inference_mode(), which lets nobody write to it"
     elif buffer.dtype not in SAFETENSORS_DTYPES:

@@ -13,6 +13,7 @@ import xxhash
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
+from ._checks import kind_of
 from ._errors import ConfigurationError, CorruptedObjectError, FormatError
 from ._sealed import FORMAT
 
@@ -90,6 +91,10 @@ class InnerState:
         stateful: More things to save, by name.
         names: The model's parameters by ``id``: optimizers know theirs by number only, and a state must not be given to
             others. None where they are not compared.
+
+    Attributes:
+        overwritten: Settings of optimizers that the last :meth:`restore` has replaced by saved ones.
+        scheduled: Whether a learning rate scheduler belongs to one of them, which sets some of these anyway.
     """
 
     def __init__(
@@ -103,9 +108,11 @@ class InnerState:
                 getattr(thing, "load_state_dict", None)
             ):
                 raise ConfigurationError(
-                    f"stateful[{name!r}] is a {type(thing).__name__} without state_dict() and load_state_dict()"
+                    f"stateful[{name!r}] is {kind_of(thing)} without state_dict() and load_state_dict()"
                 )
         self._names = names
+        self.overwritten: list[str] = []
+        self.scheduled = False
         several = len(optimizers) > 1
         self._things: dict[str, Stateful] = {
             **{f"optimizer.{number}" if several else "optimizer": each for number, each in enumerate(optimizers)},
@@ -225,7 +232,9 @@ class InnerState:
                     f"the inner state in {origin} was saved while {name} held other parameters, or the same in another order or "
                     "in other groups: make it of the same parameters as before, in the same order"
                 )
+        self.overwritten, self.scheduled = [], False
         for name, thing in self._things.items():
+            given = _settings(thing)
             try:
                 thing.load_state_dict(_unpack(tree[name], tensors))
             except Exception as error:
@@ -233,8 +242,18 @@ class InnerState:
                     f"{name} ({type(thing).__name__}) does not take back the state that is saved in {origin}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
+            for number, (before, now) in enumerate(zip(given, _settings(thing), strict=False)):
+                changed = [key for key in before if key in now and before[key] != now[key]]
+                self.overwritten += [f"{name} group {number}: {k}={now[k]} (not {before[k]})" for k in changed]
+                self.scheduled |= "initial_lr" in before
         _set_random_state(_unpack(tree["random"], tensors))
         return int(tree["inner_steps"])
+
+
+def _settings(thing: Stateful) -> list[dict[str, str]]:
+    """What an optimizer was made with, group by group; nothing of other things."""
+    groups = thing.param_groups if isinstance(thing, torch.optim.Optimizer) else []
+    return [{key: repr(value) for key, value in group.items() if key != "params"} for group in groups]
 
 
 def _too_much(what: str, size: int) -> str:
@@ -330,7 +349,7 @@ def _pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
             raise ConfigurationError(f"{where} is a tensor of {value.dtype}, which cannot be saved")
         if type(value.detach()) is not torch.Tensor or value.layout is not torch.strided or value.is_meta:
             raise ConfigurationError(
-                f"{where} is a {type(value.detach()).__name__} ({value.layout}, on {value.device}), which cannot be saved: plain "
+                f"{where} is {kind_of(value.detach())} ({value.layout}, on {value.device}), which cannot be saved: plain "
                 "dense tensors can"
             )
         tensors.append(value.detach())
@@ -341,7 +360,7 @@ def _pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     if isinstance(value, dict):
         return {"dict": [[_pack(k, tensors, where), _pack(v, tensors, _entry(where, k))] for k, v in value.items()]}
     raise ConfigurationError(
-        f"{where} is a {type(value).__name__}; numbers, text, lists, tuples, dicts and tensors can be saved"
+        f"{where} is {kind_of(value)}; numbers, text, lists, tuples, dicts and tensors can be saved"
     )
 
 

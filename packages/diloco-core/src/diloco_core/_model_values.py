@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 import xxhash
 
+from ._checks import kind_of
 from ._names import plain_name
 from ._wire import view
 
@@ -66,9 +67,9 @@ def compared_tensors(
             values = sums[id(tensor)]
             if values is None:
                 _log.warning(
-                    "the values of %r, a %s, cannot be compared between the replicas: see to it that they are the same",
+                    "the values of %r, %s, cannot be compared between the replicas: see to it that they are the same",
                     name,
-                    type(tensor).__name__,
+                    kind_of(tensor),
                 )
             lines[plain_name(model, name)] = f"{describe(tensor.dtype, tensor.shape)} {kind}" + (
                 f" with values {values}" if values else ""

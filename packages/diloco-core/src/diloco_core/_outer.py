@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._checks import number, yes_or_no
+from ._checks import kind_of, number, yes_or_no
 from ._errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ def outer_factory(
         if not callable(optimizer):
             raise ConfigurationError(
                 "outer_optimizer must be a function that makes an optimizer from a list of parameters, such as "
-                f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not a {type(optimizer).__name__}"
+                f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {kind_of(optimizer)}"
             )
         return optimizer
     lr = number("outer_lr", 0.7 if lr is None else lr)
@@ -207,7 +207,7 @@ def make(factory: OuterOptimizerFactory, parameters: list[torch.nn.Parameter]) -
             f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigurationError(f"outer_optimizer must make a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+        raise ConfigurationError(f"outer_optimizer must make a torch.optim.Optimizer, not {kind_of(optimizer)}")
     name = type(optimizer).__name__
     if len(optimizer.param_groups) != 1:
         raise ConfigurationError(f"the outer optimizer {name} must have one parameter group")

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ._checks import kind_of
 from ._errors import ConfigurationError
 from ._layout import Piece
 from ._outer import OuterOptimizer, make
@@ -116,7 +117,7 @@ def _check_state(outer: OuterOptimizer, pieces: Sequence[Piece]) -> None:
                 what = f"a tensor of shape {list(value.shape)} and {value.dtype}"
             else:
                 fits = value is None or _is_number(value)
-                what = f"a {type(value).__name__}"
+                what = f"{kind_of(value)}"
             if not isinstance(name, str) or not fits:
                 raise ConfigurationError(
                     f"the outer optimizer {outer.name} keeps {name!r}, {what}, as the state of {piece.numel} float32 "

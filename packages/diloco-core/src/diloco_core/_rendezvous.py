@@ -244,11 +244,24 @@ def compare_schemas(here: str, mine: Schema, there: str, theirs: Schema) -> None
     if difference is not None:
         raise MismatchError(
             f"{here} and {there} differ in {difference.kind} {difference.name!r}: "
-            f"{difference.mine} at {here}, {difference.theirs} at {there}"
+            f"{difference.mine} at {here}, {difference.theirs} at {there}{_advice(difference, mine)}"
         )
     for what, ours, others in (("setting", mine.settings, theirs.settings), ("tensor", mine.tensors, theirs.tensors)):
         if list(ours) != list(others):
             raise MismatchError(f"{here} and {there} have the same {what}s in another order")
+
+
+def _advice(difference: Difference, schema: Schema) -> str:
+    if " with values " not in difference.mine or " with values " not in difference.theirs:
+        return ""
+    advice = (
+        ". Give all replicas the same values before the block is entered: load the same checkpoint, or build the model from "
+        "the same seed."
+    )
+    begins = schema.settings.get("init") == "check" and schema.settings.get("committed") == "0"
+    if begins and " in fragment " in difference.mine:
+        advice += " Or leave out init='check': with init='rank0' all replicas begin with the values of rank 0."
+    return advice
 
 
 class Difference(NamedTuple):
