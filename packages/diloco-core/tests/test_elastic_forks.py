@@ -74,6 +74,10 @@ def test_a_life_that_slept_does_not_decide_on_a_record_that_was_decided_again(ca
     assert [member.rank for member in log[LOST - 1].members] == [1]
     # What it had learned from the other state is not in the run.
     assert sum(report.reloaded for report in training.reports[0, 1]) == 1
+    # As the log says: the next contribution that counts is of later batches, and a life that began after it would not go back.
+    assert "inner steps of this replica from 4 on are not counted" in caplog.text
+    assert "Those of the steps before 8 are not learned, unless this replica is started again before" in caplog.text
+    assert [(member.start, member.stop) for member in log[LOST].members] == [(8, 10)]
 
 
 def test_a_life_that_slept_goes_on_from_what_the_others_have_decided_meanwhile(caplog):

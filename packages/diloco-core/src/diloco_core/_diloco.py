@@ -506,7 +506,8 @@ class DiLoCo:
             if self._exchange.counted < counted and self._entered:
                 _log.warning(
                     "rank %d: the run has gone back to older states, in which inner steps of this replica from %d on are not "
-                    "counted. It goes on with new batches: start it again to have those of the steps up to %d learned.",
+                    "counted. It goes on with new batches. Those of the steps before %d are not learned, unless this replica is "
+                    "started again before its next contribution counts.",
                     self._exchange.rank,
                     self._exchange.counted,
                     count.inner_steps,
