@@ -79,9 +79,9 @@ def test_gather_leaving_while_others_collect_what_was_just_published():
 
 def test_a_death_costs_the_survivors_one_grace():
     training = SimulatedTraining(syncs=6, sizes=(40,))
-    schedule = Schedule(4, faults=[Fault(2, 1, 53, "kill before")], latency=0.01, restart_after=1e6)
+    schedule = Schedule(4, faults=[Fault(2, 1, 55, "kill before")], latency=0.01, restart_after=1e6)
     simulate(training, schedule, Elastic(2, grace=30.0, topology="sharded"), most_lives=1)
-    assert sum(report.wait_seconds for report in training.reports[0, 1]) < 30 + 2
+    assert sum(report.wait_seconds for report in training.reports[0, 1]) < 30 + 3
 
 
 def test_what_a_flush_left_behind_is_not_called_dropped_and_then_counted():
