@@ -1,11 +1,12 @@
 """What a user sees of a run that has gone back: the count of outer steps, and the place in the data."""
 
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
 
-from diloco_core import Elastic
+from diloco_core import CorruptedObjectError, Elastic, _elastic_kept, _elastic_rollback
 from diloco_core._elastic_records import Rollback, commit_key, inner_key, read_record
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
@@ -155,3 +156,59 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(topolo
     # The initial state has no momentum: whoever holds its values needs nothing of it.
     needed = when == "commits/00000005" or (topology == "sharded" and state)
     assert ("again from its copy" in caplog.text) == bool(needed)
+
+
+@pytest.mark.parametrize("what", ["000.00000.safetensors", "000.done.json"])
+@pytest.mark.parametrize("how", ["damaged", "gone", "its copy too"])
+def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
+    torch.set_num_threads(1)
+    before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
+    settings = Elastic(**_ELASTIC, retention=4)
+    assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished
+    for key in list(store.objects):
+        if key.startswith(("state/00000005/000.0", "state/00000006/000.0")):
+            store.damage(key, b"")
+        elif key.startswith(("deltas/00000005/", "deltas/00000006/")):
+            store.remove(key)
+    training = SimulatedTraining(syncs=0, sizes=(40,), salts=dict(before.salts))
+    going_back = replace(settings, resume="newest-whole")
+    assert simulate(training, Schedule(1, latency=0.01), going_back, store=store, most_lives=1).finished
+    key = f"state/00000004/{what}"
+    whole = store.objects[key]
+    assert store.objects[f"kept/{key}"] == whole
+    for other in list(store.objects):  # it cannot be made again otherwise
+        if other.startswith(("state/00000003/", "deltas/00000004/")) or (other == key and how == "gone"):
+            store.remove(other)
+    if how != "gone":
+        store.damage(key, whole[:40])
+    if how == "its copy too":
+        store.damage(f"kept/{key}", whole[:-1])
+    later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
+    outcome = simulate(later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1)
+    if how == "its copy too" and what.endswith("safetensors"):
+        assert isinstance(outcome.results[0, 1], CorruptedObjectError)
+        assert store.objects[key] == whole[:40], "what is damaged itself takes nobody's place"
+        return
+    assert violations(outcome, later) == []
+    # A damaged record is made again from the others first.
+    assert (f"{key} again from its copy" in caplog.text) == (how == "gone" or what.endswith("safetensors"))
+
+
+def test_only_what_is_whole_is_copied(lost, monkeypatch):
+    """It has been verified, and rots before it is read once more."""
+    store, before, _ = lost
+    key = "state/00000003/000.00000.safetensors"
+    kept = []
+
+    def keep(life, index, sync):
+        store.damage(key, store.objects[key][:-9])
+        kept.append(_elastic_kept.keep(life, index, sync))
+        return kept[-1]
+
+    monkeypatch.setattr(_elastic_rollback, "keep", keep)
+    monkeypatch.setattr(_elastic_rollback.History, "given_up", lambda *_: [4, 4])
+    training = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(before.salts))
+    settings = Elastic(**_ELASTIC, resume="newest-whole")
+    simulate(training, Schedule(1, latency=0.01), settings, store=store, most_lives=1)
+    assert not kept[0]
+    assert f"kept/{key}" not in store.objects

@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ._elastic_history import History, close_gaps
-from ._elastic_kept import bring_back
+from ._elastic_kept import bring_back, mend_from_copies
 from ._elastic_life import Progress, not_as_recorded, published_shard
 from ._elastic_records import commit_key, commit_sync, digest, done_key
 from ._elastic_repair import read_done
@@ -86,7 +86,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
                 raise CorruptedObjectError(
                     f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged"
                 )
-            missing = _load_fragment(life, index, sync)
+            missing = _load_or_mend(life, index, sync)
             if missing is None:
                 return True
             if newest_done(life.store.list("state/"), len(life.fragments))[index] > history.newest[index]:
@@ -106,6 +106,15 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
     if first is None:
         return False
     raise NothingWholeError(str(first)) from first
+
+
+def _load_or_mend(life: Life, index: int, sync: int) -> str | None:
+    try:
+        return _load_fragment(life, index, sync)
+    except CorruptedObjectError:
+        if not life.rollbacks or not mend_from_copies(life, index, sync):
+            raise
+    return _load_fragment(life, index, sync)
 
 
 def _initial_gone(life: Life, index: int, missing: str, *, others: bool) -> CorruptedObjectError | None:
