@@ -48,7 +48,8 @@ class Inputs:
         self._readers: list[tuple[int, DeltaReader]] = []
         self._stack = ExitStack()
         self.sources: list[Source] = []
-        self.block_bytes = 0 if life.store.near else BLOCK_BYTES
+        # Sums are held for a block. In gather, where every replica keeps all of the outer state, memory is scarcer.
+        self.block_bytes = 0 if life.store.near else BLOCK_BYTES // (2 if life.gather else 1)
         shards = [shard for batch in batches for shard in batch]
         try:
             for member in commit.members:
