@@ -4,7 +4,7 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from diloco_core import CorruptedObjectError, Elastic, StoreUnavailableError
+from diloco_core import CorruptedObjectError, Elastic, StoreUnavailableError, _elastic_publish
 from diloco_core._elastic_records import MANIFEST, Commit, Delta, Manifest, commit_key, deltas, done_key, shard_key
 from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
@@ -291,3 +291,24 @@ def test_a_life_is_overtaken_by_what_the_one_before_sent_late_with_several_fragm
     training = SimulatedTraining(syncs=9, sizes=(40, 30), sync_every=4, pauses={(1, step): 13.0})
     outcome = _run(training, trouble, Schedule(3, restart_after=0.1), Elastic(2, grace=10.0))
     assert violations(outcome, training) == []
+
+
+def test_an_initial_state_that_is_left_over_late_does_not_stay_for_good(monkeypatch):
+    monkeypatch.setattr(_elastic_publish, "LOOK_AGAIN", 8)
+    store, left = SimulatedStore(), shard_key(0, 0, 0, "f" * 16)
+
+    def train(node):
+        step = node.exchange.sync
+
+        def sync(*args, **options):
+            if node.exchange.position.sync == 6:
+                store.write(left, b"whatever")
+            return step(*args, **options)
+
+        node.exchange.sync = sync
+        return SimulatedTraining(syncs=10, sizes=(12,))(node)
+
+    settings = Elastic(1, grace=30.0, topology="sharded", publish_every=1, retention=1)
+    assert simulate(train, Schedule(1), settings, store=store, most_lives=1).errors() == {}
+    assert left not in store.objects
+    assert not store.below("initial")

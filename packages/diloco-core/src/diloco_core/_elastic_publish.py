@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ._published import Shard, Sums
     from ._store import ObjectReader
 
+LOOK_AGAIN = 64
+"""Every how many syncs it is looked for what is collected early in a run as a rule; it costs a listing or two."""
+
 _log = logging.getLogger("diloco_core")
 
 
@@ -78,7 +81,9 @@ def collect(life: Life) -> None:
     states = life.store.list("state/")
     keys = [*life.store.list("deltas/"), *states]
     kept = kept_from(states, len(life.fragments), last=life.sync, rollback=life.rollback)
-    if life.sync - life.rollback <= life.manifest.retention + len(life.fragments) * life.manifest.publish_every * 3:
+    recent = life.manifest.retention + len(life.fragments) * life.manifest.publish_every * 3
+    # Later now and then, for what had to stay until then or was left by a life that died.
+    if life.sync - life.rollback <= recent or life.sync % LOOK_AGAIN == 0:
         keys += life.store.list("initial/")
         if life.rollback:
             forget_kept(life, kept)
