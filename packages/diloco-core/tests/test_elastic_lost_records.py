@@ -144,14 +144,34 @@ def test_two_lives_that_go_back_at_the_same_time(monkeypatch):
     assert [record.sync for record in _rollbacks(store)] == [4, 5]
 
 
+def test_a_life_that_finds_nothing_whole_looks_whether_others_have_gone_on(monkeypatch):
+    """It slept meanwhile, and what it would look at has been removed."""
+    before, store = _run(4, settings=_SHARDED)
+    for key in list(store.objects):
+        if key.startswith(("state/00000004/", "deltas/00000004/")):
+            store.damage(key, b"")
+    is_whole = _elastic_rollback._is_whole
+
+    def slept(*args):
+        if commit_key(5) in store.objects:
+            return is_whole(*args)
+        if args[2] == 0:
+            store.write(commit_key(5), Rollback(5, (3,), (4,), {0: 2}).to_json())
+        return False
+
+    monkeypatch.setattr(_elastic_rollback, "_is_whole", slept)
+    outcome, training = _resume(before, store, 5, "newest-whole", _SHARDED)
+    assert violations(outcome, training) == []
+
+
 def test_a_number_that_is_closed_is_no_state_where_the_rollback_itself_is_lost():
     before, store = _run(5, settings=_SHARDED)
     _lose(store, 4)
     for key in list(store.objects):
         if key.startswith(("state/00000004/", "deltas/00000004/", "state/00000005/", "deltas/00000005/")):
             store.damage(key, b"")
-    store.write(commit_key(4), Rollback(4, (3,), (), {0: 2}).to_json())
-    store.write(commit_key(6), Rollback(6, (3,), (4, 5), {0: 2}).to_json())
+    store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}).to_json())
+    store.write(commit_key(6), Rollback(6, (3,), (4, 5), {0: 1}).to_json())
     store.damage(commit_key(6), b"")
     outcome, training = _resume(before, store, 5, "newest-whole", _SHARDED)
     assert violations(outcome, training) == []

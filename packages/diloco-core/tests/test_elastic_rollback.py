@@ -361,7 +361,7 @@ def test_a_second_one_names_what_the_first_had_kept(stopped):
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
     (first,) = _rollbacks(store)
     for key in list(store.objects):
-        if key.startswith((f"state/{max(first.states):08}/", "deltas/")):
+        if key.startswith((f"state/{max(first.states):08}/", "kept/", "deltas/")):
             store.damage(key, b"")
     _resume((stopped[0], training, store, 0), "newest-whole", syncs=0, store=store)
     records = _rollbacks(store)

@@ -45,6 +45,8 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     for index in range(len(life.fragments)):
         whole = next((sync for sync in history.states(index) if _is_whole(life, index, sync, history.recorded)), None)
         if whole is None:
+            if History(life).recorded != history.recorded:
+                return  # others have gone on meanwhile, and removed what they do not need any more
             raise CorruptedObjectError(
                 f"{str(reason).rstrip('.')}. No state of fragment {index} is whole any more, so there is nothing to go back to. "
                 "Put copies of the lost objects back, or begin a new run on another prefix."
