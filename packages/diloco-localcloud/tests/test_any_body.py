@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import json
+import tracemalloc
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -92,6 +94,24 @@ def test_a_job_with_anything_anywhere(path, value):
         assert ask(stand_in, "GET", f"{jobs}/{answer['metadata']['name']}", None)[0] == 200
     else:
         assert answer["message"]
+
+
+@pytest.mark.parametrize("per_index", [True, False])
+def test_a_job_of_very_many_completions_takes_no_memory(per_index):
+    body = put(JOB, ("spec", "completions"), 2**31 - 1)
+    if not per_index:
+        body["spec"] = {k: v for k, v in body["spec"].items() if k not in ("backoffLimitPerIndex", "maxFailedIndexes")}
+    stand_in = KubernetesStandIn(tls=False)
+    status, answer = ask(stand_in, "POST", "/apis/batch/v1/namespaces/default/jobs", body)
+    assert status == 201, answer
+    tracemalloc.start()
+    try:
+        stand_in.world.settle()
+        assert tracemalloc.get_traced_memory()[1] < 50e6
+    finally:
+        tracemalloc.stop()
+    pods = ask(stand_in, "GET", "/api/v1/namespaces/default/pods", None)[1]["items"]
+    assert len(pods) == 2
 
 
 @settings(max_examples=300, deadline=None)

@@ -55,10 +55,9 @@ def failure_by_index(spec: Json, done: set[int], failed: set[int]) -> Json | Non
 def success_by_policy(spec: Json, done: set[int]) -> Json | None:
     """By ``successPolicy``."""
     for place, rule in enumerate((spec.get("successPolicy") or {}).get("rules", [])):
-        wanted = set(range(spec["completions"]))
-        if rule.get("succeededIndexes"):
-            wanted = _indexes.parse(rule["succeededIndexes"])
-        needed = rule.get("succeededCount") or len(wanted)
+        listed = rule.get("succeededIndexes")
+        wanted = _indexes.parse(listed) if listed else done  # without a list, all indexes count
+        needed = rule.get("succeededCount") or (len(wanted) if listed else spec["completions"])
         if len(wanted & done) >= needed:
             return _success("SuccessPolicy", f"Matched rules at index {place}")
     return None

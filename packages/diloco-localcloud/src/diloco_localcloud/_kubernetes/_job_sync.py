@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from . import _failure_policy, _indexes, _job_backoff, _job_end, _pods, _timeline
@@ -162,7 +163,7 @@ class _Look:
             held = {_uid(pod) for pod in self.new_failed}
             self.plan.backoff = self.record
             return len(self.active) + min(len(held), room), held
-        chosen: list[int | None] = list(self._pending(done, failed)[:room]) if self.indexed else [None] * room
+        chosen: list[int | None] = [*self._pending(done, failed, room)] if self.indexed else [None] * room
         self.plan.create = [(index, {}) for index in chosen]
         return len(self.active) + len(chosen), set()
 
@@ -170,7 +171,7 @@ class _Look:
         last = self._last_failures(done, failed)
         waits: list[float] = []
         held: set[str] = set()
-        for index in self._pending(done, failed)[:room]:
+        for index in self._pending(done, failed, room):
             old = last.get(index)
             notes, wait = {_pods.FAILURES: "0"}, 0.0
             if old is not None:
@@ -205,11 +206,12 @@ class _Look:
                 last[index] = pod
         return last
 
-    def _pending(self, done: set[int], failed: set[int]) -> list[int]:
+    def _pending(self, done: set[int], failed: set[int], most: int) -> list[int]:
+        """The first indexes that want a pod. A Job may have two thousand million of them, so no more are looked at."""
         taken = {_pods.index_of(pod) for pod in self.active} | done | failed
         if self.spec.get("podReplacementPolicy") == "Failed":
             taken |= {_pods.index_of(pod) for pod in self.pods if _pods.deleting(pod) and not _pods.ended(pod)}
-        return [index for index in range(self._completions()) if index not in taken]
+        return list(islice((index for index in range(self._completions()) if index not in taken), most))
 
     def _surplus(self, at_least: int) -> list[Json]:
         """Active pods with an index out of range or taken twice, then as many as are too many, unready ones first."""
