@@ -85,8 +85,15 @@ def plain_pod(name, **labels):
 def test_a_watch_sees_what_comes_and_goes(clients):
     seen: list[tuple] = []
     clients.core.create_namespaced_pod(namespace="ns", body=plain_pod("one", a="1"))
-    watching = threading.Thread(target=follow, args=(clients, seen, lambda all_: all_[-1][0] == "DELETED"))
+    begun = threading.Event()
+
+    def is_over(events):
+        begun.set()
+        return events[-1][0] == "DELETED"
+
+    watching = threading.Thread(target=follow, args=(clients, seen, is_over))
     watching.start()
+    assert begun.wait(60)  # what happens before is not seen
     clients.world.settle()
     clients.world.pods(namespace="ns")[0].start()
     clients.core.delete_namespaced_pod(name="one", namespace="ns")
