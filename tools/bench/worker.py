@@ -48,10 +48,8 @@ class Contenders:
 
     def __init__(self, folder: Path, rank: int, world: int, parameters: int) -> None:
         self.folder, self.rank, self.world = folder, rank, world
-        self.model = make_model(parameters)
-        with torch.no_grad():
-            for tensor in self.model:
-                tensor.add_(0.01 * rank)
+        self.parameters = parameters
+        self.model = self._model()
         self.tensors = [tensor.detach() for tensor in self.model]
         self.size = sum(tensor.numel() for tensor in self.tensors)
         self.flat = torch.randn(self.size)
@@ -69,9 +67,17 @@ class Contenders:
         self.outer.__enter__()
         self.elastic = {topology: self._elastic(topology) for topology in ("sharded", "gather")}
 
+    def _model(self) -> torch.nn.ParameterList:
+        model = make_model(self.parameters)
+        with torch.no_grad():
+            for tensor in model:
+                tensor.add_(0.01 * self.rank)
+        return model
+
     def _elastic(self, topology: Literal["sharded", "gather"]) -> tuple[DiLoCo, torch.optim.Optimizer]:
-        """An elastic outer loop over the same tensors."""
-        trigger = torch.optim.SGD(self.model.parameters(), lr=1.0)
+        """An elastic outer loop over a model like that of the others."""
+        model = self._model()
+        trigger = torch.optim.SGD(model.parameters(), lr=1.0)
         exchange = connect(
             str(self.folder / topology),
             rank=self.rank,
@@ -79,7 +85,7 @@ class Contenders:
             min_replicas=self.world,
             topology=topology,
         )
-        outer = DiLoCo(self.model, trigger, exchange, sync_every=1, save_inner_every=0)
+        outer = DiLoCo(model, trigger, exchange, sync_every=1, save_inner_every=0)
         outer.__enter__()
         return outer, trigger
 
