@@ -62,7 +62,8 @@ class Inputs:
                 reader = progress.format.reader(member, opened, shards, life.origin(member.key))
                 self._readers.append((member.groups, reader))
                 self.sources.append(with_unchanged(progress.job, member.groups, self._source(reader)))
-            self._announce(batches)
+            if not life.store.near:
+                self._announce(batches)
         except BaseException:
             self.close()
             raise

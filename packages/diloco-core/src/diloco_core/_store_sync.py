@@ -26,7 +26,7 @@ from ._timing import Wait
 from ._wire import seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     import torch
 
@@ -241,11 +241,8 @@ class StoreSync:
                 if rank != own
             }
             block_bytes = 0 if store.near else BLOCK_BYTES
-            for shard in self._owned:
-                for block in blocks(self._layout, [shard], self._p.chunk_bytes, block_bytes):
-                    for rank, groups in carried.items():
-                        if rank != own:
-                            deltas[shard, rank].announce(self._sent_bytes(rank, groups, block))
+            if not store.near:
+                self._announce(deltas, carried, block_bytes)
             for shard in self._owned:
                 sources: list[Source] = [
                     self._job.contribution
@@ -263,6 +260,16 @@ class StoreSync:
                     block_bytes=block_bytes,
                 )
                 self._sent += self._publish(shard)
+
+    def _announce(
+        self, deltas: Mapping[tuple[int, int], ShardDelta], carried: Mapping[int, int], block_bytes: int
+    ) -> None:
+        """Say what will be read, in the order of use."""
+        for shard in self._owned:
+            for block in blocks(self._layout, [shard], self._p.chunk_bytes, block_bytes):
+                for rank, groups in carried.items():
+                    if rank != self._p.rank:
+                        deltas[shard, rank].announce(self._sent_bytes(rank, groups, block))
 
     def _delta(self, shard: int, rank: int, groups: int) -> ShardDelta:
         key = self._members[rank]
