@@ -1,6 +1,8 @@
 """What the tests share: how replicas are run, filled, pushed, compared and brought into trouble."""
 
+import sys
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +11,8 @@ import torch
 from diloco_core import DiLoCo, ObjectStoreExchange, Timing
 from diloco_core._store import open_store
 from diloco_core.testing import run_replicas
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that several tests share
 
 
 def run(train, exchanges):

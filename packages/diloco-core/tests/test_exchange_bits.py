@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from damage_lab import InMemory, flip
 from safetensors.torch import load_file
 
 from diloco_core import (
@@ -41,37 +42,10 @@ KINDS = {
 }
 
 
-def flip(data, bit):
-    damaged = bytearray(data)
-    damaged[bit // 8] ^= 1 << bit % 8
-    return bytes(damaged)
-
-
 def damages(data, step):
     """One bit of every ``step``-th byte, and every fourth of as many truncations, as functions of the bytes."""
     flips = [partial(flip, bit=8 * place + place // step % 8) for place in range(step // 2, len(data), step)]
     return flips + [lambda data, size=size: data[:size] for size in range(step // 3, len(data), 4 * step)]
-
-
-class Opened:
-    """An open object in memory."""
-
-    def __init__(self, data, key):
-        self.data, self.key, self.size = data, key, len(data)
-
-    def read_into(self, offset, buffer):
-        if offset + len(buffer) > self.size:
-            raise CorruptedObjectError(f"{self.key} is truncated")
-        buffer[:] = self.data[offset : offset + len(buffer)]
-
-    def close(self):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *args):
-        pass
 
 
 class Memory:
@@ -108,7 +82,7 @@ class Memory:
             raise ObjectNotFoundError(key) from None
 
     def open(self, key, size=None):
-        return Opened(self.get(key), key)
+        return InMemory(self.get(key), key)
 
     def list(self, prefix):
         return {key: len(data) for key, data in sorted(self.shared.objects.copy().items()) if key.startswith(prefix)}
@@ -270,11 +244,11 @@ def test_every_bit_of_a_published_state(step):
         (outer_state, [job.momentum[piece.start :], torch.tensor(3.0)], range(seen.start)),
         (lambda reader: [shard.check(reader, "x", scratch, whole=True)], None, range(len(data))),
     ):
-        assert use(Opened(data, "x"))
+        assert use(InMemory(data, "x"))
         for harm in harmed:
             damaged = harm(data)
             try:
-                found = use(Opened(damaged, "x"))
+                found = use(InMemory(damaged, "x"))
             except CorruptedObjectError:
                 continue
             assert len(damaged) == len(data)

@@ -5,6 +5,7 @@ import time
 from functools import partial
 from types import SimpleNamespace
 
+import damage_lab
 import pytest
 import torch
 
@@ -40,11 +41,7 @@ from diloco_core.testing import run_replicas
 
 def flip(data, bit=None):
     """Flip one bit: unless another is asked for, one among the values of a payload, before the checksums at its end."""
-    if bit is None:
-        bit = 8 * (len(data) - 36) + 4
-    damaged = bytearray(data)
-    damaged[bit // 8] ^= 1 << bit % 8
-    return bytes(damaged)
+    return damage_lab.flip(data, 8 * (len(data) - 36) + 4 if bit is None else bit)
 
 
 HARMS = {"flip": flip, "cut": lambda data: data[: len(data) // 3], "empty": lambda data: b""}
@@ -84,28 +81,7 @@ class DamagingReads(Damaging):
         with self.inner.open(key) as reader:
             data = bytearray(reader.size)
             reader.read_into(0, memoryview(data))
-        return InMemory(self.harm(bytes(data)), key)
-
-
-class InMemory:
-    """An open object that is what it was made of."""
-
-    def __init__(self, data, key):
-        self.data, self.key, self.size = data, key, len(data)
-
-    def read_into(self, offset, buffer):
-        if offset + len(buffer) > self.size:
-            raise CorruptedObjectError(f"{self.key} is truncated")
-        buffer[:] = self.data[offset : offset + len(buffer)]
-
-    def close(self):
-        pass
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *args):
-        pass
+        return damage_lab.InMemory(self.harm(bytes(data)), key)
 
 
 def exchanges(tmp_path, wrap=None, world_size=2, **options):
@@ -304,7 +280,11 @@ class TestEveryBit:
         refused = 0
         for one in [data, *harmed]:
             store = SimpleNamespace(
-                retries=True, uri="x", near=True, patience=1.0, open=lambda key, size, one=one: InMemory(one, key)
+                retries=True,
+                uri="x",
+                near=True,
+                patience=1.0,
+                open=lambda key, size, one=one: damage_lab.InMemory(one, key),
             )
             timing = Timing(sleep=lambda seconds: None)
             try:

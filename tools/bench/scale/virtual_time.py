@@ -50,14 +50,7 @@ class VirtualTime(Scheduler):
         late, stuck = len(self._queue), len(self._waiting)
         for gate in list(self._waiting):
             self.open(gate)
-        self._over = True
-        while self._queue:
-            _, _, item = heapq.heappop(self._queue)
-            if not callable(item):
-                item.release()
-                self._back.acquire()
-        for thread in self._threads:
-            thread.join()
+        self._end()
         if late or stuck:
             raise StuckError(f"{stuck} threads wait for each other, {late} events lie after {limit:g} virtual seconds")
 

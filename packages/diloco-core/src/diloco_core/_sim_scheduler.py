@@ -76,6 +76,11 @@ class Scheduler:
         self._hand_over()
         self._back.acquire()
         in_time = not self._queue
+        self._end()
+        return in_time
+
+    def _end(self) -> None:
+        """End all threads that are asleep: each meets :class:`Killed`."""
         self._over = True
         while self._queue:
             _, _, item = heapq.heappop(self._queue)
@@ -84,7 +89,6 @@ class Scheduler:
                 self._back.acquire()
         for thread in self._threads:
             thread.join()
-        return in_time
 
     def _hand_over(self) -> None:
         """Wake whoever comes first; the main thread when nobody does."""

@@ -1,0 +1,31 @@
+"""What the tests of damaged objects share."""
+
+from diloco_core import CorruptedObjectError
+
+
+def flip(data, bit):
+    """The same bytes but for one bit."""
+    damaged = bytearray(data)
+    damaged[bit // 8] ^= 1 << bit % 8
+    return bytes(damaged)
+
+
+class InMemory:
+    """An open object that is what it was made of."""
+
+    def __init__(self, data, key):
+        self.data, self.key, self.size = data, key, len(data)
+
+    def read_into(self, offset, buffer):
+        if offset + len(buffer) > self.size:
+            raise CorruptedObjectError(f"{self.key} is truncated")
+        buffer[:] = self.data[offset : offset + len(buffer)]
+
+    def close(self):
+        pass
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *args):
+        pass
