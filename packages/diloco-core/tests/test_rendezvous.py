@@ -19,7 +19,7 @@ from diloco_core._endings import Ending, Progress
 from diloco_core._exchange import Schema
 from diloco_core._sealed import seal, unseal
 from diloco_core._store import open_store
-from diloco_core._strict_records import Claim, note, read_note, schema_digest
+from diloco_core._strict_records import Claim, note, read_note, schema_digest, schema_key
 from diloco_core.testing import run_replicas
 
 
@@ -64,6 +64,27 @@ class TestMeeting:
         assert lab.kinds(results) == [MismatchError] * 2
         assert "setting 'outer_lr'" in str(results[0])
         assert "0.5" in str(results[0])
+
+    @pytest.mark.parametrize("what", ["other", "damaged", "gone"])
+    def test_a_table_that_cannot_be_read_hides_no_difference(self, lab, tmp_path, what):
+        first, second = lab.store_exchanges(tmp_path, 2)
+        theirs = Schema({"a": "float32[3]"}, {})
+        key = schema_key(schema_digest(theirs))
+        put = second.store.put
+
+        def damaging(at, parts):
+            if at != key:
+                return put(at, parts)
+            tables = {"other": {"tensors": {"b": "float32[3]"}, "settings": {}}, "damaged": {}, "gone": None}
+            return None if tables[what] is None else put(at, [seal("schema", key, tables[what])])
+
+        second.store.put = damaging
+        results = run_replicas(
+            lambda exchange: exchange.join(Schema({"b": "float32[3]"}, {}) if exchange is first else theirs),
+            [first, second],
+        )
+        assert lab.kinds(results)[0] is MismatchError
+        assert "rank 0 and rank 1 differ in their tensors or settings" in str(results[0])
 
     def test_another_world_size_is_refused(self, lab, tmp_path):
         store = open_store(str(tmp_path / "run"))

@@ -2,7 +2,7 @@
 
 One bucket, ``bucket``; path-style addressing; no signatures are checked. Every request is in ``log``, ``served``
 counts the bytes of all answers, and ``faults`` is a list of :class:`Fault`, each used up by the first requests that it fits.
-Where there is a ``gate``, readings are answered only when so many of them are under way at once.
+Where there is a ``gate``, readings and deletions are answered only when so many are under way at once.
 """
 
 import hashlib
@@ -74,7 +74,7 @@ class SmallS3:
         self.every, self.kinds = every, kinds
 
     def fault(self, method, path):
-        if self.gate is not None and method in {"GET", "HEAD"}:
+        if self.gate is not None and method in {"GET", "HEAD", "DELETE"}:
             self.gate.wait(20)
         with self.lock:
             self.log.append((method, path))

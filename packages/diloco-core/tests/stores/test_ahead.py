@@ -4,11 +4,14 @@ import threading
 from contextlib import ExitStack
 
 import pytest
+import torch
 
-from diloco_core import ObjectNotFoundError
+from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectNotFoundError
+from diloco_core._exchange_elastic import GATHER_BUDGET_BYTES
 from diloco_core._store import open_store
 from diloco_core._store_ahead import open_ahead
-from diloco_core._store_remote import RemoteStore
+from diloco_core._store_blocks import BUDGET_BYTES
+from diloco_core._store_remote import PART_BYTES, RemoteStore
 
 
 @pytest.fixture(params=["obstore", "fsspec"])
@@ -115,3 +118,35 @@ def test_an_object_whose_size_is_known_needs_no_request_to_be_opened(store, smal
     assert bytes(buffer) == b"\3" * 1000
     with store.open("absent", 300_000) as reader, pytest.raises(ObjectNotFoundError, match="'absent'"):
         reader.read_into(0, memoryview(buffer))
+
+
+def test_what_is_created_in_one_request_takes_its_memory_from_the_budget(store):
+    held = []
+
+    def parts():
+        for _ in range(3):
+            yield bytes(PART_BYTES)
+            held.append(store._transfers.held)
+
+    assert store.create("large", parts())
+    assert held[-1] >= 2 * PART_BYTES
+    assert store._transfers.held == 0
+    with pytest.raises(ZeroDivisionError):
+        store.create("another", (bytes(PART_BYTES // (2 - number)) for number in range(3)))
+    assert store._transfers.held == 0
+
+
+def test_where_every_object_is_a_request_of_its_own_deletions_go_at_the_same_time(store, small_s3):
+    if not store.driver.deletes_many:
+        small_s3.gate = threading.Barrier(8)  # one after another, none would ever be answered
+    store.delete(map(str, range(16)))
+    small_s3.gate = None
+    assert sorted(small_s3.objects) == sorted(f"run/{number}" for number in range(16, 32))
+
+
+@pytest.mark.parametrize(("topology", "budget"), [("gather", GATHER_BUDGET_BYTES), ("sharded", BUDGET_BYTES)])
+def test_gather_reads_ahead_in_less_memory(store, topology, budget):
+    model = torch.nn.Linear(2, 2)
+    exchange = ElasticExchange(store, 0, 1, Elastic(1, topology=topology))
+    with DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), exchange, sync_every=1):
+        assert store.budget == budget
