@@ -238,6 +238,7 @@ def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> 
             dist.barrier()
             if number >= WARM_UP:
                 seconds[name].append(time.perf_counter() - start)
+    contenders.outer_step()  # a step after what the other contenders have done to the model, so that nothing is put back
     contenders.outer.__exit__(None, None, None)
     for outer, _ in contenders.elastic.values():
         outer.__exit__(None, None, None)
