@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_localcloud import KubernetesStandIn
-from diloco_localcloud._kubernetes._http import Request
+from diloco_localcloud._server._http import Request
 
 LEAVES = (
     st.none()

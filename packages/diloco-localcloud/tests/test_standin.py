@@ -14,7 +14,7 @@ from kubernetes import client
 
 import diloco_localcloud
 from diloco_localcloud import KubernetesStandIn, StandInError
-from diloco_localcloud._kubernetes import _tls
+from diloco_localcloud._server import _tls
 
 
 def test_all_is_sorted_and_complete():

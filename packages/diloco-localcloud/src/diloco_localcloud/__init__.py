@@ -2,13 +2,13 @@
 
 from .__about__ import __version__
 from ._kubernetes._access import Access
-from ._kubernetes._errors import StandInError
-from ._kubernetes._faults import Call, Calls, Faults
 from ._kubernetes._local_pod import LocalPod, LocalPods
 from ._kubernetes._processes import KubernetesProcesses
 from ._kubernetes._scripted_pod import ScriptedPod
 from ._kubernetes._standin import KubernetesStandIn
 from ._kubernetes._world import World
+from ._server._errors import StandInError
+from ._server._faults import Call, Calls, Faults
 
 __all__ = [
     "Access",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from . import _access, _discovery, _faults, _route, _status, _verbs
-from ._http import CutError, Request, Response, as_json
+from .._server import _faults
+from .._server._http import CutError, Request, Response, as_json
+from . import _access, _discovery, _route, _status, _verbs
 
 if TYPE_CHECKING:
     from ._cluster import Cluster

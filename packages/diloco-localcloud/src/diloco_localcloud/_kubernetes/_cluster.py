@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any, Protocol
 
-from . import _job_status, _pod_status, _pods, _timeline
+from .._server import _timeline
+from . import _job_status, _pod_status, _pods
 from ._events import Recorder
 from ._job_controller import JobController
 from ._resources import JOBS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS

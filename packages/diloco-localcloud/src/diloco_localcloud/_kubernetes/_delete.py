@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from . import _lists, _pod_status, _protobuf, _resources, _status
 
 if TYPE_CHECKING:
+    from .._server._http import Request
     from ._cluster import Cluster
-    from ._http import Request
     from ._route import Route
 
 Json = dict[str, Any]

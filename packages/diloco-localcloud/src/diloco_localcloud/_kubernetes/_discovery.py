@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from .._server._http import Response, as_json
 from . import _openapi, _resources
-from ._http import Response, as_json
 
 if TYPE_CHECKING:
-    from ._http import Request
+    from .._server._http import Request
 
 Json = dict[str, Any]
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from . import _resources
 
 if TYPE_CHECKING:
+    from .._server._timeline import Timeline
     from ._store import Store
-    from ._timeline import Timeline
 
 Json = dict[str, Any]
 

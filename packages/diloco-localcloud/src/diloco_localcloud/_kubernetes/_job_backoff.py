@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from . import _pods, _timeline
+from .._server import _timeline
+from . import _pods
 
 Json = dict[str, Any]
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _failure_policy, _indexes, _timeline
+from .._server import _timeline
+from . import _failure_policy, _indexes
 
 Json = dict[str, Any]
 

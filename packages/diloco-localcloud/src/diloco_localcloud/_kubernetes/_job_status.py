@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-from . import _timeline
+from .._server import _timeline
 
 Json = dict[str, Any]
 

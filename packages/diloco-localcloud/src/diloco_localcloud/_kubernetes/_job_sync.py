@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
-from . import _failure_policy, _indexes, _job_backoff, _job_end, _pods, _timeline
+from .._server import _timeline
+from . import _failure_policy, _indexes, _job_backoff, _job_end, _pods
 from ._job_status import finished, set_condition, start_status, true_condition, write_counts
 
 Json = dict[str, Any]

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ._errors import StandInError
+from .._server._errors import StandInError
 
 Json = dict[str, Any]
 

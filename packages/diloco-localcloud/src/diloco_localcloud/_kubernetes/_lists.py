@@ -6,14 +6,14 @@ import json
 import time
 from typing import TYPE_CHECKING, Any
 
+from .._server._http import Response, as_json
 from . import _paging, _selectors, _status, _tables
-from ._http import Response, as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from .._server._http import Request
     from ._cluster import Cluster
-    from ._http import Request
     from ._resources import Resource
     from ._route import Route
     from ._store import Change, Store

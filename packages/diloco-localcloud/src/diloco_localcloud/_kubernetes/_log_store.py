@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from . import _timeline
+from .._server import _timeline
 
 
 class Log(Protocol):

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from . import _pods, _resources, _status, _timeline
-from ._http import Response
+from .._server import _timeline
+from .._server._http import Response
+from . import _pods, _resources, _status
 from ._log_store import Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from .._server._http import Request
     from ._cluster import Cluster
-    from ._http import Request
     from ._log_store import Log
     from ._route import Route
 

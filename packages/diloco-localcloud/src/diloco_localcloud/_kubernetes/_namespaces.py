@@ -7,7 +7,7 @@ import os
 import shutil
 import subprocess
 
-from ._errors import StandInError
+from .._server._errors import StandInError
 
 _OWN = ("--pid", "--fork", "--mount-proc", "--kill-child")
 

@@ -9,16 +9,16 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
+from .._server._errors import StandInError
+from .._server._ticker import Ticker
+from .._server._timeline import Timeline
 from . import _checks, _namespaces
 from ._cluster import Cluster
-from ._errors import StandInError
 from ._local_pod import LocalPods
 from ._node import RESOURCES, node
 from ._process_kubelet import ProcessKubelet
 from ._sandbox import image_environment
 from ._service import Service
-from ._ticker import Ticker
-from ._timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -5,17 +5,18 @@ from __future__ import annotations
 import secrets
 from typing import TYPE_CHECKING, Any, Self
 
-from . import _kubeconfig, _tls
+from .._server import _tls
+from .._server._errors import StandInError
+from .._server._http import Server
+from . import _kubeconfig
 from ._access import Access
 from ._api import Api
-from ._errors import StandInError
-from ._http import Server
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from .._server._faults import Calls, Faults
     from ._cluster import Cluster
-    from ._faults import Calls, Faults
 
 Json = dict[str, Any]
 

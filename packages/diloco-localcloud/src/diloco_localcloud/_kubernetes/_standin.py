@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from .._server._timeline import Timeline
 from ._cluster import Cluster
 from ._node import node
 from ._service import Service
-from ._timeline import Timeline
 from ._world import World
 
 # 2026-01-01T00:00:00Z, where virtual clocks begin.

@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any
 
-from . import _job_status, _pods, _timeline
+from .._server import _timeline
+from . import _job_status, _pods
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._http import Request
+    from .._server._http import Request
     from ._resources import Resource
 
 Json = dict[str, Any]

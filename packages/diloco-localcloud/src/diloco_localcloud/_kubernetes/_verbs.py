@@ -6,6 +6,7 @@ import copy
 import json
 from typing import TYPE_CHECKING, Any
 
+from .._server._http import Request, Response, as_json
 from . import (
     _checks,
     _delete,
@@ -21,7 +22,6 @@ from . import (
     _shape,
     _status,
 )
-from ._http import Request, Response, as_json
 from ._logs import serve as serve_log
 
 if TYPE_CHECKING:

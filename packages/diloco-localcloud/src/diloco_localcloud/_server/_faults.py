@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from . import _status
+from .._kubernetes import _status
 from ._http import CutError
 
 KINDS = ("throttle", "server_error", "unavailable", "unauthorized", "forbidden", "expired", "cut", "ambiguous")

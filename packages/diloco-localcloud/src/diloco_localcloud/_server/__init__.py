@@ -1,0 +1,1 @@
+"""What the stand-in of any cloud needs."""
