@@ -6,9 +6,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from diloco_localcloud import KubernetesStandIn
-from diloco_localcloud._kubernetes import _indexes, _job_check
-from diloco_localcloud._kubernetes._job_status import finished, true_condition
-from diloco_localcloud._kubernetes._resources import JOBS, PODS
+from diloco_localcloud._kubernetes._api._checks import _jobs
+from diloco_localcloud._kubernetes._jobs import _indexes
+from diloco_localcloud._kubernetes._jobs._status import finished, true_condition
+from diloco_localcloud._kubernetes._objects._resources import JOBS, PODS
 
 IGNORE = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
 
@@ -43,7 +44,7 @@ def make(spec):
         "spec": {"completions": 4, "parallelism": 4, "completionMode": "Indexed", "template": {"spec": pod}, **spec},
     }
     with cluster.changed:
-        cluster.store.add(JOBS, _job_check.new(cluster.store.prepare(JOBS, body)))
+        cluster.store.add(JOBS, _jobs.new(cluster.store.prepare(JOBS, body)))
     stand_in.world.auto_start = 0.5
     stand_in.world.settle()
     return stand_in, cluster

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_localcloud._kubernetes._environment import ConfigError, field, resolve
-from diloco_localcloud._kubernetes._expand import expand
-from diloco_localcloud._kubernetes._resources import CONFIG_MAPS, SECRETS
-from diloco_localcloud._kubernetes._store import Store
-from diloco_localcloud._kubernetes._volumes import rewrite
+from diloco_localcloud._kubernetes._objects._resources import CONFIG_MAPS, SECRETS
+from diloco_localcloud._kubernetes._objects._store import Store
+from diloco_localcloud._kubernetes._processes._environment import ConfigError, field, resolve
+from diloco_localcloud._kubernetes._processes._expand import expand
+from diloco_localcloud._kubernetes._processes._volumes import rewrite
 
 KNOWN = {"A": "1", "B": "$(A)", "long_name": "x y"}
 

@@ -8,7 +8,7 @@ import threading
 import pytest
 from kubernetes import watch
 
-from diloco_localcloud._kubernetes import _selectors
+from diloco_localcloud._kubernetes._api import _selectors
 
 LABELS = {"a": {"app": "x", "tier": "1"}, "b": {"app": "x"}, "c": {"app": "y", "tier": "2"}, "d": {}}
 

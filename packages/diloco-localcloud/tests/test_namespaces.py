@@ -9,11 +9,12 @@ import time
 import pytest
 
 from diloco_localcloud import KubernetesProcesses, StandInError
-from diloco_localcloud._kubernetes import _namespaces, _pods
-from diloco_localcloud._kubernetes._resources import PODS
+from diloco_localcloud._kubernetes._objects._resources import PODS
+from diloco_localcloud._kubernetes._pods import _facts
+from diloco_localcloud._kubernetes._processes import _pid_namespaces
 
 try:
-    _namespaces.wrapper()
+    _pid_namespaces.wrapper()
     WHY_NOT = ""
 except StandInError as wrong:
     WHY_NOT = str(wrong)
@@ -40,7 +41,7 @@ def wait_for_log(clients, text):
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         pod = clients.pods()[0]
-        if _pods.phase(pod) != "Pending" and text in clients.log("one"):
+        if _facts.phase(pod) != "Pending" and text in clients.log("one"):
             return
         time.sleep(0.02)
     pytest.fail("the container does not come up")
@@ -53,7 +54,7 @@ def end(clients, stand_in, grace):
     clients.core.delete_namespaced_pod(name="one", namespace="ns", grace_period_seconds=grace)
     cluster = stand_in._cluster
 
-    stand_in.pods.wait_for(lambda: _pods.ended(cluster.store.list(PODS, "ns")[0]))
+    stand_in.pods.wait_for(lambda: _facts.ended(cluster.store.list(PODS, "ns")[0]))
     return time.monotonic() - begun, clients.pods()[0]["status"]["containerStatuses"][0]["state"]["terminated"]
 
 
@@ -94,13 +95,13 @@ def test_the_runner_as_pid_1_heeds_sigterm_at_once(clients, stand_in, tmp_path):
 def test_what_cannot_be_started_is_told_all_the_same(clients, stand_in):
     spec = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "any", "command": ["/no/such/program"]}]}
     clients.core.create_namespaced_pod(namespace="ns", body={"metadata": {"name": "one"}, "spec": spec})
-    stand_in.pods.wait_for(lambda: _pods.ended(stand_in._cluster.store.list(PODS, "ns")[0]))
+    stand_in.pods.wait_for(lambda: _facts.ended(stand_in._cluster.store.list(PODS, "ns")[0]))
     assert clients.pods()[0]["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "StartError"
 
 
 def test_a_machine_without_unshare(monkeypatch):
     monkeypatch.setenv("PATH", "/nonexistent")
-    _namespaces.wrapper.cache_clear()
+    _pid_namespaces.wrapper.cache_clear()
     with pytest.raises(StandInError, match="PID namespaces need the command unshare"):
         KubernetesProcesses(pid_namespaces=True)
-    _namespaces.wrapper.cache_clear()
+    _pid_namespaces.wrapper.cache_clear()

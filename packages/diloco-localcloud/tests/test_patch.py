@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_localcloud._kubernetes import _patch
-from diloco_localcloud._kubernetes._status import ApiError
+from diloco_localcloud._kubernetes._api import _patch
+from diloco_localcloud._kubernetes._objects._refusals import ApiError
 
 LEAVES = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["a", "b"])
 THINGS = st.recursive(

@@ -11,7 +11,7 @@ import time
 import pytest
 
 from diloco_localcloud import KubernetesProcesses, StandInError
-from diloco_localcloud._kubernetes import _pods
+from diloco_localcloud._kubernetes._pods import _facts
 
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)"
 
@@ -43,7 +43,7 @@ def ended(stand_in, index=0):
 
     def over():
         found = [each.json for each in stand_in.pods.of("run", "ns") if each.index == index]
-        return bool(found) and found[-1] is not None and _pods.ended(found[-1])
+        return bool(found) and found[-1] is not None and _facts.ended(found[-1])
 
     stand_in.pods.wait_for(over)
     return pod(stand_in, index)["status"]["containerStatuses"][0]["state"]["terminated"]
@@ -251,7 +251,7 @@ def test_logs_while_it_runs(clients, stand_in, run):
         "import time\nfor n in range(3):\n print('line', n, flush=True)\n time.sleep(0.05)\nprint('no newline', end='')"
     )
     run(script)
-    stand_in.pods.wait_for(lambda: bool(stand_in.pods.of("run", "ns")) and _pods.phase(pod(stand_in)) != "Pending")
+    stand_in.pods.wait_for(lambda: bool(stand_in.pods.of("run", "ns")) and _facts.phase(pod(stand_in)) != "Pending")
     name = stand_in.pods.newest("run", 0, "ns").name
     answer = clients.core.read_namespaced_pod_log(name=name, namespace="ns", follow=True, _preload_content=False)
     assert b"".join(answer.stream(decode_content=True)) == b"line 0\nline 1\nline 2\nno newline"
@@ -280,13 +280,13 @@ def test_gpus_are_shared_out_as_declared(clients, stand_in, run):
     run(SLEEP, 3, main={"resources": {"limits": {"nvidia.com/gpu": "1"}}}, template={"runtimeClassName": "nvidia"})
     stand_in.pods.wait_for(
         lambda: any(
-            _pods.condition(each.json or {}, "PodScheduled").get("status") == "False"
+            _facts.condition(each.json or {}, "PodScheduled").get("status") == "False"
             for each in stand_in.pods.of("run", "ns")
         )
     )
     waiting = [each.json for each in stand_in.pods.of("run", "ns") if "nodeName" not in each.json["spec"]]
     assert len(waiting) == 1
-    assert "Insufficient nvidia.com/gpu" in _pods.condition(waiting[0], "PodScheduled")["message"]
+    assert "Insufficient nvidia.com/gpu" in _facts.condition(waiting[0], "PodScheduled")["message"]
 
 
 def test_a_missing_secret_and_then_not(clients, stand_in, run):
@@ -295,7 +295,7 @@ def test_a_missing_secret_and_then_not(clients, stand_in, run):
 
     def waits():
         found = stand_in.pods.of("run", "ns")
-        return bool(found) and "waiting" in _pods.container_status(found[0].json, "main").get("state", {})
+        return bool(found) and "waiting" in _facts.container_status(found[0].json, "main").get("state", {})
 
     stand_in.pods.wait_for(lambda: waits() and reason(stand_in) == "CreateContainerConfigError")
     clients.core.create_namespaced_secret(
@@ -305,7 +305,7 @@ def test_a_missing_secret_and_then_not(clients, stand_in, run):
 
 
 def reason(stand_in):
-    return _pods.container_status(pod(stand_in), "main")["state"]["waiting"]["reason"]
+    return _facts.container_status(pod(stand_in), "main")["state"]["waiting"]["reason"]
 
 
 def test_code_from_a_config_map(clients, stand_in, run):

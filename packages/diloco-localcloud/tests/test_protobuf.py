@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_localcloud._kubernetes import _fields, _protobuf, _tables
-from diloco_localcloud._kubernetes._status import ApiError
+from diloco_localcloud._kubernetes._api import _protobuf, _tables
+from diloco_localcloud._kubernetes._api._checks import _fields
+from diloco_localcloud._kubernetes._objects._refusals import ApiError
 
 
 def varint(number):

@@ -1,12 +1,12 @@
 """Stand-ins of clouds on this machine, to rehearse launches and to test launchers against."""
 
 from .__about__ import __version__
-from ._kubernetes._access import Access
-from ._kubernetes._local_pod import LocalPod, LocalPods
-from ._kubernetes._processes import KubernetesProcesses
-from ._kubernetes._scripted_pod import ScriptedPod
-from ._kubernetes._standin import KubernetesStandIn
-from ._kubernetes._world import World
+from ._kubernetes._api._access import Access
+from ._kubernetes._process_stand_in import KubernetesProcesses
+from ._kubernetes._processes._pod import LocalPod, LocalPods
+from ._kubernetes._scripted._pod import ScriptedPod
+from ._kubernetes._scripted._world import World
+from ._kubernetes._scripted_stand_in import KubernetesStandIn
 from ._server._errors import StandInError
 from ._server._faults import Call, Calls, Faults
 

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any, Self
 from .._server import _tls
 from .._server._errors import StandInError
 from .._server._http import Server
-from . import _kubeconfig
-from ._access import Access
-from ._api import Api
+from ._api import _kubeconfig
+from ._api._access import Access
+from ._api._api import Api
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from .._server._faults import Calls, Faults
-    from ._cluster import Cluster
+    from ._control._cluster import Cluster
 
 Json = dict[str, Any]
 

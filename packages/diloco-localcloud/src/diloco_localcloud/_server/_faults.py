@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from .._kubernetes import _status
+from .._kubernetes._objects import _refusals
 from ._http import CutError
 
 KINDS = ("throttle", "server_error", "unavailable", "unauthorized", "forbidden", "expired", "cut", "ambiguous")
@@ -100,20 +100,20 @@ def before(fault: Fault | None) -> None:
     if fault is None:
         return
     if fault.kind == "throttle":
-        raise _status.too_many_requests(fault.seconds)
+        raise _refusals.too_many_requests(fault.seconds)
     if fault.kind == "server_error":
-        raise _status.ApiError(500, "InternalError", "Internal error occurred: etcdserver: request timed out", {})
+        raise _refusals.ApiError(500, "InternalError", "Internal error occurred: etcdserver: request timed out", {})
     if fault.kind == "unavailable":
         message = "the server is currently unable to handle the request"
-        raise _status.ApiError(503, "ServiceUnavailable", message, {})
+        raise _refusals.ApiError(503, "ServiceUnavailable", message, {})
     if fault.kind == "unauthorized":
-        raise _status.unauthorized()
+        raise _refusals.unauthorized()
     if fault.kind == "expired":
         message = (
             "The provided continue parameter is too old to display a consistent list result. You must start a new list without "
             "the continue parameter."
         )
-        raise _status.gone(message)
+        raise _refusals.gone(message)
     if fault.kind == "cut":
         raise CutError
 

@@ -7,7 +7,7 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .._kubernetes._cluster import Cluster
+    from .._kubernetes._control._cluster import Cluster
 
 
 _LOG = logging.getLogger("diloco_localcloud")

@@ -1,0 +1,83 @@
+"""Who may do what: bearer tokens and rules as in a Role."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from .._objects import _refusals
+from ._route import Route
+
+Json = dict[str, Any]
+
+
+class Access:
+    """The rules of the one user; thread-safe.
+
+    Attributes:
+        user: as refusals name it.
+        token: the bearer token that is accepted; None accepts every request.
+    """
+
+    def __init__(self, user: str, token: str | None) -> None:
+        self.user = user
+        self.token = token
+        self._lock = threading.Lock()
+        self._rules: list[Json] | None = None
+        self._denied: set[tuple[str, str]] = set()
+
+    def only(self, rules: Iterable[Mapping[str, Any]] | None) -> None:
+        """Allow what these rules allow (``rules`` of a Role: apiGroups, resources, verbs, resourceNames); None allows all."""
+        kept = None if rules is None else [dict(rule) for rule in rules]
+        with self._lock:
+            self._rules = kept
+
+    def deny(self, verb: str, resource: str) -> None:
+        """Refuse one verb on a resource such as ``jobs`` or ``pods/log``, whatever the rules say."""
+        with self._lock:
+            self._denied.add((verb, resource))
+
+    def allow(self, verb: str, resource: str) -> None:
+        """Take a ``deny`` back."""
+        with self._lock:
+            self._denied.discard((verb, resource))
+
+    def authenticate(self, header: str) -> None:
+        """Check the Authorization header.
+
+        Raises:
+            ApiError: 401.
+        """
+        if self.token is not None and header != f"Bearer {self.token}":
+            raise _refusals.unauthorized()
+
+    def check(self, verb: str, route: Route) -> None:
+        """Check one call.
+
+        Raises:
+            ApiError: 403.
+        """
+        resource = route.resource
+        if not self.allows(verb, resource.group, resource.plural, route.subresource, route.name):
+            raise _refusals.forbidden(
+                self.user, verb, resource.plural, resource.group, route.namespace, route.name, route.subresource
+            )
+
+    def allows(self, verb: str, group: str, plural: str, subresource: str = "", name: str = "") -> bool:
+        """Whether the user may."""
+        what = f"{plural}/{subresource}" if subresource else plural
+        with self._lock:
+            if (verb, what) in self._denied:
+                return False
+            if self._rules is None or plural == "selfsubjectaccessreviews":
+                return True
+            return any(_covers(rule, verb, group, what, name) for rule in self._rules)
+
+
+def _covers(rule: Json, verb: str, group: str, what: str, name: str) -> bool:
+    def has(field: str, value: str) -> bool:
+        return value in rule.get(field, ()) or "*" in rule.get(field, ())
+
+    names = rule.get("resourceNames")
+    return has("verbs", verb) and has("apiGroups", group) and has("resources", what) and (not names or name in names)

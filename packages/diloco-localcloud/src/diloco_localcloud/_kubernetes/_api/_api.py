@@ -1,0 +1,89 @@
+"""The API: from a request to an answer."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..._server import _faults
+from ..._server._http import CutError, Request, Response, as_json
+from .._objects import _refusals
+from . import _access, _discovery, _route, _verbs
+
+if TYPE_CHECKING:
+    from .._control._cluster import Cluster
+
+
+_LOG = logging.getLogger("diloco_localcloud")
+
+
+class Api:
+    """Answers requests about a cluster; called from many threads."""
+
+    def __init__(self, cluster: Cluster, access: _access.Access) -> None:
+        self.access = access
+        self.faults = _faults.Faults()
+        self.calls = _faults.Calls()
+        self._cluster = cluster
+        self._verbs = _verbs.Verbs(cluster, access)
+
+    def handle(self, request: Request) -> Response:
+        """Answer, or raise ``CutError``."""
+        route = _route.parse(request.path)
+        if route is not None and route.resource.group in self._cluster.absent:
+            route = None
+        verb = _verb(request, route)
+        what, name = request.path, ""
+        if route is not None:
+            what = route.resource.plural + (f"/{route.subresource}" if route.subresource else "")
+            name = route.name
+        status = 0
+        try:
+            response = self._answer(request, route, verb, what)
+            status = response.status
+        except _refusals.ApiError as refusal:
+            status = refusal.code
+            return as_json(refusal.code, refusal.body, refusal.headers)
+        except CutError:
+            raise
+        except Exception as wrong:  # noqa: BLE001 - a server answers, whatever it is
+            _LOG.exception("%s %s", request.method, request.path)
+            status = 500
+            message = f"the stand-in has a fault: {type(wrong).__name__}: {wrong}"
+            return as_json(500, _refusals.ApiError(500, "InternalError", message).body)
+        finally:
+            self.calls.note(_faults.Call(verb, what, name, status))
+        return response
+
+    def _answer(self, request: Request, route: _route.Route | None, verb: str, what: str) -> Response:
+        fault = self.faults.take(verb, what)
+        _faults.before(fault)
+        if request.path not in ("/healthz", "/livez", "/readyz", "/version"):
+            self.access.authenticate(request.headers.get("authorization", ""))
+        if route is None:
+            found = _discovery.answer(request, self._cluster.absent)
+            if found is None:
+                raise _refusals.no_such_path(request.method, request.path)
+            return found
+        if fault is not None and fault.kind == "forbidden":
+            resource = route.resource
+            raise _refusals.forbidden(
+                self.access.user, verb, resource.plural, resource.group, route.namespace, route.name, route.subresource
+            )
+        self.access.check(verb, route)
+        response = self._verbs.run(verb, request, route)
+        if fault is not None and fault.kind == "ambiguous":
+            raise CutError
+        return response
+
+
+def _verb(request: Request, route: _route.Route | None) -> str:
+    if route is None:
+        return request.method.lower()
+    if request.method in ("GET", "HEAD"):
+        if route.name:
+            return "get"
+        return "watch" if request.flag("watch") else "list"
+    if request.method == "DELETE":
+        return "delete" if route.name else "deletecollection"
+    return {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(request.method, request.method.lower())

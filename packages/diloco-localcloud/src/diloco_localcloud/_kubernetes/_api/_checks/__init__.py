@@ -1,0 +1,1 @@
+"""What the API server adds to an object that was sent, and what it refuses."""

@@ -1,0 +1,158 @@
+"""The types of the fields that are looked at: what a real server could not decode is refused before it is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..._objects import _refusals
+from . import _names
+
+Json = dict[str, Any]
+
+# A shape is "string", "int", "bool", "number", "quantity" or "any"; [shape] for a list; ("map", shape); or a dict of fields.
+_REFERENCE = {"name": "string", "key": "string", "optional": "bool", "secretName": "string"}
+_VOLUME_SOURCE = {**_REFERENCE, "items": [{"key": "string", "path": "string"}]}
+_META = {
+    "name": "string",
+    "generateName": "string",
+    "namespace": "string",
+    "uid": "string",
+    "resourceVersion": "string",
+    "labels": ("map", "string"),
+    "annotations": ("map", "string"),
+    "finalizers": ["string"],
+    "ownerReferences": [{"kind": "string", "name": "string", "uid": "string", "apiVersion": "string"}],
+}
+_ENV = {
+    "name": "string",
+    "value": "string",
+    "valueFrom": {
+        "fieldRef": {"fieldPath": "string"},
+        "resourceFieldRef": {"resource": "string", "divisor": "quantity"},
+        "configMapKeyRef": _REFERENCE,
+        "secretKeyRef": _REFERENCE,
+    },
+}
+_CONTAINER = {
+    "name": "string",
+    "image": "string",
+    "command": ["string"],
+    "args": ["string"],
+    "workingDir": "string",
+    "env": [_ENV],
+    "envFrom": [{"prefix": "string", "configMapRef": _REFERENCE, "secretRef": _REFERENCE}],
+    "resources": {"limits": ("map", "quantity"), "requests": ("map", "quantity")},
+    "volumeMounts": [{"name": "string", "mountPath": "string", "subPath": "string"}],
+    "terminationMessagePath": "string",
+    "terminationMessagePolicy": "string",
+}
+_POD_SPEC = {
+    "containers": [_CONTAINER],
+    "initContainers": [_CONTAINER],
+    "volumes": [
+        {"name": "string", "configMap": _VOLUME_SOURCE, "secret": _VOLUME_SOURCE, "hostPath": {"path": "string"}}
+    ],
+    "restartPolicy": "string",
+    "terminationGracePeriodSeconds": "int",
+    "serviceAccountName": "string",
+    "nodeName": "string",
+    "hostname": "string",
+    "nodeSelector": ("map", "string"),
+    "priority": "int",
+}
+_JOB_SPEC = {
+    "parallelism": "int",
+    "completions": "int",
+    "backoffLimit": "int",
+    "backoffLimitPerIndex": "int",
+    "maxFailedIndexes": "int",
+    "activeDeadlineSeconds": "int",
+    "ttlSecondsAfterFinished": "int",
+    "suspend": "bool",
+    "manualSelector": "bool",
+    "completionMode": "string",
+    "podReplacementPolicy": "string",
+    "template": {"metadata": _META, "spec": _POD_SPEC},
+    "podFailurePolicy": {
+        "rules": [
+            {
+                "action": "string",
+                "onExitCodes": {"containerName": "string", "operator": "string", "values": ["int"]},
+                "onPodConditions": [{"type": "string", "status": "string"}],
+            }
+        ]
+    },
+    "successPolicy": {"rules": [{"succeededIndexes": "string", "succeededCount": "int"}]},
+}
+_KINDS: dict[str, Any] = {
+    "Job": {"metadata": _META, "spec": _JOB_SPEC, "status": {"conditions": [{"type": "string", "status": "string"}]}},
+    "Pod": {"metadata": _META, "spec": _POD_SPEC, "status": {"conditions": [{"type": "string", "status": "string"}]}},
+    "ConfigMap": {"metadata": _META, "data": ("map", "string"), "binaryData": ("map", "string")},
+    "Secret": {"metadata": _META, "data": ("map", "string"), "stringData": ("map", "string")},
+    "Workload": {"metadata": _META, "spec": {"active": "bool"}},
+}
+_OTHER = {"metadata": _META}
+_PYTHON: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "int": (int,),
+    "bool": (bool,),
+    "quantity": (str, int, float),
+}
+
+
+def decode(kind: str, thing: Json) -> Json:
+    """The object without its nulls, every field of the type it must have.
+
+    Raises:
+        ApiError: 400, in the words of the real server's decoder.
+    """
+    found = _decode(thing, _KINDS.get(kind, _OTHER), "", kind)
+    return dict(found)
+
+
+def _decode(value: Any, shape: Any, path: str, kind: str) -> Any:
+    if isinstance(shape, str):
+        if shape != "any":
+            _leaf(value, shape, path, kind)
+        return value
+    if isinstance(shape, list):
+        if not isinstance(value, list):
+            raise _undecodable(value, path, "[]", kind)
+        return [_decode(each, shape[0], path, kind) for each in value]
+    if not isinstance(value, dict):
+        raise _undecodable(value, path, "object", kind)
+    if isinstance(shape, tuple):
+        return {key: _decode(each, shape[1], path, kind) for key, each in value.items() if each is not None}
+    fields = {key: each for key, each in value.items() if each is not None}
+    return {
+        key: _decode(each, shape.get(key, "any"), f"{path}.{key}".lstrip("."), kind) for key, each in fields.items()
+    }
+
+
+def _leaf(value: Any, shape: str, path: str, kind: str) -> None:
+    allowed = _PYTHON[shape]
+    if not isinstance(value, allowed) or (isinstance(value, bool) and bool not in allowed):
+        raise _undecodable(value, path, shape, kind)
+    if isinstance(value, int) and shape == "int" and not -(2**63) <= value < 2**63:
+        raise _undecodable(value, path, "int64", kind)
+    if shape == "quantity":
+        try:
+            _names.quantity(value)
+        except ValueError as wrong:
+            raise _refusals.bad_request(f'{kind} in version "v1" cannot be handled as a {kind}: {wrong}') from None
+
+
+def _undecodable(value: Any, path: str, wanted: str, kind: str) -> _refusals.ApiError:
+    names: dict[type, str] = {
+        bool: "bool",
+        int: "number",
+        float: "number",
+        str: "string",
+        list: "array",
+        dict: "object",
+    }
+    given = names.get(type(value), "null")
+    return _refusals.bad_request(
+        f'{kind} in version "v1" cannot be handled as a {kind}: json: cannot unmarshal {given} into Go struct field '
+        f"{path or kind} of type {wanted}"
+    )

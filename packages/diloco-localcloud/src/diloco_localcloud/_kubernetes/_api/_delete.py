@@ -1,0 +1,112 @@
+"""Deletes and evictions."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+from .._objects import _refusals, _resources
+from .._pods import _states
+from . import _lists, _protobuf
+
+if TYPE_CHECKING:
+    from ..._server._http import Request
+    from .._control._cluster import Cluster
+    from ._route import Route
+
+Json = dict[str, Any]
+
+
+def one(cluster: Cluster, request: Request, route: Route) -> Json:
+    """DELETE of an object; under the lock.
+
+    Raises:
+        ApiError: 404, 409 for a precondition, 422 for a wrong policy.
+    """
+    options = _options(request)
+    resource = route.resource
+    thing = cluster.store.get(resource, route.namespace, route.name)
+    _check_preconditions(route, thing, options.get("preconditions") or {})
+    if options.get("dryRun"):
+        return thing
+    return _delete(cluster, route, thing, options)
+
+
+def many(cluster: Cluster, request: Request, route: Route) -> Json:
+    """DELETE of a collection; under the lock."""
+    options = _options(request)
+    chosen = _lists.chosen(cluster.store, request, route)
+    if not options.get("dryRun"):
+        for thing in chosen:
+            _delete(cluster, route, thing, options)
+    return _lists.wrap(route.resource, chosen, {"resourceVersion": str(cluster.store.version)})
+
+
+def evict(cluster: Cluster, route: Route) -> Json:
+    """POST of an eviction."""
+    pod = cluster.store.get(_resources.PODS, route.namespace, route.name)
+    now = cluster.timeline.stamp()
+    cluster.put_pod(_states.disrupted(pod, "EvictionByEvictionAPI", "Eviction API: evicting", now))
+    cluster.delete_pod(route.namespace, route.name)
+    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
+
+
+def _delete(cluster: Cluster, route: Route, thing: Json, options: Json) -> Json:
+    resource, meta = route.resource, thing["metadata"]
+    namespace, name = meta.get("namespace", ""), meta["name"]
+    removed = _refusals.success(resource.plural, resource.group, name, meta["uid"])
+    if resource is _resources.JOBS:
+        last = cluster.delete_job(namespace, name, _policy(options))
+        return removed if cluster.store.find(resource, namespace, name) is None else last
+    if resource is _resources.PODS:
+        return cluster.delete_pod(namespace, name, options.get("gracePeriodSeconds")) or thing
+    if resource is _resources.NAMESPACES:
+        for each in cluster.store.list(_resources.JOBS, name):
+            cluster.delete_job(name, each["metadata"]["name"], "Background")
+    cluster.store.remove(resource, namespace, name)
+    return removed
+
+
+def _policy(options: Json) -> str:
+    policy = options.get("propagationPolicy")
+    if policy is None:
+        orphan = options.get("orphanDependents")
+        # The default of batch/v1: the pods keep running.
+        return "Background" if orphan is False else "Orphan"
+    return str(policy)
+
+
+def _options(request: Request) -> Json:
+    options: Json = {}
+    if request.body:
+        if request.headers.get("content-type", "").startswith(_protobuf.MEDIA_TYPE):
+            body = _protobuf.decode(request.body)
+        else:
+            try:
+                body = json.loads(request.body)
+            except ValueError as wrong:
+                raise _refusals.bad_request(f"json parse error: {wrong}") from None
+        options = {key: value for key, value in (body or {}).items() if value is not None}
+    for key in ("propagationPolicy", "gracePeriodSeconds", "orphanDependents", "dryRun"):
+        if key in request.query:
+            options[key] = request.query[key]
+    if "gracePeriodSeconds" in options:
+        options["gracePeriodSeconds"] = int(options["gracePeriodSeconds"])
+    if isinstance(options.get("orphanDependents"), str):
+        options["orphanDependents"] = options["orphanDependents"] == "true"
+    policy = options.get("propagationPolicy")
+    if policy not in (None, "Background", "Foreground", "Orphan"):
+        words = f'Unsupported value: "{policy}": supported values: "Background", "Foreground", "Orphan"'
+        causes = [("propagationPolicy", "FieldValueNotSupported", words)]
+        raise _refusals.invalid("DeleteOptions", "meta.k8s.io", "", causes)
+    return options
+
+
+def _check_preconditions(route: Route, thing: Json, wanted: Json) -> None:
+    meta, resource = thing["metadata"], route.resource
+    for field, words in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
+        if wanted.get(field) not in (None, meta[field]):
+            cause = (
+                f"Precondition failed: {words} in precondition: {wanted[field]}, {words} in object meta: {meta[field]}"
+            )
+            raise _refusals.conflict(resource.plural, resource.group, route.name, cause)

@@ -1,0 +1,79 @@
+"""Which APIs there are."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..._server._http import Response, as_json
+from .._objects import _resources
+from . import _openapi
+
+if TYPE_CHECKING:
+    from ..._server._http import Request
+
+Json = dict[str, Any]
+
+VERSION = {
+    "major": "1",
+    "minor": "34",
+    "gitVersion": "v1.34.0-diloco",
+    "gitCommit": "",
+    "gitTreeState": "clean",
+    "buildDate": "2026-01-01T00:00:00Z",
+    "goVersion": "",
+    "compiler": "",
+    "platform": "stand-in",
+}
+
+
+def answer(request: Request, absent: set[str]) -> Response | None:
+    """The answer for a path that names no objects, of all groups but those ``absent``; None if there is nothing."""
+    if request.method not in ("GET", "HEAD"):
+        return None
+    path = request.path.rstrip("/")
+    groups = sorted({(each.group, each.version) for each in _resources.ALL if each.group and each.group not in absent})
+    if path in ("/healthz", "/livez", "/readyz"):
+        return Response(200, b"ok", "text/plain")
+    if path.startswith("/openapi"):
+        document = _openapi.answer(path)
+        return None if document is None else as_json(200, document)
+    if path == "/version":
+        return as_json(200, VERSION)
+    if path == "/api":
+        return as_json(200, {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
+    if path == "/apis":
+        return as_json(
+            200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(*group) for group in groups]}
+        )
+    if path == "/api/v1":
+        return as_json(200, _listed("", "v1"))
+    for name, version in groups:
+        if path == f"/apis/{name}":
+            return as_json(200, {"kind": "APIGroup", "apiVersion": "v1", **_group(name, version)})
+        if path == f"/apis/{name}/{version}":
+            return as_json(200, _listed(name, version))
+    return None
+
+
+def _group(name: str, version: str) -> Json:
+    served = {"groupVersion": f"{name}/{version}", "version": version}
+    return {"name": name, "versions": [served], "preferredVersion": served}
+
+
+def _listed(group: str, version: str) -> Json:
+    found: list[Json] = []
+    for resource in _resources.ALL:
+        if resource.group != group:
+            continue
+        base = {"singularName": resource.singular, "namespaced": resource.namespaced, "kind": resource.kind}
+        short = {"shortNames": list(resource.short)} if resource.short else {}
+        categories = {"categories": ["all"]} if resource.plural in ("pods", "jobs") else {}
+        found.append({"name": resource.plural, **base, "verbs": list(resource.verbs), **short, **categories})
+        for sub in resource.subresources:
+            verbs = {"log": ["get"], "eviction": ["create"]}.get(sub, ["get", "patch", "update"])
+            kind = {"eviction": "Eviction"}.get(sub, resource.kind)
+            extra = {"group": "policy", "version": "v1"} if sub == "eviction" else {}
+            entry = {**base, "singularName": "", "kind": kind, **extra}
+            found.append({"name": f"{resource.plural}/{sub}", **entry, "verbs": verbs})
+    full = f"{group}/{version}" if group else version
+    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": full, "resources": found}

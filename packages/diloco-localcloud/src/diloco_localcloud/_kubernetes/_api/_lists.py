@@ -1,0 +1,160 @@
+"""Reads: one object, lists and watches."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+from ..._server._http import Response, as_json
+from .._objects import _refusals
+from . import _paging, _selectors, _tables
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from ..._server._http import Request
+    from .._control._cluster import Cluster
+    from .._objects._resources import Resource
+    from .._objects._store import Change, Store
+    from ._route import Route
+
+Json = dict[str, Any]
+
+# How long a watch without timeoutSeconds is kept open.
+WATCH_SECONDS = 1800.0
+# How often an open watch looks whether its server was stopped.
+_LOOK_SECONDS = 0.5
+
+
+def one(request: Request, route: Route, thing: Json) -> Response:
+    """GET of an object."""
+    if _tables.wanted(request):
+        return as_json(
+            200, _tables.table(route.resource, [thing], {"resourceVersion": thing["metadata"]["resourceVersion"]})
+        )
+    return as_json(200, thing)
+
+
+def listed(store: Store, request: Request, route: Route) -> Response:
+    """GET of a collection; under the lock."""
+    items = chosen(store, request, route)
+    limit = request.query.get("limit") or "0"
+    if not limit.isdigit():
+        raise _refusals.bad_request(f'strconv.ParseInt: parsing "{limit}": invalid syntax')
+    items, meta = _paging.page(items, int(limit), request.query.get("continue", ""), store.version)
+    if _tables.wanted(request):
+        return as_json(200, _tables.table(route.resource, items, meta))
+    return as_json(200, wrap(route.resource, items, meta))
+
+
+def wrap(resource: Resource, items: list[Json], meta: Json) -> Json:
+    """A list object; its items carry neither kind nor apiVersion, as the real ones do not."""
+    bare = [{key: value for key, value in item.items() if key not in ("kind", "apiVersion")} for item in items]
+    return {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": meta, "items": bare}
+
+
+def chosen(store: Store, request: Request, route: Route) -> list[Json]:
+    """The objects of a collection that its selectors choose."""
+    test = _test(request, route)
+    return [thing for thing in store.list(route.resource, route.namespace) if test(thing)]
+
+
+def _test(request: Request, route: Route) -> Callable[[Json], bool]:
+    labels = _selectors.by_labels(request.query.get("labelSelector", ""))
+    fields = _selectors.by_fields(request.query.get("fieldSelector", ""), route.resource.kind)
+
+    def test(thing: Json) -> bool:
+        inside = not route.namespace or thing["metadata"].get("namespace") == route.namespace
+        return inside and labels(thing) and fields(thing)
+
+    return test
+
+
+def watched(cluster: Cluster, request: Request, route: Route) -> Response:
+    """GET with ``watch=true``; under the lock.
+
+    Without a resource version it begins with what there is.
+    """
+    store, test = cluster.store, _test(request, route)
+    given = request.query.get("resourceVersion", "")
+    initial: list[Json] = []
+    start = store.version
+    listing = request.flag("sendInitialEvents")
+    if given in ("", "0") or listing:
+        initial = [_event("ADDED", thing) for thing in chosen(store, request, route)]
+    elif not given.isdigit():
+        raise _refusals.bad_request(f'invalid resource version "{given}"')
+    else:
+        start = int(given)
+        oldest = store.changes[0].version if store.changes else store.version + 1
+        if start < oldest - 1 and len(store.changes) == store.changes.maxlen:
+            raise _refusals.gone(f"too old resource version: {start} ({oldest})")
+    if listing:
+        initial.append(_bookmark(route.resource, start, {"k8s.io/initial-events-end": "true"}))
+    seconds = float(request.query.get("timeoutSeconds") or WATCH_SECONDS)
+    table = _tables.wanted(request)
+    return Response(200, _stream(cluster, route.resource, test, initial, start, seconds, table=table))
+
+
+def _stream(
+    cluster: Cluster,
+    resource: Resource,
+    test: Callable[[Json], bool],
+    initial: list[Json],
+    start: int,
+    seconds: float,
+    *,
+    table: bool,
+) -> Iterator[bytes]:
+    end = time.monotonic() + seconds
+    events, seen = initial, start
+    while True:
+        for event in events:
+            shown = event
+            if table and event["type"] != "BOOKMARK":
+                shown = {**event, "object": _tables.table(resource, [event["object"]], {})}
+            yield json.dumps(shown, separators=(",", ":")).encode() + b"\n"
+        with cluster.changed:
+            while True:
+                fresh = _since(cluster.store, seen)
+                left = end - time.monotonic()
+                if fresh or left <= 0 or cluster.stopped:
+                    break
+                cluster.changed.wait(min(left, _LOOK_SECONDS))
+            if not fresh:
+                return
+            seen = fresh[-1].version
+            events = list(filter(None, (_seen(change, resource, test) for change in fresh)))
+
+
+def _since(store: Store, version: int) -> list[Change]:
+    fresh = []
+    for change in reversed(store.changes):
+        if change.version <= version:
+            break
+        fresh.append(change)
+    return fresh[::-1]
+
+
+def _seen(change: Change, resource: Resource, test: Callable[[Json], bool]) -> Json | None:
+    """What this watch is told of a change: to leave its selection is to be deleted."""
+    if change.resource is not resource:
+        return None
+    before = change.old is not None and test(change.old)
+    after = change.new is not None and test(change.new)
+    if after and change.new is not None:
+        return _event("MODIFIED" if before else "ADDED", change.new)
+    if before and change.old is not None:
+        meta = {**change.old["metadata"], "resourceVersion": str(change.version)}
+        return _event("DELETED", {**change.old, "metadata": meta})
+    return None
+
+
+def _event(kind: str, thing: Json) -> Json:
+    return {"type": kind, "object": thing}
+
+
+def _bookmark(resource: Resource, version: int, annotations: dict[str, str]) -> Json:
+    meta = {"resourceVersion": str(version), "annotations": annotations}
+    return _event("BOOKMARK", {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": meta})

@@ -1,0 +1,109 @@
+"""GET of a pod's log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from ..._server import _timeline
+from ..._server._http import Response
+from .._control._log_store import Window
+from .._objects import _refusals, _resources
+from .._pods import _facts
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ..._server._http import Request
+    from .._control._cluster import Cluster
+    from .._control._log_store import Log
+    from ._route import Route
+
+Json = dict[str, Any]
+
+_LOOK_SECONDS = 0.2
+_PULLING = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName")
+
+
+def serve(cluster: Cluster, request: Request, route: Route) -> Response:
+    """Answer; ``follow`` streams until the container has ended.
+
+    Raises:
+        ApiError: 404, or 400 with the words of the kubelet.
+    """
+    with cluster.changed:
+        pod = cluster.store.get(_resources.PODS, route.namespace, route.name)
+        container = _container(pod, request.query.get("container", ""))
+        life = _life(pod, container, previous=request.flag("previous"))
+        if life is None:
+            return Response(200, b"", "text/plain")
+        log = cluster.runtime.log_of(pod, container, life)
+        window = _window(request, cluster.timeline.now())
+        start = window.first(log)
+        if request.flag("follow"):
+            return Response(200, _follow(cluster, log, window, start), "text/plain")
+        text = window.show(log.lines(start))
+        return Response(200, text if window.limit is None else text[: window.limit], "text/plain")
+
+
+def _container(pod: Json, name: str) -> str:
+    known = [container["name"] for container in pod["spec"]["containers"]]
+    where = pod["metadata"]["name"]
+    if not name and len(known) > 1:
+        raise _refusals.bad_request(
+            f"a container name must be specified for pod {where}, choose one of: [{' '.join(known)}]"
+        )
+    if name and name not in known:
+        raise _refusals.bad_request(f"container {name} is not valid for pod {where}")
+    return name or known[0]
+
+
+def _life(pod: Json, container: str, *, previous: bool) -> int | None:
+    """The number of the container's life; None for a pod that no kubelet has yet."""
+    where = pod["metadata"]["name"]
+    status = _facts.container_status(pod, container)
+    if previous:
+        if not status.get("restartCount"):
+            raise _refusals.bad_request(f'previous terminated container "{container}" in pod "{where}" not found')
+        return int(status["restartCount"]) - 1
+    if not status:
+        return None
+    waiting = status["state"].get("waiting")
+    if waiting:
+        reason = waiting["reason"]
+        why = "image can't be pulled" if reason in _PULLING else reason
+        raise _refusals.bad_request(f'container "{container}" in pod "{where}" is waiting to start: {why}')
+    return int(status["restartCount"])
+
+
+def _window(request: Request, now: float) -> Window:
+    query = request.query
+    try:
+        since = None
+        if query.get("sinceSeconds"):
+            since = now - int(query["sinceSeconds"])
+        if query.get("sinceTime"):
+            since = _timeline.seconds(query["sinceTime"])
+        tail = int(query["tailLines"]) if query.get("tailLines") else None
+        limit = int(query["limitBytes"]) if query.get("limitBytes") else None
+    except ValueError as wrong:
+        raise _refusals.bad_request(f"converting (url.Values) to (v1.PodLogOptions): {wrong}") from None
+    return Window(tail, since, limit, timestamps=request.flag("timestamps"))
+
+
+def _follow(cluster: Cluster, log: Log, window: Window, start: int) -> Iterator[bytes]:
+    left = window.limit
+    while True:
+        with cluster.changed:
+            fresh = log.lines(start)
+            done = log.ended or cluster.stopped
+            if not fresh and not done:
+                cluster.changed.wait(_LOOK_SECONDS)
+                continue
+        start += len(fresh)
+        text = window.show(fresh)
+        if left is not None:
+            text, left = text[:left], left - len(text)
+        if text:
+            yield text
+        if (done and not fresh) or (left is not None and left <= 0):
+            return

@@ -1,0 +1,176 @@
+"""Merge, JSON and strategic merge patches."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from .._objects import _refusals
+
+Json = dict[str, Any]
+
+MERGE = "application/merge-patch+json"
+JSON = "application/json-patch+json"
+STRATEGIC = "application/strategic-merge-patch+json"
+APPLY = "application/apply-patch+yaml"
+
+# The key by which a strategic merge knows the entries of a list, by the name of the list.
+_KEYS = {
+    "containers": "name",
+    "initContainers": "name",
+    "ephemeralContainers": "name",
+    "env": "name",
+    "volumes": "name",
+    "volumeMounts": "mountPath",
+    "ports": "containerPort",
+    "imagePullSecrets": "name",
+    "hostAliases": "ip",
+    "ownerReferences": "uid",
+    "conditions": "type",
+    "topologySpreadConstraints": "topologyKey",
+    "secrets": "name",
+}
+_SETS = {"finalizers"}
+
+
+def apply(kind: str, thing: Json, patch: Any) -> Json:
+    """The object with a patch of this media type applied; the object itself stays as it is.
+
+    Raises:
+        ApiError: 400, 415 or 422.
+    """
+    if kind == JSON:
+        return _json(thing, patch)
+    if not isinstance(patch, dict):
+        raise _refusals.bad_request("the patch must be an object")
+    if kind == MERGE:
+        return dict(merge(thing, patch))
+    if kind == STRATEGIC:
+        return _strategic(thing, patch)
+    raise _refusals.unsupported_media_type(kind, [JSON, MERGE, STRATEGIC])
+
+
+def merge(thing: Any, patch: Any) -> Any:
+    """RFC 7396."""
+    if not isinstance(patch, dict):
+        return copy.deepcopy(patch)
+    result = dict(thing) if isinstance(thing, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merge(result.get(key), value)
+    return result
+
+
+def _strategic(thing: Any, patch: Json) -> Json:
+    if patch.get("$patch") == "replace":
+        return {key: copy.deepcopy(value) for key, value in patch.items() if key != "$patch"}
+    result = dict(thing) if isinstance(thing, dict) else {}
+    orders = {key.partition("/")[2]: value for key, value in patch.items() if key.startswith("$setElementOrder/")}
+    for key, value in patch.items():
+        if key.startswith("$deleteFromPrimitiveList/"):
+            name = key.partition("/")[2]
+            result[name] = [each for each in result.get(name) or [] if each not in value]
+        elif key == "$retainKeys":
+            result = {name: each for name, each in result.items() if name in value}
+        elif key.startswith("$"):
+            continue
+        elif value is None:
+            result.pop(key, None)
+        elif isinstance(value, dict):
+            if value.get("$patch") == "delete":
+                result.pop(key, None)
+            else:
+                result[key] = _strategic(result.get(key) or {}, value)
+        elif isinstance(value, list) and key in _KEYS and all(isinstance(each, dict) for each in value):
+            result[key] = _merge_list(result.get(key) or [], value, _KEYS[key])
+        elif isinstance(value, list) and key in _SETS:
+            old = result.get(key) or []
+            result[key] = old + [each for each in value if each not in old]
+        else:
+            result[key] = copy.deepcopy(value)
+    for name, order in orders.items():
+        field = _KEYS.get(name)
+        if name in result and field:
+            places = {entry.get(field): place for place, entry in enumerate(order)}
+            result[name] = sorted(result[name], key=lambda each: places.get(each.get(field), len(places)))
+    return result
+
+
+def _merge_list(old: Any, new: list[Json], key: str) -> list[Json]:
+    if any(each.get("$patch") == "replace" for each in new):
+        return [copy.deepcopy(each) for each in new if each.get("$patch") != "replace"]
+    result = [each for each in old if isinstance(each, dict)] if isinstance(old, list) else []
+    for entry in new:
+        place = next((place for place, each in enumerate(result) if each.get(key) == entry.get(key)), None)
+        if entry.get("$patch") == "delete":
+            if place is not None:
+                del result[place]
+        elif place is None:
+            result.append(copy.deepcopy(entry))
+        else:
+            result[place] = _strategic(result[place], entry)
+    return result
+
+
+def _json(thing: Json, operations: Any) -> Json:
+    if not isinstance(operations, list):
+        raise _refusals.bad_request("a JSON patch must be a list of operations")
+    result: Any = copy.deepcopy(thing)
+    for operation in operations:
+        try:
+            result = _operate(result, operation)
+        except (KeyError, IndexError, ValueError, TypeError) as wrong:
+            message = f"the server rejected our request due to an error in our request: {operation}: {wrong}"
+            raise _refusals.ApiError(422, "Invalid", message, {}) from None
+    return dict(result)
+
+
+def _operate(thing: Any, operation: Json) -> Any:
+    verb, path = operation["op"], _pointer(operation["path"])
+    if verb == "test":
+        if _read(thing, path) != operation["value"]:
+            raise ValueError("the test failed")
+        return thing
+    if verb in ("move", "copy"):
+        source = _pointer(operation["from"])
+        value = copy.deepcopy(_read(thing, source))
+        if verb == "move":
+            thing = _change(thing, source, "remove", None)
+        return _change(thing, path, "add", value)
+    if verb in ("add", "replace", "remove"):
+        return _change(thing, path, verb, copy.deepcopy(operation.get("value")))
+    raise ValueError(f"there is no operation {verb!r}")
+
+
+def _pointer(path: str) -> list[str]:
+    return [step.replace("~1", "/").replace("~0", "~") for step in path.split("/")[1:]]
+
+
+def _read(thing: Any, path: list[str]) -> Any:
+    for step in path:
+        thing = thing[int(step)] if isinstance(thing, list) else thing[step]
+    return thing
+
+
+def _change(thing: Any, path: list[str], verb: str, value: Any) -> Any:
+    if not path:
+        return value
+    parent, last = _read(thing, path[:-1]), path[-1]
+    if isinstance(parent, list):
+        if verb == "add":
+            parent.insert(len(parent) if last == "-" else int(last), value)
+        elif verb == "replace":
+            parent[int(last)] = value
+        else:
+            del parent[int(last)]
+    elif verb == "add":
+        parent[last] = value
+    elif last not in parent:
+        raise KeyError(f"there is no {'/'.join(path)}")
+    elif verb == "replace":
+        parent[last] = value
+    else:
+        del parent[last]
+    return thing

@@ -1,0 +1,234 @@
+"""What the verbs do to the objects."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import TYPE_CHECKING, Any
+
+from ..._server._http import Request, Response, as_json
+from .._objects import _refusals, _resources
+from .._pods import _facts
+from . import _delete, _lists, _patch, _protobuf, _review
+from ._checks import _fields, _jobs, _names, _pods, _shape
+from ._logs import serve as serve_log
+
+if TYPE_CHECKING:
+    from .._control._cluster import Cluster
+    from .._objects._resources import Resource
+    from ._access import Access
+    from ._route import Route
+
+Json = dict[str, Any]
+
+
+class Verbs:
+    """Carries out calls that are allowed; takes the cluster's lock."""
+
+    def __init__(self, cluster: Cluster, access: Access) -> None:
+        self._cluster = cluster
+        self._access = access
+
+    def run(self, verb: str, request: Request, route: Route) -> Response:
+        """Answer one call.
+
+        Raises:
+            ApiError: it is refused.
+        """
+        resource = route.resource
+        if verb not in resource.verbs:
+            raise _refusals.method_not_allowed()
+        if route.subresource == "log":
+            return serve_log(self._cluster, request, route)
+        with self._cluster.changed:
+            if verb == "list":
+                return _lists.listed(self._cluster.store, request, route)
+            if verb == "watch":
+                return _lists.watched(self._cluster, request, route)
+            if verb == "get":
+                return _lists.one(request, route, self._cluster.store.get(resource, route.namespace, route.name))
+            warnings: list[str] = []
+            if verb == "create":
+                return as_json(201, self._create(request, route, warnings), _warning(warnings))
+            if verb in ("update", "patch"):
+                return as_json(200, self._change(verb, request, route, warnings), _warning(warnings))
+            if verb == "delete":
+                return as_json(200, _delete.one(self._cluster, request, route))
+            return as_json(200, _delete.many(self._cluster, request, route))
+
+    def _create(self, request: Request, route: Route, warnings: list[str]) -> Json:
+        resource, body = route.resource, _body(request)
+        if resource is _resources.ACCESS_REVIEWS:
+            return _review.answer(self._access, body)
+        if route.subresource == "eviction":
+            return _delete.evict(self._cluster, route)
+        if route.name:
+            raise _refusals.method_not_allowed()
+        _check_kind(resource, body)
+        body = _known(request, resource, body, warnings)
+        store = self._cluster.store
+        if not isinstance(body.get("metadata"), dict):
+            raise _refusals.bad_request("the object has no metadata")
+        if resource.namespaced:
+            namespace = self._namespace(route, body)
+            body = {**body, "metadata": {**body["metadata"], "namespace": namespace}}
+        new = store.prepare(resource, body)
+        if resource is _resources.JOBS:
+            new = _jobs.new(self._cluster.admission(new))
+        elif resource is _resources.PODS:
+            new = self._pod(new)
+        else:
+            label = resource is _resources.NAMESPACES
+            found = _names.metadata(new["metadata"], label=label)
+            if found:
+                raise _refusals.invalid(resource.kind, resource.group, new["metadata"].get("name", ""), found)
+        if _dry(request):
+            old = store.find(resource, route.namespace, new["metadata"]["name"])
+            if old is not None:
+                raise _refusals.already_exists(resource.plural, resource.group, new["metadata"]["name"])
+            return new
+        if resource is _resources.NAMESPACES:
+            return self._cluster.add_namespace(body)
+        return store.add(resource, new)
+
+    def _namespace(self, route: Route, body: Json) -> str:
+        given = body["metadata"].get("namespace") or route.namespace
+        if not route.namespace:
+            raise _refusals.method_not_allowed()
+        if given != route.namespace:
+            raise _refusals.bad_request(
+                f"the namespace of the provided object does not match the namespace sent on the request "
+                f"({given} != {route.namespace})"
+            )
+        if self._cluster.store.find(_resources.NAMESPACES, "", route.namespace) is None:
+            raise _refusals.not_found("namespaces", "", route.namespace)
+        return route.namespace
+
+    def _pod(self, new: Json) -> Json:
+        spec = _facts.with_defaults(new.get("spec") or {})
+        spec.setdefault("serviceAccountName", "default")
+        meta = new["metadata"]
+        found = _names.metadata(meta) + _pods.causes(spec, "spec")
+        if found:
+            raise _refusals.invalid("Pod", "", meta.get("name", ""), found)
+        account = spec["serviceAccountName"]
+        if self._cluster.store.find(_resources.SERVICE_ACCOUNTS, meta["namespace"], account) is None:
+            message = (
+                f'pods "{meta["name"]}" is forbidden: error looking up service account {meta["namespace"]}/{account}: '
+                f'serviceaccount "{account}" not found'
+            )
+            raise _refusals.ApiError(403, "Forbidden", message, {"name": meta["name"], "kind": "pods"})
+        return {**new, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
+
+    def _change(self, verb: str, request: Request, route: Route, warnings: list[str]) -> Json:
+        resource, store = route.resource, self._cluster.store
+        old = store.get(resource, route.namespace, route.name)
+        if verb == "patch":
+            kind = request.headers.get("content-type", "").partition(";")[0].strip()
+            if kind == _patch.APPLY:
+                raise _refusals.unsupported_media_type(kind, [_patch.JSON, _patch.MERGE, _patch.STRATEGIC])
+            new = _patch.apply(kind, copy.deepcopy(old), _any_body(request))
+        else:
+            new = _body(request)
+        _check_kind(resource, new)
+        new = _known(request, resource, new, warnings)
+        meta = dict(new.get("metadata") or {})
+        given = meta.get("resourceVersion")
+        if given and given != old["metadata"]["resourceVersion"]:
+            raise _refusals.conflict(resource.plural, resource.group, route.name)
+        if meta.get("uid") not in (None, "", old["metadata"]["uid"]):
+            cause = (
+                f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {old['metadata']['uid']}"
+            )
+            raise _refusals.conflict(resource.plural, resource.group, route.name, cause)
+        new = {**new, "metadata": _kept(old["metadata"], meta)}
+        new = self._allowed(resource, route, old, new)
+        if _dry(request):
+            return new
+        return (store.replace(resource, new) and store.get(resource, route.namespace, route.name)) or new
+
+    def _allowed(self, resource: Resource, route: Route, old: Json, new: Json) -> Json:
+        if route.subresource == "status":
+            return {**old, "metadata": new["metadata"], "status": new.get("status", {})}
+        found = _names.metadata(new["metadata"])
+        if found:
+            raise _refusals.invalid(resource.kind, resource.group, route.name, found)
+        if "status" in old:
+            new = {**new, "status": old["status"]}
+        if resource is _resources.JOBS:
+            return _jobs.changed(old, new)
+        if resource is _resources.PODS and new.get("spec") != old["spec"]:
+            words = (
+                "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
+                "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
+                "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+            )
+            raise _refusals.invalid("Pod", "", route.name, [("spec", "FieldValueForbidden", words)])
+        return new
+
+
+def _kept(old: Json, new: Json) -> Json:
+    """The new metadata with what a client cannot change."""
+    meta = {key: value for key, value in new.items() if value is not None}
+    for field in ("name", "namespace", "uid", "creationTimestamp", "generation", "deletionTimestamp"):
+        meta.pop(field, None)
+        if field in old:
+            meta[field] = old[field]
+    meta.pop("deletionGracePeriodSeconds", None)
+    if "deletionGracePeriodSeconds" in old:
+        meta["deletionGracePeriodSeconds"] = old["deletionGracePeriodSeconds"]
+    meta["resourceVersion"] = old["resourceVersion"]
+    return meta
+
+
+def _dry(request: Request) -> bool:
+    value = request.query.get("dryRun")
+    if value not in (None, "", "All"):
+        message = f'Invalid value: [ "{value}" ]: Unsupported value: "{value}": supported values: "All"'
+        raise _refusals.ApiError(422, "Invalid", message, {})
+    return value == "All"
+
+
+def _known(request: Request, resource: Resource, body: Json, warnings: list[str]) -> Json:
+    body = _shape.decode(resource.kind, body)
+    if resource not in (_resources.JOBS, _resources.PODS):
+        return body
+    kept, words = _fields.known(resource.kind, body, request.query.get("fieldValidation") or "Warn")
+    warnings += words
+    return kept
+
+
+def _warning(warnings: list[str]) -> dict[str, str]:
+    texts = [words.replace("\\", "\\\\").replace('"', '\\"') for words in warnings]
+    return {"Warning": ", ".join(f'299 - "{text}"' for text in texts)} if texts else {}
+
+
+def _check_kind(resource: Resource, body: Json) -> None:
+    kind, version = body.get("kind", resource.kind), body.get("apiVersion", resource.api_version)
+    if kind != resource.kind or version != resource.api_version:
+        raise _refusals.bad_request(
+            f"{kind} in version {json.dumps(version)} cannot be handled as a {resource.kind}: no kind {json.dumps(kind)} is "
+            f"registered for version {json.dumps(version)}"
+        )
+
+
+def _any_body(request: Request) -> Any:
+    try:
+        return json.loads(request.body or b"{}")
+    except ValueError as wrong:
+        raise _refusals.bad_request(f"error decoding patch: {wrong}") from None
+
+
+def _body(request: Request) -> Json:
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip()
+    if kind == _protobuf.MEDIA_TYPE:
+        return _protobuf.decode(request.body)
+    if kind not in ("application/json", ""):
+        raise _refusals.unsupported_media_type(kind, ["application/json"])
+    try:
+        body = json.loads(request.body or b"{}")
+    except ValueError as wrong:
+        raise _refusals.bad_request(f"couldn't get version/kind; json parse error: {wrong}") from None
+    if not isinstance(body, dict):
+        raise _refusals.bad_request("the object provided is unrecognized: it must be an object")
+    return body

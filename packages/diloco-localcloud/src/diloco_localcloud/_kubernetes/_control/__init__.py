@@ -1,0 +1,1 @@
+"""What happens behind the API: the cluster and its controllers."""

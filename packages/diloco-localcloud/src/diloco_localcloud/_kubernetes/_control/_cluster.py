@@ -1,0 +1,238 @@
+"""The cluster: store, clock, Job controller, garbage collection; and whatever runs the pods."""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..._server import _timeline
+from .._jobs import _status
+from .._objects._resources import JOBS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNTS
+from .._objects._store import Store
+from .._pods import _facts, _states
+from ._events import Recorder
+from ._job_controller import JobController
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    from .._objects._store import Change
+    from ._log_store import Log
+
+Json = dict[str, Any]
+
+COLLECT_SECONDS = 0.1  # from the end of an owner to the delete of what it owned
+FOREGROUND_SECONDS = 0.3
+UNSCHEDULED_SECONDS = 20.0  # until a deleted pod that never had a node is made Failed
+
+
+class Runtime(Protocol):
+    """Whatever runs the pods: the script of a test, or real processes. Called under the cluster's lock."""
+
+    def added(self, pod: Json) -> None:
+        """A pod was made."""
+
+    def deleting(self, pod: Json) -> None:
+        """A pod on a node was told to go; end its containers, then call ``Cluster.gone``."""
+
+    def removed(self, pod: Json) -> None:
+        """A pod is out of the store."""
+
+    def log_of(self, pod: Json, container: str, life: int) -> Log:
+        """The log of one life of a container, its restart count being ``life``."""
+
+
+class Cluster:
+    """Everything behind the API. Thread-safe where a method takes the lock; ``lock`` guards all else."""
+
+    def __init__(self, timeline: _timeline.Timeline, *, seed: int, node: Mapping[str, Any]) -> None:
+        self.timeline = timeline
+        self.changed = threading.Condition(threading.RLock())
+        self.store = Store(timeline.stamp, seed)
+        self.events = Recorder(self.store, timeline)
+        self.jobs = JobController(self)
+        self.stopped = False
+        self.admission: Callable[[Json], Json] = lambda job: job  # what a webhook does to new Jobs
+        self.absent: set[str] = {"kueue.x-k8s.io"}  # groups of which nothing is installed
+        self.node = str(node["metadata"]["name"])
+        self.runtime: Runtime
+        self.store.listeners.append(self._heard)
+        with self.changed:
+            for name in ("default", "kube-system"):
+                self.add_namespace({"metadata": {"name": name}})
+            self.store.add(NODES, self.store.prepare(NODES, dict(node)))
+
+    def add_namespace(self, body: Json) -> Json:
+        """A namespace with its default service account."""
+        name = body["metadata"]["name"]
+        labels = {"kubernetes.io/metadata.name": name, **(body["metadata"].get("labels") or {})}
+        meta = {**body["metadata"], "labels": labels}
+        new = {**body, "metadata": meta, "spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"}}
+        made = self.store.add(NAMESPACES, self.store.prepare(NAMESPACES, new))
+        account = {"metadata": {"name": "default", "namespace": name}}
+        self.store.add(SERVICE_ACCOUNTS, self.store.prepare(SERVICE_ACCOUNTS, account))
+        return made
+
+    # -- pods ----------------------------------------------------------------------------------------------------------
+
+    def pod(self, namespace: str, name: str, uid: str) -> Json | None:
+        """The pod if it is still this one."""
+        pod = self.store.find(PODS, namespace, name)
+        return pod if pod is not None and pod["metadata"]["uid"] == uid else None
+
+    def put_pod(self, pod: Json) -> None:
+        """Write a pod that a pure step made from the stored one."""
+        self.store.replace(PODS, {**pod, "metadata": dict(pod["metadata"])})
+
+    def release(self, pod: Json) -> None:
+        """Take the Job controller's finalizer off."""
+        meta = pod["metadata"]
+        stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
+        if stored is None or not _facts.tracked(stored):
+            return
+        left = [each for each in stored["metadata"]["finalizers"] if each != _facts.TRACKING]
+        new_meta = {key: value for key, value in stored["metadata"].items() if key != "finalizers"}
+        if left:
+            new_meta["finalizers"] = left
+        self.store.replace(PODS, {**stored, "metadata": new_meta})
+
+    def delete_pod(self, namespace: str, name: str, grace: int | None = None) -> Json | None:
+        """Tell a pod to go, as the API does.
+
+        Args:
+            namespace: of the pod.
+            name: of the pod.
+            grace: seconds it may take; None for its own ``terminationGracePeriodSeconds``.
+
+        Returns:
+            The pod as it is now, or None if it went at once.
+        """
+        pod = self.store.get(PODS, namespace, name)
+        meta = dict(pod["metadata"])
+        own = int(pod["spec"].get("terminationGracePeriodSeconds", 30))
+        seconds = own if grace is None else grace
+        if "nodeName" not in pod["spec"] or _facts.ended(pod):
+            seconds = 0
+        if _facts.deleting(pod) and seconds >= meta.get("deletionGracePeriodSeconds", 0):
+            return pod
+        meta["deletionTimestamp"] = _timeline.stamp(self.timeline.now() + seconds)
+        meta["deletionGracePeriodSeconds"] = seconds
+        if self.store.replace(PODS, {**pod, "metadata": meta}) is None:
+            return None
+        stored = self.store.get(PODS, namespace, name)
+        if "nodeName" not in pod["spec"]:
+            self.timeline.after(UNSCHEDULED_SECONDS, lambda: self._collect_unscheduled(stored))
+        elif not _facts.ended(pod):
+            self.runtime.deleting(stored)
+        return stored
+
+    def _collect_unscheduled(self, pod: Json) -> None:
+        meta = pod["metadata"]
+        stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
+        if stored is not None and not _facts.ended(stored):
+            self.put_pod(_states.with_status(stored, phase="Failed"))
+
+    def gone(self, pod: Json) -> None:
+        """The kubelet is done with a deleted pod: it goes as soon as nothing holds it."""
+        meta = pod["metadata"]
+        stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
+        if stored is not None and _facts.deleting(stored):
+            self.store.replace(PODS, {**stored, "metadata": {**stored["metadata"], "deletionGracePeriodSeconds": 0}})
+
+    # -- jobs ----------------------------------------------------------------------------------------------------------
+
+    def delete_job(self, namespace: str, name: str, policy: str) -> Json:
+        """Delete a Job.
+
+        Args:
+            namespace: of the Job.
+            name: of the Job.
+            policy: ``Background``, ``Foreground`` or ``Orphan``.
+
+        Returns:
+            The Job as it was last.
+        """
+        job = self.store.get(JOBS, namespace, name)
+        uid = job["metadata"]["uid"]
+        if policy == "Background" and not job["metadata"].get("finalizers"):
+            self.store.remove(JOBS, namespace, name)
+            self.timeline.after(COLLECT_SECONDS, lambda: self._end_pods(uid))
+            return job
+        if "deletionTimestamp" in job["metadata"]:
+            return job
+        finalizer = {"Foreground": "foregroundDeletion", "Orphan": "orphan"}.get(policy)
+        meta = {
+            **job["metadata"],
+            "deletionTimestamp": self.timeline.stamp(),
+            "deletionGracePeriodSeconds": 0,
+            "finalizers": [*job["metadata"].get("finalizers", []), *([finalizer] if finalizer else [])],
+        }
+        self.store.replace(JOBS, {**job, "metadata": meta})
+        if policy == "Orphan":
+            self.timeline.after(FOREGROUND_SECONDS, lambda: self._orphan(namespace, name, uid))
+        else:
+            self.timeline.after(FOREGROUND_SECONDS, lambda: self._end_pods(uid))
+            self.timeline.after(FOREGROUND_SECONDS, lambda: self._finish_delete(uid, namespace, name))
+        return self.store.get(JOBS, namespace, name)
+
+    def _owned_pods(self, uid: str) -> list[Json]:
+        return [pod for kind, pod in self.store.owned(uid) if kind == "pods"]
+
+    def _end_pods(self, uid: str) -> None:
+        for pod in self._owned_pods(uid):
+            self.release(pod)
+            self.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
+
+    def _finish_delete(self, uid: str, namespace: str, name: str) -> None:
+        job = self.store.find(JOBS, namespace, name)
+        if job is None or job["metadata"]["uid"] != uid:
+            return
+        if "deletionTimestamp" in job["metadata"] and not self._owned_pods(uid):
+            self._take_finalizers(job, {"foregroundDeletion"})
+
+    def _orphan(self, namespace: str, name: str, uid: str) -> None:
+        for pod in self._owned_pods(uid):
+            self.release(pod)
+            stored = self.pod(namespace, pod["metadata"]["name"], pod["metadata"]["uid"])
+            if stored is not None:
+                meta = {key: value for key, value in stored["metadata"].items() if key != "ownerReferences"}
+                self.store.replace(PODS, {**stored, "metadata": meta})
+        job = self.store.find(JOBS, namespace, name)
+        if job is not None and job["metadata"]["uid"] == uid:
+            self._take_finalizers(job, {"orphan"})
+
+    def _take_finalizers(self, job: Json, names: Iterable[str]) -> None:
+        left = [each for each in job["metadata"].get("finalizers", []) if each not in names]
+        self.store.replace(JOBS, {**job, "metadata": {**job["metadata"], "finalizers": left}})
+
+    # -- changes -------------------------------------------------------------------------------------------------------
+
+    def _heard(self, change: Change) -> None:
+        self.changed.notify_all()
+        if change.resource is PODS:
+            if change.old is None and change.new is not None:
+                self.runtime.added(change.new)
+            elif change.new is None and change.old is not None:
+                self.runtime.removed(change.old)
+        if change.resource is PODS and change.new is None and change.old is not None:
+            for owner in change.old["metadata"].get("ownerReferences", []):
+                args = (owner["uid"], change.old["metadata"]["namespace"], owner["name"])
+                self.timeline.after(COLLECT_SECONDS, lambda args=args: self._finish_delete(*args))  # type: ignore[misc]
+        if change.resource is JOBS and change.new is not None:
+            self._watch_ttl(change.new)
+
+    def _watch_ttl(self, job: Json) -> None:
+        seconds = job["spec"].get("ttlSecondsAfterFinished")
+        if seconds is None or not _status.finished(job) or "deletionTimestamp" in job["metadata"]:
+            return
+        meta = job["metadata"]
+
+        def expire() -> None:
+            stored = self.store.find(JOBS, meta["namespace"], meta["name"])
+            if stored is None or stored["metadata"]["uid"] != meta["uid"]:
+                return
+            ttl = stored["spec"].get("ttlSecondsAfterFinished")
+            if ttl is not None and _status.finish_time(stored) + ttl <= self.timeline.now():
+                self.delete_job(meta["namespace"], meta["name"], "Foreground")
+
+        self.timeline.after(max(0.0, _status.finish_time(job) + seconds - self.timeline.now()), expire)

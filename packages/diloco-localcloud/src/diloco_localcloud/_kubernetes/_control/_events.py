@@ -1,0 +1,59 @@
+"""Events: what the cluster says about its objects."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._objects import _resources
+
+if TYPE_CHECKING:
+    from ..._server._timeline import Timeline
+    from .._objects._store import Store
+
+Json = dict[str, Any]
+
+
+class Recorder:
+    """Writes events; the same thing said again counts up."""
+
+    def __init__(self, store: Store, timeline: Timeline) -> None:
+        self._store = store
+        self._timeline = timeline
+        self._known: dict[tuple[str, str, str], str] = {}
+
+    def say(self, about: Json, reason: str, message: str, *, source: str, warning: bool = False) -> None:
+        """One event about an object, whose kind and apiVersion it must carry."""
+        meta, now = about["metadata"], self._timeline.stamp()
+        namespace = meta.get("namespace") or "default"
+        key = (meta["uid"], reason, message)
+        old = self._store.find(_resources.EVENTS, namespace, self._known.get(key, ""))
+        if old is not None:
+            self._store.replace(
+                _resources.EVENTS,
+                {**old, "count": old["count"] + 1, "lastTimestamp": now, "metadata": dict(old["metadata"])},
+            )
+            return
+        name = f"{meta['name']}.{self._store.uid().replace('-', '')[:16]}"
+        self._known[key] = name
+        event = {
+            "metadata": {"name": name, "namespace": namespace},
+            "involvedObject": {
+                "kind": about["kind"],
+                "namespace": meta.get("namespace", ""),
+                "name": meta["name"],
+                "uid": meta["uid"],
+                "apiVersion": about["apiVersion"],
+                "resourceVersion": meta.get("resourceVersion", ""),
+            },
+            "reason": reason,
+            "message": message,
+            "source": {"component": source},
+            "firstTimestamp": now,
+            "lastTimestamp": now,
+            "count": 1,
+            "type": "Warning" if warning else "Normal",
+            "eventTime": None,
+            "reportingComponent": source,
+            "reportingInstance": "",
+        }
+        self._store.add(_resources.EVENTS, self._store.prepare(_resources.EVENTS, event))

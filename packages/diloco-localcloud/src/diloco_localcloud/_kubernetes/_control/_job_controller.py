@@ -1,0 +1,150 @@
+"""The Job controller: looks when something has changed, with the lags of the real one, and does what the plan says."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._jobs import _plan, _status
+from .._jobs._backoff import FIRST_SECONDS, Backoff
+from .._objects._resources import JOBS, PODS, SERVICE_ACCOUNTS
+from .._pods import _facts
+
+if TYPE_CHECKING:
+    from .._objects._store import Change
+    from ._cluster import Cluster
+
+Json = dict[str, Any]
+Key = tuple[str, str]
+
+NEW_JOB_SECONDS = 0.1  # from a create to the first look
+POD_BATCH_SECONDS = 1.0  # pod changes are looked at together
+FLUSH_SECONDS = 0.02  # between the write of the uncounted pods and that of the counts
+MAX_PER_LOOK = 500
+SOURCE = "job-controller"
+
+
+class JobController:
+    """All methods run under the cluster's lock."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        self._cluster = cluster
+        self.backoff_seconds = FIRST_SECONDS
+        self.batch_seconds = POD_BATCH_SECONDS
+        self._due: dict[Key, float] = {}
+        self._records: dict[str, Backoff] = {}
+        self._busy: set[Key] = set()
+        cluster.store.listeners.append(self._heard)
+
+    def poke(self, key: Key, seconds: float) -> None:
+        """Have a look at a Job ``seconds`` from now, or earlier if one is due by then."""
+        moment = self._cluster.timeline.now() + seconds
+        if self._due.get(key, moment + 1) <= moment:
+            return
+        self._due[key] = moment
+
+        def look() -> None:
+            if self._due.get(key) == moment:
+                del self._due[key]
+                self._look(key)
+
+        self._cluster.timeline.after(seconds, look)
+
+    def _heard(self, change: Change) -> None:
+        thing = change.new or change.old
+        if thing is None:
+            return
+        meta = thing["metadata"]
+        if change.resource is JOBS and change.new is not None:
+            old = change.old or {}
+            if change.old is None:
+                self.poke((meta["namespace"], meta["name"]), NEW_JOB_SECONDS)
+            elif old["spec"] != thing["spec"] or "deletionTimestamp" in meta:
+                self.poke((meta["namespace"], meta["name"]), 0.01)
+        elif change.resource is PODS:
+            for owner in meta.get("ownerReferences", []):
+                if owner["kind"] == "Job":
+                    self.poke((meta["namespace"], owner["name"]), self.batch_seconds)
+
+    def _look(self, key: Key) -> None:
+        store, now = self._cluster.store, self._cluster.timeline.now()
+        job = store.find(JOBS, *key)
+        if job is None or _status.finished(job):
+            return
+        if key in self._busy:
+            self.poke(key, FLUSH_SECONDS)
+            return
+        uid = job["metadata"]["uid"]
+        pods = [pod for kind, pod in store.owned(uid) if kind == "pods"]
+        plan = _plan.plan(job, pods, self._records.get(uid, Backoff()), now, self.backoff_seconds)
+        if plan.status is None:
+            return
+        create, rest = plan.create[:MAX_PER_LOOK], plan.create[MAX_PER_LOOK:]
+        if rest:
+            plan.status["active"] = plan.status.get("active", 0) - len(rest)
+            self.poke(key, self.batch_seconds)
+        made = self._create(job, create)
+        if made < len(create):  # refused: nothing is active that was not made, and it is tried again
+            plan.status["active"] = plan.status.get("active", 0) - len(create) + made
+            if plan.status["active"] <= 0:
+                del plan.status["active"]
+            self.poke(key, 10.0)
+        for pod in plan.drop:
+            self._cluster.release(pod)
+        for pod in [*plan.drop, *plan.delete]:
+            self._cluster.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
+            self._say(job, "SuccessfulDelete", f"Deleted pod: {pod['metadata']['name']}")
+        self._records[uid] = plan.backoff
+        if plan.again is not None:
+            self.poke(key, plan.again)
+        self._busy.add(key)
+        # Pods are made before the status says so.
+        self._cluster.timeline.after(FLUSH_SECONDS if create else 0.0, lambda: self._told(key, uid, plan))
+
+    def _told(self, key: Key, uid: str, plan: _plan.Plan) -> None:
+        self._write(key, uid, plan.status or {})
+        if plan.release or plan.ending:
+            self._cluster.timeline.after(FLUSH_SECONDS, lambda: self._count(key, uid, plan))
+        else:
+            self._busy.discard(key)
+
+    def _count(self, key: Key, uid: str, plan: _plan.Plan) -> None:
+        self._busy.discard(key)
+        for pod in plan.release:
+            self._cluster.release(pod)
+        job = self._cluster.store.find(JOBS, *key)
+        if job is None or job["metadata"]["uid"] != uid:
+            return
+        released = {pod["metadata"]["uid"] for pod in plan.release}
+        status = _status.settle(job["status"], released, plan.ending, self._cluster.timeline.now())
+        self._write(key, uid, status)
+        job = self._cluster.store.find(JOBS, *key)
+        if job is not None and plan.ending is not None and _status.finished(job):
+            good = plan.ending["type"] == "Complete"
+            reason, message = (
+                ("Completed", "Job completed") if good else (plan.ending["reason"], plan.ending["message"])
+            )
+            self._say(job, reason, message, warning=not good)
+
+    def _create(self, job: Json, wanted: list[tuple[int | None, dict[str, str]]]) -> int:
+        store, namespace = self._cluster.store, job["metadata"]["namespace"]
+        account = job["spec"]["template"]["spec"].get("serviceAccountName") or "default"
+        if wanted and store.find(SERVICE_ACCOUNTS, namespace, account) is None:
+            pod = _facts.from_job(job, wanted[0][0], "", {})
+            message = (
+                f'Error creating: pods "{pod["metadata"]["generateName"]}" is forbidden: error looking up service account '
+                f'{namespace}/{account}: serviceaccount "{account}" not found'
+            )
+            self._say(job, "FailedCreate", message, warning=True)
+            return 0
+        for index, notes in wanted:
+            pod = store.add(PODS, store.prepare(PODS, _facts.from_job(job, index, store.suffix(), notes)))
+            self._say(job, "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
+        return len(wanted)
+
+    def _write(self, key: Key, uid: str, status: Json) -> None:
+        job = self._cluster.store.find(JOBS, *key)
+        if job is not None and job["metadata"]["uid"] == uid:
+            self._cluster.store.replace(JOBS, {**job, "metadata": dict(job["metadata"]), "status": status})
+
+    def _say(self, job: Json, reason: str, message: str, *, warning: bool = False) -> None:
+        self._cluster.events.say(job, reason, message, source=SOURCE, warning=warning)

@@ -1,0 +1,1 @@
+"""Jobs, pure: what follows from the state of a Job and of its pods."""

@@ -1,0 +1,80 @@
+"""When a Job is decided, and with which words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..._server import _timeline
+from . import _failure_policy, _indexes
+
+Json = dict[str, Any]
+
+
+def complete() -> Json:
+    """Every index has succeeded."""
+    return _success("CompletionsReached", "Reached expected number of succeeded pods")
+
+
+def failure(
+    job: Json, new_failed: list[Json], pods: list[Json], count: int, started: str | None, now: float
+) -> Json | None:
+    """By pod failure policy, back-off limit or deadline; None if it goes on.
+
+    Args:
+        job: as stored.
+        new_failed: failed pods that are not counted yet.
+        pods: all pods.
+        count: failures that count, the new ones included.
+        started: ``status.startTime``.
+        now: seconds since the epoch.
+    """
+    spec = job["spec"]
+    for pod in new_failed:
+        message = _failure_policy.match(job, pod).message
+        if message:
+            return _failed("PodFailurePolicy", message)
+    if count > spec["backoffLimit"] or _restarts_spent(spec, pods):
+        return _failed("BackoffLimitExceeded", "Job has reached the specified backoff limit")
+    deadline = spec.get("activeDeadlineSeconds")
+    timed = deadline is not None and started is not None and not spec.get("suspend")
+    if timed and now - _timeline.seconds(started or "") >= deadline:
+        return _failed("DeadlineExceeded", "Job was active longer than specified deadline")
+    return None
+
+
+def failure_by_index(spec: Json, done: set[int], failed: set[int]) -> Json | None:
+    """By failed indexes, with ``backoffLimitPerIndex``."""
+    most = spec.get("maxFailedIndexes")
+    if most is not None and len(failed) > most:
+        message = "Job has exceeded the specified maximal number of failed indexes"
+        return _failed("MaxFailedIndexesExceeded", message)
+    if failed and len(failed) + len(done) >= spec["completions"]:
+        return _failed("FailedIndexes", "Job has failed indexes")
+    return None
+
+
+def success_by_policy(spec: Json, done: set[int]) -> Json | None:
+    """By ``successPolicy``."""
+    for place, rule in enumerate((spec.get("successPolicy") or {}).get("rules", [])):
+        listed = rule.get("succeededIndexes")
+        wanted = _indexes.parse(listed) if listed else done  # without a list, all indexes count
+        needed = rule.get("succeededCount") or (len(wanted) if listed else spec["completions"])
+        if len(wanted & done) >= needed:
+            return _success("SuccessPolicy", f"Matched rules at index {place}")
+    return None
+
+
+def _restarts_spent(spec: Json, pods: list[Json]) -> bool:
+    if spec["template"]["spec"].get("restartPolicy") != "OnFailure":
+        return False
+    live = [pod for pod in pods if pod.get("status", {}).get("phase") in ("Running", "Pending")]
+    restarts = sum(entry["restartCount"] for pod in live for entry in pod["status"].get("containerStatuses", []))
+    return bool(restarts > 0 if spec["backoffLimit"] == 0 else restarts >= spec["backoffLimit"])
+
+
+def _failed(reason: str, message: str) -> Json:
+    return {"type": "FailureTarget", "reason": reason, "message": message}
+
+
+def _success(reason: str, message: str) -> Json:
+    return {"type": "SuccessCriteriaMet", "reason": reason, "message": message}

@@ -1,0 +1,291 @@
+"""One look of the Job controller at a Job and its pods: what to write, make, delete and release. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any
+
+from ..._server import _timeline
+from .._pods import _facts
+from . import _backoff, _end, _failure_policy, _indexes
+from ._status import finished, set_condition, start_status, true_condition, write_counts
+
+Json = dict[str, Any]
+
+
+@dataclass
+class Plan:
+    """What follows from one look."""
+
+    status: Json | None = None
+    backoff: _backoff.Backoff = field(default_factory=_backoff.Backoff)
+    delete: list[Json] = field(default_factory=list)  # pods to end, still to be counted
+    drop: list[Json] = field(default_factory=list)  # pods to end, not to be counted (suspended, or too many)
+    release: list[Json] = field(default_factory=list)  # pods that are counted and lose their finalizer
+    create: list[tuple[int | None, dict[str, str]]] = field(default_factory=list)
+    ending: Json | None = None  # the terminal condition, to be set once all is counted and gone
+    again: float | None = None  # look again after so many seconds
+
+
+def plan(
+    job: Json, pods: list[Json], record: _backoff.Backoff, now: float, first: float = _backoff.FIRST_SECONDS
+) -> Plan:
+    """Decide.
+
+    Args:
+        job: as stored.
+        pods: all pods that this Job owns, ended and deleting ones too.
+        record: the back-off so far.
+        now: seconds since the epoch.
+        first: the first back-off, in seconds.
+
+    Returns:
+        A plan; its ``status`` is None if nothing is to be written.
+    """
+    if finished(job):
+        return Plan(backoff=record)
+    return _Look(job, pods, record, now, first).decide()
+
+
+class _Look:
+    """The workings of one ``plan``; lives for one call."""
+
+    def __init__(self, job: Json, pods: list[Json], record: _backoff.Backoff, now: float, first: float) -> None:
+        self.job, self.now, self.record, self.first = job, now, record, first
+        self.spec = job["spec"]
+        self.indexed = self.spec.get("completionMode") == "Indexed"
+        self.per_index = self.spec.get("backoffLimitPerIndex") is not None
+        self.deleted = "deletionTimestamp" in job["metadata"]
+        self.pods = sorted(pods, key=lambda pod: (_facts.index_of(pod) or 0, pod["metadata"]["name"]))
+        self.active = [pod for pod in self.pods if not _facts.ended(pod) and not _facts.deleting(pod)]
+        self.terminating = sum(_facts.deleting(pod) and not _facts.ended(pod) for pod in self.pods)
+        self.ready = sum(map(_facts.is_ready, self.active))
+        self.status = start_status(job, now)
+        self.plan = Plan(backoff=record)
+
+    def decide(self) -> Plan:
+        counted = set(self.status["uncountedTerminatedPods"].get("failed", []))
+        self.new_failed = [pod for pod in self._uncounted() if self._is_failed(pod) and _uid(pod) not in counted]
+        new_succeeded = [
+            pod for pod in self._uncounted() if _facts.phase(pod) == "Succeeded" and _uid(pod) not in counted
+        ]
+        self.plan.backoff = self.record.after(new_succeeded, self.new_failed, self.now)
+        done = self._indexes(new_succeeded)
+        failed = self._failed_indexes()
+        end = self._end(done, failed)
+        waiting: set[str] = set()
+        active = len(self.active)
+        if end is not None:
+            self._delete(self.active)
+            active = 0
+        elif not self.deleted:
+            active, waiting = self._manage(done, failed)
+            if len(done) >= self._completions() and active == 0:
+                end = _end.complete()
+        self._suspended(end)
+        self._track(end, done, failed, waiting)
+        write_counts(self.status, active=active, ready=self.ready, terminating=self.terminating)
+        self.plan.status = self.status
+        self._announce(end)
+        return self.plan
+
+    def _completions(self) -> int:
+        return int(self.spec.get("completions", 1))  # without a number, any success completes it
+
+    def _uncounted(self) -> list[Json]:
+        return [pod for pod in self.pods if _facts.tracked(pod)]
+
+    def _is_failed(self, pod: Json) -> bool:
+        if _facts.phase(pod) == "Failed":
+            return True
+        if self.spec.get("podReplacementPolicy") == "Failed":
+            return False
+        return _facts.deleting(pod) and _facts.phase(pod) != "Succeeded"
+
+    def _indexes(self, new_succeeded: list[Json]) -> set[int]:
+        if not self.indexed:
+            before = self.status.get("succeeded", 0)
+            return set(range(before + len(new_succeeded)))
+        fresh = {index for pod in new_succeeded if (index := _facts.index_of(pod)) is not None}
+        return _indexes.parse(self.status.get("completedIndexes", "")) | fresh
+
+    def _failed_indexes(self) -> set[int]:
+        if not self.per_index:
+            return set()
+        failed = _indexes.parse(self.status.get("failedIndexes", ""))
+        for pod in self.new_failed:
+            index = _facts.index_of(pod)
+            verdict = _failure_policy.match(self.job, pod)
+            spent = verdict.counts and _facts.count_of(pod, _facts.FAILURES) >= self.spec["backoffLimitPerIndex"]
+            if index is not None and (verdict.action == "FailIndex" or spent):
+                failed.add(index)
+        return failed
+
+    def _end(self, done: set[int], failed: set[int]) -> Json | None:
+        decided = true_condition(self.status, "SuccessCriteriaMet") or true_condition(self.status, "FailureTarget")
+        if decided:
+            return decided
+        counting = [pod for pod in self.new_failed if _failure_policy.match(self.job, pod).counts]
+        count = (
+            self.status.get("failed", 0) + len(self.status["uncountedTerminatedPods"].get("failed", [])) + len(counting)
+        )
+        end = _end.failure(self.job, self.new_failed, self.pods, count, self.status.get("startTime"), self.now)
+        if end is None and self.per_index:
+            end = _end.failure_by_index(self.spec, done, failed)
+        if end is None and self.indexed:
+            end = _end.success_by_policy(self.spec, done)
+        deadline = self.spec.get("activeDeadlineSeconds")
+        if end is None and deadline is not None and "startTime" in self.status and not self.spec.get("suspend"):
+            self._again(_timeline.seconds(self.status["startTime"]) + deadline - self.now)
+        return end
+
+    def _manage(self, done: set[int], failed: set[int]) -> tuple[int, set[str]]:
+        """Make or end pods; returns how many are active now, and the uids of failed ones whose replacement must wait."""
+        if self.spec.get("suspend"):
+            self._drop(self.active)
+            return 0, set()
+        want = max(0, min(self.spec["parallelism"], self._completions() - len(done)))
+        if "completions" not in self.spec:
+            want = len(self.active) if done else self.spec["parallelism"]
+        surplus = self._surplus(len(self.active) - want)
+        if surplus:
+            self._drop(surplus)
+            return len(self.active) - len(surplus), set()
+        room = want - len(self.active)
+        if self.spec.get("podReplacementPolicy") == "Failed":
+            room -= self.terminating
+        if room <= 0:
+            return len(self.active), self._unreplaced(done, failed)
+        if self.per_index:
+            return self._create_per_index(room, done, failed)
+        wait = self.plan.backoff.remaining(self.now, self.first)
+        if wait > 0:
+            self._again(wait)
+            held = {_uid(pod) for pod in self.new_failed}
+            self.plan.backoff = self.record
+            return len(self.active) + min(len(held), room), held
+        chosen: list[int | None] = [*self._pending(done, failed, room)] if self.indexed else [None] * room
+        self.plan.create = [(index, {}) for index in chosen]
+        return len(self.active) + len(chosen), set()
+
+    def _create_per_index(self, room: int, done: set[int], failed: set[int]) -> tuple[int, set[str]]:
+        last = self._last_failures(done, failed)
+        waits: list[float] = []
+        held: set[str] = set()
+        for index in self._pending(done, failed, room):
+            old = last.get(index)
+            notes, wait = {_facts.FAILURES: "0"}, 0.0
+            if old is not None:
+                failures, ignored = _facts.count_of(old, _facts.FAILURES), _facts.count_of(old, _facts.IGNORED)
+                if _failure_policy.match(self.job, old).counts:
+                    failures += 1
+                else:
+                    ignored += 1
+                notes = {_facts.FAILURES: str(failures), **({_facts.IGNORED: str(ignored)} if ignored else {})}
+                wait = _backoff.wait(failures + ignored, _backoff.finished(old, self.now), self.now, self.first)
+            if wait > 0 and old is not None:
+                waits.append(wait)
+                held.add(_uid(old))
+            else:
+                self.plan.create.append((index, notes))
+        if waits:
+            self._again(min(waits))
+        return len(self.active) + len(self.plan.create) + len(held), held
+
+    def _unreplaced(self, done: set[int], failed: set[int]) -> set[str]:
+        """Failed pods of indexes that are still to be tried again keep their finalizer until they are replaced."""
+        if not self.per_index:
+            return set()
+        return {_uid(pod) for pod in self._last_failures(done, failed).values()}
+
+    def _last_failures(self, done: set[int], failed: set[int]) -> dict[int, Json]:
+        running = {_facts.index_of(pod) for pod in self.active}
+        last: dict[int, Json] = {}
+        for pod in sorted(self.new_failed, key=lambda pod: _backoff.finished(pod, self.now)):
+            index = _facts.index_of(pod)
+            if index is not None and index not in running | done | failed:
+                last[index] = pod
+        return last
+
+    def _pending(self, done: set[int], failed: set[int], most: int) -> list[int]:
+        """The first indexes that want a pod. A Job may have two thousand million of them, so no more are looked at."""
+        taken = {_facts.index_of(pod) for pod in self.active} | done | failed
+        if self.spec.get("podReplacementPolicy") == "Failed":
+            taken |= {_facts.index_of(pod) for pod in self.pods if _facts.deleting(pod) and not _facts.ended(pod)}
+        return list(islice((index for index in range(self._completions()) if index not in taken), most))
+
+    def _surplus(self, at_least: int) -> list[Json]:
+        """Active pods with an index out of range or taken twice, then as many as are too many, unready ones first."""
+        kept: dict[int | None, Json] = {}
+        surplus = []
+        for pod in self.active if self.indexed else []:
+            index = _facts.index_of(pod)
+            if index is None or index >= self.spec["completions"] or index in kept:
+                surplus.append(pod)
+            else:
+                kept[index] = pod
+        rest = [pod for pod in self.active if pod not in surplus]
+        rest.sort(key=lambda pod: (_facts.is_ready(pod), -(_facts.index_of(pod) or 0)))
+        return surplus + rest[: max(0, at_least - len(surplus))]
+
+    def _delete(self, pods: list[Json]) -> None:
+        self.plan.delete = pods
+        self.terminating += len(pods)
+        self.ready -= sum(map(_facts.is_ready, pods))
+
+    def _drop(self, pods: list[Json]) -> None:
+        self.plan.drop = pods
+        self.terminating += len(pods)
+        self.ready -= sum(map(_facts.is_ready, pods))
+
+    def _suspended(self, end: Json | None) -> None:
+        if end is not None or self.deleted:
+            return
+        if self.spec.get("suspend"):
+            set_condition(self.status, "Suspended", "True", "JobSuspended", "Job suspended", self.now)
+        elif true_condition(self.status, "Suspended"):
+            set_condition(self.status, "Suspended", "False", "JobResumed", "Job resumed", self.now)
+            self.status["startTime"] = _timeline.stamp(self.now)
+            if self.spec.get("activeDeadlineSeconds") is not None:
+                self._again(self.spec["activeDeadlineSeconds"])
+
+    def _track(self, end: Json | None, done: set[int], failed: set[int], waiting: set[str]) -> None:
+        uncounted = list(self.status["uncountedTerminatedPods"].get("failed", []))
+        for pod in self._uncounted():
+            lost = self._is_failed(pod)
+            free = self.deleted or end is not None or _facts.phase(pod) == "Succeeded" or lost
+            if not free or _uid(pod) in waiting:
+                continue
+            self.plan.release.append(pod)
+            if _facts.phase(pod) == "Succeeded":
+                continue
+            ended_by_end = end is not None and end["type"] != "SuccessCriteriaMet"
+            counts = (lost or ended_by_end) and _failure_policy.match(self.job, pod).counts
+            if counts and _uid(pod) not in uncounted:
+                uncounted.append(_uid(pod))
+        if uncounted:
+            self.status["uncountedTerminatedPods"] = {"failed": uncounted}
+        if done:
+            self.status["succeeded"] = len(done)
+        if self.indexed and done:
+            self.status["completedIndexes"] = _indexes.text(done)
+        if self.per_index:
+            self.status["failedIndexes"] = _indexes.text(failed)
+
+    def _announce(self, end: Json | None) -> None:
+        """The interim condition now, the terminal one once all is counted and gone."""
+        if end is None:
+            return
+        if not true_condition(self.status, end["type"]):
+            set_condition(self.status, end["type"], "True", end["reason"], end["message"], self.now)
+        kind = "Complete" if end["type"] == "SuccessCriteriaMet" else "Failed"
+        self.plan.ending = {**end, "type": kind}
+
+    def _again(self, seconds: float) -> None:
+        wait = max(seconds, 0.0)
+        self.plan.again = wait if self.plan.again is None else min(self.plan.again, wait)
+
+
+def _uid(pod: Json) -> str:
+    return str(pod["metadata"]["uid"])

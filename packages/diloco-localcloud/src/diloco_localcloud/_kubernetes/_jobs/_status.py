@@ -1,0 +1,90 @@
+"""The status of a Job: its conditions and counts."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+from ..._server import _timeline
+
+Json = dict[str, Any]
+
+
+def true_condition(status: Json, kind: str) -> Json | None:
+    """The condition of this type if it is true."""
+    for entry in status.get("conditions", []):
+        if entry["type"] == kind and entry["status"] == "True":
+            return dict(entry)
+    return None
+
+
+def finished(job: Json) -> bool:
+    """Whether it is Complete or Failed."""
+    status = job.get("status", {})
+    return bool(true_condition(status, "Complete") or true_condition(status, "Failed"))
+
+
+def finish_time(job: Json) -> float:
+    """When it became Complete or Failed, in seconds since the epoch.
+
+    Raises:
+        ValueError: it is not finished.
+    """
+    status = job.get("status", {})
+    entry = true_condition(status, "Complete") or true_condition(status, "Failed")
+    if entry is None:
+        raise ValueError("the Job is not finished")
+    return _timeline.seconds(entry["lastTransitionTime"])
+
+
+def set_condition(status: Json, kind: str, value: str, reason: str, message: str, now: float) -> None:
+    """Set a condition in place; one that already has this value stays as it is."""
+    entries = status.setdefault("conditions", [])
+    new = {
+        "type": kind,
+        "status": value,
+        "lastProbeTime": _timeline.stamp(now),
+        "lastTransitionTime": _timeline.stamp(now),
+        "reason": reason,
+        "message": message,
+    }
+    for place, entry in enumerate(entries):
+        if entry["type"] == kind:
+            if entry["status"] != value:
+                entries[place] = new
+            return
+    entries.append(new)
+
+
+def start_status(job: Json, now: float) -> Json:
+    """A copy of the status, with what the controller's first look adds."""
+    status: Json = copy.deepcopy(job.get("status", {}))
+    status.setdefault("uncountedTerminatedPods", {})
+    if "startTime" not in status and not job["spec"].get("suspend"):
+        status["startTime"] = _timeline.stamp(now)
+    return status
+
+
+def write_counts(status: Json, *, active: int, ready: int, terminating: int) -> None:
+    """Set the counts in place; an ``active`` of 0 is left out, the other two never are."""
+    status.pop("active", None)
+    if active:
+        status["active"] = active
+    status["ready"] = ready
+    status["terminating"] = terminating
+
+
+def settle(status: Json, released: set[str], ending: Json | None, now: float) -> Json:
+    """The status once the finalizers of ``released`` are off: counted, and finished if nothing is left to wait for."""
+    status = copy.deepcopy(status)
+    uncounted = status.get("uncountedTerminatedPods", {}).get("failed", [])
+    counted = [uid for uid in uncounted if uid in released]
+    if counted:
+        status["failed"] = status.get("failed", 0) + len(counted)
+        left = [uid for uid in uncounted if uid not in released]
+        status["uncountedTerminatedPods"] = {"failed": left} if left else {}
+    if ending is not None and not status.get("uncountedTerminatedPods") and not status.get("terminating"):
+        set_condition(status, ending["type"], "True", ending["reason"], ending["message"], now)
+        if ending["type"] == "Complete":
+            status["completionTime"] = _timeline.stamp(now)
+    return status

@@ -1,0 +1,1 @@
+"""The objects of the API: their kinds, and where they are kept."""

@@ -1,0 +1,169 @@
+"""The objects, their versions, and the history of their changes."""
+
+from __future__ import annotations
+
+import copy
+import random
+import uuid
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from . import _refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ._resources import Resource
+
+Json = dict[str, Any]
+
+# The letters of generated names: no vowels, so that no words come about.
+_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
+# A watch from before the oldest kept change is told 410, as a compacted etcd would.
+_HISTORY = 10_000
+
+
+@dataclass(frozen=True)
+class Change:
+    """One step of one object; ``old`` is None for the first and ``new`` for the last."""
+
+    version: int
+    resource: Resource
+    old: Json | None
+    new: Json | None
+
+
+class Store:
+    """All objects by kind, namespace and name.
+
+    Objects that went in or came out are never changed in place: an update puts a new one. Not thread-safe: the cluster calls
+    it under its lock.
+    """
+
+    def __init__(self, stamp: Callable[[], str], seed: int) -> None:
+        self._stamp = stamp
+        self._random = random.Random(seed)
+        self._objects: dict[str, dict[tuple[str, str], Json]] = {}
+        self._owned: dict[str, set[tuple[str, str, str]]] = {}
+        self.version = 1000
+        self.changes: deque[Change] = deque(maxlen=_HISTORY)
+        self.listeners: list[Callable[[Change], None]] = []
+
+    def suffix(self) -> str:
+        """Five letters, as generated names end."""
+        return "".join(self._random.choices(_LETTERS, k=5))
+
+    def uid(self) -> str:
+        """A new uid; the same ones for the same seed."""
+        return str(uuid.UUID(int=self._random.getrandbits(128), version=4))
+
+    def find(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """The object, or None."""
+        return self._objects.get(_kind(resource), {}).get((namespace, name))
+
+    def get(self, resource: Resource, namespace: str, name: str) -> Json:
+        """The object.
+
+        Raises:
+            ApiError: 404.
+        """
+        found = self.find(resource, namespace, name)
+        if found is None:
+            raise _refusals.not_found(resource.plural, resource.group, name)
+        return found
+
+    def list(self, resource: Resource, namespace: str = "") -> list[Json]:
+        """The objects of a namespace, or of all, ordered by namespace and name."""
+        table = self._objects.get(_kind(resource), {})
+        return [table[key] for key in sorted(table) if not namespace or key[0] == namespace]
+
+    def by_age(self, resource: Resource, namespace: str) -> Sequence[Json]:
+        """The objects of a namespace, the oldest first; creationTimestamp is too coarse for that."""
+        table = self._objects.get(_kind(resource), {})
+        return [thing for (where, _), thing in table.items() if where == namespace]
+
+    def owned(self, uid: str) -> Iterator[tuple[str, Json]]:
+        """(kind of table, object) for all that name ``uid`` as an owner."""
+        for kind, namespace, name in sorted(self._owned.get(uid, ())):
+            yield kind, self._objects[kind][namespace, name]
+
+    def prepare(self, resource: Resource, body: Json) -> Json:
+        """A copy of ``body`` with the metadata that the server gives a new object."""
+        new = copy.deepcopy(body)
+        meta = new.setdefault("metadata", {})
+        if not meta.get("name") and meta.get("generateName"):
+            meta["name"] = meta["generateName"][:58] + self.suffix()
+        meta["uid"] = self.uid()
+        meta["creationTimestamp"] = self._stamp()
+        for field in ("deletionTimestamp", "deletionGracePeriodSeconds", "selfLink", "resourceVersion"):
+            meta.pop(field, None)
+        if "spec" in new:
+            meta["generation"] = 1
+        return {"kind": resource.kind, "apiVersion": resource.api_version, **new}
+
+    def add(self, resource: Resource, new: Json) -> Json:
+        """Put a prepared object.
+
+        Raises:
+            ApiError: 409, there is one of this name.
+        """
+        meta = new["metadata"]
+        old = self.find(resource, meta.get("namespace", ""), meta["name"])
+        if old is not None:
+            deleting = "deletionTimestamp" in old["metadata"]
+            refuse = _refusals.being_deleted if deleting else _refusals.already_exists
+            raise refuse(resource.plural, resource.group, meta["name"])
+        return self._put(resource, None, new)
+
+    def replace(self, resource: Resource, new: Json) -> Json | None:
+        """Put a new version; the last one if it was being deleted and nothing holds it any more (then None)."""
+        meta = new["metadata"]
+        old = self.get(resource, meta.get("namespace", ""), meta["name"])
+        if new.get("spec") != old.get("spec"):
+            meta["generation"] = old["metadata"].get("generation", 0) + 1
+        unheld = not meta.get("finalizers") and not meta.get("deletionGracePeriodSeconds")
+        if "deletionTimestamp" in meta and unheld:
+            self.remove(resource, meta.get("namespace", ""), meta["name"])
+            return None
+        return old if _same(old, new) else self._put(resource, old, new)
+
+    def remove(self, resource: Resource, namespace: str, name: str) -> None:
+        """Take an object out at once."""
+        old = self.get(resource, namespace, name)
+        del self._objects[_kind(resource)][namespace, name]
+        for reference in old["metadata"].get("ownerReferences", []):
+            self._owned.get(reference["uid"], set()).discard((_kind(resource), namespace, name))
+        self._tell(resource, old, None)
+
+    def _put(self, resource: Resource, old: Json | None, new: Json) -> Json:
+        meta = new["metadata"]
+        key = (meta.get("namespace", ""), meta["name"])
+        for reference in (old or {}).get("metadata", {}).get("ownerReferences", []):
+            self._owned.get(reference["uid"], set()).discard((_kind(resource), *key))
+        for reference in meta.get("ownerReferences", []):
+            self._owned.setdefault(reference["uid"], set()).add((_kind(resource), *key))
+        self.version += 1
+        meta["resourceVersion"] = str(self.version)
+        self._objects.setdefault(_kind(resource), {})[key] = new
+        self._tell(resource, old, new)
+        return new
+
+    def _tell(self, resource: Resource, old: Json | None, new: Json | None) -> None:
+        if new is None:
+            self.version += 1
+        change = Change(self.version, resource, old, new)
+        self.changes.append(change)
+        for listener in self.listeners:
+            listener(change)
+
+
+def _kind(resource: Resource) -> str:
+    return _refusals.qualified(resource.plural, resource.group)
+
+
+def _same(old: Json, new: Json) -> bool:
+    def bare(thing: Json) -> Json:
+        return {**thing, "metadata": {**thing["metadata"], "resourceVersion": ""}}
+
+    return bare(old) == bare(new)

@@ -1,0 +1,1 @@
+"""Pods, pure: what is read off one, and the steps of its state."""

@@ -1,0 +1,114 @@
+"""The stand-in that really runs the pods."""
+
+from __future__ import annotations
+
+import secrets
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from .._server._errors import StandInError
+from .._server._ticker import Ticker
+from .._server._timeline import Timeline
+from ._api._checks import _names
+from ._control._cluster import Cluster
+from ._control._node import RESOURCES, node
+from ._processes import _pid_namespaces
+from ._processes._kubelet import ProcessKubelet
+from ._processes._pod import LocalPods
+from ._processes._sandbox import image_environment
+from ._service import Service
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+class KubernetesProcesses(Service):
+    """A Kubernetes API on loopback whose pods are processes of this machine, in real time.
+
+    Every container is a process with a session of its own; image names are recorded, and nothing is pulled. When the
+    stand-in stops, or is killed, all processes end.
+
+    Args:
+        port: to listen on; 0 for a free one.
+        tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command is there. The bearer token
+            is asked for either way.
+        namespace: of the kubeconfig; it is made if it is not ``default``.
+        resources: what the node declares, such as ``{"nvidia.com/gpu": "8"}``, added to 64 CPUs, 256 GiB and 2000 pods.
+            Pods that ask for more stay unscheduled.
+        labels: of the node.
+        env: what the "image" gives every container; None for PATH (with this Python first), HOME, PYTHONPATH and a few more
+            variables of this process.
+        pid_namespaces: give every container a PID namespace, so that its first process is PID 1 as on a cluster: signals
+            that it does not handle are ignored (SIGTERM too). Linux, by the command ``unshare``.
+        backoff_seconds: the first wait of the Job controller before it replaces a failed pod; the real one has 10.
+
+    Attributes:
+        pods: the pods, to be killed, evicted or lost on demand.
+        access: who may do what.
+        faults: what goes wrong over HTTP.
+        calls: what was called.
+
+    Raises:
+        StandInError: no such port, resources that are no quantities, or no PID namespaces to be had.
+
+    ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        tls: bool | None = None,
+        namespace: str = "default",
+        resources: Mapping[str, str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        backoff_seconds: float = 10.0,
+        pid_namespaces: bool = False,
+    ) -> None:
+        has = {**RESOURCES, **(resources or {})}
+        for name, value in has.items():
+            try:
+                _names.quantity(value)
+            except ValueError as wrong:
+                raise StandInError(f"resources[{name!r}] is no quantity: {value!r}; {wrong}") from None
+        if backoff_seconds <= 0:
+            raise StandInError(f"backoff_seconds must be above 0, not {backoff_seconds}")
+        wrapper = _pid_namespaces.wrapper() if pid_namespaces else ()
+        offset = time.time() - time.monotonic()  # the wall clock may jump, and this one may not
+        clock = Timeline(0.0, clock=lambda: offset + time.monotonic())
+        cluster = Cluster(clock, seed=time.time_ns(), node=node("local-0", has, labels))
+        cluster.jobs.backoff_seconds = backoff_seconds
+        self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
+        base = image_environment() if env is None else env
+        self._kubelet = ProcessKubelet(cluster, self._folder, base, wrapper)
+        self._ticker = Ticker(cluster)
+        self._over = False
+        self.pods = LocalPods(self._kubelet)
+        super().__init__(cluster, port=port, tls=tls, namespace=namespace)
+
+    def start(self) -> Self:
+        """Begin to listen, and to run what is asked for.
+
+        Raises:
+            StandInError: it runs or ran already, the port is taken, or there is no certificate to be had.
+        """
+        if self._over:
+            raise StandInError("the stand-in has been stopped; make a new one")
+        super().start()
+        self._folder.mkdir(mode=0o700)
+        self._ticker.start()
+        return self
+
+    def stop(self) -> None:
+        """Close the port, end every process and take the files away; may be called twice."""
+        started = self._server is not None
+        super().stop()
+        if started:
+            self._ticker.stop()
+        self._kubelet.close()
+        self._over = True
+        shutil.rmtree(self._folder, ignore_errors=True)

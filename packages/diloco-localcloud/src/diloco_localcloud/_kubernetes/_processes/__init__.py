@@ -1,0 +1,1 @@
+"""Pods that are processes of this machine."""

@@ -1,0 +1,115 @@
+"""The environment of a container."""
+
+from __future__ import annotations
+
+import base64
+import math
+from typing import TYPE_CHECKING, Any
+
+from .._api._checks import _names
+from .._objects import _resources
+from ._expand import expand
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .._objects._store import Store
+
+Json = dict[str, Any]
+
+
+class ConfigError(Exception):
+    """A container whose configuration refers to something that is not there (CreateContainerConfigError)."""
+
+
+def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -> dict[str, str]:
+    """All variables: the image's, then ``envFrom``, then ``env`` in its order, each seeing those before it.
+
+    Raises:
+        ConfigError: a ConfigMap, Secret or key is missing.
+    """
+    env = dict(base)
+    for source in container.get("envFrom") or []:
+        for kind, resource in (("configMapRef", _resources.CONFIG_MAPS), ("secretRef", _resources.SECRETS)):
+            if kind in source:
+                found = content(store, resource, pod, source[kind])
+                env |= {source.get("prefix", "") + key: value.decode() for key, value in found.items()}
+    for entry in container.get("env") or []:
+        if entry.get("valueFrom"):
+            value = _from(store, pod, container, entry["valueFrom"])
+            if value is not None:
+                env[entry["name"]] = value
+        else:
+            env[entry["name"]] = expand(entry.get("value", ""), env)
+    return env
+
+
+def content(store: Store, resource: _resources.Resource, pod: Json, reference: Json) -> dict[str, bytes]:
+    """The data of a ConfigMap or Secret.
+
+    Raises:
+        ConfigError: it is missing, and not optional.
+    """
+    name = reference.get("name") or reference.get("secretName", "")
+    thing = store.find(resource, pod["metadata"]["namespace"], name)
+    if thing is None:
+        if reference.get("optional"):
+            return {}
+        raise ConfigError(f'{resource.singular} "{name}" not found')
+    data = {key: value.encode() for key, value in (thing.get("stringData") or {}).items()}
+    for key, value in (thing.get("data") or {}).items():
+        data[key] = base64.b64decode(value) if resource is _resources.SECRETS else value.encode()
+    data |= {key: base64.b64decode(value) for key, value in (thing.get("binaryData") or {}).items()}
+    return data
+
+
+def _from(store: Store, pod: Json, container: Json, source: Json) -> str | None:
+    if "fieldRef" in source:
+        return field(pod, source["fieldRef"]["fieldPath"])
+    if "resourceFieldRef" in source:
+        return _resource(container, source["resourceFieldRef"])
+    for kind, resource in (("configMapKeyRef", _resources.CONFIG_MAPS), ("secretKeyRef", _resources.SECRETS)):
+        if kind in source:
+            reference = source[kind]
+            found = content(store, resource, pod, reference)
+            if reference["key"] in found:
+                return found[reference["key"]].decode()
+            if reference.get("optional"):
+                return None
+            where = f"{pod['metadata']['namespace']}/{reference['name']}"
+            raise ConfigError(f"couldn't find key {reference['key']} in {resource.kind} {where}")
+    raise ConfigError(f"the stand-in knows no environment source {', '.join(source)}")
+
+
+def field(pod: Json, path: str) -> str:
+    """A field of the pod by the downward API; "" for a label or annotation that it lacks.
+
+    Raises:
+        ConfigError: there is no such field.
+    """
+    meta, spec, status = pod["metadata"], pod["spec"], pod["status"]
+    for name in ("labels", "annotations"):
+        if path.startswith(f"metadata.{name}['") and path.endswith("']"):
+            return str((meta.get(name) or {}).get(path[len(f"metadata.{name}['") : -2], ""))
+    fields = {
+        "metadata.name": meta["name"],
+        "metadata.namespace": meta["namespace"],
+        "metadata.uid": meta["uid"],
+        "spec.nodeName": spec.get("nodeName", ""),
+        "spec.serviceAccountName": spec.get("serviceAccountName", ""),
+        "status.hostIP": status.get("hostIP", ""),
+        "status.podIP": status.get("podIP", "127.0.0.1"),
+        "status.podIPs": status.get("podIP", "127.0.0.1"),
+    }
+    if path not in fields:
+        raise ConfigError(f"failed to prepare the environment: unsupported fieldPath: {path}")
+    return str(fields[path])
+
+
+def _resource(container: Json, reference: Json) -> str:
+    part, _, name = reference["resource"].partition(".")
+    value = (container.get("resources", {}).get(part) or {}).get(name)
+    if value is None:
+        raise ConfigError(f"the container has no {reference['resource']}; the stand-in does not fill in the node's")
+    divisor = _names.quantity(reference.get("divisor") or "1") or 1.0
+    return str(math.ceil(_names.quantity(value) / divisor))

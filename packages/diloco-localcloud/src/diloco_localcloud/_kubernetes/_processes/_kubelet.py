@@ -1,0 +1,231 @@
+"""A kubelet that runs containers as processes of this machine."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from .._objects._resources import NODES, PODS
+from .._pods import _facts, _states
+from . import _schedule
+from ._environment import ConfigError
+from ._file_log import FileLog
+from ._sandbox import Sandbox
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from .._control._cluster import Cluster
+    from .._control._log_store import Log
+
+Json = dict[str, Any]
+
+BIND_SECONDS = 0.01
+AGAIN_SECONDS = 1.0  # between tries to schedule, or to make a container whose configuration is missing
+RESTART_SECONDS = 10.0  # the second restart waits so long, the next ones twice as long each, up to five minutes
+LONGEST_RESTART_SECONDS = 300.0
+FORCED_SECONDS = 2.0  # from SIGTERM to SIGKILL for a pod whose delete was forced
+ADDRESS = "127.0.0.1"
+
+
+class ProcessKubelet:
+    """Scheduler and kubelet of the one node. Methods run under the cluster's lock, but for ``close``."""
+
+    def __init__(self, cluster: Cluster, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]) -> None:
+        self.cluster = cluster
+        self._folder = folder
+        self._base = dict(base)
+        self._wrapper = wrapper
+        self._pods: dict[str, Sandbox] = {}
+        self._closed = False
+        cluster.runtime = self
+
+    # -- what the cluster calls ----------------------------------------------------------------------------------------
+
+    def added(self, pod: Json) -> None:
+        """A pod was made: find room for it."""
+        self.cluster.timeline.after(BIND_SECONDS, lambda: self._bind(pod["metadata"]))
+
+    def deleting(self, pod: Json) -> None:
+        """A pod was told to go: SIGTERM now, SIGKILL at the end of its grace."""
+        meta = pod["metadata"]
+        sandbox = self._pods.get(meta["uid"])
+        if sandbox is not None and sandbox.stuck:
+            return
+        self._say(pod, "Killing", "Stopping containers")
+        grace = float(meta["deletionGracePeriodSeconds"])
+        if sandbox is None or not sandbox.containers:
+            self._finish(meta)
+            return
+        for container in sandbox.containers.values():
+            container.term()
+        self.cluster.timeline.after(grace, lambda: self._kill(meta["uid"]))
+
+    def removed(self, pod: Json) -> None:
+        """A pod is out of the store: what still runs of it (a forced delete) is ended, but on a lost node it runs on."""
+        uid = pod["metadata"]["uid"]
+        sandbox = self._pods.get(uid)
+        if sandbox is None or sandbox.stuck:
+            return
+        for container in sandbox.containers.values():
+            container.term()
+        if sandbox.containers:
+            self.cluster.timeline.after(FORCED_SECONDS, lambda: self._kill(uid))
+        else:
+            del self._pods[uid]
+            sandbox.remove()
+
+    def log_of(self, pod: Json, container: str, life: int) -> Log:
+        """The log of one life of a container."""
+        sandbox = self._pods.get(pod["metadata"]["uid"])
+        found = sandbox.logs.get((container, life)) if sandbox else None
+        if found is None:
+            found = FileLog(self._folder / "none")
+            found.ended = True
+        return found
+
+    # -- on demand -----------------------------------------------------------------------------------------------------
+
+    def sandbox(self, uid: str) -> Sandbox | None:
+        """What runs of a pod."""
+        return self._pods.get(uid)
+
+    def close(self) -> None:
+        """End every process; nothing is started any more. Without the lock."""
+        with self.cluster.changed:
+            self._closed = True
+            left = [container for sandbox in self._pods.values() for container in sandbox.containers.values()]
+        for container in left:
+            container.kill()
+        for container in left:
+            container.join()
+
+    def _kill(self, uid: str) -> None:
+        sandbox = self._pods.get(uid)
+        if sandbox is not None and not sandbox.stuck:
+            for container in sandbox.containers.values():
+                container.kill()
+
+    # -- the way of a pod ----------------------------------------------------------------------------------------------
+
+    def _bind(self, meta: Json) -> None:
+        pod = self._pod(meta)
+        if pod is None or "nodeName" in pod["spec"] or _facts.deleting(pod):
+            return
+        store, now = self.cluster.store, self.cluster.timeline.stamp()
+        lack = _schedule.why_not(store.get(NODES, "", self.cluster.node), store.list(PODS), pod)
+        if lack is not None:
+            self.cluster.put_pod(_states.unschedulable(pod, lack, now))
+            self.cluster.events.say(pod, "FailedScheduling", lack, source="default-scheduler", warning=True)
+            self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._bind(meta))
+            return
+        pod = _states.waiting(_states.bound(pod, self.cluster.node, now), "ContainerCreating", "", now)
+        self.cluster.put_pod(pod)
+        message = f"Successfully assigned {meta['namespace']}/{meta['name']} to {self.cluster.node}"
+        self.cluster.events.say(pod, "Scheduled", message, source="default-scheduler")
+        self.cluster.timeline.after(BIND_SECONDS, lambda: self._start(meta))
+
+    def _start(self, meta: Json) -> None:
+        pod = self._pod(meta)
+        if pod is None or self._closed or _facts.deleting(pod) or _facts.ended(pod):
+            return
+        folder = self._folder / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
+        sandbox = self._pods.setdefault(meta["uid"], Sandbox(self.cluster.store, folder, self._base, self._wrapper))
+        try:
+            if pod["spec"].get("initContainers"):
+                raise ConfigError("the stand-in runs no init containers; do their work in the main container")
+            self.cluster.put_pod(_states.running(pod, self.cluster.timeline.stamp(), ADDRESS))
+            for container in pod["spec"]["containers"]:
+                if container["name"] not in sandbox.containers:
+                    self._run(meta, container, 0)
+        except ConfigError as wrong:
+            now = self.cluster.timeline.stamp()
+            self.cluster.put_pod(_states.waiting(pod, "CreateContainerConfigError", str(wrong), now))
+            self._say(pod, "Failed", f"Error: {wrong}", warning=True)
+            self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._start(meta))
+
+    def _run(self, meta: Json, container: Json, life: int) -> None:
+        pod = self._pod(meta)
+        sandbox = self._pods.get(meta["uid"])
+        if pod is None or sandbox is None or self._closed:
+            return
+
+        def told(event: Json) -> None:
+            with self.cluster.changed:
+                self._heard(meta, container, life, event)
+                self.cluster.changed.notify_all()
+
+        sandbox.start(pod, container, life, told)
+
+    def _heard(self, meta: Json, container: Json, life: int, event: Json) -> None:
+        """From a container's thread: it was started, refused, or has ended."""
+        pod, sandbox, name = self._pod(meta), self._pods.get(meta["uid"]), container["name"]
+        if event["event"] == "started":
+            if pod is not None:
+                self._say(pod, "Started", f"Started container {name}")
+            return
+        if sandbox is None:
+            return
+        sandbox.containers.pop(name, None)
+        sandbox.logs[name, life].ended = True
+        if pod is None or _facts.ended(pod):
+            if pod is None and not sandbox.containers:
+                del self._pods[meta["uid"]]
+                sandbox.remove()
+            return
+        now = self.cluster.timeline.stamp()
+        if event["event"] == "refused":
+            words = "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
+            pod = _states.terminated(pod, name, 128, now, reason="StartError", message=words + event["message"])
+        else:
+            code = int(event["code"])
+            message = sandbox.message(container, failed=code != 0, life=life)
+            pod = _states.terminated(pod, name, code, now, reason="OOMKilled" if event["oom"] else "", message=message)
+        self.cluster.put_pod(pod)
+        self._follow_up(pod, container, life)
+
+    def _follow_up(self, pod: Json, container: Json, life: int) -> None:
+        """A container has ended: run it again, or end the pod with its last one."""
+        meta, sandbox = pod["metadata"], self._pods[pod["metadata"]["uid"]]
+        code = _facts.container_status(pod, container["name"])["state"]["terminated"]["exitCode"]
+        policy = pod["spec"]["restartPolicy"]
+        if not _facts.deleting(pod) and (policy == "Always" or (policy == "OnFailure" and code != 0)):
+            wait = min(RESTART_SECONDS * 2 ** (life - 1), LONGEST_RESTART_SECONDS) if life else 0.05
+            if life:
+                self._say(pod, "BackOff", f"Back-off restarting failed container {container['name']}", warning=True)
+            self.cluster.timeline.after(wait, lambda: self._restart(meta, container, life + 1))
+        elif not sandbox.containers:
+            self._finish(meta)
+
+    def _restart(self, meta: Json, container: Json, life: int) -> None:
+        pod = self._pod(meta)
+        if pod is None or _facts.ended(pod) or _facts.deleting(pod) or self._closed:
+            return
+        self.cluster.put_pod(_states.restarted(pod, container["name"], self.cluster.timeline.stamp()))
+        self._run(meta, container, life)
+
+    def _finish(self, meta: Json) -> None:
+        pod = self._pod(meta)
+        if pod is None:
+            return
+        now = self.cluster.timeline.stamp()
+        for container in pod["spec"]["containers"]:
+            if "terminated" not in _facts.container_status(pod, container["name"]).get("state", {}):
+                name = container["name"]
+                pod = _states.terminated(pod, name, 137, now, reason="ContainerStatusUnknown")
+        if not _facts.ended(pod):
+            self.cluster.put_pod(_states.ended(pod, now))
+        self.cluster.gone(pod)
+
+    def send(self, meta: Json, number: signal.Signals) -> None:
+        """Send a signal to the first process of a pod's containers."""
+        sandbox = self._pods.get(meta["uid"])
+        for container in sandbox.containers.values() if sandbox else ():
+            container.send(number)
+
+    def _pod(self, meta: Json) -> Json | None:
+        return self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+
+    def _say(self, pod: Json, reason: str, message: str, *, warning: bool = False) -> None:
+        self.cluster.events.say(pod, reason, message, source="kubelet", warning=warning)

@@ -1,0 +1,30 @@
+"""A PID namespace for a container, where this machine allows it."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+
+from ..._server._errors import StandInError
+
+_OWN = ("--pid", "--fork", "--mount-proc", "--kill-child")
+
+
+@functools.cache
+def wrapper() -> tuple[str, ...]:
+    """What to put before a command, so that it becomes PID 1 of a namespace with a /proc of its own.
+
+    Raises:
+        StandInError: it cannot be had here.
+    """
+    unshare = shutil.which("unshare")
+    if unshare is None:
+        raise StandInError("PID namespaces need the command unshare of util-linux, on Linux; leave pid_namespaces out")
+    user = () if os.geteuid() == 0 else ("--user", "--map-current-user")
+    words = (unshare, *user, *_OWN)
+    tried = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
+    if tried.returncode:
+        raise StandInError(f"this machine allows no PID namespaces ({tried.stderr.strip()}); leave pid_namespaces out")
+    return words

@@ -1,0 +1,148 @@
+"""One pod that really runs."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING, Any
+
+from .._objects._resources import JOBS, PODS
+from .._pods import _facts, _states
+
+if TYPE_CHECKING:
+    from ._kubelet import ProcessKubelet
+
+Json = dict[str, Any]
+
+
+class LocalPod:
+    """What may be done to a pod behind the API's back. Thread-safe."""
+
+    def __init__(self, kubelet: ProcessKubelet, meta: Json) -> None:
+        self._kubelet = kubelet
+        self._cluster = kubelet.cluster
+        self._meta = meta
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self._meta["name"])
+
+    @property
+    def index(self) -> int | None:
+        """Its completion index; None if it has none."""
+        return _facts.index_of({"metadata": self._meta})
+
+    @property
+    def json(self) -> Json | None:
+        """The pod as stored, which is not to be changed; None if it is gone."""
+        with self._cluster.changed:
+            return self._cluster.pod(self._meta["namespace"], self.name, str(self._meta["uid"]))
+
+    @property
+    def pids(self) -> list[int]:
+        """The first processes of its containers that run."""
+        with self._cluster.changed:
+            sandbox = self._kubelet.sandbox(str(self._meta["uid"]))
+            containers = list(sandbox.containers.values()) if sandbox else []
+        return [container.pid for container in containers if container.pid is not None]
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal to the first process of each of its containers."""
+        with self._cluster.changed:
+            self._kubelet.send(self._meta, number)
+
+    def kill(self) -> None:
+        """SIGKILL, as the kernel or a person would: exit code 137."""
+        self.send(signal.SIGKILL)
+
+    def evict(self) -> None:
+        """By the eviction API, as a node drain does: marked with DisruptionTarget, SIGTERM, grace, SIGKILL.
+
+        Raises:
+            LookupError: it is gone.
+        """
+        self._disrupt("EvictionByEvictionAPI", "Eviction API: evicting")
+
+    def lose(self) -> None:
+        """Its node is out of reach: the API tells it to go, but its processes run on, until ``found``.
+
+        Raises:
+            LookupError: it is gone.
+        """
+        with self._cluster.changed:
+            sandbox = self._kubelet.sandbox(str(self._meta["uid"]))
+            if sandbox is not None:
+                sandbox.stuck = True
+            self._disrupt("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
+
+    def found(self) -> None:
+        """Its node is back, and ends what had been told to go."""
+        with self._cluster.changed:
+            sandbox = self._kubelet.sandbox(str(self._meta["uid"]))
+            if sandbox is None:
+                return
+            sandbox.stuck = False
+            pod = self.json
+            if pod is None:
+                for container in sandbox.containers.values():
+                    container.kill()
+            elif _facts.deleting(pod):
+                self._kubelet.deleting(pod)
+
+    def _disrupt(self, reason: str, message: str) -> None:
+        with self._cluster.changed:
+            pod = self.json
+            if pod is None:
+                raise LookupError(f"pod {self._meta['namespace']}/{self.name} is gone")
+            self._cluster.put_pod(_states.disrupted(pod, reason, message, self._cluster.timeline.stamp()))
+            self._cluster.delete_pod(self._meta["namespace"], self.name)
+
+
+class LocalPods:
+    """The pods that really run. Thread-safe."""
+
+    def __init__(self, kubelet: ProcessKubelet) -> None:
+        self._kubelet = kubelet
+        self._cluster = kubelet.cluster
+
+    def job(self, name: str, namespace: str = "default") -> Json:
+        """The Job as stored, which is not to be changed.
+
+        Raises:
+            LookupError: there is none.
+        """
+        with self._cluster.changed:
+            found = self._cluster.store.find(JOBS, namespace, name)
+        if found is None:
+            raise LookupError(f"there is no Job {namespace}/{name}")
+        return found
+
+    def of(self, job: str, namespace: str = "default") -> list[LocalPod]:
+        """The pods of a Job by name, by index and then age."""
+        with self._cluster.changed:
+            found = self._cluster.store.by_age(PODS, namespace)
+        label = "batch.kubernetes.io/job-name"
+        chosen = [pod for pod in found if (pod["metadata"].get("labels") or {}).get(label) == job]
+        chosen.sort(key=lambda pod: _facts.index_of(pod) or 0)
+        return [LocalPod(self._kubelet, pod["metadata"]) for pod in chosen]
+
+    def newest(self, job: str, index: int, namespace: str = "default") -> LocalPod:
+        """The newest pod of an index.
+
+        Raises:
+            LookupError: there is none.
+        """
+        found = [pod for pod in self.of(job, namespace) if pod.index == index]
+        if not found:
+            raise LookupError(f"Job {namespace}/{job} has no pod of index {index}")
+        return found[-1]
+
+    def wait_for(self, test: Any, seconds: float = 30.0) -> None:
+        """Wait until ``test()`` is true; it is asked again whenever anything in the cluster has changed.
+
+        Raises:
+            TimeoutError: it was not true within ``seconds``.
+        """
+        with self._cluster.changed:
+            if not self._cluster.changed.wait_for(test, seconds):
+                raise TimeoutError(f"it did not come about within {seconds} s")

@@ -1,0 +1,91 @@
+"""One pod on this machine: its folder and its containers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .._api._checks import _names
+from . import _environment, _volumes
+from ._container import Command, Container
+from ._expand import expand
+from ._file_log import FileLog
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from .._objects._store import Store
+
+Json = dict[str, Any]
+
+# What the "image" gives every container: this machine's.
+FROM_HERE = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "PYTHONPATH")
+MESSAGE_BYTES = 4096
+
+
+def image_environment() -> dict[str, str]:
+    """The default environment of every image: a few variables of this process, and its Python first on the PATH."""
+    env = {name: os.environ[name] for name in FROM_HERE if name in os.environ}
+    env["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), env.get("PATH", os.defpath)])
+    return env
+
+
+class Sandbox:
+    """The folder of a pod, and the containers that run in it; used under the cluster's lock."""
+
+    def __init__(self, store: Store, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]) -> None:
+        self.containers: dict[str, Container] = {}
+        self.logs: dict[tuple[str, int], FileLog] = {}
+        self.stuck = False
+        self._store = store
+        self._folder = folder
+        self._base = base
+        self._wrapper = wrapper
+
+    def start(self, pod: Json, container: Json, life: int, told: Callable[[Json], None]) -> None:
+        """Start one life of a container.
+
+        Raises:
+            ConfigError: its configuration refers to something that is not there.
+        """
+        name = container["name"]
+        home = self._folder / name
+        (home / "root").mkdir(parents=True, exist_ok=True)
+        termination = home / "termination"
+        termination.unlink(missing_ok=True)
+        known = _volumes.paths(pod, container, _volumes.make(self._store, pod, self._folder), termination)
+        base = {**self._base, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"])}
+        env = _environment.resolve(self._store, pod, container, base)
+        given = {entry["name"] for entry in container.get("env") or []}
+        env = {key: _volumes.rewrite(value, known) if key in given else value for key, value in env.items()}
+        words = [*(container.get("command") or []), *(container.get("args") or [])]
+        argv = [_volumes.rewrite(expand(word, env), known) for word in words]
+        cwd = Path(_volumes.rewrite(container["workingDir"], known)) if container.get("workingDir") else home / "root"
+        limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
+        log = home / f"{life}.log"
+        self.logs[name, life] = FileLog(log)
+        if not argv:
+            told({"event": "refused", "message": "no command specified"})
+            return
+        memory = int(_names.quantity(limit)) if limit else None
+        self.containers[name] = Container(Command(argv, env, cwd, log, memory, self._wrapper), told)
+
+    def message(self, container: Json, *, failed: bool, life: int) -> str:
+        """The termination message: the file's, or the end of the log where the policy says so."""
+        path = self._folder / container["name"] / "termination"
+        try:
+            text = path.read_bytes()[:MESSAGE_BYTES]
+        except OSError:
+            text = b""
+        if not text and failed and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+            log = self.logs.get((container["name"], life))
+            lines = log.lines(max(0, len(log.times()) - 80)) if log else []
+            text = b"".join(line for _, line in lines)[-2048:]
+        return str(text, errors="replace")
+
+    def remove(self) -> None:
+        """Take the folder away."""
+        shutil.rmtree(self._folder, ignore_errors=True)

@@ -1,0 +1,63 @@
+"""Volumes as folders: a process has no mounts of its own, so the paths in its command and environment are rewritten."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from .._objects import _resources
+from . import _environment
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from .._objects._store import Store
+
+Json = dict[str, Any]
+
+
+def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
+    """The folder of each volume, by its name; ConfigMaps and Secrets as files in it.
+
+    Raises:
+        ConfigError: a ConfigMap or Secret is missing.
+    """
+    folders: dict[str, Path] = {}
+    for volume in pod["spec"].get("volumes") or []:
+        path = folder / "volumes" / volume["name"]
+        path.mkdir(parents=True, exist_ok=True)
+        for kind, resource in (("configMap", _resources.CONFIG_MAPS), ("secret", _resources.SECRETS)):
+            if kind in volume:
+                found = _environment.content(store, resource, pod, volume[kind])
+                items = volume[kind].get("items") or [{"key": key, "path": key} for key in found]
+                for item in items:
+                    target = path / item["path"]
+                    target.parent.mkdir(parents=True, exist_ok=True)
+                    target.touch(mode=0o600)
+                    target.write_bytes(found.get(item["key"], b""))
+        folders[volume["name"]] = path
+    return folders
+
+
+def paths(pod: Json, container: Json, folders: Mapping[str, Path], termination: Path) -> dict[str, str]:
+    """What each path of the container is on this machine: its mounts, and the file of its termination message."""
+    found = {container.get("terminationMessagePath", "/dev/termination-log"): str(termination)}
+    volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or []}
+    for mount in container.get("volumeMounts") or []:
+        host = (volumes[mount["name"]].get("hostPath") or {}).get("path")
+        target = host or str(folders[mount["name"]])
+        if mount.get("subPath"):
+            target += "/" + mount["subPath"]
+        if mount["mountPath"] != "/dev/shm":
+            found[mount["mountPath"].rstrip("/")] = target
+    return found
+
+
+def rewrite(text: str, known: Mapping[str, str]) -> str:
+    """The text with every whole path of ``known`` replaced, the longest first."""
+    if not known:
+        return text
+    ordered = sorted(known, key=len, reverse=True)
+    either = "|".join(re.escape(path) for path in ordered)
+    return re.sub(rf"(?<![\w.\-/])({either})(?![\w.\-])", lambda match: known[match[1]], text)

@@ -1,0 +1,1 @@
+"""Pods that do what a test says."""

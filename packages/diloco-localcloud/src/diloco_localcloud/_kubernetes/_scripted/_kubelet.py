@@ -1,0 +1,192 @@
+"""The kubelet of the scripted world: knows no processes, only what a test says of them."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .._control._log_store import MemoryLog
+from .._pods import _facts, _states
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from .._control._cluster import Cluster
+
+Json = dict[str, Any]
+
+BIND_SECONDS = 0.01  # from create to a node
+PULL_SECONDS = 0.05  # from a node to the kubelet's first word
+PHASE_SECONDS = 1.1  # from the end of the last container to the phase
+REMOVE_SECONDS = 0.3  # from the end of a deleted pod's containers to its removal
+
+
+class Habits:
+    """What pods do when the test says nothing.
+
+    Attributes:
+        auto_start: seconds from ``ContainerCreating`` to running; None (the default) leaves the start to the test.
+        schedulable: whether pods are given a node; if False they stay Pending, with ``why_not`` as the scheduler's message.
+        term_seconds: how long a container takes to end after SIGTERM.
+        term_code: with which exit code it then ends.
+    """
+
+    def __init__(self) -> None:
+        self.auto_start: float | None = None
+        self.schedulable = True
+        self.why_not = "0/1 nodes are available: 1 Insufficient nvidia.com/gpu."
+        self.term_seconds = 0.5
+        self.term_code = 143
+
+
+@dataclass
+class Script:
+    """What the test has said about one pod."""
+
+    term_seconds: float | None = None  # None: the world's own
+    term_code: int | None = None
+    ignores_term: bool = False
+    stuck: bool = False  # on a node that is lost
+    logs: dict[tuple[str, int], MemoryLog] = field(default_factory=dict)
+
+
+class ScriptedKubelet:
+    """Moves pods when it is told to; all methods but ``at`` run under the cluster's lock."""
+
+    def __init__(self, cluster: Cluster, habits: Habits) -> None:
+        self.cluster = cluster
+        self.habits = habits
+        self._scripts: dict[str, Script] = {}
+        cluster.runtime = self
+
+    @contextmanager
+    def at(self, meta: Json) -> Iterator[Json]:
+        """The pod as it is now, with the lock held."""
+        with self.cluster.changed:
+            pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+            if pod is None:
+                raise LookupError(f"pod {meta['namespace']}/{meta['name']} is gone")
+            yield pod
+
+    def script(self, pod: Json) -> Script:
+        """What was said about a pod."""
+        return self._scripts.setdefault(pod["metadata"]["uid"], Script())
+
+    def log_of(self, pod: Json, container: str, life: int) -> MemoryLog:
+        """The log of one life of a container; under the lock."""
+        return self.script(pod).logs.setdefault((container, life), MemoryLog())
+
+    def end(self, pod: Json, code: int, **why: Any) -> None:
+        """All its containers end now; the phase follows."""
+        now = self.cluster.timeline.stamp()
+        if _facts.ended(pod):
+            raise ValueError(f"pod {pod['metadata']['name']} has ended already: {_facts.phase(pod)}")
+        if not pod["status"].get("containerStatuses") or _facts.phase(pod) == "Pending":
+            pod = self.started(pod)
+        for container in pod["spec"]["containers"]:
+            pod = _states.terminated(pod, container["name"], code, now, **why)
+            self.log_of(pod, container["name"], _life(pod, container["name"])).ended = True
+        self.cluster.put_pod(pod)
+        meta = pod["metadata"]
+        self.cluster.timeline.after(PHASE_SECONDS, lambda: self._ended(meta))
+
+    def _ended(self, meta: Json) -> None:
+        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        if pod is None or _facts.ended(pod):
+            return
+        if len(_facts.terminations(pod)) == len(pod["spec"]["containers"]):
+            self.cluster.put_pod(_states.ended(pod, self.cluster.timeline.stamp()))
+            if _facts.deleting(pod):
+                self.cluster.gone(pod)
+
+    def started(self, pod: Json) -> Json:
+        """The pod as it is once its containers run."""
+        now = self.cluster.timeline.stamp()
+        if "nodeName" not in pod["spec"]:
+            pod = _states.bound(pod, self.cluster.node, now)
+        pod = _states.running(_states.waiting(pod, "ContainerCreating", "", now), now)
+        self.cluster.events.say(pod, "Started", "Started container", source="kubelet")
+        return pod
+
+    def added(self, pod: Json) -> None:
+        """A pod was made: give it a node."""
+        self.cluster.timeline.after(BIND_SECONDS, lambda: self.bind(pod["metadata"]))
+
+    def bind(self, meta: Json, *, anyway: bool = False) -> None:
+        """Give it a node, if there is one for it."""
+        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        if pod is None or "nodeName" in pod["spec"] or _facts.deleting(pod):
+            return
+        now = self.cluster.timeline.stamp()
+        if not (self.habits.schedulable or anyway):
+            self.cluster.put_pod(_states.unschedulable(pod, self.habits.why_not, now))
+            self.cluster.events.say(
+                pod, "FailedScheduling", self.habits.why_not, source="default-scheduler", warning=True
+            )
+            return
+        self.cluster.put_pod(_states.bound(pod, self.cluster.node, now))
+        message = f"Successfully assigned {meta['namespace']}/{meta['name']} to {self.cluster.node}"
+        self.cluster.events.say(pod, "Scheduled", message, source="default-scheduler")
+        self.cluster.timeline.after(PULL_SECONDS, lambda: self._prepare(meta))
+
+    def _prepare(self, meta: Json) -> None:
+        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        if pod is None or pod["status"].get("containerStatuses") or _facts.deleting(pod):
+            return
+        self.cluster.put_pod(_states.waiting(pod, "ContainerCreating", "", self.cluster.timeline.stamp()))
+        if self.habits.auto_start is not None:
+            self.cluster.timeline.after(self.habits.auto_start, lambda: self._auto_start(meta))
+
+    def _auto_start(self, meta: Json) -> None:
+        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        if pod is not None and _facts.phase(pod) == "Pending" and not _facts.deleting(pod):
+            self.cluster.put_pod(self.started(pod))
+
+    def deleting(self, pod: Json) -> None:
+        """A pod was told to go: SIGTERM now, SIGKILL at the end of its grace."""
+        meta, script = pod["metadata"], self.script(pod)
+        if script.stuck:
+            return
+        grace = float(meta["deletionGracePeriodSeconds"])
+        own = self.habits.term_seconds if script.term_seconds is None else script.term_seconds
+        waits = grace if script.ignores_term else min(own, grace)
+        killed = script.ignores_term or own > grace
+        code = 137 if killed else (self.habits.term_code if script.term_code is None else script.term_code)
+        self.cluster.events.say(pod, "Killing", "Stopping container", source="kubelet")
+        self.cluster.timeline.after(waits, lambda: self._killed(meta, code))
+
+    def _killed(self, meta: Json, code: int) -> None:
+        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        if pod is None or self.script(pod).stuck:
+            return
+        now = self.cluster.timeline.stamp()
+        if not _facts.ended(pod):
+            for container in pod["spec"]["containers"]:
+                state = _facts.container_status(pod, container["name"]).get("state", {})
+                if "running" in state:
+                    pod = _states.terminated(pod, container["name"], code, now)
+                elif "terminated" not in state:  # never ran: the kubelet has nothing to stop
+                    pod = _states.terminated(pod, container["name"], 137, now, reason="ContainerStatusUnknown")
+                self.log_of(pod, container["name"], _life(pod, container["name"])).ended = True
+            self.cluster.put_pod(pod)
+        self.cluster.timeline.after(REMOVE_SECONDS, lambda: self._remove(meta))
+
+    def _remove(self, meta: Json) -> None:
+        pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
+        if pod is None:
+            return
+        if not _facts.ended(pod):
+            pod = _states.ended(pod, self.cluster.timeline.stamp())
+            self.cluster.put_pod(pod)
+        self.cluster.gone(pod)
+
+    def removed(self, pod: Json) -> None:
+        """A pod is out of the store: its logs go with it."""
+        script = self._scripts.pop(pod["metadata"]["uid"], None)
+        for log in script.logs.values() if script else ():
+            log.ended = True
+
+
+def _life(pod: Json, container: str) -> int:
+    return int(_facts.container_status(pod, container).get("restartCount", 0))

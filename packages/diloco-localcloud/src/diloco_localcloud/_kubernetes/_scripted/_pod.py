@@ -1,0 +1,191 @@
+"""One pod in the hands of a test."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._pods import _facts, _states
+
+if TYPE_CHECKING:
+    from ._kubelet import ScriptedKubelet
+
+Json = dict[str, Any]
+
+_PULL = (
+    'failed to pull and unpack image "{0}": failed to resolve reference "{0}": failed to do request: Head "https://{0}": '
+    "dial tcp: lookup failed: no such host"
+)
+
+
+class ScriptedPod:
+    """What a test may do with a pod; every method works on the pod as it is now.
+
+    Raises (all methods):
+        LookupError: the pod is gone.
+
+    Thread-safe.
+    """
+
+    def __init__(self, kubelet: ScriptedKubelet, meta: Json) -> None:
+        self._kubelet = kubelet
+        self._meta = meta
+        self._cluster = kubelet.cluster
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return str(self._meta["name"])
+
+    @property
+    def uid(self) -> str:
+        """Its uid."""
+        return str(self._meta["uid"])
+
+    @property
+    def index(self) -> int | None:
+        """Its completion index; None if it has none."""
+        return _facts.index_of({"metadata": self._meta})
+
+    @property
+    def exists(self) -> bool:
+        """Whether it is still in the API."""
+        with self._cluster.changed:
+            return self._cluster.pod(self._meta["namespace"], self.name, self.uid) is not None
+
+    @property
+    def json(self) -> Json:
+        """The pod as stored, which is not to be changed."""
+        with self._kubelet.at(self._meta) as pod:
+            return pod
+
+    @property
+    def alive(self) -> bool:
+        """Whether a container of it runs."""
+        if not self.exists:
+            return False
+        states = [entry["state"] for entry in self.json["status"].get("containerStatuses", [])]
+        return any("running" in state for state in states)
+
+    def start(self) -> None:
+        """Its containers run from now on, and are ready; nothing if they do or did."""
+        with self._kubelet.at(self._meta) as pod:
+            if _facts.phase(pod) == "Pending" and not _facts.terminations(pod):
+                self._cluster.put_pod(self._kubelet.started(pod))
+
+    def succeed(self, message: str = "") -> None:
+        """Exit code 0 now; ``message`` is the termination message."""
+        with self._kubelet.at(self._meta) as pod:
+            self._kubelet.end(pod, 0, message=message)
+
+    def fail(self, exit_code: int = 1, message: str = "", *, reason: str = "Error", signal: int | None = None) -> None:
+        """Exit with ``exit_code`` now; ``message`` is the termination message."""
+        with self._kubelet.at(self._meta) as pod:
+            self._kubelet.end(pod, exit_code, reason=reason, message=message, signal=signal)
+
+    def oom(self) -> None:
+        """Killed by the kernel for its memory limit."""
+        self.fail(137, reason="OOMKilled")
+
+    def start_error(self, message: str = 'exec: "nope": executable file not found in $PATH: unknown') -> None:
+        """The command cannot be started."""
+        text = f"failed to create containerd task: failed to create shim task: OCI runtime create failed: {message}"
+        with self._kubelet.at(self._meta) as pod:
+            self._kubelet.end(pod, 128, reason="StartError", message=text)
+
+    def restart(self) -> None:
+        """The container, which has ended, runs again in this pod (restartPolicy OnFailure)."""
+        with self._kubelet.at(self._meta) as pod:
+            name = pod["spec"]["containers"][0]["name"]
+            self._cluster.put_pod(_states.restarted(pod, name, self._cluster.timeline.stamp()))
+
+    def unschedulable(self, message: str | None = None) -> None:
+        """No node for it; a pod that has one already is refused with ValueError."""
+        with self._kubelet.at(self._meta) as pod:
+            if "nodeName" in pod["spec"]:
+                raise ValueError(f"pod {self.name} is on a node; set world.schedulable = False before it is made")
+            text = message or self._kubelet.habits.why_not
+            self._cluster.put_pod(_states.unschedulable(pod, text, self._cluster.timeline.stamp()))
+            self._cluster.events.say(pod, "FailedScheduling", text, source="default-scheduler", warning=True)
+
+    def schedule(self) -> None:
+        """Now there is a node for it."""
+        with self._kubelet.at(self._meta):
+            self._kubelet.bind(self._meta, anyway=True)
+
+    def image_error(self, reason: str = "ImagePullBackOff", message: str | None = None) -> None:
+        """Its image cannot be pulled: waits with ``ErrImagePull``, ``ImagePullBackOff`` or ``InvalidImageName``."""
+        self.wait_with(reason, message, image=True)
+
+    def wait_with(self, reason: str, message: str | None = None, *, image: bool = False) -> None:
+        """It waits with any reason, such as ``CreateContainerConfigError`` or ``ContainerCreating``."""
+        with self._kubelet.at(self._meta) as pod:
+            now = self._cluster.timeline.stamp()
+            name = pod["spec"]["containers"][0].get("image", "")
+            text = message if message is not None else ""
+            if image and message is None:
+                text = _PULL.format(name)
+                if reason == "ImagePullBackOff":
+                    text = f'Back-off pulling image "{name}": ErrImagePull: {text}'
+            if "nodeName" not in pod["spec"]:
+                pod = _states.bound(pod, self._cluster.node, now)
+            self._cluster.put_pod(_states.waiting(pod, reason, text, now))
+            self._cluster.events.say(pod, "Failed", f"Error: {reason}", source="kubelet", warning=True)
+
+    def disrupt(self, reason: str = "PreemptionByScheduler", message: str = "") -> None:
+        """Marked with DisruptionTarget and told to go: preempted, tainted, evicted by the API."""
+        text = message or f"{self._cluster.node}: {reason}"
+        with self._kubelet.at(self._meta) as pod:
+            self._cluster.put_pod(_states.disrupted(pod, reason, text, self._cluster.timeline.stamp()))
+            self._cluster.delete_pod(self._meta["namespace"], self.name)
+
+    def evict(self) -> None:
+        """By the eviction API, as a node drain does."""
+        self.disrupt("EvictionByEvictionAPI", "Eviction API: evicting")
+
+    def evict_by_kubelet(self, message: str = "The node was low on resource: memory.") -> None:
+        """For the node's lack of resources: Failed with reason Evicted, and kept."""
+        with self._kubelet.at(self._meta) as pod:
+            now = self._cluster.timeline.stamp()
+            pod = _states.disrupted(pod, "TerminationByKubelet", message, now)
+            for container in pod["spec"]["containers"]:
+                if "running" in _facts.container_status(pod, container["name"]).get("state", {}):
+                    pod = _states.terminated(pod, container["name"], 137, now)
+                    self._kubelet.log_of(pod, container["name"], 0).ended = True
+            self._cluster.put_pod(_states.failed(pod, "Evicted", message, now))
+
+    def lose(self) -> None:
+        """Its node is dead: told to go, but never ends, until ``found``."""
+        with self._kubelet.at(self._meta) as pod:
+            self._kubelet.script(pod).stuck = True
+        self.disrupt("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
+
+    def found(self) -> None:
+        """Its node is back, and ends what had been told to go."""
+        with self._kubelet.at(self._meta) as pod:
+            self._kubelet.script(pod).stuck = False
+            if _facts.deleting(pod):
+                self._kubelet.deleting(pod)
+
+    def on_term(self, exit_code: int = 143, after: float = 0.5) -> None:
+        """How it answers SIGTERM; longer than its grace means SIGKILL then."""
+        with self._kubelet.at(self._meta) as pod:
+            script = self._kubelet.script(pod)
+            script.term_code, script.term_seconds, script.ignores_term = exit_code, after, False
+
+    def ignore_term(self) -> None:
+        """It does not answer SIGTERM, and is killed at the end of its grace with 137."""
+        with self._kubelet.at(self._meta) as pod:
+            self._kubelet.script(pod).ignores_term = True
+
+    def delete(self) -> None:
+        """Told to go, as ``kubectl delete pod`` does."""
+        with self._kubelet.at(self._meta):
+            self._cluster.delete_pod(self._meta["namespace"], self.name)
+
+    def log(self, text: str, container: str | None = None) -> None:
+        """Write to its log, now; lines end with a newline."""
+        with self._kubelet.at(self._meta) as pod:
+            name = container or pod["spec"]["containers"][0]["name"]
+            life = int(_facts.container_status(pod, name).get("restartCount", 0))
+            self._kubelet.log_of(pod, name, life).write(self._cluster.timeline.now(), text)
+            self._cluster.changed.notify_all()

@@ -1,0 +1,123 @@
+"""The scripted world: pods do what the test says, when the test says it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._control._kueue import Kueue
+from .._objects._resources import JOBS, PODS
+from .._pods import _facts
+from ._kubelet import Habits, ScriptedKubelet
+from ._pod import ScriptedPod
+
+if TYPE_CHECKING:
+    from .._control._cluster import Cluster
+
+Json = dict[str, Any]
+
+
+class World(Habits):
+    """Moves pods and the clock behind the API's back.
+
+    Nothing happens by itself: a pod is given a node and then waits (``ContainerCreating``) until it is started. What the
+    cluster does in answer, with its lags, happens as ``advance``, ``settle`` or ``step`` move the clock.
+
+    See ``Habits`` for its attributes. Thread-safe.
+    """
+
+    def __init__(self, cluster: Cluster, *, kueue: bool = False) -> None:
+        super().__init__()
+        self._kueue = Kueue(cluster) if kueue else None
+        if kueue:
+            cluster.absent.discard("kueue.x-k8s.io")
+        self._cluster = cluster
+        self._kubelet = ScriptedKubelet(cluster, self)
+
+    # -- the clock -----------------------------------------------------------------------------------------------------
+
+    def now(self) -> float:
+        """Seconds since the epoch, on the cluster's clock."""
+        with self._cluster.changed:
+            return self._cluster.timeline.now()
+
+    def advance(self, seconds: float) -> None:
+        """Let ``seconds`` pass, and happen what is due in them."""
+        with self._cluster.changed:
+            self._cluster.timeline.run_until(self._cluster.timeline.now() + seconds)
+            self._cluster.changed.notify_all()
+
+    def settle(self, within: float = 2.0, most: float = 600.0) -> None:
+        """Let time pass until nothing is due within the next ``within`` seconds, at most ``most`` seconds in all.
+
+        The usual lags and short graces are shorter than the default, and back-offs (10 s and more) are longer.
+        """
+        with self._cluster.changed:
+            timeline = self._cluster.timeline
+            end = timeline.now() + most
+            while (due := timeline.next_due()) is not None and due <= min(timeline.now() + within, end):
+                timeline.run_until(due)
+            self._cluster.changed.notify_all()
+
+    def step(self) -> bool:
+        """Let the next due thing happen, whenever it is; False if nothing is due at all."""
+        with self._cluster.changed:
+            return self._cluster.timeline.step()
+
+    # -- Kueue ---------------------------------------------------------------------------------------------------------
+
+    def admit(self, job: str, namespace: str = "default") -> None:
+        """Kueue has room for a queued Job: it is resumed, now or as soon as Kueue looks.
+
+        Raises:
+            LookupError: there is no such Job, it is not queued, or there is no Kueue.
+        """
+        with self._cluster.changed:
+            self._with_kueue().admit(self.job(job, namespace))
+
+    def preempt(self, job: str, namespace: str = "default") -> None:
+        """Kueue takes the room of an admitted Job: it is suspended, and queued again.
+
+        Raises:
+            LookupError: there is no such Job, it is not admitted, or there is no Kueue.
+        """
+        with self._cluster.changed:
+            self._with_kueue().preempt(self.job(job, namespace))
+
+    def _with_kueue(self) -> Kueue:
+        if self._kueue is None:
+            raise LookupError("there is no Kueue; make the stand-in with kueue=True")
+        return self._kueue
+
+    # -- what there is -------------------------------------------------------------------------------------------------
+
+    def job(self, name: str, namespace: str = "default") -> Json:
+        """The Job as stored, which is not to be changed.
+
+        Raises:
+            LookupError: there is none.
+        """
+        with self._cluster.changed:
+            found = self._cluster.store.find(JOBS, namespace, name)
+        if found is None:
+            raise LookupError(f"there is no Job {namespace}/{name}")
+        return found
+
+    def pods(self, job: str | None = None, namespace: str = "default") -> list[ScriptedPod]:
+        """All pods, or those of a Job by name, by index and then age; deleting and ended ones too."""
+        with self._cluster.changed:
+            found = self._cluster.store.by_age(PODS, namespace)
+        label = "batch.kubernetes.io/job-name"
+        chosen = [pod for pod in found if job is None or (pod["metadata"].get("labels") or {}).get(label) == job]
+        chosen.sort(key=lambda pod: _facts.index_of(pod) or 0)
+        return [ScriptedPod(self._kubelet, pod["metadata"]) for pod in chosen]
+
+    def pod(self, job: str, index: int, namespace: str = "default") -> ScriptedPod:
+        """The newest pod of an index.
+
+        Raises:
+            LookupError: there is none (now: the controller makes the first ones 0.1 s after the create).
+        """
+        found = [pod for pod in self.pods(job, namespace) if pod.index == index]
+        if not found:
+            raise LookupError(f"Job {namespace}/{job} has no pod of index {index}; it may need world.settle() first")
+        return found[-1]

@@ -1,0 +1,51 @@
+"""The scripted stand-in."""
+
+from __future__ import annotations
+
+from .._server._timeline import Timeline
+from ._control._cluster import Cluster
+from ._control._node import node
+from ._scripted._world import World
+from ._service import Service
+
+# 2026-01-01T00:00:00Z, where virtual clocks begin.
+EPOCH = 1767225600.0
+
+
+class KubernetesStandIn(Service):
+    """A Kubernetes API on loopback, with Jobs that behave as those of a real controller, and pods that a test moves.
+
+    Args:
+        port: to listen on; 0 for a free one.
+        tls: serve HTTPS with a certificate of its own; None does so where the ``openssl`` command is there. The bearer token
+            is asked for either way.
+        namespace: of the kubeconfig; it is made if it is not ``default``.
+        start: where the virtual clock begins, in seconds since the epoch.
+        seed: of names and uids.
+        kueue: Kueue is installed: Jobs with a queue label are suspended until ``world.admit``.
+
+    Attributes:
+        world: the pods and the clock, in the hands of the test.
+        access: who may do what.
+        faults: what goes wrong over HTTP.
+        calls: what was called.
+
+    Raises:
+        StandInError: no such port.
+
+    ``start``, ``stop`` or a ``with`` block; everything about it is thread-safe.
+    """
+
+    def __init__(
+        self,
+        *,
+        port: int = 0,
+        tls: bool | None = None,
+        namespace: str = "default",
+        start: float = EPOCH,
+        seed: int = 0,
+        kueue: bool = False,
+    ) -> None:
+        cluster = Cluster(Timeline(start), seed=seed, node=node("stand-in-0"))
+        self.world = World(cluster, kueue=kueue)
+        super().__init__(cluster, port=port, tls=tls, namespace=namespace)
