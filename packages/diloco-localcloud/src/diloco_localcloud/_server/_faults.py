@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
-from .._kubernetes._objects import _refusals
 from ._http import CutError
 
 KINDS = ("throttle", "server_error", "unavailable", "unauthorized", "forbidden", "expired", "cut", "ambiguous")
@@ -28,8 +27,8 @@ class Call:
     """One call that reached the server.
 
     Attributes:
-        verb: as in a Role (``create``, ``get``, ``list``, ``watch``, ``patch``, ``update``, ``delete``); for paths that name
-            no objects, the HTTP method in lower case.
+        verb: what is asked, as the API has it: for Kubernetes as in a Role (``create``, ``get``, ``list``, ``watch``,
+            ``patch``, ``update``, ``delete``); for paths that name no objects, the HTTP method in lower case.
         resource: such as ``jobs`` or ``pods/log``; for other paths, the path.
         name: of the object, if the path has one.
         status: the answer's status; 0 for none, as the connection was cut.
@@ -95,27 +94,24 @@ class Faults:
         return None
 
 
-def before(fault: Fault | None) -> None:
-    """Raise what a fault does before the call; ``ambiguous`` and ``forbidden`` are the caller's."""
+def before(fault: Fault | None, refusals: Mapping[str, Callable[[Fault], Exception]]) -> None:
+    """Raise what a fault does before the call.
+
+    Args:
+        fault: the one that meets the call; None for none.
+        refusals: by kind, the refusal in the words of the API that is served. A kind that is not among them is left to the
+            caller: ``ambiguous``, and a refusal whose words need more of the call than its fault.
+
+    Raises:
+        CutError: the fault is ``cut``.
+        Exception: the refusal of the fault's kind.
+    """
     if fault is None:
         return
-    if fault.kind == "throttle":
-        raise _refusals.too_many_requests(fault.seconds)
-    if fault.kind == "server_error":
-        raise _refusals.ApiError(500, "InternalError", "Internal error occurred: etcdserver: request timed out", {})
-    if fault.kind == "unavailable":
-        message = "the server is currently unable to handle the request"
-        raise _refusals.ApiError(503, "ServiceUnavailable", message, {})
-    if fault.kind == "unauthorized":
-        raise _refusals.unauthorized()
-    if fault.kind == "expired":
-        message = (
-            "The provided continue parameter is too old to display a consistent list result. You must start a new list without "
-            "the continue parameter."
-        )
-        raise _refusals.gone(message)
     if fault.kind == "cut":
         raise CutError
+    if fault.kind in refusals:
+        raise refusals[fault.kind](fault)
 
 
 class Calls:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ..._server import _faults
+from ..._server._faults import Call, Calls, Faults, before
 from ..._server._http import CutError, Request, Response, as_json
 from .._objects import _refusals
 from . import _access, _discovery, _route, _verbs
+from ._faults import REFUSALS
 
 if TYPE_CHECKING:
     from .._control._cluster import Cluster
@@ -22,8 +23,8 @@ class Api:
 
     def __init__(self, cluster: Cluster, access: _access.Access) -> None:
         self.access = access
-        self.faults = _faults.Faults()
-        self.calls = _faults.Calls()
+        self.faults = Faults()
+        self.calls = Calls()
         self._cluster = cluster
         self._verbs = _verbs.Verbs(cluster, access)
 
@@ -52,12 +53,12 @@ class Api:
             message = f"the stand-in has a fault: {type(wrong).__name__}: {wrong}"
             return as_json(500, _refusals.ApiError(500, "InternalError", message).body)
         finally:
-            self.calls.note(_faults.Call(verb, what, name, status))
+            self.calls.note(Call(verb, what, name, status))
         return response
 
     def _answer(self, request: Request, route: _route.Route | None, verb: str, what: str) -> Response:
         fault = self.faults.take(verb, what)
-        _faults.before(fault)
+        before(fault, REFUSALS)
         if request.path not in ("/healthz", "/livez", "/readyz", "/version"):
             self.access.authenticate(request.headers.get("authorization", ""))
         if route is None:

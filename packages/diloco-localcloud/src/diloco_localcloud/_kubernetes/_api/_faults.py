@@ -1,0 +1,30 @@
+"""Faults on demand, in the words of the API server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._objects import _refusals
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ..._server._faults import Fault
+
+_TOO_OLD = (
+    "The provided continue parameter is too old to display a consistent list result. You must start a new list without "
+    "the continue parameter."
+)
+
+# All but ``forbidden``, whose words name the user and the objects; and what cuts the connection has no words.
+REFUSALS: Mapping[str, Callable[[Fault], _refusals.ApiError]] = {
+    "throttle": lambda fault: _refusals.too_many_requests(fault.seconds),
+    "server_error": lambda _: _refusals.ApiError(
+        500, "InternalError", "Internal error occurred: etcdserver: request timed out", {}
+    ),
+    "unavailable": lambda _: _refusals.ApiError(
+        503, "ServiceUnavailable", "the server is currently unable to handle the request", {}
+    ),
+    "unauthorized": lambda _: _refusals.unauthorized(),
+    "expired": lambda _: _refusals.gone(_TOO_OLD),
+}
