@@ -85,7 +85,7 @@ class KubernetesProcesses(Service):
         self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
         base = image_environment() if env is None else env
         self._kubelet = ProcessKubelet(cluster, self._folder, base, wrapper)
-        self._ticker = Ticker(cluster)
+        self._ticker = Ticker(cluster.timeline, cluster.changed)
         self._over = False
         self.pods = LocalPods(self._kubelet)
         super().__init__(cluster, port=port, tls=tls, namespace=namespace)

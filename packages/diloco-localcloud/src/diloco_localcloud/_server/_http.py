@@ -28,7 +28,7 @@ class Request:
     body: bytes = b""
 
     def flag(self, name: str) -> bool:
-        """Whether a parameter of the query is true, in any of the spellings that the real server takes."""
+        """Whether a parameter of the query is true, in any of its usual spellings."""
         return self.query.get(name) in ("1", "t", "T", "true", "TRUE", "True")
 
 

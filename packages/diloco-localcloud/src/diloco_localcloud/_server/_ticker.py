@@ -1,4 +1,4 @@
-"""Moves a cluster along in real time."""
+"""Moves a timeline along in real time."""
 
 from __future__ import annotations
 
@@ -7,19 +7,25 @@ import threading
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .._kubernetes._control._cluster import Cluster
+    from ._timeline import Timeline
 
 
 _LOG = logging.getLogger("diloco_localcloud")
 
 
 class Ticker:
-    """A thread that runs what is due, from ``start`` to ``stop``."""
+    """A thread that runs what is due, from ``start`` to ``stop``.
 
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
+    Args:
+        timeline: on the clock of the wall.
+        changed: the lock that guards the timeline, notified whenever something may have been added to it.
+    """
+
+    def __init__(self, timeline: Timeline, changed: threading.Condition) -> None:
+        self._timeline = timeline
+        self._changed = changed
         self._ending = False
-        self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ticker", daemon=True)
 
     def start(self) -> None:
         """Begin."""
@@ -27,18 +33,18 @@ class Ticker:
 
     def stop(self) -> None:
         """End; what was still to come never does."""
-        with self._cluster.changed:
+        with self._changed:
             self._ending = True
-            self._cluster.changed.notify_all()
+            self._changed.notify_all()
         self._thread.join()
 
     def _run(self) -> None:
-        timeline = self._cluster.timeline
-        with self._cluster.changed:
+        timeline = self._timeline
+        with self._changed:
             while not self._ending:
                 try:
                     timeline.run_until(timeline.now())
                 except Exception:  # noqa: BLE001 - one fault must not stop the clock
-                    _LOG.exception("something that was due failed; the cluster goes on")
+                    _LOG.exception("something that was due failed; the stand-in goes on")
                 due = timeline.next_due()
-                self._cluster.changed.wait(None if due is None else max(0.0, due - timeline.now()))
+                self._changed.wait(None if due is None else max(0.0, due - timeline.now()))

@@ -15,8 +15,8 @@ class Timeline:
     """Runs actions when their time has come.
 
     Everything that happens later (a lag, a back-off, a deadline, the end of a grace period) is an action in this queue, so
-    that a rehearsal on a virtual clock and one in real time differ in nothing but who moves the clock. Not thread-safe: the
-    cluster calls it under its lock.
+    that a rehearsal on a virtual clock and one in real time differ in nothing but who moves the clock. Not thread-safe: its
+    owner calls it under a lock.
     """
 
     def __init__(self, start: float, clock: Callable[[], float] | None = None) -> None:
