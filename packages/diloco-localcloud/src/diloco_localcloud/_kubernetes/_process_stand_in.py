@@ -14,6 +14,7 @@ from .._server._ticker import Ticker
 from .._server._timeline import Timeline
 from ._api._checks import _names
 from ._control._cluster import Cluster
+from ._control._job_controller import JobController
 from ._control._node import RESOURCES, node
 from ._processes import _pid_namespaces
 from ._processes._kubelet import ProcessKubelet
@@ -81,7 +82,7 @@ class KubernetesProcesses(Service):
         offset = time.time() - time.monotonic()  # the wall clock may jump, and this one may not
         clock = Timeline(0.0, clock=lambda: offset + time.monotonic())
         cluster = Cluster(clock, seed=time.time_ns(), node=node("local-0", has, labels))
-        cluster.jobs.backoff_seconds = backoff_seconds
+        self._jobs = JobController(cluster, backoff_seconds=backoff_seconds)
         self._folder = Path(tempfile.gettempdir()) / f"stand-in-{secrets.token_hex(8)}"
         base = image_environment() if env is None else env
         self._kubelet = ProcessKubelet(cluster, self._folder, base, wrapper)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from .._server._timeline import Timeline
 from ._control._cluster import Cluster
+from ._control._job_controller import JobController
 from ._control._node import node
 from ._scripted._world import World
 from ._service import Service
@@ -47,5 +48,6 @@ class KubernetesStandIn(Service):
         kueue: bool = False,
     ) -> None:
         cluster = Cluster(Timeline(start), seed=seed, node=node("stand-in-0"))
+        self._jobs = JobController(cluster)
         self.world = World(cluster, kueue=kueue)
         super().__init__(cluster, port=port, tls=tls, namespace=namespace)

@@ -8,7 +8,7 @@ def failures(pod):
 
 
 def test_the_newest_pod_of_one_second(clients):
-    world, jobs = clients.world, clients.stand_in._cluster.jobs
+    world, jobs = clients.world, clients.stand_in._jobs
     clients.running(clients.indexed("run", 1, backoffLimitPerIndex=9))
     jobs.backoff_seconds = jobs.batch_seconds = 0.001
     for number in range(1, 6):

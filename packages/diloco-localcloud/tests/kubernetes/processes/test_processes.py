@@ -19,7 +19,7 @@ SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)"
 @pytest.fixture
 def stand_in():
     with KubernetesProcesses(namespace="ns", backoff_seconds=0.5, resources={"nvidia.com/gpu": "2"}) as running:
-        running._cluster.jobs.batch_seconds = 0.05  # the lag of the real one is tested on the virtual clock
+        running._jobs.batch_seconds = 0.05  # the lag of the real one is tested on the virtual clock
         yield running
 
 

@@ -1,4 +1,4 @@
-"""The cluster: store, clock, Job controller, garbage collection; and whatever runs the pods."""
+"""The cluster: store, clock, garbage collection; and whatever runs the pods."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from .._objects._resources import JOBS, NAMESPACES, NODES, PODS, SERVICE_ACCOUNT
 from .._objects._store import Store
 from .._pods import _facts, _states
 from ._events import Recorder
-from ._job_controller import JobController
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -43,14 +42,17 @@ class Runtime(Protocol):
 
 
 class Cluster:
-    """Everything behind the API. Thread-safe where a method takes the lock; ``lock`` guards all else."""
+    """What the API, the controllers and the pods share; ``changed`` is the lock that guards all of it.
+
+    It knows none of them: a controller (of Jobs, Kueue) is made with the cluster and listens to the changes of its store, and
+    what runs the pods makes itself its ``runtime``.
+    """
 
     def __init__(self, timeline: _timeline.Timeline, *, seed: int, node: Mapping[str, Any]) -> None:
         self.timeline = timeline
         self.changed = threading.Condition(threading.RLock())
         self.store = Store(timeline.stamp, seed)
         self.events = Recorder(self.store, timeline)
-        self.jobs = JobController(self)
         self.stopped = False
         self.admission: Callable[[Json], Json] = lambda job: job  # what a webhook does to new Jobs
         self.absent: set[str] = {"kueue.x-k8s.io"}  # groups of which nothing is installed

@@ -24,11 +24,16 @@ SOURCE = "job-controller"
 
 
 class JobController:
-    """All methods run under the cluster's lock."""
+    """Looks after the Jobs of a cluster from now on. All methods run under the cluster's lock.
 
-    def __init__(self, cluster: Cluster) -> None:
+    Attributes:
+        backoff_seconds: the first wait before a failed pod is replaced.
+        batch_seconds: from the change of a pod to the next look at its Job.
+    """
+
+    def __init__(self, cluster: Cluster, *, backoff_seconds: float = FIRST_SECONDS) -> None:
         self._cluster = cluster
-        self.backoff_seconds = FIRST_SECONDS
+        self.backoff_seconds = backoff_seconds
         self.batch_seconds = POD_BATCH_SECONDS
         self._due: dict[Key, float] = {}
         self._records: dict[str, Backoff] = {}
