@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Self
 from .._server._errors import StandInError
 from .._server._ticker import Ticker
 from .._server._timeline import Timeline
-from ._api._checks import _names
 from ._control._cluster import Cluster
 from ._control._job_controller import JobController
 from ._control._node import RESOURCES, node
+from ._objects._quantities import quantity
 from ._processes import _pid_namespaces
 from ._processes._kubelet import ProcessKubelet
 from ._processes._pod import LocalPods
@@ -73,7 +73,7 @@ class KubernetesProcesses(Service):
         has = {**RESOURCES, **(resources or {})}
         for name, value in has.items():
             try:
-                _names.quantity(value)
+                quantity(value)
             except ValueError as wrong:
                 raise StandInError(f"resources[{name!r}] is no quantity: {value!r}; {wrong}") from None
         if backoff_seconds <= 0:

@@ -67,12 +67,6 @@ def stamp(moment: float) -> str:
     return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def micro_stamp(moment: float) -> str:
-    """Seconds since the epoch with nine digits of a second, as logs carry it."""
-    whole = datetime.fromtimestamp(moment, UTC)
-    return whole.strftime("%Y-%m-%dT%H:%M:%S.") + f"{whole.microsecond:06d}000Z"
-
-
 def seconds(text: str) -> float:
     """The inverse of ``stamp``.
 

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 from ..._server import _timeline
 from ..._server._http import Response
-from .._control._log_store import Window
 from .._objects import _refusals, _resources
 from .._pods import _facts
+from ._log_window import Window
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from ..._server._http import Request
     from .._control._cluster import Cluster
-    from .._control._log_store import Log
+    from .._control._runtime import Log
     from ._route import Route
 
 Json = dict[str, Any]

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from ..._server._http import Request, Response, as_json
 from .._objects import _refusals, _resources
-from .._pods import _facts
 from . import _delete, _lists, _patch, _protobuf, _review
 from ._checks import _fields, _jobs, _names, _pods, _shape
 from ._logs import serve as serve_log
@@ -105,7 +104,7 @@ class Verbs:
         return route.namespace
 
     def _pod(self, new: Json) -> Json:
-        spec = _facts.with_defaults(new.get("spec") or {})
+        spec = _pods.with_defaults(new.get("spec") or {})
         spec.setdefault("serviceAccountName", "default")
         meta = new["metadata"]
         found = _names.metadata(meta) + _pods.causes(spec, "spec")

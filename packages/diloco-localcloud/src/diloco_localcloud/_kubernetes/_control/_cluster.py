@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from ..._server import _timeline
 from .._jobs import _status
@@ -16,29 +16,13 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
 
     from .._objects._store import Change
-    from ._log_store import Log
+    from ._runtime import Runtime
 
 Json = dict[str, Any]
 
 COLLECT_SECONDS = 0.1  # from the end of an owner to the delete of what it owned
 FOREGROUND_SECONDS = 0.3
 UNSCHEDULED_SECONDS = 20.0  # until a deleted pod that never had a node is made Failed
-
-
-class Runtime(Protocol):
-    """Whatever runs the pods: the script of a test, or real processes. Called under the cluster's lock."""
-
-    def added(self, pod: Json) -> None:
-        """A pod was made."""
-
-    def deleting(self, pod: Json) -> None:
-        """A pod on a node was told to go; end its containers, then call ``Cluster.gone``."""
-
-    def removed(self, pod: Json) -> None:
-        """A pod is out of the store."""
-
-    def log_of(self, pod: Json, container: str, life: int) -> Log:
-        """The log of one life of a container, its restart count being ``life``."""
 
 
 class Cluster:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._jobs import _plan, _status
+from .._jobs import _new_pod, _plan, _status
 from .._jobs._backoff import FIRST_SECONDS, Backoff
 from .._objects._resources import JOBS, PODS, SERVICE_ACCOUNTS
-from .._pods import _facts
 
 if TYPE_CHECKING:
     from .._objects._store import Change
@@ -134,7 +133,7 @@ class JobController:
         store, namespace = self._cluster.store, job["metadata"]["namespace"]
         account = job["spec"]["template"]["spec"].get("serviceAccountName") or "default"
         if wanted and store.find(SERVICE_ACCOUNTS, namespace, account) is None:
-            pod = _facts.from_job(job, wanted[0][0], "", {})
+            pod = _new_pod.from_job(job, wanted[0][0], "", {})
             message = (
                 f'Error creating: pods "{pod["metadata"]["generateName"]}" is forbidden: error looking up service account '
                 f'{namespace}/{account}: serviceaccount "{account}" not found'
@@ -142,7 +141,7 @@ class JobController:
             self._say(job, "FailedCreate", message, warning=True)
             return 0
         for index, notes in wanted:
-            pod = store.add(PODS, store.prepare(PODS, _facts.from_job(job, index, store.suffix(), notes)))
+            pod = store.add(PODS, store.prepare(PODS, _new_pod.from_job(job, index, store.suffix(), notes)))
             self._say(job, "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
         return len(wanted)
 

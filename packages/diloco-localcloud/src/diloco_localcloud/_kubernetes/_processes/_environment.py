@@ -6,8 +6,8 @@ import base64
 import math
 from typing import TYPE_CHECKING, Any
 
-from .._api._checks import _names
 from .._objects import _resources
+from .._objects._quantities import quantity
 from ._expand import expand
 
 if TYPE_CHECKING:
@@ -111,5 +111,5 @@ def _resource(container: Json, reference: Json) -> str:
     value = (container.get("resources", {}).get(part) or {}).get(name)
     if value is None:
         raise ConfigError(f"the container has no {reference['resource']}; the stand-in does not fill in the node's")
-    divisor = _names.quantity(reference.get("divisor") or "1") or 1.0
-    return str(math.ceil(_names.quantity(value) / divisor))
+    divisor = quantity(reference.get("divisor") or "1") or 1.0
+    return str(math.ceil(quantity(value) / divisor))

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from .._control._cluster import Cluster
-    from .._control._log_store import Log
+    from .._control._runtime import Log
 
 Json = dict[str, Any]
 

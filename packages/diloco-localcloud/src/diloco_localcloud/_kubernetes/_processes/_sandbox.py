@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .._api._checks import _names
+from .._objects._quantities import quantity
 from . import _environment, _volumes
 from ._container import Command, Container
 from ._expand import expand
@@ -70,7 +70,7 @@ class Sandbox:
         if not argv:
             told({"event": "refused", "message": "no command specified"})
             return
-        memory = int(_names.quantity(limit)) if limit else None
+        memory = int(quantity(limit)) if limit else None
         self.containers[name] = Container(Command(argv, env, cwd, log, memory, self._wrapper), told)
 
     def message(self, container: Json, *, failed: bool, life: int) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from .._api._checks import _names
+from .._objects._quantities import quantity
 from .._pods import _facts
 
 Json = dict[str, Any]
@@ -23,7 +23,7 @@ def why_not(node: Json, pods: list[Json], pod: Json) -> str | None:
             for name, amount in _requests(other).items():
                 taken[name] = taken.get(name, 0.0) + amount
     for name, amount in {**_requests(pod), "pods": 1.0}.items():
-        free = _names.quantity(has.get(name, "0")) - taken.get(name, 0.0)
+        free = quantity(has.get(name, "0")) - taken.get(name, 0.0)
         if amount > free + 1e-9:
             lack = "Too many pods" if name == "pods" else f"Insufficient {name}"
             return (
@@ -37,5 +37,5 @@ def _requests(pod: Json) -> dict[str, float]:
     total: dict[str, float] = {}
     for container in pod["spec"]["containers"]:
         for name, value in (container.get("resources", {}).get("requests") or {}).items():
-            total[name] = total.get(name, 0.0) + _names.quantity(value)
+            total[name] = total.get(name, 0.0) + quantity(value)
     return total

@@ -6,8 +6,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .._control._log_store import MemoryLog
 from .._pods import _facts, _states
+from ._memory_log import MemoryLog
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -7,7 +7,6 @@ from typing import Any
 
 from ..._jobs import _indexes
 from ..._objects import _refusals
-from ..._pods import _facts
 from . import _names, _pods
 from ._names import Cause, invalid, not_supported, required
 
@@ -83,7 +82,7 @@ def _with_defaults(spec: Json) -> Json:
         for pattern in rule.get("onPodConditions") or []:
             pattern.setdefault("status", "True")
     template = spec.setdefault("template", {})
-    template["spec"] = _facts.with_defaults(template.get("spec") or {})
+    template["spec"] = _pods.with_defaults(template.get("spec") or {})
     return spec
 
 

@@ -1,4 +1,4 @@
-"""Rules for names, labels and quantities, with the API server's words."""
+"""Rules for names and labels, with the API server's words."""
 
 from __future__ import annotations
 
@@ -12,16 +12,6 @@ Cause = tuple[str, str, str]
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?(\.[a-z0-9]([-a-z0-9]*[a-z0-9])?)*")
 _VALUE = re.compile(r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?")
-_QUANTITY = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([KMGTPE]i|[numkMGTPE]|[eE][+-]?\d+)?")
-_UNITS = (
-    {"n": 1e-9, "u": 1e-6, "m": 1e-3, "": 1.0}
-    | {
-        prefix + binary: (1024.0 if binary else 1000.0) ** power
-        for power, prefix in enumerate(("K", "M", "G", "T", "P", "E"), 1)
-        for binary in ("", "i")
-    }
-    | {"k": 1000.0}
-)
 
 LABEL_WORDS = (
     "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with an "
@@ -113,17 +103,3 @@ def keys(given: Mapping[str, str], field: str) -> list[Cause]:
         elif slash and not _SUBDOMAIN.fullmatch(prefix):
             causes.append(invalid(field, key, f"prefix part {SUBDOMAIN_WORDS}"))
     return causes
-
-
-def quantity(value: object) -> float:
-    """A quantity such as ``500m`` or ``2Gi`` as a number.
-
-    Raises:
-        ValueError: it is none.
-    """
-    text = str(value)
-    if isinstance(value, bool) or not _QUANTITY.fullmatch(text):
-        raise ValueError("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")
-    number = text.rstrip("iKMGTPEnumk")
-    unit = text[len(number) :]
-    return float(number) * _UNITS[unit]

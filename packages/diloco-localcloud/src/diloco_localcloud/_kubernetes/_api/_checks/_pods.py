@@ -1,12 +1,52 @@
-"""What the API server refuses in a pod's spec."""
+"""What the API server adds to a pod's spec, and what it refuses."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
-from ._names import LABEL_WORDS, Cause, invalid, is_label, not_supported, quantity, required
+from ..._objects._quantities import quantity
+from ._names import LABEL_WORDS, Cause, invalid, is_label, not_supported, required
 
 Json = dict[str, Any]
+
+
+def with_defaults(spec: Json) -> Json:
+    """A pod spec with what the API server adds to it."""
+    new: Json = {
+        "dnsPolicy": "ClusterFirst",
+        "restartPolicy": "Always",
+        "schedulerName": "default-scheduler",
+        "securityContext": {},
+        "terminationGracePeriodSeconds": 30,
+        **copy.deepcopy(spec),
+    }
+    if new.get("serviceAccountName"):
+        new.setdefault("serviceAccount", new["serviceAccountName"])
+    for kind in ("initContainers", "containers"):
+        if kind in new:
+            new[kind] = [_container_with_defaults(container) for container in new[kind]]
+    return new
+
+
+def _container_with_defaults(container: Json) -> Json:
+    image = container.get("image", "")
+    last = image.rpartition("/")[2]
+    latest = "@" not in last and (":" not in last or last.endswith(":latest"))
+    new = {
+        "resources": {},
+        "terminationMessagePath": "/dev/termination-log",
+        "terminationMessagePolicy": "File",
+        "imagePullPolicy": "Always" if latest else "IfNotPresent",
+        **container,
+    }
+    for entry in new.get("env") or []:
+        if "fieldRef" in (entry.get("valueFrom") or {}):
+            entry["valueFrom"]["fieldRef"].setdefault("apiVersion", "v1")
+    limits = new["resources"].get("limits")
+    if limits:
+        new["resources"] = {**new["resources"], "requests": {**limits, **new["resources"].get("requests", {})}}
+    return new
 
 
 def causes(spec: Json, field: str) -> list[Cause]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..._objects import _refusals
-from . import _names
+from ..._objects._quantities import quantity
 
 Json = dict[str, Any]
 
@@ -137,7 +137,7 @@ def _leaf(value: Any, shape: str, path: str, kind: str) -> None:
         raise _undecodable(value, path, "int64", kind)
     if shape == "quantity":
         try:
-            _names.quantity(value)
+            quantity(value)
         except ValueError as wrong:
             raise _refusals.bad_request(f'{kind} in version "v1" cannot be handled as a {kind}: {wrong}') from None
 
