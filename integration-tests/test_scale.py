@@ -1,11 +1,7 @@
 """What a sync may cost as replicas grow, counted by the harness of ``hatch run bench-scale``; and that this can count."""
 
-import importlib
 import math
-from functools import cache, partial
 from itertools import pairwise
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,24 +12,6 @@ from diloco_core._store_remote import RemoteStore
 from diloco_core._wire import Section, header, section_parts
 
 MIB = 2**20
-MODULES = ("cohort", "driver", "figures", "network", "s3", "scaling", "table", "virtual_time", "weights")
-
-
-@pytest.fixture(scope="module")
-def scale():
-    """The harness."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.syspath_prepend(Path(__file__).parents[1] / "tools/bench")
-        modules = SimpleNamespace(**{name: importlib.import_module(f"scale.{name}") for name in MODULES})
-    modules.measure = cache(partial(measured, modules))
-    return modules
-
-
-def measured(scale, kind, replicas, parameters=1e6, **options):
-    """The figures of a steady sync."""
-    options = {"warm": 1 if kind == "gather" else 2, "measured": 4 if kind == "gather" else 1, "tensors": 4, **options}
-    run = scale.cohort.Run(kind, parameters, replicas, **options)
-    return scale.figures.sync_of(run, scale.cohort.simulate(run))
 
 
 def in_virtual_time(scale, act, **s3):
@@ -173,7 +151,7 @@ class TestScaling:
             for factor in (1, 8):
                 chosen = scale.scaling.Scale(factor, 2**19 // factor)
                 monkeypatch.setattr(scale.cohort.Scale, "fitting", lambda *_, chosen=chosen: chosen)
-                found.append(measured(scale, kind, 4, 2**19, s3=s3, warm=0))
+                found.append(scale.measured(kind, 4, 2**19, s3=s3, warm=0))
         large, small = found
         assert small.requests == pytest.approx(large.requests, rel=0.02)
         assert small.seconds == pytest.approx(large.seconds, rel=0.02)

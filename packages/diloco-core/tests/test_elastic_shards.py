@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from diloco_core import Elastic, _exchange_elastic
+from diloco_core import Elastic, _elastic_sizes
 from diloco_core._elastic_records import MANIFEST, Manifest
 from diloco_core.testing import KINDS, Fault, Schedule, SimulatedTraining, simulate, violations
 
@@ -16,7 +16,7 @@ from diloco_core.testing import KINDS, Fault, Schedule, SimulatedTraining, simul
 )
 def test_no_shard_is_larger_than_the_limit(size, shards, exchange_of_four):
     assert exchange_of_four.shards(size) == shards
-    assert size / shards <= _exchange_elastic.SHARD_BYTES
+    assert size / shards <= _elastic_sizes.SHARD_BYTES
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def exchange_of_four(tmp_path):
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_with_several_shards_for_every_replica_whatever_goes_wrong(topology, monkeypatch):
     torch.set_num_threads(1)
-    monkeypatch.setattr(_exchange_elastic, "SHARD_BYTES", 128)
+    monkeypatch.setattr(_elastic_sizes, "SHARD_BYTES", 128)
     for number in range(12):
         chance = random.Random(number)
         faults = [

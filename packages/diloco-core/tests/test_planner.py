@@ -1,4 +1,4 @@
-"""The planner reproduces, from first principles, the published table of an S3-like store."""
+"""What the planner says before anything is run; ``integration-tests/test_planned.py`` compares it with what is counted."""
 
 import math
 from functools import partial
@@ -15,60 +15,125 @@ from diloco_core import (
     ElasticExchange,
     ObjectStoreExchange,
     StoreModel,
+    Timing,
     plan_exchange,
 )
 from diloco_core._elastic_settings import choose_topology
+from diloco_core._elastic_sizes import SHARD_BYTES
+from diloco_core._plan_warning import warn_of_long_syncs
 from diloco_core._store import open_store
+from diloco_core._store_blocks import BLOCK_BYTES
+from diloco_core._store_remote import PART_BYTES
 
-#: What a network card of 100 Gb/s moves of payload, in bytes per second.
-NIC = 11.65e9
+MIB = 2**20
 
-#: Parameters, replicas → seconds of the gather topology and of the sharded one, fp32, without outer state or publication.
-TABLE = {
-    (125e6, 4): (0.7, 1.3),
-    (125e6, 64): (3.2, 1.1),
-    (125e6, 1000): (43, 1.1),
-    (1e9, 4): (1.6, 1.6),
-    (1e9, 64): (22, 1.8),
-    (1e9, 1000): (344, 1.8),
-    (7e9, 4): (10, 7.3),
-    (7e9, 64): (154, 8.0),
-    (7e9, 1000): (2403, 8.1),
-    (70e9, 4): (97, 68),
-    (70e9, 64): (1539, 73),
-    (70e9, 1000): (24031, 74),
-}
+NIC = 1.25e9
+"""What a network card of 10 Gb/s moves, in bytes per second."""
+UNLIMITED = StoreModel(reads=None, writes=None)
 
 
-@pytest.mark.parametrize(("size", "seconds"), TABLE.items(), ids=[f"{p / 1e9:g}B-{n}" for p, n in TABLE])
-def test_the_table(size, seconds):
-    options = {"outer_state": 0.0, "publish_every": 10**6}
-    found = [plan_exchange(*size, NIC, topology=topology, **options).seconds for topology in ("gather", "sharded")]
-    assert found == pytest.approx(seconds, rel=0.1)
+def sharded(params, replicas, **options):
+    return plan_exchange(params, replicas, NIC, topology="sharded", **options)
 
 
-def test_narrower_formats():
-    for width, seconds in ((2, 4.4), (1, 2.6)):
-        found = plan_exchange(7e9, 64, NIC, bytes_per_param=width, outer_state=0, topology="sharded").seconds
-        assert found == pytest.approx(seconds, rel=0.1)
+class TestByHand:
+    """Small cases that can be computed on paper."""
+
+    STORE = StoreModel(1e8, first_byte=0.01, put=0.02, poll=0.5, reads=None, writes=None, put_price=1, get_price=0.1)
+
+    def test_a_strict_sync_of_two(self):
+        """A contribution of 1 MB for the other one, and a published shard of 2 MB, with some header each."""
+        plan = plan_exchange(5e5, 2, NIC, strict=True, store=self.STORE)
+        assert (plan.gets, plan.lists, plan.deletes) == (1 + 1 + 1, 2, 1)
+        beats = plan.seconds / 10
+        assert plan.puts == pytest.approx(1 + 1 + 1 + beats)
+        up, record, seen, removed = 0.02 + 1e6 / 1e8, 0.02, 0.5 + 0.01 + 0.01, 0.02
+        reduced, published, adopted = 0.01 + 1e6 / 1e8, 0.02 + 2e6 / 1e8, 0.5 + 0.01 + 0.01 + 1e6 / 1e8
+        assert plan.seconds == pytest.approx(up + record + seen + removed + reduced + published + adopted, rel=1e-3)
+        assert plan.cost == pytest.approx(2 * (plan.puts + plan.lists + 0.1 * plan.gets))
+        assert plan.memory_bytes == 2e6 + 2e6 + 1e6
+        assert plan.limits == ()
+
+    def test_large_objects_go_up_in_parts_and_come_down_in_ranges(self):
+        plan = plan_exchange(4 * PART_BYTES, 2, NIC, strict=True, store=self.STORE)
+        parts = math.ceil((8 * PART_BYTES + 1) / PART_BYTES), math.ceil((16 * PART_BYTES + 1) / PART_BYTES)
+        beats = plan.seconds / 10
+        assert plan.puts == pytest.approx(sum(parts) + 2 * 2 + 1 + beats), "each with a beginning and an end"
+        blocks = 8 * PART_BYTES / BLOCK_BYTES
+        # The checksums of the contribution come first; those of a shard lie behind its last whole block.
+        assert plan.gets == 1 + (blocks + 1) + (blocks + 1)
+
+    @pytest.mark.parametrize(("kind", "found"), [("GET", 4e-7), ("PUT", 5e-6)])
+    def test_who_pays_for_what(self, kind, found):
+        prices = {"put_price": 5e-6 * (kind == "PUT"), "get_price": 4e-7 * (kind == "GET")}
+        plan = sharded(1e9, 64, store=StoreModel(**prices))
+        count = plan.gets if kind == "GET" else plan.puts + plan.lists
+        assert plan.cost == pytest.approx(64 * count * found)
+
+    def test_narrower_formats_move_fewer_bytes(self):
+        seconds = [sharded(7e9, 64, bytes_per_param=width, store=UNLIMITED).seconds for width in (4, 2, 1)]
+        assert seconds[1:] == pytest.approx([seconds[0] / 2, seconds[0] / 4], rel=0.1)
 
 
-def test_the_price_of_requests():
-    assert plan_exchange(7e9, 64, NIC, outer_state=0, topology="sharded").cost == pytest.approx(0.63, rel=0.02)
+class TestTheRateOfAPrefix:
+    def test_it_takes_as_long_as_the_prefix_needs(self):
+        """1,000 replicas that each read all of 1,000 shards, once as contributions and once as published."""
+        plan = plan_exchange(1e6, 1000, NIC, strict=True)
+        assert plan.seconds > 1000 * plan.gets / 5500 > 300
+        assert plan_exchange(1e6, 1000, NIC, strict=True, store=UNLIMITED).seconds < 10
+
+    def test_writes_have_a_rate_of_their_own(self):
+        slow, fast = (sharded(1e8, 64, store=StoreModel(reads=None, writes=rate)).seconds for rate in (10.0, 1e6))
+        plan = sharded(1e8, 64)
+        assert slow > fast + 64 * (plan.puts - 2) / 10
+
+    def test_what_is_said_where_it_holds_a_sync_up(self):
+        plan = plan_exchange(1e6, 1000, NIC, strict=True)
+        free = plan_exchange(1e6, 1000, NIC, strict=True, store=UNLIMITED)
+        first, helps, shards = plan.limits
+        assert f"{plan.seconds:.3g} s" in first
+        assert f"{free.seconds:.3g} s" in first
+        assert f"{1000 * (plan.gets + plan.lists):,.0f} reads" in first
+        assert f"{1000 * (plan.puts + plan.deletes):,.0f} writes" in first
+        assert "5,500 and 3,500 per second" in first
+        assert "sync_every" in helps
+        assert "31 shards" in shards, "the square root of the number of replicas"
+        assert free.limits == ()
+
+    def test_nothing_is_said_of_shards_that_are_large_or_few(self):
+        assert len(sharded(1e8, 100, store=StoreModel(reads=500.0)).limits) == 2, "few"
+        assert len(sharded(1e11, 200, store=StoreModel(reads=50.0)).limits) == 2, "large"
+        assert len(sharded(1e8, 200, store=StoreModel(reads=500.0)).limits) == 3
+
+    def test_many_megabytes_have_as_many_shards_of_four(self):
+        (*_, shards) = sharded(1e8, 1000).limits
+        assert f"{math.ceil(4e8 / (4 * MIB))} shards" in shards
+
+    def test_a_quicker_topology_is_named(self):
+        gather = plan_exchange(1e8, 64, NIC, topology="gather")
+        assert f"'sharded': such a sync takes {sharded(1e8, 64).seconds:.3g} s" in gather.limits[-1]
+        assert not any("topology" in text for text in sharded(1e8, 64).limits)
 
 
 def test_auto_is_the_quicker_one():
-    assert plan_exchange(125e6, 4, NIC).topology == "gather"
-    assert plan_exchange(7e9, 64, NIC).topology == "sharded"
+    for params in (1e6, 1e7, 1e8):
+        for replicas in (2, 4, 16, 64):
+            plans = {name: plan_exchange(params, replicas, NIC, topology=name) for name in ("sharded", "gather")}
+            chosen = plan_exchange(params, replicas, NIC)
+            assert chosen == plans[chosen.topology]
+            assert chosen.seconds == min(plan.seconds for plan in plans.values())
 
 
 @given(st.floats(1e3, 1e12), st.integers(2, 2000), st.floats(1e6, 1e11))
 def test_bytes_stay_flat_in_the_sharded_topology(params, replicas, bandwidth):
     plan = plan_exchange(params, replicas, bandwidth, topology="sharded")
     delta = 4 * params
-    assert plan.bytes_sent == pytest.approx(delta * (1 + 2 / replicas)), "parameters and momentum of a shard"
-    assert plan.bytes_received == pytest.approx(2 * delta * (replicas - 1) / replicas)
-    assert plan.seconds >= (plan.bytes_sent + plan.bytes_received) / bandwidth * 0.999
+    headers = 512 * (1 + delta / SHARD_BYTES + replicas)
+    assert delta * (1 + 2 / replicas) <= plan.bytes_sent <= delta * (1 + 2 / replicas) + 4 * headers
+    values = 2 * delta * (replicas - 1) / replicas
+    assert values <= plan.bytes_received <= values + headers
+    assert plan.seconds >= (plan.bytes_sent - plan.bytes_received) / bandwidth * 0.999
+    assert plan.seconds >= plan.bytes_received / bandwidth * 0.999
     assert 0 < plan.blocked(60.0) < 1
 
 
@@ -79,9 +144,11 @@ def test_more_bandwidth_is_never_slower(params, replicas, bandwidth, factor):
         assert fast.seconds <= slow.seconds
 
 
-def test_alone_there_is_nothing_to_fetch():
-    plan = plan_exchange(1e6, 1, 1e9)
-    assert (plan.bytes_received, plan.gets) == (0, 0)
+@pytest.mark.parametrize("strict", [True, False])
+def test_alone_there_is_nothing_to_fetch(strict):
+    plan = plan_exchange(1e6, 1, 1e9, strict=strict)
+    assert plan.bytes_received == 0
+    assert plan.gets <= 6, "records"
 
 
 @pytest.mark.parametrize(
@@ -89,7 +156,8 @@ def test_alone_there_is_nothing_to_fetch():
     [
         (1e6, 1, "gather"),
         (1e6, 4, "gather"),
-        (25e6, 4, "gather"),
+        (8e6, 4, "gather"),
+        (1e8, 4, "sharded"),
         (1e8, 8, "sharded"),
         (1e9, 4, "sharded"),
         (1e7, 64, "sharded"),
@@ -97,7 +165,7 @@ def test_alone_there_is_nothing_to_fetch():
 )
 def test_the_topology_that_a_run_chooses(params, replicas, topology):
     def choose(asked, near):
-        return choose_topology(asked, state_bytes=int(4 * params), world_size=replicas, near=near)
+        return choose_topology(asked, state_bytes=int(4 * params), world_size=replicas, publish_every=4, near=near)
 
     assert choose("auto", near=False) == topology
     assert choose("auto", near=True) == "sharded"
@@ -223,5 +291,96 @@ def test_impossible_options():
         plan_exchange(1e6, 2, 1e9, strict=True, topology="gather")
     with pytest.raises(ConfigurationError, match="'auto', 'sharded' or 'gather'"):
         plan_exchange(1e6, 2, 1e9, topology="ring")
-    with pytest.raises(ConfigurationError, match="connections"):
-        StoreModel(connections=0)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("connection_bandwidth", 0),
+        ("first_byte", -0.1),
+        ("put", math.inf),
+        ("poll", "often"),
+        ("reads", 0),
+        ("writes", -1),
+        ("page", 0.5),
+        ("put_price", -1),
+        ("get_price", None),
+    ],
+)
+def test_impossible_stores(field, value):
+    with pytest.raises(ConfigurationError, match=f"{field} must be .*, not {value!r}"):
+        StoreModel(**{field: value})
+
+
+class Far:
+    """A folder that passes for a store behind a network."""
+
+    near = False
+
+    def __init__(self, path):
+        self._store = open_store(str(path))
+
+    def __getattr__(self, name):
+        return getattr(self._store, name)
+
+
+class TestWarned:
+    """Of a run whose syncs take longer than they may."""
+
+    def test_with_the_figures(self, caplog):
+        warn_of_long_syncs(28 * 10**9, rank=3, replicas=8, near=False, sync_timeout=60.0, strict=True)
+        plan = plan_exchange(7e9, 8, NIC, strict=True)
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        text = record.getMessage()
+        requests = plan.gets + plan.puts + plan.lists + plan.deletes
+        for figure in (
+            "rank 3",
+            "28 GB between 8 replicas",
+            f"{plan.seconds:.3g} s",
+            "sync_timeout (60 s)",
+            f"sends {plan.bytes_sent / 1e9:.3g} GB",
+            f"receives {plan.bytes_received / 1e9:.3g} GB with {requests:.0f} requests",
+            "fragments",
+        ):
+            assert figure in text
+
+    def test_where_the_prefix_is_what_holds_it_up_that_is_said(self, caplog):
+        warn_of_long_syncs(4 * 10**6, rank=0, replicas=1000, near=False, sync_timeout=60.0, strict=True)
+        assert "The rate of requests below the prefix" in caplog.text
+        assert "more fragments" not in caplog.text
+
+    @pytest.mark.parametrize(
+        ("size", "options"),
+        [(28 * 10**9, {"sync_timeout": 1800.0}), (28 * 10**9, {"near": True}), (0, {}), (10**6, {})],
+        ids=["enough time", "folder", "nothing", "small"],
+    )
+    def test_not_where_there_is_nothing_to_say(self, caplog, size, options):
+        options = {"near": False, "sync_timeout": 60.0, **options}
+        warn_of_long_syncs(size, rank=0, replicas=8, strict=True, **options)
+        assert caplog.records == []
+
+    def test_of_the_topology_that_the_run_has(self, caplog):
+        options = {"rank": 0, "replicas": 64, "near": False, "sync_timeout": 60.0, "strict": False}
+        warn_of_long_syncs(4 * 10**8, topology="sharded", **options)
+        assert caplog.records == []
+        warn_of_long_syncs(4 * 10**8, topology="gather", publish_every=4, **options)
+        assert "'sharded'" in caplog.text
+
+    @pytest.mark.parametrize("strict", [True, False])
+    @pytest.mark.parametrize(("store", "warnings"), [(Far, 1), (open_store, 0)], ids=["far", "folder"])
+    def test_when_a_run_is_entered(self, lab, tmp_path, caplog, strict, store, warnings):
+        """Of one replica, which waits for nobody: so the limit may be as short as it wants to be."""
+        timing = Timing(sync_timeout=0.01)
+        found = store(tmp_path if store is Far else str(tmp_path))
+        if strict:
+            exchange = ObjectStoreExchange(found, 0, 1, timing=timing)
+        else:
+            exchange = ElasticExchange(found, 0, 1, Elastic(1, grace=0.005), timing=timing)
+        model = torch.nn.ParameterList([torch.ones(1000), torch.ones(3000)])
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=2, fragments=2):
+            said = [record.getMessage() for record in caplog.records if "sync_timeout" in record.getMessage()]
+            assert len(said) == warnings
+            assert all("a sync of 1.2e-05 GB between 1 replicas" in text for text in said), "of the larger fragment"
+            lab.push(model, inner, 0, 0)

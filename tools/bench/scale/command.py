@@ -17,23 +17,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .cohort import KINDS, Run, simulate
-from .figures import plan_of, sync_of
-from .picture import Point, svg
+from .figures import plan_of
+from .page import write
 from .s3 import S3
-from .table import START, SYNC, conditions, line, markdown, short, start_cells, sync_cells
+from .table import START, SYNC, conditions, line, markdown, start_cells, sync_cells
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .cohort import Outcome
 
-_BEGIN, _END = "<!-- bench-scale -->", "<!-- end of bench-scale -->"
-_WIDTHS = [8, 5, 5, *[9] * (len(SYNC) - 3)]
+PAGE = Path(__file__).parents[3] / "packages/diloco-core/docs/scale.md"
+"""Where the tables and the picture are kept."""
+
+_WIDTHS = [8, 5, 5, 15, 13, 13, 13, 13, 4, 6, 15, 15, 17]
 
 
-def main() -> int:
+def main(given: Sequence[str] | None = None) -> int:
     """Run the benchmark and print its tables."""
-    arguments = _arguments()
+    arguments = _arguments(given)
     throttled = {"reads": 5500.0, "writes": 3500.0} if arguments.throttle else {}
     s3fs = {"bulk": 1, "head_reads": False} if arguments.driver == "s3fs" else {}
     s3 = S3(
@@ -62,43 +64,19 @@ def main() -> int:
     ]
     print(f"{conditions(s3)}\n\na steady sync\n")
     print(line(SYNC, _WIDTHS))
-    done = []
-    for run in runs:
-        outcome = _measured(run, arguments.most_requests, arguments.profile)
-        if outcome is not None:
-            done.append((run, outcome))
-    syncs = markdown(SYNC, [sync_cells(*each) for each in done])
-    starts = markdown(START, [start_cells(*each) for each in done])
+    done = [(run, _measured(run, arguments.most_requests, arguments.profile)) for run in runs]
+    starts = markdown(START, [start_cells(run, outcome) for run, outcome in done if outcome is not None])
     print(f"\nthe start\n\n{starts}")
-    if arguments.write is not None and done:
-        _write(arguments.write, f"Assumed: {conditions(s3)}.\n\nA steady sync:\n\n{syncs}\n\nThe start:\n\n{starts}")
-        arguments.write.with_suffix(".svg").write_text(svg(_panels(done)))
+    if arguments.write is not None:
+        write(arguments.write, s3, done)
     return 0
-
-
-def _write(path: Path, tables: str) -> None:
-    """Put the tables in the place of those that are in a file, or into a new one."""
-    text = path.read_text() if path.exists() else f"{_BEGIN}\n{_END}\n"
-    before, begin, rest = text.partition(_BEGIN)
-    _, end, after = rest.partition(_END)
-    if not begin or not end:
-        raise SystemExit(f"{path} has no place for the tables, between {_BEGIN} and {_END}")
-    path.write_text(f"{before}{begin}\n{tables}\n{end}{after}")
-
-
-def _panels(done: Sequence[tuple[Run, Outcome]]) -> dict[str, dict[float, list[Point]]]:
-    panels: dict[str, dict[float, list[Point]]] = {}
-    for run, outcome in done:
-        point = Point(run.replicas, sync_of(run, outcome).seconds, plan_of(run, outcome.parameters).seconds)
-        panels.setdefault(run.kind, {}).setdefault(run.parameters, []).append(point)
-    return panels
 
 
 def _measured(run: Run, most_requests: float, profile: bool) -> Outcome | None:
     """Run it and print its line; None where it would take too long."""
     requests = run.replicas * (plan_of(run, round(run.parameters)).gets + 1)
     if requests > most_requests:
-        print(f"{run.kind}, {short(run.parameters)}, N = {run.replicas}: left out, {requests:.1g} requests for a sync")
+        print(line(sync_cells(run, None), _WIDTHS), f"(left out: {requests:.1g} requests for a sync)")
         return None
     began, cpu = time.perf_counter(), time.process_time()
     profiles: list[cProfile.Profile] | None = [] if profile else None
@@ -112,7 +90,7 @@ def _measured(run: Run, most_requests: float, profile: bool) -> Outcome | None:
     return outcome
 
 
-def _arguments() -> argparse.Namespace:
+def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     usual = S3()
     parser = argparse.ArgumentParser(
         prog="bench-scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -152,8 +130,14 @@ def _arguments() -> argparse.Namespace:
         help="leave out runs whose syncs the planner gives more requests for all replicas together",
     )
     parser.add_argument("--profile", action="store_true", help="print where the processor's time goes")
-    parser.add_argument("--write", type=Path, help="a file for the tables, in Markdown; a picture goes beside it")
-    return parser.parse_args()
+    parser.add_argument(
+        "--write",
+        type=Path,
+        nargs="?",
+        const=PAGE,
+        help="a file for the tables, in Markdown, and beside it one for the picture (default: the package's documentation)",
+    )
+    return parser.parse_args(given)
 
 
 def _count(text: str) -> float:

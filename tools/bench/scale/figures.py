@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from statistics import mean
@@ -68,6 +69,10 @@ def plan_of(run: Run, parameters: int) -> ExchangePlan:
         connection_bandwidth=s3.connection,
         first_byte=s3.latency,
         put=s3.latency,
+        poll=0.0,  # all replicas begin at once
+        reads=_limited(s3.reads),
+        writes=_limited(s3.writes),
+        page=s3.page,
         put_price=s3.put_price,
         get_price=s3.get_price,
     )
@@ -80,6 +85,10 @@ def plan_of(run: Run, parameters: int) -> ExchangePlan:
         publish_every=run.publish_every,
         store=store,
     )
+
+
+def _limited(rate: float) -> float | None:
+    return None if rate == math.inf else rate
 
 
 def _figures(run: Run, costs: Sequence[Cost]) -> Figures:

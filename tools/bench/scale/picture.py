@@ -28,12 +28,12 @@ class Point:
 
     Attributes:
         replicas: Their number.
-        seconds: Of a sync, as measured.
+        seconds: Of a sync, as counted; None where it was only planned.
         planned: As foreseen.
     """
 
     replicas: int
-    seconds: float
+    seconds: float | None
     planned: float
 
 
@@ -43,8 +43,7 @@ def svg(panels: Mapping[str, Mapping[float, Sequence[Point]]]) -> str:
     sizes = sorted({size for lines in panels.values() for size in lines})
     axes = _Axes(
         sorted({point.replicas for point in points}),
-        min(min(point.seconds, point.planned) for point in points),
-        max(max(point.seconds, point.planned) for point in points),
+        [seconds for point in points for seconds in (point.seconds, point.planned) if seconds is not None],
     )
     width = _LEFT + len(panels) * (_WIDTH + _GAP)
     height = _TOP + _HEIGHT + _BOTTOM
@@ -63,9 +62,10 @@ def svg(panels: Mapping[str, Mapping[float, Sequence[Point]]]) -> str:
 class _Axes:
     """Where numbers of replicas and seconds lie in a panel."""
 
-    def __init__(self, replicas: Sequence[int], least: float, most: float) -> None:
+    def __init__(self, replicas: Sequence[int], seconds: Sequence[float]) -> None:
         self.replicas = replicas
-        self.seconds = [10.0**power for power in range(math.floor(math.log10(least)), math.ceil(math.log10(most)) + 1)]
+        least, most = math.floor(math.log10(min(seconds))), math.ceil(math.log10(max(seconds)))
+        self.seconds = [10.0**power for power in range(least, most + 1)]
 
     def x(self, replicas: float) -> float:
         first, last = math.log2(self.replicas[0]), math.log2(self.replicas[-1])
@@ -89,11 +89,13 @@ def _panel(kind: str, lines: Mapping[float, Sequence[Point]], sizes: Sequence[fl
     for size, line in lines.items():
         colour = _COLOURS[sizes.index(size) % len(_COLOURS)]
         ordered = sorted(line, key=lambda point: point.replicas)
-        for style, values in (("p", [p.planned for p in ordered]), ("m", [p.seconds for p in ordered])):
-            places = [(axes.x(p.replicas), axes.y(value)) for p, value in zip(ordered, values, strict=True)]
-            yield f'<path class="{style}" stroke="{colour}" d="M{"L".join(f"{x:.1f} {y:.1f}" for x, y in places)}"/>'
-            if style == "m":
-                yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in places)
+        planned = [(axes.x(p.replicas), axes.y(p.planned)) for p in ordered]
+        counted = [(axes.x(p.replicas), axes.y(p.seconds)) for p in ordered if p.seconds is not None]
+        for style, places in (("p", planned), ("m", counted)):
+            if places:
+                points = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
+                yield f'<path class="{style}" stroke="{colour}" d="M{points}"/>'
+        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in counted)
 
 
 def _legend(sizes: Sequence[float], y: float) -> Iterator[str]:

@@ -15,19 +15,28 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import diloco_core
-from diloco_core import _exchange_elastic
+from diloco_core._elastic_sizes import shards_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from types import ModuleType
 
-CUTTING = {"BLOCK_BYTES", "HEAD_BYTES", "PART_BYTES", "SHARD_BYTES", "BUDGET_BYTES", "GATHER_BUDGET_BYTES"}
+CUTTING = {
+    "BLOCK_BYTES",
+    "HEAD_BYTES",
+    "PART_BYTES",
+    "SHARD_BYTES",
+    "BUDGET_BYTES",
+    "GATHER_BLOCK_BYTES",
+    "GATHER_BUDGET_BYTES",
+}
 """Constants that say how values are cut, in bytes."""
 OTHERS = {
     "CHUNK_BYTES",  # given to the exchanges
     "LARGE_BYTES",
     "OBJECT_BYTES",
     "RECORD_BYTES",
+    "_FAIR_BYTES",
     "_FIRST_BYTES",
     "_MOST_HEADER_BYTES",
     "_PART_OF_RANGE",
@@ -65,7 +74,7 @@ class Scale:
     @classmethod
     def fitting(cls, parameters: float, replicas: int) -> Scale:
         """The one for a model of so many fp32 parameters and so many replicas."""
-        shards = replicas * max(1, math.ceil(4 * parameters / (replicas * _exchange_elastic.SHARD_BYTES)))
+        shards = shards_of(math.ceil(4 * parameters), replicas)
         least = min(_ELEMENTS * shards, _MEMORY / (4 * _COPIES * replicas))
         factor = 1
         while factor < _LARGEST_FACTOR and parameters / (2 * factor) >= least:

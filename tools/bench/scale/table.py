@@ -13,35 +13,32 @@ if TYPE_CHECKING:
     from .s3 import S3
 
 SYNC = (
-    "", "parameters", "N", "seconds", "planned", "GET", "planned", "PUT", "planned", "LIST", "DELETE", "HEAD",
-    "round trips", "MB up", "planned", "MB down", "planned", "$ of all", "planned",
+    "", "parameters", "N", "seconds", "GET", "PUT", "LIST", "DELETE", "HEAD", "round trips", "MB up", "MB down", "$ of all",
 )  # fmt: skip
+"""Columns of the table of syncs; what is planned stands behind what was counted."""
 START = ("", "parameters", "N", "seconds", "GET", "PUT", "LIST", "DELETE", "HEAD", "round trips", "MB up", "MB down")
+"""Columns of the table of starts."""
 
 
-def sync_cells(run: Run, outcome: Outcome) -> list[str]:
-    """A line of the table of syncs."""
-    found, plan = sync_of(run, outcome), plan_of(run, outcome.parameters)
+def sync_cells(run: Run, outcome: Outcome | None) -> list[str]:
+    """A line of the table of syncs; without an outcome, of what is planned alone."""
+    plan = plan_of(run, round(run.parameters) if outcome is None else outcome.parameters)
+    found = None if outcome is None else sync_of(run, outcome)
+    requests = {} if found is None else found.requests
     return [
         run.kind,
         short(run.parameters),
         str(run.replicas),
-        number(found.seconds),
-        number(plan.seconds),
-        number(found.requests["GET"]),
-        number(plan.gets),
-        number(found.requests["PUT"]),
-        number(plan.puts),
-        number(found.requests["LIST"]),
-        number(found.requests["DELETE"]),
-        number(found.requests["HEAD"]),
-        number(found.waits),
-        number(found.sent / 1e6),
-        number(plan.bytes_sent / 1e6),
-        number(found.received / 1e6),
-        number(plan.bytes_received / 1e6),
-        number(found.dollars),
-        number(plan.cost),
+        both(found and found.seconds, plan.seconds),
+        both(requests.get("GET"), plan.gets),
+        both(requests.get("PUT"), plan.puts),
+        both(requests.get("LIST"), plan.lists),
+        both(requests.get("DELETE"), plan.deletes),
+        "-" if found is None else number(found.requests["HEAD"]),
+        "-" if found is None else number(found.waits),
+        both(found and found.sent / 1e6, plan.bytes_sent / 1e6),
+        both(found and found.received / 1e6, plan.bytes_received / 1e6),
+        both(found and found.dollars, plan.cost),
     ]
 
 
@@ -84,6 +81,11 @@ def short(value: float) -> str:
         if value >= unit:
             return f"{value / unit:g}{name}"
     return f"{value:g}"
+
+
+def both(counted: float | None, planned: float) -> str:
+    """A figure as it was counted, and as it was planned."""
+    return f"{'-' if counted is None else number(counted)} / {number(planned)}"
 
 
 def number(value: float) -> str:

@@ -36,7 +36,8 @@ from ._exchange_store import ObjectStoreExchange
 from ._exchange_threads import InProcessExchange, in_process
 from ._export import export
 from ._manager import ManagerExchange, MockManager
-from ._planner import ExchangePlan, StoreModel, plan_exchange
+from ._plan_costs import StoreModel
+from ._planner import ExchangePlan, plan_exchange
 from ._timing import Timing
 
 __all__ = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from ._elastic_sizes import GATHER_BLOCK_BYTES
 from ._reduction import blocks
 from ._sharded import carries, with_unchanged
 from ._store_blocks import BLOCK_BYTES
@@ -48,8 +49,7 @@ class Inputs:
         self._readers: list[tuple[int, DeltaReader]] = []
         self._stack = ExitStack()
         self.sources: list[Source] = []
-        # Sums are held for a block. In gather, where every replica keeps all of the outer state, memory is scarcer.
-        self.block_bytes = 0 if life.store.near else BLOCK_BYTES // (2 if life.gather else 1)
+        self.block_bytes = 0 if life.store.near else (GATHER_BLOCK_BYTES if life.gather else BLOCK_BYTES)
         shards = [shard for batch in batches for shard in batch]
         try:
             for member in commit.members:

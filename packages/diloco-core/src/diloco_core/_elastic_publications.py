@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     from ._store import Store
 
-_AT_ONCE = 2  # each of them is held in memory by some drivers
+AT_ONCE = 2
+"""Uploads at the same time; each of them is held in memory by some drivers."""
 
 
 class Publications:
@@ -36,7 +37,7 @@ class Publications:
             upload()
             use()
             return
-        while len(self._begun) >= _AT_ONCE:
+        while len(self._begun) >= AT_ONCE:
             self._use_next()
         self._begun.append((self._store.submit(upload), use))
 

@@ -13,6 +13,8 @@ from ._elastic_rules import collectable, kept_from, newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError
 from ._published import shard_metadata
 from ._reread import read_again
+from ._store_blocks import CONNECTIONS
+from ._store_parallel import in_parallel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -147,10 +149,13 @@ def _is_published(life: Life, done: Done) -> bool:
     sync, index = done.sync, done.fragment
     listing = life.store.list(f"state/{sync:08}/")
     keys = [life.key(sync, index, shard) for shard in range(len(done.sums))]
-    return all(key in listing for key in keys) and all(
-        _is_own(life, done, shard, _stored_end(life, life.shard(sync, index, shard), key, listing[key]))
-        for shard, key in enumerate(keys)
+    if not all(key in listing for key in keys):
+        return False
+    ends = (
+        partial(_stored_end, life, life.shard(sync, index, shard), key, listing[key]) for shard, key in enumerate(keys)
     )
+    found = in_parallel(life.store.store, ends, CONNECTIONS)
+    return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(found))
 
 
 def _is_own(life: Life, done: Done, shard: int, found: Sums | None) -> bool:

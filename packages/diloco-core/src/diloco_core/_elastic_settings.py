@@ -7,9 +7,7 @@ from typing import Literal
 
 from ._checks import check_positive, check_whole
 from ._errors import ConfigurationError
-from ._planner import plan_exchange
-
-_BANDWIDTH = 1.25e9  # bytes per second
+from ._planner import USUAL_BANDWIDTH, plan_exchange
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,19 +67,23 @@ class Elastic:
             check_whole(name, getattr(self, name))
 
 
-def choose_topology(asked: str, *, state_bytes: int, world_size: int, near: bool) -> str:
+def choose_topology(asked: str, *, state_bytes: int, world_size: int, publish_every: int, near: bool) -> str:
     """The topology of a new run: on S3-like stores the quicker one by :func:`plan_exchange`.
 
-    Gather saves a round trip per sync and the publication of the state, but every replica reads every contribution and
-    keeps all of the outer state. The faster the network, the larger the runs that gather suits; it is not known here, so a
-    modest one of 10 Gb/s is assumed. On a store whose requests cost nothing, sharded is never slower.
+    Gather saves round trips and most publications of the state, but every replica reads every contribution and keeps all of
+    the outer state: it suits small models and few replicas. The faster the network, the larger the runs that it suits; it is
+    not known here, so a modest one is assumed. On a store whose requests cost nothing, sharded is never slower.
 
     Args:
         asked: ``auto``, ``sharded`` or ``gather``.
         state_bytes: Size of one contribution in bytes.
         world_size: Number of replicas.
+        publish_every: Every how many syncs the state is published in the gather topology.
         near: Whether requests cost microseconds.
     """
     if asked != "auto":
         return asked
-    return "sharded" if near else plan_exchange(max(state_bytes / 4, 1), world_size, _BANDWIDTH).topology
+    if near:
+        return "sharded"
+    params = max(state_bytes / 4, 1)
+    return plan_exchange(params, world_size, USUAL_BANDWIDTH, publish_every=publish_every).topology

@@ -13,21 +13,23 @@ from typing import TYPE_CHECKING
 
 from ._checks import check_whole
 from ._elastic_catchup import catch_up
-from ._elastic_claims import check_claim, claim, watch_claim
+from ._elastic_claims import WATCH_EVERY, check_claim, claim, watch_claim
 from ._elastic_farewell import farewell
 from ._elastic_fork import look_back
 from ._elastic_history import given_up_since
-from ._elastic_life import Life, Position, Progress, Reload, RolledBack
+from ._elastic_life import Life, Position, Progress, Reload, RolledBack, layout_bytes
 from ._elastic_publish import finish
 from ._elastic_records import Hint, Rollback, inner_key, parse_inner
 from ._elastic_rollback import obey_rollback, saying_what_to_do
 from ._elastic_settings import Elastic
+from ._elastic_sizes import GATHER_BUDGET_BYTES, shards_of
 from ._elastic_start import open_run, watch_manifest
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
 from ._errors import ConfigurationError, CorruptedObjectError, FencedError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncReport
 from ._inner_state import SavedInner, check_inner
 from ._patient import Patient
+from ._plan_warning import warn_of_long_syncs
 from ._rendezvous import check_identity
 from ._reread import read_again
 from ._sharded import Scratch
@@ -40,15 +42,6 @@ if TYPE_CHECKING:
     from ._exchange import SyncJob
     from ._fragment import Fragment
     from ._store import Buffer, Store
-
-SHARD_BYTES = 16 * 2**20
-"""Most bytes of values in a shard; with the momentum its object has twice as many, and obstore holds it in memory."""
-
-GATHER_BUDGET_BYTES = 24 * 2**20
-"""Memory for reading ahead where every replica keeps all of the outer state as well."""
-
-WATCH_EVERY = 8
-"""Every how many syncs a life sees to it that the manifest is still there; it is one small request."""
 
 _TELL_SECONDS = 5.0
 
@@ -147,6 +140,16 @@ class ElasticExchange:
                 settings=self.settings,
                 timing=self._timing,
                 chunk_bytes=self._chunk_bytes,
+            )
+            warn_of_long_syncs(
+                max(layout_bytes(job.layout) for job in jobs),
+                rank=self.rank,
+                replicas=self.world_size,
+                near=self.store.near,
+                sync_timeout=self._timing.sync_timeout,
+                strict=False,
+                topology=manifest.topology,
+                publish_every=manifest.publish_every,
             )
             if manifest.topology == "gather" and isinstance(self.store, InBackground):
                 self.store.budget = GATHER_BUDGET_BYTES
@@ -295,7 +298,7 @@ class ElasticExchange:
     def shards(self, size: int) -> int:
         """Some for every replica: a shard is published in one piece, which some drivers hold in memory meanwhile."""
         check_size(self.store, size)
-        return self.world_size * max(1, -(-size // (self.world_size * SHARD_BYTES)))
+        return shards_of(size, self.world_size)
 
     @property
     def position(self) -> Position:

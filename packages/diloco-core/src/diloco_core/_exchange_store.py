@@ -30,6 +30,7 @@ from ._errors import ConfigurationError, RunExistsError, SyncError, UnequalSyncs
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._liveness import Liveness
 from ._patient import Patient
+from ._plan_warning import fragment_bytes, warn_of_long_syncs
 from ._rendezvous import check_identity, claim, meet
 from ._sharded import Scratch
 from ._store import check_size
@@ -107,6 +108,14 @@ class ObjectStoreExchange:
                     "One exchange carries one outer loop: connect to another prefix for a second one."
                 )
             return
+        warn_of_long_syncs(
+            max(map(fragment_bytes, schema.fragments), default=0),
+            rank=self.rank,
+            replicas=self.world_size,
+            near=self.store.near,
+            sync_timeout=self._timing.sync_timeout,
+            strict=True,
+        )
         chunk_bytes = self._participant.chunk_bytes
         own = claim(self._store, self.rank, self.world_size, self.run_id, schema, chunk_bytes, self._timing)
         self._claimed = True

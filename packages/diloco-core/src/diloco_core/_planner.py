@@ -1,85 +1,64 @@
 """What an exchange will cost in time, bytes, requests and money, before a machine is paid for.
 
-First principles: a replica moves its bytes at its bandwidth, through connections of their own speed, and every request
-costs its latency; with enough connections the larger of the two counts. The figures of an S3-like store are the defaults.
+It counts what the exchanges do, request by request, with the sizes and limits that they have (:mod:`._plan_topologies`), over
+a store that behaves as a :class:`StoreModel` says. ``hatch run bench-scale`` counts the same in virtual time, and
+``docs/scale.md`` shows both.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
 from ._checks import check_positive, check_whole
 from ._errors import ConfigurationError
+from ._plan_costs import StoreModel
+from ._plan_limits import limits
+from ._plan_model import Model
+from ._plan_topologies import gather_sync, sharded_sync, strict_sync
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._plan_costs import Costs
 
 TOPOLOGIES = ("sharded", "gather")
-
-
-@dataclass(frozen=True, slots=True)
-class StoreModel:
-    """How a store behaves, as one replica sees it.
-
-    Attributes:
-        connection_bandwidth: Bytes per second of one connection.
-        connections: Requests under way at the same time.
-        first_byte: Seconds from a GET to its first byte.
-        put: Seconds that a PUT takes besides its transfer.
-        poll: Seconds that pass until a replica notices that something is there.
-        part_bytes: Bytes of one request at most.
-        put_price: US dollars per PUT or LIST.
-        get_price: US dollars per GET.
-    """
-
-    connection_bandwidth: float = 90e6
-    connections: int = 256
-    first_byte: float = 0.025
-    put: float = 0.040
-    poll: float = 0.25
-    part_bytes: int = 16 * 2**20
-    put_price: float = 5e-6
-    get_price: float = 4e-7
-
-    def __post_init__(self) -> None:
-        for name in ("connection_bandwidth", "connections", "part_bytes"):
-            check_positive(name, getattr(self, name))
-
-    def seconds(self, objects: int, size: float, latency: float, bandwidth: float) -> float:
-        """Time to move so many objects of one size, in bytes, at the same time."""
-        if not objects or not size:
-            return 0.0
-        parts = objects * self.parts(size)
-        rounds = math.ceil(parts / self.connections)
-        part = min(size, self.part_bytes) / self.connection_bandwidth
-        return max(latency + objects * size / bandwidth, rounds * (latency + part))
-
-    def parts(self, size: float) -> int:
-        """Requests for one object."""
-        return math.ceil(size / self.part_bytes)
+USUAL_BANDWIDTH = 1.25e9
+"""Bytes per second of a modest network card, of 10 Gb/s: what is assumed where nobody says anything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlan:
-    """What one sync costs one replica, and the cohort.
+    """What one sync costs one replica, and the cohort. Requests are means over the replicas, and over syncs that differ.
 
     Attributes:
         topology: ``"sharded"`` (owners update and publish) or ``"gather"`` (everybody reads everybody).
-        seconds: Time from the last contribution's start to the end, without waiting for stragglers.
-        bytes_sent: Bytes that a replica writes: its contribution, and its part of the published state with the outer state.
-        bytes_received: Bytes that a replica reads.
-        puts: Write requests of a replica.
+        seconds: From the moment at which all replicas begin the sync until the last one is through. Computing is left out.
+        bytes_sent: Bytes that a replica writes: its contribution, and its part of the published state with the outer state,
+            with their headers and checksums.
+        bytes_received: Bytes of contributions and published state that a replica reads, with their checksums.
+        puts: Write requests of a replica; the parts of an upload, its beginning and its end are one each.
         gets: Read requests of a replica.
+        lists: LIST requests of a replica.
+        deletes: DELETE requests of a replica.
         cost: US dollars for the requests of the whole cohort.
         memory_bytes: Outer side's memory of a replica (the fp32 local and global copy, outer state), buffers left out.
+        limits: What holds such a sync up and what helps, in sentences. Empty where nothing but its bytes do.
     """
 
     topology: str
     seconds: float
     bytes_sent: float
     bytes_received: float
-    puts: int
-    gets: int
+    puts: float
+    gets: float
+    lists: float
+    deletes: float
     cost: float
     memory_bytes: float
+    limits: tuple[str, ...] = ()
 
     def blocked(self, period: float) -> float:
         """Share of the time spent in syncs, if a sync comes after every ``period`` seconds of training."""
@@ -98,7 +77,9 @@ def plan_exchange(
     publish_every: int = 4,
     store: StoreModel | None = None,
 ) -> ExchangePlan:
-    """Foresee one sync of all parameters, as it is when no replica is late.
+    """Foresee one sync of all parameters in the middle of a run, as it is when no replica is late.
+
+    Saving what belongs to a replica alone (``save_inner_every``) is left out.
 
     Args:
         params: Number of parameters that are synced.
@@ -109,8 +90,8 @@ def plan_exchange(
             momentum, 0 without, 2 for Adam.
         topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Strict runs are always sharded.
         strict: Whether membership is strict: then nobody sends the part of its contribution that it uses itself.
-        publish_every: In the gather topology, every how many syncs the state is published; bytes and seconds are means.
-        store: How the store behaves; an S3-like one by default.
+        publish_every: In the gather topology, every how many syncs the state is published; all figures are means.
+        store: How the store behaves; S3 by default.
 
     Returns:
         The plan of the topology.
@@ -131,54 +112,34 @@ def plan_exchange(
         raise ConfigurationError("strict runs are sharded: topology='gather' is for elastic ones")
     if topology not in {"auto", *TOPOLOGIES}:
         raise ConfigurationError(f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}")
-    state = bytes_per_param * (1 + outer_state)
-    plans = [_sharded(params, replicas, bandwidth, bytes_per_param, state, strict, store)]
-    if not strict:
-        plans.append(_gather(params, replicas, bandwidth, bytes_per_param, state, publish_every, store))
-    wanted = [plan for plan in plans if topology in {"auto", plan.topology}]
-    return min(wanted, key=lambda plan: plan.seconds)
-
-
-def _sharded(
-    params: float, n: int, bandwidth: float, width: float, state: float, strict: bool, store: StoreModel
-) -> ExchangePlan:
-    # An elastic member sends all of its contribution, so that another may take over its shard.
-    delta, shard, others = params * width * ((n - 1) / n if strict else 1), params * width / n, n - 1
-    published = params * state / n
-    up = store.seconds(1, delta, store.put, bandwidth)
-    fetch = store.seconds(others, shard, store.first_byte, bandwidth)
-    publish = store.seconds(1, published, store.put, bandwidth)
-    puts = store.parts(delta) + store.parts(published)
-    gets = 2 * others * store.parts(shard)
-    return ExchangePlan(
-        "sharded",
-        up + publish + 2 * (fetch + store.poll),
-        delta + published,
-        2 * others * shard,
-        puts,
-        gets,
-        n * (puts * store.put_price + gets * store.get_price),
-        params * (4 + width + (state - width) / n),
+    size = params * bytes_per_param
+    model = Model.of(size, size * outer_state, replicas, strict=strict)
+    syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
+        {"sharded": partial(strict_sync, model)}
+        if strict
+        else {"sharded": partial(sharded_sync, model), "gather": partial(gather_sync, model, publish_every)}
     )
+    costs = {name: sync(store, bandwidth) for name, sync in syncs.items()}
+    quickest = min(costs, key=lambda name: costs[name].seconds)
+    chosen = quickest if topology == "auto" else topology
+    unlimited = syncs[chosen](replace(store, reads=None, writes=None), bandwidth)
+    better = "" if chosen == quickest else f"{quickest!r}: such a sync takes {costs[quickest].seconds:.3g} s"
+    return _plan(chosen, costs[chosen], model, params, limits(costs[chosen], unlimited, model, better))
 
 
-def _gather(
-    params: float, n: int, bandwidth: float, width: float, state: float, publish_every: int, store: StoreModel
-) -> ExchangePlan:
-    delta, others = params * width, n - 1
-    published = params * state / n
-    up = store.seconds(1, delta, store.put, bandwidth)
-    fetch = store.seconds(others, delta, store.first_byte, bandwidth)
-    publish = store.seconds(1, published, store.put, bandwidth) / publish_every
-    puts = store.parts(delta) + math.ceil(store.parts(published) / publish_every)
-    gets = others * store.parts(delta)
+def _plan(topology: str, costs: Costs, model: Model, params: float, said: tuple[str, ...]) -> ExchangePlan:
+    store, count = costs.store, costs.requests
+    dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
     return ExchangePlan(
-        "gather",
-        up + fetch + publish + store.poll,
-        delta + published / publish_every,
-        others * delta,
-        puts,
-        gets,
-        n * (puts * store.put_price + gets * store.get_price),
-        params * (4 + state),
+        topology=topology,
+        seconds=costs.seconds,
+        bytes_sent=costs.sent,
+        bytes_received=costs.received,
+        puts=count["PUT"],
+        gets=count["GET"],
+        lists=count["LIST"],
+        deletes=count["DELETE"],
+        cost=model.replicas * dollars,
+        memory_bytes=4 * params + model.values + model.outer_state / (1 if topology == "gather" else model.replicas),
+        limits=said,
     )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectNotFoundError
-from diloco_core._exchange_elastic import GATHER_BUDGET_BYTES
+from diloco_core._elastic_sizes import GATHER_BUDGET_BYTES
 from diloco_core._store import open_store
 from diloco_core._store_ahead import open_ahead
 from diloco_core._store_blocks import BUDGET_BYTES

@@ -1,0 +1,128 @@
+"""What the planner foresees is what ``hatch run bench-scale`` counts; and what that writes into the documentation."""
+
+import xml.etree.ElementTree as ET
+
+import pytest
+
+from diloco_core import plan_exchange
+
+BYTES, REQUESTS, SECONDS = 0.05, 0.05, 0.15
+"""How far off a plan may be."""
+CHORES = 0.5
+"""Requests that may come in one sync and not in another one: a beat, a look at the manifest, a listing early in the run."""
+
+QUICK = [
+    ("strict", 4, 8e6),
+    ("strict", 4, 1e8),
+    ("strict", 16, 8e6),
+    ("sharded", 4, 8e6),
+    ("sharded", 4, 1e8),
+    ("sharded", 16, 8e6),
+    ("gather", 4, 8e6),
+    ("gather", 16, 1e6),
+]
+SLOW = [
+    ("strict", 4, 1e9),
+    ("strict", 64, 1e8),
+    ("strict", 256, 8e6),
+    ("sharded", 4, 1e9),
+    ("sharded", 64, 1e8),
+    ("sharded", 256, 8e6),
+    ("gather", 4, 1e8),
+    ("gather", 64, 8e6),
+]
+
+
+def disagreements(found, plan):
+    """In what a plan is too far off."""
+    pairs = {
+        "GET": (plan.gets, found.requests["GET"], REQUESTS, CHORES),
+        "PUT": (plan.puts, found.requests["PUT"], REQUESTS, CHORES),
+        "LIST": (plan.lists, found.requests["LIST"], REQUESTS, CHORES),
+        "DELETE": (plan.deletes, found.requests["DELETE"], REQUESTS, CHORES),
+        "all requests": (
+            plan.gets + plan.puts + plan.lists + plan.deletes, sum(found.requests.values()), REQUESTS, 0,
+        ),
+        "bytes sent": (plan.bytes_sent, found.sent, BYTES, 0),
+        "bytes received": (plan.bytes_received, found.received, BYTES, 0),
+        "seconds": (plan.seconds, found.seconds, SECONDS, 0),
+        "dollars": (plan.cost, found.dollars, 2 * REQUESTS, 0),
+    }  # fmt: skip
+    return {
+        what: (planned, counted)
+        for what, (planned, counted, share, more) in pairs.items()
+        if abs(planned - counted) > share * counted + more
+    }
+
+
+def names(cells):
+    return [f"{kind}-{replicas}-{parameters / 1e6:g}M" for kind, replicas, parameters in cells]
+
+
+class TestPlanned:
+    @pytest.mark.parametrize("cell", QUICK, ids=names(QUICK))
+    def test_as_counted(self, scale, cell):
+        assert disagreements(*scale.compare(*cell)) == {}
+
+    @pytest.mark.slow
+    @pytest.mark.parametrize("cell", SLOW, ids=names(SLOW))
+    def test_as_counted_with_many_replicas_and_large_models(self, scale, cell):
+        assert disagreements(*scale.compare(*cell)) == {}
+
+    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    def test_where_the_prefix_takes_few_requests(self, scale, kind):
+        """Who is let through early looks for the others meanwhile, so the number of small requests is another one."""
+        found, plan = scale.compared(kind, 8, 1e6, s3=scale.s3.S3(reads=100.0))
+        assert disagreements(found, plan).keys() <= {"PUT", "LIST", "all requests", "dollars"}
+        assert plan.seconds > 2 * scale.s3.S3().latency * plan.gets, "the rate decides"
+
+
+@pytest.mark.parametrize(("parameters", "replicas"), [(1e6, 6), (8e6, 4), (8e6, 8), (32e6, 4)])
+def test_auto_chooses_the_topology_that_is_found_quicker(scale, parameters, replicas):
+    seconds, planned = {}, {}
+    for kind in ("sharded", "gather"):
+        found, plan = scale.compare(kind, replicas, parameters)
+        seconds[kind], planned[kind] = found.seconds, plan.seconds
+    assert min(planned, key=planned.get) == min(seconds, key=seconds.get), seconds
+
+
+class TestThePage:
+    """``hatch run bench-scale --write``."""
+
+    RUN = ("--kinds", "strict", "gather", "--parameters", "1M", "--replicas", "2", "3", "--most-requests", "17")
+
+    def test_tables_and_picture(self, scale, tmp_path, capsys):
+        page = tmp_path / "docs/scale.md"
+        scale.command.main([*self.RUN, "--write", str(page)])
+        first = page.read_text()
+        page.write_text(
+            first.replace("<!-- bench", "# Title\n\n<!-- bench", 1).replace("| 2 |", "| old |") + "the end\n"
+        )
+        page.write_text(page.read_text())
+        scale.command.main([*self.RUN, "--write", str(page)])
+        assert page.read_text() == f"# Title\n\n{first}the end\n", (
+            "what stands around the tables stays, and they come again"
+        )
+        rows = [line.split("|")[1:-1] for line in first.splitlines() if line.startswith("| strict")]
+        steady, *_ = ([cell.strip() for cell in row] for row in rows)
+        assert steady[:3] == ["strict", "1M", "2"]
+        assert all(" / " in cell for cell in steady[3:8] + steady[-3:]), "counted and planned"
+        left_out = [line for line in first.splitlines() if "| - /" in line]
+        assert len(left_out) == 2, "two runs have too many requests: their plans are shown alone"
+        picture = ET.fromstring(page.with_suffix(".svg").read_text())
+        assert [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "t"] == [
+            "strict",
+            "gather",
+        ]
+
+    def test_a_page_that_has_no_place_for_them_is_left_alone(self, scale, tmp_path):
+        page = tmp_path / "scale.md"
+        page.write_text("something else")
+        with pytest.raises(SystemExit, match="no place for the tables"):
+            scale.page.write(page, scale.s3.S3(), [])
+        assert page.read_text() == "something else"
+
+
+def test_a_plan_that_is_off_is_noticed(scale):
+    found, _ = scale.compare("strict", 4, 8e6)
+    assert disagreements(found, plan_exchange(8e6, 5, 1.25e9, strict=True)) != {}

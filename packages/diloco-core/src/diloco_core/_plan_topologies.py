@@ -1,0 +1,97 @@
+"""What a sync costs, told as the exchanges do it: strict, sharded and gather. All replicas begin at once, and nobody is late.
+
+Whoever changes the order or number of requests of a sync changes it here too; ``integration-tests/test_planned.py`` compares.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from ._elastic_claims import WATCH_EVERY
+from ._elastic_publications import AT_ONCE
+from ._elastic_sizes import GATHER_BUDGET_BYTES
+from ._exchange import CHUNK_BYTES
+from ._plan_costs import Costs, Ranges
+from ._store_blocks import BLOCK_BYTES, BUDGET_BYTES, CONNECTIONS
+from ._store_remote import PARTS_AT_ONCE
+from ._timing import Timing
+from ._wire import CHECKSUM_BYTES
+
+if TYPE_CHECKING:
+    from ._plan_costs import StoreModel
+    from ._plan_model import Model
+
+
+def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
+    """A sync of a strict run; see :class:`._store_sync.StoreSync`."""
+    costs, n = Costs(store, model.replicas, bandwidth), model.replicas
+    section = model.shard + CHECKSUM_BYTES * math.ceil(model.shard / CHUNK_BYTES)
+    costs.upload((n - 1) * section + model.header(n - 1), PARTS_AT_ONCE)
+    costs.meet()
+    costs.list(n)
+    costs.ask("PUT")  # the record, by everybody who sees that all contributions are there
+    costs.ask("GET")
+    costs.ask("DELETE")
+    # A section of one block comes with its checksums; otherwise they are read first.
+    reads = 1 if section <= BLOCK_BYTES else 1 + math.ceil(model.shard / BLOCK_BYTES)
+    contributions = Ranges(reads, section).times(n - 1)
+    costs.read(contributions, contributions.at_once(BUDGET_BYTES))
+    costs.upload(model.published, PARTS_AT_ONCE)
+    costs.meet()
+    costs.list(n)
+    costs.read(model.adopted.times(n - 1), model.adopted.at_once(BUDGET_BYTES))
+    costs.requests["PUT"] += costs.seconds / Timing().beat_interval
+    return costs
+
+
+def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
+    """A sync of an elastic run with owners of shards; see :class:`._elastic_adopt.Adoption`."""
+    costs, n = Costs(store, model.replicas, bandwidth), model.replicas
+    own = model.shards // n
+    _commit(costs, model)
+    section = model.shard + CHECKSUM_BYTES
+    costs.update(own, Ranges(math.ceil(section / BLOCK_BYTES), section).times(n - 1), model.published, AT_ONCE)
+    costs.meet()
+    costs.list(model.shards)
+    costs.requests["LIST"] += 1 / n  # by who has created the record, and is ahead of the others
+    costs.read(model.adopted.times(model.shards - own), model.adopted.at_once(BUDGET_BYTES))
+    costs.ask("PUT", by=1)  # the record that all shards are there
+    _collect(costs, model, states=3, contributions=3, deletes=1.0)
+    return costs
+
+
+def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: float) -> Costs:
+    """A sync of an elastic run in which everybody updates everything, as a mean over those between two publications."""
+    costs, n = Costs(store, model.replicas, bandwidth), model.replicas
+    now_and_then = 1 / publish_every
+    _commit(costs, model)
+    # In one sync the state is published; in the next one it is looked at, and a record says that it is there.
+    costs.create(model.shards / n, model.published, 1, times=now_and_then)
+    costs.list(model.shards, by=1, times=now_and_then)
+    costs.ask("GET", model.shards, by=1, times=now_and_then, at_once=CONNECTIONS)
+    costs.ask("PUT", by=1, times=now_and_then)
+    costs.read(model.gathered.times(n - 1), model.gathered.at_once(GATHER_BUDGET_BYTES))
+    _collect(costs, model, states=2.5, contributions=2.5 * publish_every, deletes=now_and_then)
+    return costs
+
+
+def _commit(costs: Costs, model: Model) -> None:
+    """A sync of an elastic run until its record is read."""
+    costs.ask(
+        "GET", 3
+    )  # whether others have gone on without this replica, whether its rank is still its own, and again
+    costs.upload(model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards), PARTS_AT_ONCE)
+    costs.meet()
+    costs.list(model.replicas)
+    costs.ask("PUT")  # the record, which everybody tries to create
+    costs.ask("GET", by=model.replicas - 1)  # to compare it, by those who were not the first
+    costs.ask("GET")
+    costs.ask("GET", 2, times=1 / WATCH_EVERY)  # the manifest and the own claim
+
+
+def _collect(costs: Costs, model: Model, *, states: float, contributions: float, deletes: float) -> None:
+    """One replica removes what nobody needs: so many states and contributions of every replica are there."""
+    costs.list(states * model.shards, by=1)
+    costs.list(contributions * model.replicas, by=1)
+    costs.ask("DELETE", by=1, times=deletes)

@@ -1,0 +1,86 @@
+"""Saying at the start of a run that its syncs cannot be completed in time."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from ._planner import USUAL_BANDWIDTH, plan_exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+_BITS = 8
+
+_log = logging.getLogger("diloco_core")
+
+
+def fragment_bytes(table: Mapping[str, Any]) -> int:
+    """Size of a fragment's values on the wire, from the table of its groups in a :class:`._exchange.Schema`."""
+    return sum(
+        int(group["numel"]) * int(getattr(torch, group["dtype"].removeprefix("torch.")).itemsize)
+        for group in table["groups"]
+    )
+
+
+def warn_of_long_syncs(
+    size: int,
+    *,
+    rank: int,
+    replicas: int,
+    near: bool,
+    sync_timeout: float,
+    strict: bool,
+    topology: str = "sharded",
+    publish_every: int = 1,
+) -> None:
+    """Say in the log (level warning) that a sync takes longer than it may, with the figures and what helps.
+
+    The network is not known here, so a usual one is assumed, and S3. Folders need no plan.
+
+    Args:
+        size: Bytes of a contribution to the largest sync; nothing is said where it is 0.
+        rank: This replica.
+        replicas: How many there are.
+        near: Whether requests cost microseconds.
+        sync_timeout: Seconds after which a sync is given up.
+        strict: Whether membership is strict.
+        topology: Of an elastic run.
+        publish_every: Of an elastic run.
+    """
+    if near or not size:
+        return
+    width = torch.float32.itemsize
+    plan = plan_exchange(
+        size / width,
+        replicas,
+        USUAL_BANDWIDTH,
+        bytes_per_param=width,
+        topology=topology,
+        strict=strict,
+        publish_every=publish_every,
+    )
+    if plan.seconds <= sync_timeout:
+        return
+    requests = plan.gets + plan.puts + plan.lists + plan.deletes
+    helps = plan.limits or (
+        "With more fragments each sync moves less; a sync_timeout above that figure lets it be completed.",
+    )
+    _log.warning(
+        "rank %d: a sync of %.3g GB between %d replicas takes about %.3g s, which is more than sync_timeout (%g s): syncs may be "
+        "given up before they are complete. Planned for S3 and a network of %g Gb/s: every replica sends %.3g GB and receives "
+        "%.3g GB with %.0f requests. %s",
+        rank,
+        size / 1e9,
+        replicas,
+        plan.seconds,
+        sync_timeout,
+        USUAL_BANDWIDTH * _BITS / 1e9,
+        plan.bytes_sent / 1e9,
+        plan.bytes_received / 1e9,
+        requests,
+        " ".join(helps),
+    )
