@@ -8,10 +8,8 @@ import torch
 
 from diloco_core._layout import Group, Layout, Rule
 from diloco_core._retry import Retries
-from diloco_core._store_remote import RemoteStore
+from diloco_core._store_remote import PART_BYTES, RemoteStore
 from diloco_core._wire import Section, header, section_parts
-
-MIB = 2**20
 
 
 def in_virtual_time(scale, act, **s3):
@@ -21,7 +19,7 @@ def in_virtual_time(scale, act, **s3):
     found = []
 
     def body():
-        driver = scale.driver.VirtualDriver(network, 1, 8 * MIB)
+        driver = scale.driver.VirtualDriver(network, 1, PART_BYTES)
         retries = Retries(clock=network.clock, sleep=network.sleep)
         store = RemoteStore(
             "s3://bucket/run", driver, retries, background=lambda: scale.network.Background(network, 16)
@@ -54,9 +52,12 @@ class TestTheModel:
         assert seconds == pytest.approx(0.03 + 16 * 9e6 / 144e6)
 
     def test_an_upload_in_parts(self, scale):
-        _, seconds = in_virtual_time(scale, lambda _, store: store.put("k", [bytes(8 * MIB)] * 6), network=1e12)
-        part = 0.03 + 8 * MIB / 90e6
-        assert seconds == pytest.approx(0.03 + 2 * part + 0.03), "four parts, then two, between a beginning and an end"
+        def act(_, store):
+            store.put("k", (bytes(PART_BYTES) for _ in range(20)))
+
+        _, seconds = in_virtual_time(scale, act, network=1e12)
+        part = 0.03 + PART_BYTES / 90e6
+        assert seconds == pytest.approx(0.03 + 2 * part + 0.03), "15 parts, then five, between a beginning and an end"
 
     def test_the_rate_of_a_prefix(self, scale):
         def act(network, store):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from diloco_core import _store_remote
 from diloco_core._store_remote import TooLargeError, Verdict
 
 from .weights import Weighed
@@ -46,6 +45,7 @@ class VirtualDriver:
         self._bucket = network.bucket
         self._factor = factor
         self._part_bytes = part_bytes
+        self.copies = 0 if network.s3.head_reads else 2  # as obstore and s3fs do
 
     def put(self, key: str, data: Any, *, exclusive: bool) -> None:
         """Write an object with one request."""
@@ -61,6 +61,7 @@ class VirtualDriver:
         exclusive: bool,
         attempt: Callable[..., None],  # noqa: ARG002 - nothing fails here
         patience: float,  # noqa: ARG002
+        at_once: int,
     ) -> None:
         """Write a large object in parts, or with one request where it is to be created, as obstore does."""
         content = Weighed(key, b"".join(blocks), self._factor)
@@ -70,7 +71,7 @@ class VirtualDriver:
         else:
             count = -(-weight // self._part_bytes)
             sizes = [self._part_bytes] * (count - 1) + [weight - (count - 1) * self._part_bytes]
-            self.network.upload(sizes, _store_remote.PARTS_AT_ONCE)
+            self.network.upload(sizes, at_once)
         self._appear(key, content, exclusive)
 
     def get(self, key: str, largest: int) -> bytes:

@@ -229,7 +229,10 @@ class Life:
         return not self.gather or ((sync - 1) // len(self.fragments) + 1) % self.manifest.publish_every == 0
 
     def create(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> bool:
-        """Publish an object unless it is there, and count its bytes; returns whether this call wrote it. Thread-safe."""
+        """Publish an object unless it is there, and count its bytes; returns whether this call wrote it. Thread-safe.
+
+        What the parts show must not change until it is through: over a network they are sent without a copy.
+        """
         size = 0
 
         def counted() -> Iterator[Buffer]:
@@ -239,7 +242,7 @@ class Life:
                 size += len(part)
                 yield part
 
-        created = self.store.create(key, counted)
+        created = self.store.create(key, counted if self.store.near else lambda: list(counted()))
         if created:
             with self._counting:
                 self.traffic.sent += size

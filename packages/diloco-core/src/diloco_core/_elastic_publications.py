@@ -14,9 +14,6 @@ if TYPE_CHECKING:
 
     from ._store import Store
 
-AT_ONCE = 2
-"""Uploads at the same time; each of them is held in memory by some drivers."""
-
 
 class Publications:
     """Uploads in the background, a few at a time; their results are used in the thread that began them, in order.
@@ -37,7 +34,7 @@ class Publications:
             upload()
             use()
             return
-        while len(self._begun) >= AT_ONCE:
+        while len(self._begun) >= self._store.creates_at_once:
             self._use_next()
         self._begun.append((self._store.submit(upload), use))
 

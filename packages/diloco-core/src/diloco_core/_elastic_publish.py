@@ -7,6 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ._elastic_kept import forget_kept
+from ._elastic_publications import Publications
 from ._elastic_records import Done, done_key
 from ._elastic_repair import readable_done
 from ._elastic_rules import collectable, kept_from, newest_done
@@ -104,16 +105,31 @@ def collect(life: Life) -> None:
 
 def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int, Sums]:
     """Publish shards of the state in memory; returns the checksums of those that this call wrote."""
-    job, index = progress.job, life.index(progress.sync)
-    metadata = shard_metadata(job, progress.sync)
     written: dict[int, Sums] = {}
-    for number in shards:
-        sums: list[Sums] = []
-        shard = life.shard(progress.sync, index, number)
-        key = life.key(progress.sync, index, number)
-        if life.create(key, partial(shard.parts, metadata, sums.append)):
-            written[number] = sums[-1]
+    publications = Publications(life.store.store)
+    try:
+        for number in shards:
+            sums: list[Sums] = []
+            upload = partial(_create_shard, life, progress, number, sums)
+            publications.add(upload, partial(_note, written, number, sums))
+        publications.finish()
+    finally:
+        publications.abandon()
     return written
+
+
+def _create_shard(life: Life, progress: Progress, number: int, sums: list[Sums]) -> None:
+    """Create a shard of the state in memory; ``sums`` gets its checksums where this call wrote it."""
+    sync, index = progress.sync, life.index(progress.sync)
+    found: list[Sums] = []
+    parts = partial(life.shard(sync, index, number).parts, shard_metadata(progress.job, sync), found.append)
+    if life.create(life.key(sync, index, number), parts):
+        sums.append(found[-1])
+
+
+def _note(written: dict[int, Sums], number: int, sums: list[Sums]) -> None:
+    if sums:
+        written[number] = sums[0]
 
 
 def _own_done(life: Life, progress: Progress, commit: Commit, written: Mapping[int, Sums] | None = None) -> Done:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ._store_blocks import BLOCK_BYTES
 
 SHARD_BYTES = 16 * 2**20
-"""Most bytes of values in a shard; with the momentum its object has twice as many, and obstore holds it in memory."""
+"""Most bytes of values in a shard; with the momentum its object has twice as many, and obstore sends it in one request."""
 
 GATHER_BLOCK_BYTES = BLOCK_BYTES // 2
 """How much of a contribution is read before the next one's turn where every replica keeps all of the outer state as well.

@@ -20,6 +20,7 @@ from ._errors import (
 )
 from ._published import shard_metadata
 from ._reread import read_again
+from ._store import InBackground
 from ._store_parallel import in_parallel
 from ._strict_records import claimed_ranks
 from ._timing import Wait
@@ -37,7 +38,6 @@ if TYPE_CHECKING:
 
 _TRIES = 8
 _STAGGER = 0.5
-_UPLOADS_AT_ONCE = 4
 
 _log = logging.getLogger("diloco_core")
 
@@ -226,12 +226,14 @@ def _initial(
         job = jobs[index]
         shard = published_shard(job, 0, number, nonce, chunk_bytes)
         written: list[Sums] = []
-        store.put(shard_key(0, index, number, nonce), partial(shard.parts, shard_metadata(job, 0), written.append))
+        parts = partial(shard.parts, shard_metadata(job, 0), written.append)
+        store.put(shard_key(0, index, number, nonce), parts if store.near else lambda: list(parts()))
         return written[-1]
 
     numbers = [(index, number) for index, job in enumerate(jobs) for number in range(job.layout.shards)]
     sums: list[list[Sums]] = [[] for _ in jobs]
-    published = in_parallel(store.store, (partial(publish, *each) for each in numbers), _UPLOADS_AT_ONCE)
+    at_once = store.store.creates_at_once if isinstance(store.store, InBackground) else 1
+    published = in_parallel(store.store, (partial(publish, *each) for each in numbers), at_once)
     for (index, _), each in zip(numbers, published, strict=True):
         sums[index].append(each)
     largest = max(layout_bytes(job.layout) for job in jobs)

@@ -296,7 +296,7 @@ class ElasticExchange:
                 yield written, key
 
     def shards(self, size: int) -> int:
-        """Some for every replica: a shard is published in one piece, which some drivers hold in memory meanwhile."""
+        """Some for every replica: a shard is published in one piece, and several are on their way at a time."""
         check_size(self.store, size)
         return shards_of(size, self.world_size)
 

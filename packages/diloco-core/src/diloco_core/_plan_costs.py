@@ -211,7 +211,7 @@ class Costs:
         Args:
             shards: How many shards the replica has.
             ranges: What is read for each.
-            published: Bytes of each object. It is held in memory until it is through, from the budget of the reads.
+            published: Bytes of each object, which takes no memory from the reads.
             at_once: How many objects are under way at the same time.
         """
         self.received += shards * ranges.size
@@ -227,32 +227,24 @@ class Costs:
             first, second = (self._pipelined(count, ranges, published, at_once) for count in (_STEADY // 2, _STEADY))
             return second + (shards - _STEADY) * (second - first) / (_STEADY - _STEADY // 2)
         now, uploads, ahead = 0.0, list[float](), 0.0
+        speed = self._speed(ranges)
         for _ in range(shards):
-            left = ranges.size - ahead
+            now += (ranges.size - ahead) / speed
             ahead = 0.0
-            while left > 0:
-                uploads = [end for end in uploads if end > now]
-                speed = self._speed(ranges, BUDGET_BYTES - len(uploads) * published)
-                change = min(uploads, default=math.inf)
-                if now + left / speed <= change:
-                    now, left = now + left / speed, 0.0
-                else:
-                    now, left = change, left - (change - now) * speed
             uploads = [end for end in uploads if end > now]
             if len(uploads) >= at_once:
                 # In the meantime the next shard's contributions are read ahead, as far as there is memory.
-                free = max(0.0, BUDGET_BYTES - len(uploads) * published)
                 pause = min(uploads) - now
-                ahead = min(free, ranges.size, pause * self._speed(ranges, free)) if ranges.count else 0.0
+                ahead = min(BUDGET_BYTES, ranges.size, pause * speed) if ranges.count else 0.0
                 now += pause
             uploads.append(now + self._one("PUT", published))
         return max([now, *uploads])
 
-    def _speed(self, ranges: Ranges, budget: float) -> float:
+    def _speed(self, ranges: Ranges) -> float:
         """Bytes per second of reads that follow each other without a pause."""
         if not ranges.count:
             return math.inf
-        return min(self.bandwidth, ranges.at_once(budget) * ranges.each / self._one("GET", ranges.each))
+        return min(self.bandwidth, ranges.at_once(BUDGET_BYTES) * ranges.each / self._one("GET", ranges.each))
 
     def _one(self, kind: str, size: float) -> float:
         """Seconds of a request that moves so many bytes."""

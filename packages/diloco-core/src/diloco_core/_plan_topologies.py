@@ -9,12 +9,11 @@ import math
 from typing import TYPE_CHECKING
 
 from ._elastic_claims import WATCH_EVERY
-from ._elastic_publications import AT_ONCE
 from ._elastic_sizes import GATHER_BUDGET_BYTES
 from ._exchange import CHUNK_BYTES
 from ._plan_costs import Costs, Ranges
 from ._store_blocks import BLOCK_BYTES, BUDGET_BYTES, CONNECTIONS
-from ._store_remote import PARTS_AT_ONCE
+from ._store_remote import CREATES_AT_ONCE, parts_at_once
 from ._timing import Timing
 from ._wire import CHECKSUM_BYTES
 
@@ -27,7 +26,7 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     """A sync of a strict run; see :class:`._store_sync.StoreSync`."""
     costs, n = Costs(store, model.replicas, bandwidth), model.replicas
     section = model.shard + CHECKSUM_BYTES * math.ceil(model.shard / CHUNK_BYTES)
-    costs.upload((n - 1) * section + model.header(n - 1), PARTS_AT_ONCE)
+    costs.upload((n - 1) * section + model.header(n - 1), parts_at_once(BUDGET_BYTES))
     costs.meet()
     costs.list(n)
     costs.ask("PUT")  # the record, by everybody who sees that all contributions are there
@@ -37,7 +36,7 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     reads = 1 if section <= BLOCK_BYTES else 1 + math.ceil(model.shard / BLOCK_BYTES)
     contributions = Ranges(reads, section).times(n - 1)
     costs.read(contributions, contributions.at_once(BUDGET_BYTES))
-    costs.upload(model.published, PARTS_AT_ONCE)
+    costs.upload(model.published, parts_at_once(BUDGET_BYTES))
     costs.meet()
     costs.list(n)
     costs.read(model.adopted.times(n - 1), model.adopted.at_once(BUDGET_BYTES))
@@ -49,9 +48,10 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     """A sync of an elastic run with owners of shards; see :class:`._elastic_adopt.Adoption`."""
     costs, n = Costs(store, model.replicas, bandwidth), model.replicas
     own = model.shards // n
-    _commit(costs, model)
+    _commit(costs, model, BUDGET_BYTES)
     section = model.shard + CHECKSUM_BYTES
-    costs.update(own, Ranges(math.ceil(section / BLOCK_BYTES), section).times(n - 1), model.published, AT_ONCE)
+    contributions = Ranges(math.ceil(section / BLOCK_BYTES), section).times(n - 1)
+    costs.update(own, contributions, model.published, CREATES_AT_ONCE)
     costs.meet()
     costs.list(model.shards)
     costs.requests["LIST"] += 1 / n  # by who has created the record, and is ahead of the others
@@ -65,9 +65,9 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
     """A sync of an elastic run in which everybody updates everything, as a mean over those between two publications."""
     costs, n = Costs(store, model.replicas, bandwidth), model.replicas
     now_and_then = 1 / publish_every
-    _commit(costs, model)
+    _commit(costs, model, GATHER_BUDGET_BYTES)
     # In one sync the state is published; in the next one it is looked at, and a record says that it is there.
-    costs.create(model.shards / n, model.published, 1, times=now_and_then)
+    costs.create(model.shards / n, model.published, CREATES_AT_ONCE, times=now_and_then)
     costs.list(model.shards, by=1, times=now_and_then)
     costs.ask("GET", model.shards, by=1, times=now_and_then, at_once=CONNECTIONS)
     costs.ask("PUT", by=1, times=now_and_then)
@@ -76,12 +76,13 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
     return costs
 
 
-def _commit(costs: Costs, model: Model) -> None:
+def _commit(costs: Costs, model: Model, budget: int) -> None:
     """A sync of an elastic run until its record is read."""
     costs.ask(
         "GET", 3
     )  # whether others have gone on without this replica, whether its rank is still its own, and again
-    costs.upload(model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards), PARTS_AT_ONCE)
+    contribution = model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards)
+    costs.upload(contribution, parts_at_once(budget))
     costs.meet()
     costs.list(model.replicas)
     costs.ask("PUT")  # the record, which everybody tries to create

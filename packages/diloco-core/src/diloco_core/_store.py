@@ -101,7 +101,8 @@ class Store(Protocol):
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step: no reader ever sees a part of it. Returns its size in bytes.
 
-        A part may be reused by the caller as soon as the next one is asked for. If ``parts`` raises, nothing is written.
+        A part may be reused by the caller as soon as the next one is asked for, but for those in a list or tuple: they must
+        stay as they are until this returns, and need not be copied. If ``parts`` raises, nothing is written.
         """
         ...
 
@@ -156,7 +157,12 @@ class InBackground(Store, Protocol):
     """A store that can have several requests under way."""
 
     budget: int
-    """Bytes that may be held of what is read ahead, by all readers together. It may be set at any time."""
+    """Bytes that may be held of what is read ahead or on its way up, by all together. It may be set at any time."""
+
+    @property
+    def creates_at_once(self) -> int:
+        """How many objects may be created at the same time beside what is read."""
+        ...
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
         """Do something in one of the store's threads."""

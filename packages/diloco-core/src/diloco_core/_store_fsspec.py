@@ -17,9 +17,10 @@ from diloco_protocol import MissingDependencyError
 
 from ._errors import ConfigurationError, StoreUnavailableError
 from ._redact import redact_uri
+from ._store_blocks import CONNECTIONS
 from ._store_files import FULL
 from ._store_opening import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
-from ._store_remote import MOST_PARTS, PARTS_AT_ONCE, TooLargeError, Verdict
+from ._store_remote import MOST_PARTS, PART_BYTES, TooLargeError, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -37,8 +38,6 @@ _PACKAGES = {
 }
 _S3 = {"s3", "s3a"}
 _FIRST_BYTES = 2**20
-# S3 takes no smaller ones.
-_SMALLEST_PART = 5 * 2**20
 # Packages whose pipe_file and put_file send a conditional write where mode="create" (s3fs: If-None-Match, also when a
 # multipart upload is completed; gcsfs: ifGenerationMatch=0; adlfs: overwrite=False). Other drivers inherit from fsspec's
 # base class, which looks first and writes then, or do it in ways that nobody has read.
@@ -59,7 +58,7 @@ _HOPELESS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 class FsspecDriver:
     """A prefix of any store that fsspec has a driver for; see :class:`._store_remote.Driver`. Thread-safe.
 
-    Credentials come from the driver's own chain. Listings are never cached. An object of more than 8 MiB goes through a
+    Credentials come from the driver's own chain. Listings are never cached. An object of more than 5 MiB goes through a
     temporary file, from which it can be sent in parts, and once more; so ``$TMPDIR`` needs room for one object. On
     ``memory://`` there is nothing to send.
 
@@ -76,6 +75,7 @@ class FsspecDriver:
         _load(self._fs, scheme)
         self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
         self.deletes_many = False
+        self.copies = 2  # s3fs reads a part from the file, and makes a request of it
         self._in_parts = scheme in _S3
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
@@ -90,6 +90,7 @@ class FsspecDriver:
         exclusive: bool,
         attempt: Callable[..., None],
         patience: float,  # noqa: ARG002 - ``attempt`` knows it
+        at_once: int,
     ) -> None:
         """Write a large object, by way of a temporary file."""
         if self.near:
@@ -97,7 +98,7 @@ class FsspecDriver:
             attempt(lambda: self._pipe(key, data, exclusive))
             return
         with _spooled(key, blocks, attempt) as (file, size):
-            options = _parts_of(size) if self._in_parts else {}
+            options = _parts_of(size, at_once) if self._in_parts else {}
             attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **options))
 
     def get(self, key: str, largest: int) -> Buffer:
@@ -246,6 +247,7 @@ def _limits(scheme: str) -> dict[str, Any]:
             "connect_timeout": CONNECT_SECONDS,
             "read_timeout": ANSWER_SECONDS,
             "retries": {"total_max_attempts": 1},
+            "max_pool_connections": CONNECTIONS,  # others wait their turn, unseen
         }
         return {"config_kwargs": {**limits, **(settings.get("config_kwargs") or {})}}
     if scheme in {"gs", "gcs"}:
@@ -297,9 +299,9 @@ def _not_held(key: str, error: OSError) -> str:
     )
 
 
-def _parts_of(size: int) -> dict[str, int]:
-    """How s3fs shall cut an upload: it holds every part twice."""
-    return {"chunksize": max(_SMALLEST_PART, -(-size // MOST_PARTS)), "max_concurrency": PARTS_AT_ONCE}
+def _parts_of(size: int, at_once: int) -> dict[str, int]:
+    """How s3fs shall cut an upload."""
+    return {"chunksize": max(PART_BYTES, -(-size // MOST_PARTS)), "max_concurrency": at_once}
 
 
 def _mode(exclusive: bool) -> dict[str, str]:

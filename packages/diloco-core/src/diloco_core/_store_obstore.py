@@ -13,7 +13,7 @@ from ._errors import ConfigurationError, StoreUnavailableError
 from ._redact import redact_uri
 from ._store_blocks import HEAD_BYTES
 from ._store_opening import ANSWER_SECONDS, CONNECT_SECONDS, check_endpoint, without_secrets, without_secrets_in
-from ._store_remote import PART_BYTES, PARTS_AT_ONCE, TooLargeError, Verdict, new_buffer
+from ._store_remote import PART_BYTES, TooLargeError, Verdict, new_buffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,13 +45,14 @@ class ObstoreDriver:
     Source: https://developmentseed.org/obstore/latest/api/store/aws/.
 
     An object that is created exclusively is one request, whatever its size: obstore has no conditional multipart upload. It
-    is held in memory, and S3 allows 5 GiB of it.
+    takes all of its blocks at once, and S3 allows 5 GiB of it. obstore sends blocks as they are, without a copy.
     """
 
     name = "obstore"
     near = False
     exclusive = True
     deletes_many = True
+    copies = 0
 
     def __init__(self, uri: str) -> None:
         try:
@@ -121,6 +122,7 @@ class ObstoreDriver:
         exclusive: bool,
         attempt: Callable[..., None],
         patience: float,
+        at_once: int,
     ) -> None:
         """Write a large object in parts, or in one request where it is to be created."""
         if exclusive:
@@ -129,7 +131,7 @@ class ObstoreDriver:
         else:
             fitting = [seconds for seconds in self._uploads if seconds >= patience]
             store = self._uploads[min(fitting, default=max(self._uploads))]
-            self._obstore.put(store, key, blocks, chunk_size=PART_BYTES, max_concurrency=PARTS_AT_ONCE)
+            self._obstore.put(store, key, blocks, chunk_size=PART_BYTES, max_concurrency=at_once)
 
     def get(self, key: str, largest: int) -> Buffer:
         """Read a whole object; its size comes before its bytes."""

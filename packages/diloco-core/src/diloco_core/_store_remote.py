@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import mmap
 import secrets
+from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -17,7 +18,7 @@ from ._redact import redact_uri
 from ._retry import Downtime, Notices, Retries
 from ._sealed import RECORD_BYTES
 from ._store import is_key, too_large
-from ._store_blocks import BLOCK_BYTES, CONNECTIONS, BlockReader, Transfers, threads
+from ._store_blocks import BUDGET_BYTES, CONNECTIONS, BlockReader, Transfers, threads
 from ._store_opening import endpoint, without_secrets, without_secrets_in
 from ._store_parallel import in_parallel
 
@@ -29,9 +30,15 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PART_BYTES = BLOCK_BYTES
-"""Objects up to this size are one request; larger ones go up in parts of about this size, several at a time."""
-PARTS_AT_ONCE = 4
+PART_BYTES = 5 * 2**20
+"""Objects up to this size are one request; larger ones go up in parts of about this size, several at a time.
+
+In the same memory small parts are quicker, since there are more connections then. S3 takes no smaller ones.
+"""
+LEAST_UPLOAD_BYTES = BUDGET_BYTES // 2
+"""What an upload may hold of parts on their way, however little of the budget is free."""
+CREATES_AT_ONCE = 6
+"""Objects that are created at the same time while others are read, where that costs no memory."""
 MOST_PARTS = 10_000
 """S3 takes no more (https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)."""
 
@@ -69,6 +76,8 @@ class Driver(Protocol):
     """Whether an exclusive write is one step, with nothing between looking and writing."""
     deletes_many: bool
     """Whether it removes many objects with one request."""
+    copies: int
+    """How often it holds a part of an upload that is on its way; 0 where it sends what it was given."""
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object, only if there is none where ``exclusive``."""
@@ -82,8 +91,9 @@ class Driver(Protocol):
         exclusive: bool,
         attempt: Callable[..., None],
         patience: float,
+        at_once: int,
     ) -> None:
-        """Write a large object in one step, whose blocks of ``PART_BYTES`` can be had once.
+        """Write a large object in one step, whose blocks can be had once; several parts go up at the same time.
 
         ``attempt(act)`` calls ``act`` until it succeeds, for what can be repeated. What only the driver can repeat, it
         repeats for ``patience`` seconds.
@@ -135,7 +145,7 @@ class RemoteStore:
     """A prefix of a store behind a driver; see :class:`._store.Store`. Thread-safe.
 
     What fails for a reason that may pass is tried again while :attr:`patience` lasts, with jitter. A part of an upload is
-    8 MiB, and four are under way at once. All open readers together hold :attr:`budget` bytes of what is read ahead.
+    5 MiB. All open readers and uploads together hold about :attr:`budget` bytes of what is read ahead or on its way up.
 
     Args:
         uri: The prefix; it is shown without the secrets that may be in it.
@@ -174,7 +184,7 @@ class RemoteStore:
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; see :meth:`._store.Store.create`.
 
-        "Exists" may be the answer to the second try of a request whose first went through. So an object of less than 8 MiB
+        "Exists" may be the answer to the second try of a request whose first went through. So an object of less than 5 MiB
         is read and compared: what is there with the very same bytes counts as written by this call. A larger one counts as
         another's.
         """
@@ -188,6 +198,12 @@ class RemoteStore:
     def downtime(self) -> float:
         """Seconds for which an unavailable store was waited for; see :attr:`._store.Store.downtime`."""
         return self._downtime.seconds()
+
+    @property
+    def creates_at_once(self) -> int:
+        """How many objects may go up beside other work; see :attr:`._store.InBackground.creates_at_once`."""
+        copies = self.driver.copies
+        return max(1, self._transfers.budget // LEAST_UPLOAD_BYTES) if copies else CREATES_AT_ONCE
 
     @property
     def budget(self) -> int:
@@ -245,37 +261,55 @@ class RemoteStore:
     def _write(self, key: str, parts: Iterable[Buffer], *, exclusive: bool) -> int:
         """Write a small object at once, a large one by upload."""
         self._transfers.check_process()
+        if isinstance(parts, (list, tuple)):  # all of it is there, and stays as it is until it is written
+            views = [memoryview(part).cast("B") for part in parts if len(part)]
+            size = sum(map(len, views))
+            if size < PART_BYTES:
+                self._send_small(key, b"".join(views), exclusive)
+            else:
+                self._send_large(key, _Source(iter(views)), exclusive)
+            return size
+        whole = exclusive and not self.driver.copies  # sent in one request, and held until that is through
         size = 0
 
         def counted() -> Iterator[memoryview]:
             nonlocal size
             for block in _blocks(parts, PART_BYTES):
                 size += len(block)
-                if exclusive:
-                    self._transfers.hold(len(block))  # what is created in one request is held until it is through
+                if whole:
+                    self._transfers.hold(len(block))
                 yield block
 
         try:
-            self._send(key, counted(), exclusive)
+            blocks = counted()
+            first = next(blocks, memoryview(b""))
+            if len(first) < PART_BYTES:
+                self._send_small(key, first, exclusive)
+            else:
+                source = _Source(blocks, first)
+                del first  # the source lets go of a block when it has been sent
+                self._send_large(key, source, exclusive, copies=0 if whole else 1)
         finally:
-            if exclusive:
+            if whole:
                 self._transfers.hold(-size)
         return size
 
-    def _send(self, key: str, blocks: Iterator[memoryview], exclusive: bool) -> None:
-        first = next(blocks, memoryview(b""))
+    def _send_small(self, key: str, data: Buffer, exclusive: bool) -> None:
         verb = "create" if exclusive else "write"
-        if len(first) < PART_BYTES:
-            self._do(verb, key, lambda: self.driver.put(key, first, exclusive=exclusive), first)
-        else:
-            source = _Source(first, blocks)
-            del first  # the source lets go of a block when it has been sent
+        self._do(verb, key, lambda: self.driver.put(key, data, exclusive=exclusive), data)
 
-            def attempt(act: Callable[[], None]) -> None:
-                self._do(verb, key, act)
+    def _send_large(self, key: str, source: _Source, exclusive: bool, copies: int = 0) -> None:
+        """Send an object in parts; ``copies`` is 1 where its blocks are buffers of their own."""
+        verb = "create" if exclusive else "write"
 
+        def attempt(act: Callable[[], None]) -> None:
+            self._do(verb, key, act)
+
+        with self._room(self.driver.copies or copies) as at_once:
             try:
-                self.driver.upload(key, source, exclusive=exclusive, attempt=attempt, patience=self.patience)
+                self.driver.upload(
+                    key, source, exclusive=exclusive, attempt=attempt, patience=self.patience, at_once=at_once
+                )
             except Exception as error:
                 if source.error is not None:
                     raise source.error from None
@@ -284,10 +318,22 @@ class RemoteStore:
                 failed = error
             else:
                 return
-            try:
-                raise self._named(failed, verb, key, None) from without_secrets_in(failed, self._secret)
-            finally:
-                del failed, source
+        try:
+            raise self._named(failed, verb, key, None) from without_secrets_in(failed, self._secret)
+        finally:
+            del failed, source
+
+    @contextmanager
+    def _room(self, copies: int) -> Iterator[int]:
+        """How many parts of an upload may be under way at once; they take their memory from the budget meanwhile."""
+        transfers = self._transfers
+        at_once = parts_at_once(transfers.budget - transfers.held, copies) if copies else CONNECTIONS
+        held = copies * (at_once + 1) * PART_BYTES
+        transfers.hold(held)
+        try:
+            yield at_once
+        finally:
+            transfers.hold(-held)
 
     def _delete(self, keys: Sequence[str]) -> None:
         self._do("delete", keys[0], lambda: self.driver.delete(keys))
@@ -385,9 +431,9 @@ class _Exists(Exception):  # noqa: N818 - never leaves this file
 class _Source:
     """The blocks of an upload. Remembers the error that ended them, since a driver may wrap it in one of its own."""
 
-    def __init__(self, first: Buffer, rest: Iterator[Buffer]) -> None:
+    def __init__(self, rest: Iterator[Buffer], first: Buffer | None = None) -> None:
         self.error: BaseException | None = None
-        self._first: Buffer | None = first
+        self._first = first
         self._rest = rest
 
     def __iter__(self) -> _Source:
@@ -429,6 +475,17 @@ def _blocks(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
                 block, end = memoryview(b""), 0
     if end:
         yield block[:end]
+
+
+def parts_at_once(free: int, copies: int = 1) -> int:
+    """How many parts of an upload are under way at the same time, beside the one that is being made.
+
+    Args:
+        free: Bytes of the budget that nobody uses.
+        copies: How often a part is held meanwhile.
+    """
+    fitting = max(free, LEAST_UPLOAD_BYTES) // (copies * PART_BYTES) - 1
+    return max(1, min(fitting, CONNECTIONS))
 
 
 def new_buffer(size: int) -> memoryview:

@@ -2,7 +2,8 @@
 
 One bucket, ``bucket``; path-style addressing; no signatures are checked. Every request is in ``log``, ``served``
 counts the bytes of all answers, and ``faults`` is a list of :class:`Fault`, each used up by the first requests that it fits.
-Where there is a ``gate``, readings and deletions are answered only when so many are under way at once.
+Where there is a ``gate``, readings and deletions are answered only when so many are under way at once; with ``gated``, a
+method and a part of the path, those requests instead.
 """
 
 import hashlib
@@ -42,6 +43,7 @@ class SmallS3:
     disturbed: int = 0
     served: int = 0
     gate: threading.Barrier | None = None
+    gated: tuple[str, str] | None = None
 
     def __enter__(self):
         self.lock = threading.Lock()
@@ -62,7 +64,7 @@ class SmallS3:
         with self.lock:
             self.says_which = True
             self.conditions, self.page, self.every, self.disturbed, self.served = True, 1000, 0, 0, 0
-            self.gate = None
+            self.gate = self.gated = None
             for collection in (self.objects, self.faults, self.log, self.uploads):
                 collection.clear()
 
@@ -74,7 +76,8 @@ class SmallS3:
         self.every, self.kinds = every, kinds
 
     def fault(self, method, path):
-        if self.gate is not None and method in {"GET", "HEAD", "DELETE"}:
+        wanted, part = self.gated or ("GET HEAD DELETE", "")
+        if self.gate is not None and method in wanted and part in path:
             self.gate.wait(20)
         with self.lock:
             self.log.append((method, path))

@@ -10,6 +10,7 @@ import pytest
 from diloco_core._elastic_publications import Publications
 from diloco_core._store import InBackground, open_store
 from diloco_core._store_parallel import in_parallel
+from diloco_core._store_remote import RemoteStore
 
 
 @pytest.fixture
@@ -18,6 +19,7 @@ def store(monkeypatch):
     with ThreadPoolExecutor(16) as pool:
         made = open_store("memory://parallel/run")
         made.near = False
+        monkeypatch.setattr(RemoteStore, "creates_at_once", 2)
         monkeypatch.setattr(made, "submit", pool.submit)
         assert isinstance(made, InBackground)
         yield made

@@ -103,8 +103,8 @@ def test_a_fragment_that_no_object_could_hold_is_refused_before_anything_is_made
     far = RemoteStore("s3://bucket/run", small_s3_drivers["obstore"])
     forty_billion = 4 * 40 * 10**9
     for exchange in (ObjectStoreExchange(far, 0, 8), ElasticExchange(far, 0, 8, Elastic(4))):
-        with pytest.raises(ConfigurationError, match=r"160 GB is too large .* 84 GB: cut it into 2 fragments or more"):
+        with pytest.raises(ConfigurationError, match=r"160 GB is too large .* 52 GB: cut it into 4 fragments or more"):
             exchange.shards(forty_billion)
-        assert exchange.shards(forty_billion // 2) >= 8
+        assert exchange.shards(forty_billion // 4) >= 8
     for near in (str(tmp_path), "memory://large/run"):
         assert ObjectStoreExchange(open_store(near), 0, 8).shards(forty_billion) == 8
