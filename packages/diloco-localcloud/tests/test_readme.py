@@ -1,4 +1,4 @@
-"""The example in the README is run as it stands, and so are the fixtures."""
+"""The example in the README is run as it stands, and so are the fixtures; and it names every folder of the source."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 README = Path(__file__).parents[1] / "README.md"
+SOURCE = README.parent / "src" / "diloco_localcloud"
 FIXTURES = """
 pytest_plugins = ["diloco_localcloud.testing"]
 
@@ -41,3 +42,14 @@ def test_the_fixtures(tmp_path):
     done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_fixtures.py")
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
+
+
+def test_it_names_every_folder_and_no_other():
+    text = README.read_text(encoding="utf-8").partition("## Inside")[2]
+    below = SOURCE / "_kubernetes"
+    folders = {path.parent for path in SOURCE.rglob("__init__.py")} - {SOURCE}
+    named = {str(folder.relative_to(below if below in folder.parents else SOURCE)) + "/" for folder in folders}
+    assert named == set(re.findall(r"`(_[\w/]+/)`", text))
+    files = re.findall(r"`(_\w+\.py)`", text)
+    assert files
+    assert all(list(SOURCE.rglob(name)) for name in files)

@@ -1,4 +1,4 @@
-"""The bodies that kubectl sends as protobuf, and the fields that are no fields."""
+"""The bodies that kubectl sends as protobuf."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_localcloud._kubernetes._api import _protobuf, _tables
-from diloco_localcloud._kubernetes._api._checks import _fields
+from diloco_localcloud._kubernetes._api import _protobuf
 from diloco_localcloud._kubernetes._objects._refusals import ApiError
 
 
@@ -69,37 +68,3 @@ def test_what_cannot_be_decoded(body, code):
 def test_any_bytes_are_an_object_or_refused(data):
     with contextlib.suppress(ApiError):  # any other exception fails
         assert _protobuf.decode(b"k8s\x00" + data)["kind"] in {"DeleteOptions", "Eviction", "SelfSubjectAccessReview"}
-
-
-JOB = {
-    "kind": "Job",
-    "spec": {"comletions": 2, "template": {"spec": {"containers": [{"name": "a", "kommand": []}], "nodes": 1}}},
-}
-
-
-def test_unknown_fields():
-    kept, warnings = _fields.known("Job", JOB, "Warn")
-    assert kept == {"kind": "Job", "spec": {"template": {"spec": {"containers": [{"name": "a"}]}}}}
-    names = ["spec.comletions", "spec.template.spec.nodes", "spec.template.spec.containers[0].kommand"]
-    assert warnings == [f'unknown field "{name}"' for name in names]
-    assert _fields.known("Job", JOB, "Ignore") == (kept, [])
-    with pytest.raises(ApiError, match=r'strict decoding error: unknown field "spec.comletions"'):
-        _fields.known("Job", JOB, "Strict")
-
-
-def test_unknown_fields_are_told_in_a_header(clients):
-    jobs, body = "/apis/batch/v1/namespaces/ns/jobs", clients.indexed("run", 1, unknownThing=1)
-    made, headers = clients.raw("POST", jobs, body)
-    assert "unknownThing" not in made["spec"]
-    assert headers["Warning"] == r'299 - "unknown field \"spec.unknownThing\""'
-    refused, _ = clients.raw("POST", f"{jobs}?fieldValidation=Strict", body)
-    assert (refused["code"], refused["reason"]) == (400, "BadRequest")
-    assert "strict decoding error" in refused["message"]
-
-
-@pytest.mark.parametrize(
-    ("seconds", "text"),
-    [(0, "0s"), (119, "119s"), (120, "2m"), (187, "3m7s"), (3600, "60m"), (3 * 3600, "3h"), (72 * 3600, "3d")],
-)
-def test_ages(seconds, text):
-    assert _tables.age(seconds) == text

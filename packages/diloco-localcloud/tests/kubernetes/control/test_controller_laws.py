@@ -128,13 +128,3 @@ def test_the_same_script_gives_the_same_world(spec, deeds):
             stand_in.world.advance(seconds)
         ends.append((stand_in.world.job("run"), [pod.json for pod in stand_in.world.pods("run")]))
     assert ends[0] == ends[1]
-
-
-@given(st.sets(st.integers(0, 60)))
-def test_index_lists(indexes):
-    assert _indexes.parse(_indexes.text(indexes)) == indexes
-
-
-def test_index_lists_as_observed():
-    written = [_indexes.text(indexes) for indexes in ({1, 2}, {0, 1, 2}, {0, 2, 3}, set())]
-    assert written == ["1,2", "0-2", "0,2,3", ""]

@@ -1,0 +1,18 @@
+"""The index lists of a Job's status."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_localcloud._kubernetes._jobs import _indexes
+
+
+@given(st.sets(st.integers(0, 60)))
+def test_index_lists(indexes):
+    assert _indexes.parse(_indexes.text(indexes)) == indexes
+
+
+def test_index_lists_as_observed():
+    written = [_indexes.text(indexes) for indexes in ({1, 2}, {0, 1, 2}, {0, 2, 3}, set())]
+    assert written == ["1,2", "0-2", "0,2,3", ""]
