@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
+
 from diloco_localcloud._kubernetes._api._checks import _jobs
 from diloco_localcloud._kubernetes._control._cluster import Cluster
 from diloco_localcloud._kubernetes._control._job_controller import JobController
 from diloco_localcloud._kubernetes._control._node import node
 from diloco_localcloud._kubernetes._objects._resources import JOBS, PODS
+from diloco_localcloud._kubernetes._pods import _states
 from diloco_localcloud._server._timeline import Timeline
 
 
@@ -20,25 +23,38 @@ class Nowhere:
         self.asked.append(pod["metadata"]["name"])
 
 
-def pods_of_a_job(*controllers):
-    cluster = Cluster(Timeline(0.0), seed=0, node=node("n"))
-    cluster.runtime = Nowhere()
-    for controller in controllers:
-        controller(cluster)
+@pytest.fixture
+def cluster():
+    made = Cluster(Timeline(0.0), seed=0, node=node("n"))
+    made.runtime = Nowhere()
+    return made
+
+
+def add_job(cluster):
     pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "any"}]}
     spec = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "template": {"spec": pod}}
     body = {"metadata": {"name": "run", "namespace": "default"}, "spec": spec}
+    cluster.store.add(JOBS, _jobs.new(cluster.store.prepare(JOBS, body)))
+
+
+def pods_at(cluster, moment):
+    cluster.timeline.run_until(moment)
+    pods = cluster.store.list(PODS)
+    assert sorted(cluster.runtime.asked) == [pod["metadata"]["name"] for pod in pods]
+    return pods
+
+
+def test_without_a_controller_a_job_is_an_object_like_any_other(cluster):
     with cluster.changed:
-        cluster.store.add(JOBS, _jobs.new(cluster.store.prepare(JOBS, body)))
-        cluster.timeline.run_until(10.0)
-        names = [pod["metadata"]["name"] for pod in cluster.store.list(PODS)]
-    assert sorted(cluster.runtime.asked) == names
-    return names
+        add_job(cluster)
+        assert pods_at(cluster, 1000.0) == []
 
 
-def test_without_a_controller_a_job_is_an_object_like_any_other():
-    assert pods_of_a_job() == []
-
-
-def test_a_controller_makes_its_pods():
-    assert len(pods_of_a_job(JobController)) == 2
+def test_a_controller_makes_its_pods_again_after_the_back_off_that_it_was_given(cluster):
+    JobController(cluster, backoff_seconds=4.0)
+    with cluster.changed:
+        add_job(cluster)
+        first, _ = pods_at(cluster, 10.0)
+        cluster.put_pod(_states.failed(first, "Evicted", "", cluster.timeline.stamp()))
+        assert len(pods_at(cluster, 13.5)) == 2
+        assert len(pods_at(cluster, 14.5)) == 3
