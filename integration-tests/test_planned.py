@@ -14,22 +14,24 @@ CHORES = 0.5
 QUICK = [
     ("strict", 4, 8e6),
     ("strict", 4, 1e8),
-    ("strict", 16, 8e6),
+    ("strict", 12, 8e6),
     ("sharded", 4, 8e6),
-    ("sharded", 4, 1e8),
-    ("sharded", 16, 8e6),
+    ("sharded", 4, 32e6),
+    ("sharded", 8, 8e6),
     ("gather", 4, 8e6),
-    ("gather", 16, 1e6),
+    ("gather", 8, 8e6),
+    ("gather", 4, 32e6),
 ]
 SLOW = [
     ("strict", 4, 1e9),
     ("strict", 64, 1e8),
-    ("strict", 256, 8e6),
+    ("strict", 128, 8e6),
     ("sharded", 4, 1e9),
     ("sharded", 64, 1e8),
-    ("sharded", 256, 8e6),
+    ("sharded", 128, 8e6),
     ("gather", 4, 1e8),
-    ("gather", 64, 8e6),
+    ("gather", 16, 1e6),
+    ("gather", 64, 1e6),
 ]
 
 
