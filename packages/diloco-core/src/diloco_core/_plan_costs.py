@@ -72,23 +72,16 @@ class Ranges:
     Attributes:
         count: How many requests.
         size: Bytes of all of them.
+        largest: Bytes of the largest one.
     """
 
     count: float
     size: float
+    largest: float
 
     def times(self, factor: float) -> Ranges:
         """The same of so many objects."""
-        return Ranges(self.count * factor, self.size * factor)
-
-    @property
-    def each(self) -> float:
-        """Bytes of one of them, as a mean."""
-        return self.size / self.count if self.count else 0.0
-
-    def at_once(self, budget: float) -> int:
-        """How many of them may be under way at the same time, if they may take so much memory."""
-        return max(1, min(CONNECTIONS, math.floor(budget / self.each))) if self.count else CONNECTIONS
+        return Ranges(self.count * factor, self.size * factor, self.largest)
 
 
 class _Queue:
@@ -195,15 +188,18 @@ class Costs:
     def create(self, objects: float, size: float, at_once: int, times: float = 1.0) -> None:
         """Create objects that must not be there, each with one request, of which so many go up at the same time."""
         self.sent += objects * size * times
-        rounds = math.ceil(objects / at_once)
-        self._step("PUT", objects, self._wave("PUT", objects, size, at_once), rounds, times=times)
+        rounds = _rounds(objects, at_once)
+        seconds = max(rounds * self._one("PUT", size), self.store.put + objects * size / self.bandwidth)
+        self._step("PUT", objects, seconds, rounds, times=times)
 
-    def read(self, ranges: Ranges, at_once: int) -> None:
-        """Read ranges, so many of them at the same time."""
+    def read(self, ranges: Ranges, budget: float) -> None:
+        """Read ranges, with so much memory for those that are under way."""
         if ranges.count:
             self.received += ranges.size
-            seconds = self._wave("GET", ranges.count, ranges.each, at_once)
-            self._step("GET", ranges.count, seconds, ranges.count / at_once)
+            at_once, each = self._reading(ranges, budget)
+            rounds = _rounds(ranges.count, at_once)
+            seconds = max(rounds * each, self.store.first_byte + ranges.size / self.bandwidth)
+            self._step("GET", ranges.count, seconds, rounds)
 
     def update(self, shards: int, ranges: Ranges, published: float, at_once: int) -> None:
         """Read contributions to a replica's shards, and create each shard's object in the background when it is updated.
@@ -216,44 +212,43 @@ class Costs:
         """
         self.received += shards * ranges.size
         self.sent += shards * published
-        seconds = self._pipelined(shards, ranges, published, at_once)
         self._step("PUT", shards, 0.0, math.ceil(shards / at_once))
-        rounds = max(1.0, shards * ranges.count / ranges.at_once(BUDGET_BYTES))
-        self._step("GET", shards * ranges.count, seconds + (self.store.first_byte if ranges.count else 0.0), rounds)
+        rounds = shards * ranges.count / self._reading(ranges, BUDGET_BYTES)[0]
+        self._step("GET", shards * ranges.count, self._pipelined(shards, ranges, published, at_once), rounds)
 
     def _pipelined(self, shards: int, ranges: Ranges, published: float, at_once: int) -> float:
         """Seconds for the reads and uploads of some shards, one after another, with the uploads in the background."""
         if shards > _STEADY:
             first, second = (self._pipelined(count, ranges, published, at_once) for count in (_STEADY // 2, _STEADY))
             return second + (shards - _STEADY) * (second - first) / (_STEADY - _STEADY // 2)
-        now, uploads, ahead = 0.0, list[float](), 0.0
-        speed = self._speed(ranges)
-        for _ in range(shards):
-            now += (ranges.size - ahead) / speed
-            ahead = 0.0
-            uploads = [end for end in uploads if end > now]
-            if len(uploads) >= at_once:
-                # In the meantime the next shard's contributions are read ahead, as far as there is memory.
-                pause = min(uploads) - now
-                ahead = min(BUDGET_BYTES, ranges.size, pause * speed) if ranges.count else 0.0
-                now += pause
-            uploads.append(now + self._one("PUT", published))
-        return max([now, *uploads])
+        together, each = self._reading(ranges, BUDGET_BYTES)
+        per_byte = max(1 / self.bandwidth, each / together * ranges.count / ranges.size) if ranges.count else 0.0
+        read = ranges.size * per_byte
+        updated = max(read, _rounds(ranges.count, together) * each)
+        uploaded: list[float] = []
+        for number in range(shards):
+            if number:
+                # Reading goes on while an upload is waited for, as far as there is memory.
+                read = max(read + ranges.size * per_byte, updated + (ranges.size - BUDGET_BYTES) * per_byte)
+                updated = max(read, updated)
+            if number >= at_once:
+                updated = max(updated, uploaded[number - at_once])
+            uploaded.append(updated + self._one("PUT", published))
+        return uploaded[-1]
 
-    def _speed(self, ranges: Ranges) -> float:
-        """Bytes per second of reads that follow each other without a pause."""
+    def _reading(self, ranges: Ranges, budget: float) -> tuple[float, float]:
+        """How many ranges are read at the same time, and the seconds of a round of them."""
         if not ranges.count:
-            return math.inf
-        return min(self.bandwidth, ranges.at_once(BUDGET_BYTES) * ranges.each / self._one("GET", ranges.each))
+            return CONNECTIONS, 0.0
+        mean = ranges.size / ranges.count
+        fitting = max(1, budget // ranges.largest) * ranges.largest / mean
+        if fitting < CONNECTIONS:  # small ones take no memory, and so wait for the large ones
+            return fitting, self._one("GET", ranges.largest)
+        return CONNECTIONS, self._one("GET", mean)
 
     def _one(self, kind: str, size: float) -> float:
         """Seconds of a request that moves so many bytes."""
         return self.store.latency(kind) + size / min(self.store.connection_bandwidth, self.bandwidth)
-
-    def _wave(self, kind: str, count: float, size: float, at_once: int) -> float:
-        """Seconds of requests of one size, so many of them at the same time."""
-        rounds = count / at_once if count > _MANY * at_once else math.ceil(count / at_once)
-        return max(rounds * self._one(kind, size), self.store.latency(kind) + count * size / self.bandwidth)
 
     def _step(
         self, kind: str, count: float, alone: float, rounds: float, *, by: float | None = None, times: float = 1.0
@@ -264,3 +259,8 @@ class Costs:
         self._passed += times * alone
         served = times * senders * count / self.store.rate(kind)
         self._queues[kind in READS].add(times * alone, served, max(rounds, 1.0))
+
+
+def _rounds(count: float, at_once: float) -> float:
+    """In how many rounds so many requests are sent."""
+    return count / at_once if count > _MANY * at_once else math.ceil(count / at_once)

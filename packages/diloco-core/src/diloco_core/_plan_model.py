@@ -62,14 +62,15 @@ class Model:
     def adopted(self) -> Ranges:
         """What is read of a published shard: its values, and the checksums after them."""
         size = self.shard + CHECKSUM_BYTES * (1 + len(END))
-        return Ranges(math.ceil(size / BLOCK_BYTES), size)
+        return Ranges(math.ceil(size / BLOCK_BYTES), size, min(size, BLOCK_BYTES))
 
     @property
     def gathered(self) -> Ranges:
         """What is read of a contribution by somebody who needs all of it."""
         window = min(self.shards, math.ceil(_WINDOW * GATHER_BLOCK_BYTES / self.shard))
         found = sum(1 for _ in blocks(self._layout, range(window), CHUNK_BYTES, GATHER_BLOCK_BYTES))
-        return Ranges(found * self.shards / window, self.values + CHECKSUM_BYTES * self.shards)
+        size = self.values + CHECKSUM_BYTES * self.shards
+        return Ranges(found * self.shards / window, size, min(size, GATHER_BLOCK_BYTES))
 
     def header(self, sections: int) -> float:
         """Size of the header of a contribution that has so many sections."""

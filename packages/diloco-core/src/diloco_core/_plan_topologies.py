@@ -34,12 +34,11 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     costs.ask("DELETE")
     # A section of one block comes with its checksums; otherwise they are read first.
     reads = 1 if section <= BLOCK_BYTES else 1 + math.ceil(model.shard / BLOCK_BYTES)
-    contributions = Ranges(reads, section).times(n - 1)
-    costs.read(contributions, contributions.at_once(BUDGET_BYTES))
+    costs.read(Ranges(reads, section, min(section, BLOCK_BYTES)).times(n - 1), BUDGET_BYTES)
     costs.upload(model.published, parts_at_once(BUDGET_BYTES))
     costs.meet()
     costs.list(n)
-    costs.read(model.adopted.times(n - 1), model.adopted.at_once(BUDGET_BYTES))
+    costs.read(model.adopted.times(n - 1), BUDGET_BYTES)
     costs.requests["PUT"] += costs.seconds / Timing().beat_interval
     return costs
 
@@ -50,12 +49,12 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     own = model.shards // n
     _commit(costs, model, BUDGET_BYTES)
     section = model.shard + CHECKSUM_BYTES
-    contributions = Ranges(math.ceil(section / BLOCK_BYTES), section).times(n - 1)
+    contributions = Ranges(math.ceil(section / BLOCK_BYTES), section, min(section, BLOCK_BYTES)).times(n - 1)
     costs.update(own, contributions, model.published, CREATES_AT_ONCE)
     costs.meet()
     costs.list(model.shards)
     costs.requests["LIST"] += 1 / n  # by who has created the record, and is ahead of the others
-    costs.read(model.adopted.times(model.shards - own), model.adopted.at_once(BUDGET_BYTES))
+    costs.read(model.adopted.times(model.shards - own), BUDGET_BYTES)
     costs.ask("PUT", by=1)  # the record that all shards are there
     _collect(costs, model, states=3, contributions=3, deletes=1.0)
     return costs
@@ -71,18 +70,16 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
     costs.list(model.shards, by=1, times=now_and_then)
     costs.ask("GET", model.shards, by=1, times=now_and_then, at_once=CONNECTIONS)
     costs.ask("PUT", by=1, times=now_and_then)
-    costs.read(model.gathered.times(n - 1), model.gathered.at_once(GATHER_BUDGET_BYTES))
+    costs.read(model.gathered.times(n - 1), GATHER_BUDGET_BYTES)
     _collect(costs, model, states=2.5, contributions=2.5 * publish_every, deletes=now_and_then)
     return costs
 
 
 def _commit(costs: Costs, model: Model, budget: int) -> None:
     """A sync of an elastic run until its record is read."""
-    costs.ask(
-        "GET", 3
-    )  # whether others have gone on without this replica, whether its rank is still its own, and again
-    contribution = model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards)
-    costs.upload(contribution, parts_at_once(budget))
+    # Whether others have gone on without this replica, whether its rank is still its own, and the first again.
+    costs.ask("GET", 3)
+    costs.upload(model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards), parts_at_once(budget))
     costs.meet()
     costs.list(model.replicas)
     costs.ask("PUT")  # the record, which everybody tries to create
