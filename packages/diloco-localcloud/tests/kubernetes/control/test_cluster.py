@@ -22,6 +22,9 @@ class Nowhere:
     def added(self, pod):
         self.asked.append(pod["metadata"]["name"])
 
+    def removed(self, pod):
+        self.asked.remove(pod["metadata"]["name"])
+
 
 @pytest.fixture
 def cluster():
@@ -58,3 +61,14 @@ def test_a_controller_makes_its_pods_again_after_the_back_off_that_it_was_given(
         cluster.put_pod(_states.failed(first, "Evicted", "", cluster.timeline.stamp()))
         assert len(pods_at(cluster, 13.5)) == 2
         assert len(pods_at(cluster, 14.5)) == 3
+
+
+def test_a_pod_that_was_held_only_by_its_job_does_not_keep_the_others(cluster):
+    JobController(cluster)
+    with cluster.changed:
+        add_job(cluster)
+        first, _ = pods_at(cluster, 10.0)
+        cluster.put_pod(_states.failed(first, "Evicted", "", cluster.timeline.stamp()))
+        cluster.delete_pod("default", first["metadata"]["name"])  # it stays until the controller has counted it
+        cluster.delete_job("default", "run", "Background")
+        assert pods_at(cluster, 60.0) == []

@@ -166,8 +166,11 @@ class Cluster:
 
     def _end_pods(self, uid: str) -> None:
         for pod in self._owned_pods(uid):
+            meta = pod["metadata"]
             self.release(pod)
-            self.delete_pod(pod["metadata"]["namespace"], pod["metadata"]["name"])
+            # A pod that was being deleted already, and was held by nothing else, has gone with its finalizer.
+            if self.pod(meta["namespace"], meta["name"], meta["uid"]) is not None:
+                self.delete_pod(meta["namespace"], meta["name"])
 
     def _finish_delete(self, uid: str, namespace: str, name: str) -> None:
         job = self.store.find(JOBS, namespace, name)
