@@ -1,6 +1,7 @@
 """What a sync may cost as replicas grow, counted by the harness of ``hatch run bench-scale``; and that this can count."""
 
 import math
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -8,7 +9,8 @@ import torch
 
 from diloco_core._layout import Group, Layout, Rule
 from diloco_core._retry import Retries
-from diloco_core._store_remote import PART_BYTES, RemoteStore
+from diloco_core._store_remote import RemoteStore
+from diloco_core._transfer import PART_BYTES
 from diloco_core._wire import Section, header, section_parts
 
 
@@ -21,9 +23,7 @@ def in_virtual_time(scale, act, **s3):
     def body():
         driver = scale.driver.VirtualDriver(network, 1, PART_BYTES)
         retries = Retries(clock=network.clock, sleep=network.sleep)
-        store = RemoteStore(
-            "s3://bucket/run", driver, retries, background=lambda: scale.network.Background(network, 16)
-        )
+        store = RemoteStore("s3://bucket/run", driver, retries, background=partial(scale.network.Background, network))
         start = network.clock()
         found.extend([act(network, store), network.clock() - start])
 

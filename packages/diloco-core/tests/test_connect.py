@@ -1,6 +1,7 @@
 """Who a replica is: arguments win over the environment, and what is missing or impossible is named."""
 
 import itertools
+import re
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from diloco_core import (
     RunExistsError,
     StoreUnavailableError,
     SyncError,
+    Transfer,
     connect,
     in_process,
 )
@@ -196,12 +198,18 @@ class TestArguments:
             *itertools.product(("uri",), (1, b"/tmp/x", ["a"], "", "  ", "/tmp/a\nb", "/tmp/a\0b", True)),
             *itertools.product(("min_replicas",), ("2", 0, True, 2.5, 9)),
             *itertools.product(("environ",), (1, [("A", "b")])),
+            *itertools.product(("transfer",), (32, "16", {"connections": 32}, Transfer)),
+            ("block_bytes", {"transfer": Transfer(block_bytes=1000)}),
+            ("budget_bytes", {"transfer": Transfer(budget_bytes=2**20)}),
+            ("connections", {"transfer": Transfer(connections=2**40)}),
         ],
     )
     def test_the_wrong_kind_is_refused_by_name(self, environ, tmp_path, monkeypatch, name, value):
-        monkeypatch.setattr("diloco_core._connect.open_store", lambda uri: pytest.fail("opened"))
+        monkeypatch.setattr("diloco_core._connect.open_store", lambda *_, **__: pytest.fail("opened"))
+        monkeypatch.setattr("diloco_core._transfer.most_files", lambda: 1024)
+        given = value if name in {"block_bytes", "budget_bytes", "connections"} else {name: value}
         with pytest.raises(ConfigurationError, match=name):
-            connect(**{"environ": environ, name: value})
+            connect(**{"environ": environ, **given})
         assert not list(tmp_path.iterdir())
 
     @pytest.mark.parametrize("text", ["1.0", "0x1", "", "one", "1_0", "\u0661", "1e3"])
@@ -238,11 +246,14 @@ class TestTheSecondCall:
             ("lost_after", 50.0, 60.0),
             ("chunk_bytes", 64, 128),
             ("run_id", "a", "b"),
+            ("transfer", Transfer(connections=8), Transfer(connections=9)),
         ],
     )
     def test_other_settings_are_refused(self, environ, name, first, second):
         exchange = connect(environ=environ, **{name: first})
-        with pytest.raises(ConfigurationError, match=f"{name}={first!r}, and cannot be with {name}={second!r}"):
+        with pytest.raises(
+            ConfigurationError, match=re.escape(f"{name}={first!r}, and cannot be with {name}={second!r}")
+        ):
             connect(environ=environ, **{name: second})
         assert connect(environ=environ, **{name: first}) is exchange
         if name != "run_id":
@@ -251,7 +262,7 @@ class TestTheSecondCall:
 
     def test_what_differs_from_a_default_is_refused_too(self, environ):
         exchange = connect(environ=environ)
-        assert connect(environ=environ, lost_after=90, chunk_bytes=2**20) is exchange
+        assert connect(environ=environ, lost_after=90, chunk_bytes=2**20, transfer=Transfer()) is exchange
         with pytest.raises(ConfigurationError, match=r"lost_after=90.0, and cannot be with lost_after=80"):
             connect(environ=environ, lost_after=80)
         exchange.leave()

@@ -22,8 +22,7 @@ from diloco_core._elastic_settings import choose_topology
 from diloco_core._elastic_sizes import SHARD_BYTES
 from diloco_core._plan_warning import warn_of_long_syncs
 from diloco_core._store import open_store
-from diloco_core._store_blocks import BLOCK_BYTES
-from diloco_core._store_remote import PART_BYTES
+from diloco_core._transfer import BLOCK_BYTES, PART_BYTES
 
 MIB = 2**20
 

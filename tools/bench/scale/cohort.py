@@ -17,7 +17,6 @@ from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, T
 from diloco_core._exchange import CHUNK_BYTES
 from diloco_core._layout import Layout, Piece
 from diloco_core._retry import Retries
-from diloco_core._store_blocks import threads
 from diloco_core._store_remote import RemoteStore
 
 from .beats import VirtualLiveness
@@ -210,7 +209,7 @@ class _Cohort:
         run = self._run
         retries = Retries(clock=network.clock, sleep=network.sleep)
         driver = VirtualDriver(network, self._scale.factor, self.part_bytes)
-        background = partial(Background, network, _connections())
+        background = partial(Background, network)
         store = RemoteStore("s3://bucket/run", driver, retries, background=background)
         timing = Timing(join_timeout=_LIMIT, sync_timeout=_LIMIT, clock=network.clock, sleep=network.sleep)
         chunk_bytes = run.chunks * CHUNK_BYTES // self._scale.factor
@@ -250,11 +249,3 @@ def _profiled(act: Callable[[], None], profiles: list[cProfile.Profile]) -> None
     profile = cProfile.Profile(thread_time)
     profiles.append(profile)
     profile.runcall(act)
-
-
-def _connections() -> int:
-    """As many as a store really has."""
-    executor = threads()
-    count: int = executor._max_workers  # type: ignore[attr-defined]  # noqa: SLF001
-    executor.shutdown()
-    return count

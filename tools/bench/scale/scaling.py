@@ -24,12 +24,9 @@ if TYPE_CHECKING:
 CUTTING = {
     "BLOCK_BYTES",
     "HEAD_BYTES",
-    "LEAST_UPLOAD_BYTES",
     "PART_BYTES",
     "SHARD_BYTES",
     "BUDGET_BYTES",
-    "GATHER_BLOCK_BYTES",
-    "GATHER_BUDGET_BYTES",
 }
 """Constants that say how values are cut, in bytes."""
 OTHERS = {
@@ -39,6 +36,7 @@ OTHERS = {
     "RECORD_BYTES",
     "_FAIR_BYTES",
     "_FIRST_BYTES",
+    "_LEAST_BLOCK_BYTES",
     "_MOST_HEADER_BYTES",
     "_PART_OF_RANGE",
 }

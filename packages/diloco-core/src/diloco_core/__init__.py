@@ -39,6 +39,7 @@ from ._manager import ManagerExchange, MockManager
 from ._plan_costs import StoreModel
 from ._planner import ExchangePlan, plan_exchange
 from ._timing import Timing
+from ._transfer import Transfer
 
 __all__ = [
     "ConfigurationError",
@@ -74,6 +75,7 @@ __all__ = [
     "SyncReport",
     "SyncTimeoutError",
     "Timing",
+    "Transfer",
     "UnequalSyncsError",
     "UnseenStepsError",
     "connect",

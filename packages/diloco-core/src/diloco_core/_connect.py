@@ -22,6 +22,7 @@ from ._rendezvous import check_identity
 from ._store import open_store
 from ._store_folder import FolderStore
 from ._timing import Timing
+from ._transfer import Transfer
 
 Exchange: TypeAlias = ObjectStoreExchange | ElasticExchange
 
@@ -63,6 +64,7 @@ def connect(
     beat_interval: float | None = None,
     lost_after: float | None = None,
     chunk_bytes: int | None = None,
+    transfer: Transfer | None = None,
     min_replicas: int | None = None,
     grace: float | None = None,
     late: Literal["carry", "drop"] | None = None,
@@ -100,6 +102,8 @@ def connect(
         beat_interval: Seconds between two signs of life; 10 if left out.
         lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left out.
         chunk_bytes: Bytes handled at once; 1 MiB if left out. In strict runs the same for all replicas.
+        transfer: Connections, block size and memory for a store behind a network, such as ``Transfer(connections=32)``; each
+            replica's own. Folders have no use for it.
         min_replicas: Makes the run elastic: how many replicas must contribute to a sync.
         grace: Seconds to wait for a late replica before the others go on.
         late: Whether a contribution that came too late goes into the next sync (``carry``) or is forgotten (``drop``).
@@ -136,6 +140,10 @@ def connect(
         raise ConfigurationError(
             f"chunk_bytes must be at most {_MOST_CHUNK_BYTES}, not {chunks}: buffers have this size"
         )
+    asked, transfer = transfer, Transfer() if transfer is None else transfer
+    if not isinstance(transfer, Transfer):
+        raise ConfigurationError(f"transfer must be a Transfer such as Transfer(connections=32), not {transfer!r}")
+    transfer.check()
     options = _given(
         grace=grace, late=late, topology=topology, publish_every=publish_every, retention=retention, resume=resume
     )
@@ -143,7 +151,13 @@ def connect(
     if elastic is not None:
         elastic.check(world_size, timing.sync_timeout)
         options["min_replicas"] = min_replicas
-    given = {"world_size": world_size, "run_id": run_id, **limits, **_given(chunk_bytes=chunk_bytes), **options}
+    given = {
+        "world_size": world_size,
+        "run_id": run_id,
+        **limits,
+        **_given(chunk_bytes=chunk_bytes, transfer=asked),
+        **options,
+    }
     with _lock:
         for key in [key for key, connected in _open.items() if connected.exchange.ended]:
             del _open[key]
@@ -152,8 +166,9 @@ def connect(
         if connected is not None:
             _check_same(connected.settings, given, redact_uri(place), rank)
             return connected.exchange
-        exchange = _new(place, rank, world_size, run_id, elastic, timing, chunks)
+        exchange = _new(place, rank, world_size, run_id, elastic, timing, chunks, transfer)
         settings = {name: getattr(timing, name) for name in _TIMING} | {"chunk_bytes": chunks, "min_replicas": None}
+        settings |= {"transfer": transfer}
         settings |= {} if elastic is None else asdict(elastic)
         settings |= {"world_size": world_size, "run_id": run_id}
         exchange.when_ended = partial(_forget, key)
@@ -203,8 +218,9 @@ def _new(
     elastic: Elastic | None,
     timing: Timing,
     chunk_bytes: int,
+    transfer: Transfer,
 ) -> Exchange:
-    store = open_store(uri)
+    store = open_store(uri, transfer=transfer)
     try:
         if elastic is None:
             return ObjectStoreExchange(store, rank, world_size, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes)

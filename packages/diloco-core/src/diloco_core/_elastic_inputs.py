@@ -5,10 +5,9 @@ from __future__ import annotations
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from ._elastic_sizes import GATHER_BLOCK_BYTES
 from ._reduction import blocks
 from ._sharded import carries, with_unchanged
-from ._store_blocks import BLOCK_BYTES
+from ._store import block_bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -49,7 +48,7 @@ class Inputs:
         self._readers: list[tuple[int, DeltaReader]] = []
         self._stack = ExitStack()
         self.sources: list[Source] = []
-        self.block_bytes = 0 if life.store.near else (GATHER_BLOCK_BYTES if life.gather else BLOCK_BYTES)
+        self.block_bytes = block_bytes_of(life.store.store) // (2 if life.gather else 1)
         shards = [shard for batch in batches for shard in batch]
         try:
             for member in commit.members:

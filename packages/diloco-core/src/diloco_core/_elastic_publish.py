@@ -14,8 +14,8 @@ from ._elastic_rules import collectable, kept_from, newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError
 from ._published import shard_metadata
 from ._reread import read_again
-from ._store_blocks import CONNECTIONS
 from ._store_parallel import in_parallel
+from ._transfer import CONNECTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping

@@ -22,7 +22,7 @@ from ._elastic_publish import finish
 from ._elastic_records import Hint, Rollback, inner_key, parse_inner
 from ._elastic_rollback import obey_rollback, saying_what_to_do
 from ._elastic_settings import Elastic
-from ._elastic_sizes import GATHER_BUDGET_BYTES, shards_of
+from ._elastic_sizes import shards_of
 from ._elastic_start import open_run, watch_manifest
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
 from ._errors import ConfigurationError, CorruptedObjectError, FencedError, SyncError
@@ -152,7 +152,7 @@ class ElasticExchange:
                 publish_every=manifest.publish_every,
             )
             if manifest.topology == "gather" and isinstance(self.store, InBackground):
-                self.store.budget = GATHER_BUDGET_BYTES
+                self.store.budget = self.store.transfer.gather_budget()
             epoch, record = claim(store, self.rank)
             life = Life(
                 store=store,

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from ._checks import check_positive, check_whole
 from ._errors import ConfigurationError
-from ._store_blocks import BUDGET_BYTES, CONNECTIONS
-from ._store_remote import PART_BYTES
+from ._transfer import BUDGET_BYTES, CONNECTIONS, PART_BYTES
 
 READS = ("GET", "LIST")
 """Kinds of requests that count towards the rate of reads; the others count as writes."""

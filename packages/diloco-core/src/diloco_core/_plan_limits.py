@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ._store_blocks import BLOCK_BYTES
+from ._transfer import BLOCK_BYTES
 
 if TYPE_CHECKING:
     from ._plan_costs import Costs

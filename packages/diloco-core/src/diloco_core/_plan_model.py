@@ -8,13 +8,13 @@ from functools import cached_property
 
 import torch
 
-from ._elastic_sizes import GATHER_BLOCK_BYTES, shards_of
+from ._elastic_sizes import shards_of
 from ._exchange import CHUNK_BYTES
 from ._layout import Group, Layout, Piece, Rule
 from ._plan_costs import Ranges
 from ._published import END
 from ._reduction import blocks
-from ._store_blocks import BLOCK_BYTES
+from ._transfer import BLOCK_BYTES, Transfer
 from ._wire import CHECKSUM_BYTES, Section, header
 
 _WINDOW = 16  # blocks that are looked at to see how chunks fill them
@@ -67,10 +67,11 @@ class Model:
     @property
     def gathered(self) -> Ranges:
         """What is read of a contribution by somebody who needs all of it."""
-        window = min(self.shards, math.ceil(_WINDOW * GATHER_BLOCK_BYTES / self.shard))
-        found = sum(1 for _ in blocks(self._layout, range(window), CHUNK_BYTES, GATHER_BLOCK_BYTES))
+        block_bytes = Transfer().gather_block()
+        window = min(self.shards, math.ceil(_WINDOW * block_bytes / self.shard))
+        found = sum(1 for _ in blocks(self._layout, range(window), CHUNK_BYTES, block_bytes))
         size = self.values + CHECKSUM_BYTES * self.shards
-        return Ranges(found * self.shards / window, size, min(size, GATHER_BLOCK_BYTES))
+        return Ranges(found * self.shards / window, size, min(size, block_bytes))
 
     def header(self, sections: int) -> float:
         """Size of the header of a contribution that has so many sections."""

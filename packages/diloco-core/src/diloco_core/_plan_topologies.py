@@ -9,24 +9,25 @@ import math
 from typing import TYPE_CHECKING
 
 from ._elastic_claims import WATCH_EVERY
-from ._elastic_sizes import GATHER_BUDGET_BYTES
 from ._exchange import CHUNK_BYTES
 from ._plan_costs import Costs, Ranges
-from ._store_blocks import BLOCK_BYTES, BUDGET_BYTES, CONNECTIONS
-from ._store_remote import CREATES_AT_ONCE, parts_at_once
+from ._store_remote import creates_at_once, parts_at_once
 from ._timing import Timing
+from ._transfer import BLOCK_BYTES, BUDGET_BYTES, CONNECTIONS, Transfer
 from ._wire import CHECKSUM_BYTES
 
 if TYPE_CHECKING:
     from ._plan_costs import StoreModel
     from ._plan_model import Model
 
+_USUAL = Transfer()
+
 
 def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     """A sync of a strict run; see :class:`._store_sync.StoreSync`."""
     costs, n = Costs(store, model.replicas, bandwidth), model.replicas
     section = model.shard + CHECKSUM_BYTES * math.ceil(model.shard / CHUNK_BYTES)
-    costs.upload((n - 1) * section + model.header(n - 1), parts_at_once(BUDGET_BYTES))
+    costs.upload((n - 1) * section + model.header(n - 1), parts_at_once(_USUAL, BUDGET_BYTES))
     costs.meet()
     costs.list(n)
     costs.ask("PUT")  # the record, by everybody who sees that all contributions are there
@@ -35,7 +36,7 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     # A section of one block comes with its checksums; otherwise they are read first.
     reads = 1 if section <= BLOCK_BYTES else 1 + math.ceil(model.shard / BLOCK_BYTES)
     costs.read(Ranges(reads, section, min(section, BLOCK_BYTES)).times(n - 1), BUDGET_BYTES)
-    costs.upload(model.published, parts_at_once(BUDGET_BYTES))
+    costs.upload(model.published, parts_at_once(_USUAL, BUDGET_BYTES))
     costs.meet()
     costs.list(n)
     costs.read(model.adopted.times(n - 1), BUDGET_BYTES)
@@ -50,7 +51,7 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     _commit(costs, model, BUDGET_BYTES)
     section = model.shard + CHECKSUM_BYTES
     contributions = Ranges(math.ceil(section / BLOCK_BYTES), section, min(section, BLOCK_BYTES)).times(n - 1)
-    costs.update(own, contributions, model.published, CREATES_AT_ONCE)
+    costs.update(own, contributions, model.published, creates_at_once(_USUAL))
     costs.meet()
     costs.list(model.shards)
     costs.requests["LIST"] += 1 / n  # by who has created the record, and is ahead of the others
@@ -64,13 +65,13 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
     """A sync of an elastic run in which everybody updates everything, as a mean over those between two publications."""
     costs, n = Costs(store, model.replicas, bandwidth), model.replicas
     now_and_then = 1 / publish_every
-    _commit(costs, model, GATHER_BUDGET_BYTES)
+    _commit(costs, model, _USUAL.gather_budget())
     # In one sync the state is published; in the next one it is looked at, and a record says that it is there.
-    costs.create(model.shards / n, model.published, CREATES_AT_ONCE, times=now_and_then)
+    costs.create(model.shards / n, model.published, creates_at_once(_USUAL), times=now_and_then)
     costs.list(model.shards, by=1, times=now_and_then)
     costs.ask("GET", model.shards, by=1, times=now_and_then, at_once=CONNECTIONS)
     costs.ask("PUT", by=1, times=now_and_then)
-    costs.read(model.gathered.times(n - 1), GATHER_BUDGET_BYTES)
+    costs.read(model.gathered.times(n - 1), _USUAL.gather_budget())
     _collect(costs, model, states=2.5, contributions=2.5 * publish_every, deletes=now_and_then)
     return costs
 
@@ -79,7 +80,9 @@ def _commit(costs: Costs, model: Model, budget: int) -> None:
     """A sync of an elastic run until its record is read."""
     # Whether others have gone on without this replica, whether its rank is still its own, and the first again.
     costs.ask("GET", 3)
-    costs.upload(model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards), parts_at_once(budget))
+    costs.upload(
+        model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards), parts_at_once(_USUAL, budget)
+    )
     costs.meet()
     costs.list(model.replicas)
     costs.ask("PUT")  # the record, which everybody tries to create

@@ -15,6 +15,7 @@ from ._redact import redact_uri
 from ._sealed import RECORD_BYTES
 from ._store_opening import OPENING_SECONDS, check_endpoint, in_time
 from ._store_uri import check_uri
+from ._transfer import BLOCK_BYTES, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -156,6 +157,8 @@ class Store(Protocol):
 class InBackground(Store, Protocol):
     """A store that can have several requests under way."""
 
+    transfer: Transfer
+    """How much may be under way at once."""
     budget: int
     """Bytes that may be held of what is read ahead or on its way up, by all together. It may be set at any time."""
 
@@ -167,6 +170,13 @@ class InBackground(Store, Protocol):
     def submit(self, act: Callable[[], T]) -> Future[T]:
         """Do something in one of the store's threads."""
         ...
+
+
+def block_bytes_of(store: Store) -> int:
+    """How much is read of one object before the next one's turn; 0 where requests cost nothing."""
+    if store.near:
+        return 0
+    return store.transfer.block_bytes if isinstance(store, InBackground) else BLOCK_BYTES
 
 
 def is_key(key: str) -> bool:
@@ -236,7 +246,9 @@ def check_size(store: Store, size: int) -> None:
         )
 
 
-def open_store(uri: str, *, reading: bool = False, within: float | None = None) -> Store:
+def open_store(
+    uri: str, *, reading: bool = False, within: float | None = None, transfer: Transfer | None = None
+) -> Store:
     """The store for a URI, opened and tried out.
 
     With ``reading`` it is only read: nothing is made or written, a folder that does not exist is an empty store, and the
@@ -256,10 +268,10 @@ def open_store(uri: str, *, reading: bool = False, within: float | None = None) 
         raise ConfigurationError(f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}")
     check_uri(uri)
     check_endpoint(uri.rpartition("://")[0].rpartition("::")[2].rpartition("+")[2])
-    return in_time(lambda: _opened(uri, reading), uri, OPENING_SECONDS if within is None else within)
+    return in_time(lambda: _opened(uri, reading, transfer), uri, OPENING_SECONDS if within is None else within)
 
 
-def _opened(uri: str, reading: bool) -> Store:
+def _opened(uri: str, reading: bool, transfer: Transfer | None) -> Store:
     from ._store_folder import FolderStore
     from ._store_fsspec import FsspecDriver
     from ._store_obstore import ObstoreDriver
@@ -275,8 +287,10 @@ def _opened(uri: str, reading: bool) -> Store:
             f"{redact_uri(uri)!r}: through obstore there is s3:// only; write {redact_uri(plain)!r}"
         )
     if asked == "obstore" or (not plus and scheme in _S3 and _prefers_obstore(scheme)):
-        return RemoteStore(plain, ObstoreDriver(plain), reading=reading)
-    return RemoteStore(plain, FsspecDriver(plain if asked == "fsspec" else uri), reading=reading)
+        return RemoteStore(plain, ObstoreDriver(plain), reading=reading, transfer=transfer)
+    transfer = transfer or Transfer()
+    driver = FsspecDriver(plain if asked == "fsspec" else uri, transfer.connections)
+    return RemoteStore(plain, driver, reading=reading, transfer=transfer)
 
 
 def _prefers_obstore(scheme: str) -> bool:

@@ -11,6 +11,7 @@ import os
 import threading
 from collections import deque
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from ._errors import CorruptedObjectError, StoreUnavailableError
@@ -21,17 +22,12 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ._store import Buffer
+    from ._transfer import Transfer
 
 T = TypeVar("T")
 
-BLOCK_BYTES = 8 * 2**20
-"""Largest range that is asked for at once: large enough to hide the latency of a request."""
 HEAD_BYTES = 64 * 2**10
 """What is read when an object of unknown size is opened: small objects need no second request."""
-CONNECTIONS = 16
-"""Requests under way at the same time."""
-BUDGET_BYTES = 80 * 2**20
-"""Memory for ranges that were fetched and not read yet, or are on their way."""
 
 
 class Range:
@@ -51,32 +47,35 @@ class Range:
         return self.stop - self.start
 
 
-def threads() -> Executor:
+def threads(connections: int) -> Executor:
     """Threads for requests in the background."""
-    return ThreadPoolExecutor(CONNECTIONS, "diloco-transfer")
+    return ThreadPoolExecutor(connections, "diloco-transfer")
 
 
 class Transfers:
     """A store's requests in the background, and the queue of what its readers will read. Thread-safe.
 
     Args:
-        background: Makes what sends these requests; injected in simulations.
+        settings: How many of them, and in how much memory.
+        background: Makes what sends these requests, so many at a time; injected in simulations.
         uri: The store, for errors.
 
     Attributes:
+        block_bytes: Most bytes that one request reads.
         budget: Bytes of announced ranges that are held or on their way; it may be set at any time.
     """
 
-    def __init__(self, background: Callable[[], Executor] = threads, uri: str = "") -> None:
+    def __init__(self, settings: Transfer, background: Callable[[int], Executor] = threads, uri: str = "") -> None:
         self._uri = uri
         self._process = os.getpid()
         self._lock = threading.Lock()
-        self._background = background
+        self._background = partial(background, settings.connections)
         self._executor: Executor | None = None
         self._queue: deque[Range] = deque()
         self._dropped: set[Range] = set()
         self._held = 0
-        self.budget = BUDGET_BYTES
+        self.block_bytes = settings.block_bytes
+        self.budget = settings.budget_bytes
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
         """Do something in the background; it must not wait for anything else that is done there."""
@@ -216,8 +215,9 @@ class BlockReader:
         start = max(start, len(self._head)) if stop > len(self._head) else stop  # as far as it is here already
         if start >= stop or self._is_expected(start, stop):
             return
-        for begin in range(start, stop, BLOCK_BYTES):
-            wanted = Range(self._fetch, begin, min(begin + BLOCK_BYTES, stop))
+        block_bytes = self._transfers.block_bytes
+        for begin in range(start, stop, block_bytes):
+            wanted = Range(self._fetch, begin, min(begin + block_bytes, stop))
             self._expected.append(wanted)
             self._transfers.announce(wanted)
 
@@ -268,7 +268,7 @@ class BlockReader:
             self._current = self._expected.popleft()
             at, block = self._current.start, self._transfers.take(self._current)
         else:
-            stop = min(self.size, max(min(end, offset + BLOCK_BYTES), offset + HEAD_BYTES))
+            stop = min(self.size, max(min(end, offset + self._transfers.block_bytes), offset + HEAD_BYTES))
             at, block = offset, self._fetch(offset, stop)
         self._at, self._block = at, memoryview(block)
         self._unread = len(self._block)

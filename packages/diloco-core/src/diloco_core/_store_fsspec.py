@@ -17,10 +17,10 @@ from diloco_protocol import MissingDependencyError
 
 from ._errors import ConfigurationError, StoreUnavailableError
 from ._redact import redact_uri
-from ._store_blocks import CONNECTIONS
 from ._store_files import FULL
 from ._store_opening import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
-from ._store_remote import MOST_PARTS, PART_BYTES, TooLargeError, Verdict
+from ._store_remote import MOST_PARTS, TooLargeError, Verdict
+from ._transfer import CONNECTIONS, PART_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -66,11 +66,11 @@ class FsspecDriver:
     whatever the store behind it could do.
     """
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, connections: int = CONNECTIONS) -> None:
         scheme = uri.partition("://")[0]
         self.near = scheme == "memory"
         self.name = f"fsspec's driver for {scheme}://"
-        self._fs, self._root = _filesystem(uri, scheme)
+        self._fs, self._root = _filesystem(uri, scheme, connections)
         _try_once(self._fs, scheme)
         _load(self._fs, scheme)
         self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
@@ -178,11 +178,13 @@ class FsspecDriver:
         return f"{self._root}/{key}" if key else self._root
 
 
-def _filesystem(uri: str, scheme: str) -> tuple[Any, str]:
+def _filesystem(uri: str, scheme: str, connections: int) -> tuple[Any, str]:
     try:
         _check_known(uri, scheme)
         # Caches would hide what other replicas write, and shared instances would bring them back.
-        fs, root = fsspec.core.url_to_fs(uri, use_listings_cache=False, skip_instance_cache=True, **_limits(scheme))
+        fs, root = fsspec.core.url_to_fs(
+            uri, use_listings_cache=False, skip_instance_cache=True, **_limits(scheme, connections)
+        )
     except ImportError as error:
         package = _PACKAGES.get(scheme)
         advice = f"pip install '{package}'" if package else known_implementations.get(scheme, {}).get("err", str(error))
@@ -239,7 +241,7 @@ def _check_known(uri: str, scheme: str) -> None:
         ) from None
 
 
-def _limits(scheme: str) -> dict[str, Any]:
+def _limits(scheme: str, connections: int) -> dict[str, Any]:
     """Settings with which a driver gives up in time, and leaves it to us to try again; what the user has set wins."""
     settings = fsspec.config.conf.get(scheme, {})
     if scheme in _S3:
@@ -247,7 +249,7 @@ def _limits(scheme: str) -> dict[str, Any]:
             "connect_timeout": CONNECT_SECONDS,
             "read_timeout": ANSWER_SECONDS,
             "retries": {"total_max_attempts": 1},
-            "max_pool_connections": CONNECTIONS,  # others wait their turn, unseen
+            "max_pool_connections": connections,  # others wait their turn, unseen
         }
         return {"config_kwargs": {**limits, **(settings.get("config_kwargs") or {})}}
     if scheme in {"gs", "gcs"}:

@@ -13,7 +13,8 @@ from ._errors import ConfigurationError, StoreUnavailableError
 from ._redact import redact_uri
 from ._store_blocks import HEAD_BYTES
 from ._store_opening import ANSWER_SECONDS, CONNECT_SECONDS, check_endpoint, without_secrets, without_secrets_in
-from ._store_remote import PART_BYTES, TooLargeError, Verdict, new_buffer
+from ._store_remote import TooLargeError, Verdict, new_buffer
+from ._transfer import PART_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -18,9 +18,10 @@ from ._redact import redact_uri
 from ._retry import Downtime, Notices, Retries
 from ._sealed import RECORD_BYTES
 from ._store import is_key, too_large
-from ._store_blocks import BUDGET_BYTES, CONNECTIONS, BlockReader, Transfers, threads
+from ._store_blocks import BlockReader, Transfers, threads
 from ._store_opening import endpoint, without_secrets, without_secrets_in
 from ._store_parallel import in_parallel
+from ._transfer import PART_BYTES, Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,15 +31,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-PART_BYTES = 5 * 2**20
-"""Objects up to this size are one request; larger ones go up in parts of about this size, several at a time.
-
-In the same memory small parts are quicker, since there are more connections then. S3 takes no smaller ones.
-"""
-LEAST_UPLOAD_BYTES = BUDGET_BYTES // 2
-"""What an upload may hold of parts on their way, however little of the budget is free."""
-CREATES_AT_ONCE = 6
-"""Objects that are created at the same time while others are read, where that costs no memory."""
 MOST_PARTS = 10_000
 """S3 takes no more (https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)."""
 
@@ -152,7 +144,8 @@ class RemoteStore:
         driver: Sends the requests.
         retries: How often what fails is tried again.
         reading: Whether it is only read: then it need not be writable.
-        background: Makes what sends requests in the background: threads, or something else in simulations.
+        transfer: How much is under way at once; left out, as is usual.
+        background: Makes what sends so many requests in the background: threads, or something else in simulations.
     """
 
     def __init__(
@@ -162,7 +155,8 @@ class RemoteStore:
         retries: Retries | None = None,
         *,
         reading: bool = False,
-        background: Callable[[], Executor] = threads,
+        transfer: Transfer | None = None,
+        background: Callable[[int], Executor] = threads,
     ) -> None:
         self.uri = redact_uri(uri).rstrip("/")
         self._secret = uri
@@ -174,7 +168,8 @@ class RemoteStore:
         self._retries = retries or Retries()
         self.patience = self._retries.patience
         self._downtime = Downtime(self._retries.clock)
-        self._transfers = Transfers(background, self.uri)
+        self.transfer = transfer or Transfer()
+        self._transfers = Transfers(self.transfer, background, self.uri)
         self._probe(reading)
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
@@ -202,8 +197,9 @@ class RemoteStore:
     @property
     def creates_at_once(self) -> int:
         """How many objects may go up beside other work; see :attr:`._store.InBackground.creates_at_once`."""
-        copies = self.driver.copies
-        return max(1, self._transfers.budget // LEAST_UPLOAD_BYTES) if copies else CREATES_AT_ONCE
+        if self.driver.copies:
+            return max(1, self._transfers.budget // self.transfer.least_upload())
+        return creates_at_once(self.transfer)
 
     @property
     def budget(self) -> int:
@@ -248,7 +244,9 @@ class RemoteStore:
         """Remove objects; see :meth:`._store.Store.delete`."""
         gone = list(keys)
         requests = [gone] if self.driver.deletes_many else [[key] for key in gone]
-        for _ in in_parallel(self, (partial(self._delete, keys) for keys in requests if keys), CONNECTIONS):
+        for _ in in_parallel(
+            self, (partial(self._delete, keys) for keys in requests if keys), self.transfer.connections
+        ):
             pass
 
     def close(self) -> None:
@@ -326,8 +324,9 @@ class RemoteStore:
     @contextmanager
     def _room(self, copies: int) -> Iterator[int]:
         """How many parts of an upload may be under way at once; they take their memory from the budget meanwhile."""
-        transfers = self._transfers
-        at_once = parts_at_once(transfers.budget - transfers.held, copies) if copies else CONNECTIONS
+        transfers, at_once = self._transfers, self.transfer.connections
+        if copies:
+            at_once = parts_at_once(self.transfer, transfers.budget - transfers.held, copies)
         held = copies * (at_once + 1) * PART_BYTES
         transfers.hold(held)
         try:
@@ -477,15 +476,21 @@ def _blocks(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
         yield block[:end]
 
 
-def parts_at_once(free: int, copies: int = 1) -> int:
+def creates_at_once(transfer: Transfer) -> int:
+    """How many objects are created at the same time while others are read, where that costs no memory."""
+    return max(1, transfer.connections * 3 // 8)
+
+
+def parts_at_once(transfer: Transfer, free: int, copies: int = 1) -> int:
     """How many parts of an upload are under way at the same time, beside the one that is being made.
 
     Args:
+        transfer: The store's settings.
         free: Bytes of the budget that nobody uses.
         copies: How often a part is held meanwhile.
     """
-    fitting = max(free, LEAST_UPLOAD_BYTES) // (copies * PART_BYTES) - 1
-    return max(1, min(fitting, CONNECTIONS))
+    fitting = max(free, transfer.least_upload()) // (copies * PART_BYTES) - 1
+    return max(1, min(fitting, transfer.connections))
 
 
 def new_buffer(size: int) -> memoryview:

@@ -17,8 +17,8 @@ from ._published import Shard
 from ._reduction import blocks, reduce_shards
 from ._reread import read_again
 from ._sharded import carried_groups, carries, contributions, may_carry, with_unchanged
+from ._store import block_bytes_of
 from ._store_ahead import open_ahead
-from ._store_blocks import BLOCK_BYTES
 from ._strict_delta import DeltaFile, DeltaPlan, ShardDelta
 from ._strict_records import check_commit, commit, commit_key
 from ._strict_repairs import Repairs
@@ -240,7 +240,7 @@ class StoreSync:
                 for rank, groups in carried.items()
                 if rank != own
             }
-            block_bytes = 0 if store.near else BLOCK_BYTES
+            block_bytes = block_bytes_of(store.store)
             if not store.near:
                 self._announce(deltas, carried, block_bytes)
             for shard in self._owned:

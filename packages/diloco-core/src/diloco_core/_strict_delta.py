@@ -16,8 +16,7 @@ import xxhash
 from ._errors import CorruptedObjectError
 from ._reread import read_again
 from ._sharded import sent_pieces
-from ._store import ReadsAhead
-from ._store_blocks import BLOCK_BYTES
+from ._store import ReadsAhead, block_bytes_of
 from ._wire import CHECKSUM_BYTES, Section, header, section_bytes, view
 
 if TYPE_CHECKING:
@@ -154,7 +153,7 @@ class ShardDelta:
             return
         start, stop = self._announced, self._announced + size
         if start == self._offset and not self._table:
-            if self._stop - start <= BLOCK_BYTES:
+            if self._stop - start <= block_bytes_of(self._store.store):
                 stop = self._stop  # all of it with one request, the checksums included
             else:
                 reader.expect(self._end, self._stop)

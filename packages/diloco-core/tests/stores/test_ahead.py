@@ -7,11 +7,10 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectNotFoundError
-from diloco_core._elastic_sizes import GATHER_BUDGET_BYTES
 from diloco_core._store import open_store
 from diloco_core._store_ahead import open_ahead
-from diloco_core._store_blocks import BUDGET_BYTES
-from diloco_core._store_remote import PART_BYTES, RemoteStore
+from diloco_core._store_remote import RemoteStore
+from diloco_core._transfer import PART_BYTES
 
 
 @pytest.fixture(params=["obstore", "fsspec"])
@@ -144,7 +143,7 @@ def test_where_every_object_is_a_request_of_its_own_deletions_go_at_the_same_tim
     assert sorted(small_s3.objects) == sorted(f"run/{number}" for number in range(16, 32))
 
 
-@pytest.mark.parametrize(("topology", "budget"), [("gather", GATHER_BUDGET_BYTES), ("sharded", BUDGET_BYTES)])
+@pytest.mark.parametrize(("topology", "budget"), [("gather", 24 * 2**20), ("sharded", 80 * 2**20)])
 def test_gather_reads_ahead_in_less_memory(store, topology, budget):
     model = torch.nn.Linear(2, 2)
     exchange = ElasticExchange(store, 0, 1, Elastic(1, topology=topology))

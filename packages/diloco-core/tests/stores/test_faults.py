@@ -16,14 +16,14 @@ from diloco_core import (
     CorruptedObjectError,
     ObjectNotFoundError,
     StoreUnavailableError,
-    _store_blocks,
     _store_remote,
 )
 from diloco_core._retry import Retries
 from diloco_core._store import creates_once, open_store
 from diloco_core._store_fsspec import FsspecDriver
 from diloco_core._store_obstore import ObstoreDriver
-from diloco_core._store_remote import PART_BYTES, RemoteStore
+from diloco_core._store_remote import RemoteStore
+from diloco_core._transfer import PART_BYTES, Transfer
 from diloco_protocol import MissingDependencyError
 
 
@@ -208,8 +208,7 @@ def test_an_upload_that_fails_leaves_nothing(store, small_s3):
 
 def test_uploads_and_reads_run_several_at_a_time_in_bounded_memory(store, small_s3, monkeypatch):
     made, size = [], 8 * PART_BYTES
-    monkeypatch.setattr(_store_remote, "LEAST_UPLOAD_BYTES", 4 * PART_BYTES)
-    store.budget = 4 * PART_BYTES
+    store = RemoteStore(store.uri, store.driver, transfer=Transfer(budget_bytes=4 * PART_BYTES))
 
     def parts():
         for _ in range(8):
@@ -249,7 +248,7 @@ def test_reading_asks_for_what_was_announced_and_for_nothing_else(store, small_s
 
 def test_what_was_announced_may_be_passed_over(store, small_s3, monkeypatch):
     content = small_s3.objects["run/k"] = bytes(range(256)) * 8192
-    monkeypatch.setattr(_store_blocks, "BLOCK_BYTES", 256 * 2**10)
+    monkeypatch.setattr(store._transfers, "block_bytes", 256 * 2**10)
     with store.open("k") as reader:
         reader.expect(100, 2_000_000)
         buffer = bytearray(1000)

@@ -100,6 +100,7 @@ class Says:
     near = False
     exclusive = True
     deletes_many = True
+    copies = 0
 
     def __init__(self, verdict, text):
         self.verdict, self.text = verdict, text

@@ -35,6 +35,7 @@ class Away:
     near = False
     exclusive = True
     deletes_many = True
+    copies = 0
 
     def __init__(self, clock):
         self.clock = clock

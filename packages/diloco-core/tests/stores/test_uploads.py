@@ -9,9 +9,9 @@ import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, _elastic_sizes
 from diloco_core._elastic_life import Life
-from diloco_core._store_blocks import BUDGET_BYTES, CONNECTIONS
 from diloco_core._store_fsspec import FsspecDriver
-from diloco_core._store_remote import LEAST_UPLOAD_BYTES, PART_BYTES, RemoteStore, parts_at_once
+from diloco_core._store_remote import RemoteStore, parts_at_once
+from diloco_core._transfer import BUDGET_BYTES, CONNECTIONS, PART_BYTES, Transfer
 
 _numbers = count()
 
@@ -52,7 +52,7 @@ def parts(number=2):
     [
         (BUDGET_BYTES, 1, 15),
         (BUDGET_BYTES, 2, 7),
-        (LEAST_UPLOAD_BYTES, 1, 7),
+        (BUDGET_BYTES // 2, 1, 7),
         (0, 1, 7),
         (-BUDGET_BYTES, 2, 3),
         (10 * BUDGET_BYTES, 1, CONNECTIONS),
@@ -60,7 +60,7 @@ def parts(number=2):
     ],
 )
 def test_how_many_parts_are_under_way(free, copies, at_once):
-    assert parts_at_once(free, copies) == at_once
+    assert parts_at_once(Transfer(), free, copies) == at_once
 
 
 def test_an_upload_takes_what_nobody_uses_and_gives_it_back(store):
@@ -70,9 +70,9 @@ def test_an_upload_takes_what_nobody_uses_and_gives_it_back(store):
     store.put("beside reads", parts())
     store._transfers.hold(-BUDGET_BYTES // 4)
     alone, beside = store.driver.seen
-    assert alone.at_once == parts_at_once(BUDGET_BYTES, copies)
+    assert alone.at_once == parts_at_once(Transfer(), BUDGET_BYTES, copies)
     assert alone.held == copies * PART_BYTES * (alone.at_once + 1)
-    assert beside.at_once == parts_at_once(3 * BUDGET_BYTES // 4, copies) < alone.at_once
+    assert beside.at_once == parts_at_once(Transfer(), 3 * BUDGET_BYTES // 4, copies) < alone.at_once
     assert store._transfers.held == 0
 
 
@@ -81,8 +81,8 @@ def test_two_uploads_at_once_share(store):
     store.put("first", parts())
     copies = store.driver.copies or 1
     assert [seen.at_once for seen in store.driver.seen] == [
-        parts_at_once(BUDGET_BYTES, copies),
-        parts_at_once(0, copies),
+        parts_at_once(Transfer(), BUDGET_BYTES, copies),
+        parts_at_once(Transfer(), 0, copies),
     ]
     assert store._transfers.held == 0
 
