@@ -140,7 +140,7 @@ class DeltaReader:
     """
 
     def __init__(self, reader: ObjectReader, sections: Mapping[int, SectionReader]) -> None:
-        self._reader = reader
+        self._expect = reader.expect if isinstance(reader, ReadsAhead) else None  # asked once: that is slow
         self._sections = sections
         self._left = list(sections.values())[::-1]
 
@@ -149,7 +149,7 @@ class DeltaReader:
 
         What lies side by side in the file is one request.
         """
-        if not isinstance(self._reader, ReadsAhead):
+        if self._expect is None:
             return
         spans: list[tuple[int, int]] = []
         for shard, size in sizes.items():
@@ -158,7 +158,7 @@ class DeltaReader:
                 start = spans.pop()[0]
             spans.append((start, stop))
         for start, stop in spans:
-            self._reader.expect(start, stop)
+            self._expect(start, stop)
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""

@@ -144,21 +144,23 @@ class ShardDelta:
         self._hash = xxhash.xxh3_64(seed=section.seed)
         self._sums = section.sums
         self._chunks = 0
+        self._block_bytes = block_bytes_of(store.store)
         self._reader: ObjectReader | None = None
+        self._expect: Callable[[int, int], None] | None = None
 
     def announce(self, size: int) -> None:
         """So many bytes will be read next, where the store profits from knowing that."""
-        reader = self._opened()
-        if not isinstance(reader, ReadsAhead):
+        self._opened()
+        if self._expect is None:
             return
         start, stop = self._announced, self._announced + size
         if start == self._offset and not self._table:
-            if self._stop - start <= block_bytes_of(self._store.store):
+            if self._stop - start <= self._block_bytes:
                 stop = self._stop  # all of it with one request, the checksums included
             else:
-                reader.expect(self._end, self._stop)
+                self._expect(self._end, self._stop)
         self._announced = stop
-        reader.expect(start, stop)
+        self._expect(start, stop)
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next chunk, verified.
@@ -203,7 +205,8 @@ class ShardDelta:
 
     def _opened(self) -> ObjectReader:
         if self._reader is None:
-            self._reader = self._store.store.open(self._key, self._size)
+            self._reader = reader = self._store.store.open(self._key, self._size)
+            self._expect = reader.expect if isinstance(reader, ReadsAhead) else None  # asked once: that is slow
         return self._reader
 
     def __enter__(self) -> Self:
