@@ -19,7 +19,7 @@ from reader import Reader, empty
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_DELTA = re.compile(r"deltas/(\d{8})/(\d{5})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors", re.ASCII)
+_DELTA = re.compile(r"deltas/(\d{8})/(\d{5})\.[0-9a-f]{16}\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors", re.ASCII)
 
 
 def leave_contributions(exchange: Any, folder: Path, counted: Callable[[], int]) -> None:
@@ -64,6 +64,10 @@ class StrictReader(Reader):
     def __init__(self, objects: Objects, contributions: Path) -> None:
         super().__init__(objects)
         self._contributions = contributions
+
+    @property
+    def _run(self) -> str:
+        return str(self.manifest["run"])[:16]
 
     def _read_log(self) -> None:
         """The records name all ranks, and every rank has taken the same steps since the last sync of the fragment."""
@@ -134,7 +138,7 @@ class StrictReader(Reader):
         fragment = next(index for index, own in enumerate(self.fragments) if own is table)
         sizes = []
         for shard in range(table["shards"]):
-            data = self.objects.read(f"state/{fragment:08}/{shard:05}.safetensors")
+            data = self.objects.read(f"state/{fragment:08}/{shard:05}.{self._run}.safetensors")
             if data is None:
                 raise Broken(f"the initial state of fragment {fragment} was not seen")
             found, _ = tensors(data, f"state of sync {number}")
@@ -143,7 +147,7 @@ class StrictReader(Reader):
 
     def _state_key(self, sync: int, fragment: int, shard: int) -> str:
         number = sync + len(self.fragments) - 1 if sync else fragment
-        return f"state/{number:08}/{shard:05}.safetensors"
+        return f"state/{number:08}/{shard:05}.{self._run}.safetensors"
 
     def _check_done(self, commit: dict[str, Any], fragment: int) -> None:
         """There are no such records."""

@@ -37,8 +37,8 @@ KINDS = {
     "contribution of rank 1": "deltas/00000002/00001.*",
     "record of the first sync": "commits/00000000.json",
     "record of a later sync": "commits/00000002.json",
-    "initial state": "state/00000000/00001.safetensors",
-    "state after a sync": "state/00000002/00001.safetensors",
+    "initial state": "state/00000000/00001.*",
+    "state after a sync": "state/00000002/00001.*",
 }
 
 

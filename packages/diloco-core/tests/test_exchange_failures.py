@@ -66,7 +66,7 @@ class TestSyncing:
     def test_a_replica_whose_beat_stops_is_lost(self, lab, tmp_path):
         store, clock = open_store(str(tmp_path)), lab.Clock()
         timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
-        observer = Liveness(Patient(store, timing), 0, 2, timing)
+        observer = Liveness(Patient(store, timing), 0, 2, timing, "n")
         for beat in range(3):  # it lives for a while
             store.put("beats/00001", [str(beat).encode()])
             observer.check([1], Progress(7, 6), "sync 7")
@@ -80,7 +80,7 @@ class TestSyncing:
     def test_a_replica_that_has_never_beaten_is_lost_too(self, lab, tmp_path):
         clock = lab.Clock()
         timing = Timing(clock=clock, sleep=clock.sleep)
-        observer = Liveness(Patient(open_store(str(tmp_path)), timing), 0, 2, timing)
+        observer = Liveness(Patient(open_store(str(tmp_path)), timing), 0, 2, timing, "n")
         observer.check([1], Progress(), "sync 1")
         clock.sleep(91)
         with pytest.raises(ReplicaLostError, match="rank 1"):
@@ -90,7 +90,7 @@ class TestSyncing:
         """While beats are read, nobody looks whether the wait is over; and yet everybody has a turn."""
         store, clock = open_store(str(tmp_path)), lab.Clock()
         timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
-        observer = Liveness(Patient(store, timing), 0, 301, timing)
+        observer = Liveness(Patient(store, timing), 0, 301, timing, "n")
         missing, read = list(range(1, 301)), []
         for rank in missing:
             store.put(f"beats/{rank:05}", [b"0"])
@@ -216,7 +216,7 @@ def test_the_beat_goes_on_until_the_replica_leaves(lab, tmp_path):
 def test_the_beat_changes(tmp_path):
     store = open_store(str(tmp_path))
     timing = Timing(beat_interval=0.001, lost_after=1.0)
-    liveness = Liveness(Patient(store, timing), 3, 4, timing)
+    liveness = Liveness(Patient(store, timing), 3, 4, timing, "n")
     liveness.start()
     try:
         seen = set()

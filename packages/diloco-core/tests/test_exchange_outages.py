@@ -137,7 +137,7 @@ class TestObserver:
         timing = Timing(**LIMITS, clock=clock, sleep=clock.sleep)
         store = Patient(Away(open_store(str(tmp_path)), clock, start, seconds), timing)
         store.patience = LIMITS["sync_timeout"]
-        return Liveness(store, 0, 2, timing), clock
+        return Liveness(store, 0, 2, timing, "n"), clock
 
     def test_time_without_the_store_is_not_counted(self, lab, tmp_path):
         liveness, clock = self.observer(lab, tmp_path, start=80.0, seconds=900.0)

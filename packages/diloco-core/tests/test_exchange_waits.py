@@ -30,7 +30,7 @@ class TestWaits:
         store = SimpleNamespace(near=True, uri="file:///run", downtime=0.0)
         job = Mean([torch.ones(4)], 2)
         job.begin()
-        participant = Participant(store, 0, 2, timing, None, 64, Scratch(64))
+        participant = Participant(store, 0, 2, 32 * "0", timing, None, 64, Scratch(64), lambda: None)
         return SimpleNamespace(one=StoreSync(participant, Progress(), job), clock=clock, store=store)
 
     def test_time_without_the_store_does_not_count(self, sync):

@@ -186,17 +186,17 @@ class TestMeeting:
         with pytest.raises(CorruptedObjectError, match=f"'{field}'"):
             Claim.from_bytes(seal("claim", key, fields), 1, "x")
 
-    @pytest.mark.parametrize("field", ["rank", "event", "number", "syncs", "message", "cause_rank"])
+    @pytest.mark.parametrize("field", ["rank", "nonce", "event", "number", "syncs", "message", "cause_rank"])
     @pytest.mark.parametrize("value", [-1, 10**30, 1.5, True, "x", [], ...])
     def test_every_field_of_a_note_is_checked(self, field, value):
         key, ending = "notes/00001.json", Ending(1, "failed", Progress(3, 2), "m", 0)
-        fields = unseal("note", key, note(ending), "x")
-        assert read_note(seal("note", key, fields), 1, "x") == ending
+        fields = unseal("note", key, note(ending, "n"), "x")
+        assert read_note(seal("note", key, fields), 1, "x") == (ending, "n")
         if value is ...:
             del fields[field]
         else:
             fields[field] = value
-        if not isinstance(value, list) and (field, value) in {("message", "x"), ("cause_rank", -1)}:
+        if not isinstance(value, list) and (field, value) in {("message", "x"), ("nonce", "x"), ("cause_rank", -1)}:
             return
         with pytest.raises(CorruptedObjectError, match=f"'{field}'"):
             read_note(seal("note", key, fields), 1, "x")
@@ -209,7 +209,7 @@ class TestMeeting:
     def test_a_claim_of_another_version_is_named(self, lab, tmp_path):
         (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
         exchange.store.put("claims/00001.json", [b'{"format": 1, "rank": 1}'])
-        with pytest.raises(FormatError, match=r"claims/00001.json has format 1.*reads format 4 only"):
+        with pytest.raises(FormatError, match=r"claims/00001.json has format 1.*reads format 5 only"):
             exchange.join(Schema({}, {}))
 
     def test_what_else_lies_in_the_prefix_is_passed_over(self, lab, tmp_path):

@@ -7,9 +7,9 @@ Keys below the run's prefix::
     schemas/{digest}.json      the tensors and settings that all replicas have in common, so one object; see the claims
     beats/{rank}               a counter that shows life
     notes/{rank}.json          "left" or "failed", and because of whom
-    deltas/{sync}/{rank}.{fingerprint}.{groups}.safetensors    a replica's contribution: immutable, gone when all have used it
+    deltas/{sync}/{rank}.{run}.{fingerprint}.{groups}.safetensors    a replica's contribution: immutable, gone when all have used it
     commits/{sync}.json        who is in the sync; payloads first, this record last
-    state/{sync}/{shard}.safetensors                  new parameters and outer state: the checkpoint
+    state/{sync}/{shard}.{run}.safetensors             new parameters and outer state: the checkpoint
     unsynced/{nonce}/{number}.safetensors             what belongs to the model and is not synced; written once by rank 0
     requests/{sync}/{shard}.{rank}                    a rank found the shard damaged; its owner writes it again
 
@@ -22,16 +22,18 @@ needed and nobody ever decides anything by itself. Anybody who may write below t
 from __future__ import annotations
 
 import contextlib
+import secrets
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ._checks import check_whole
 from ._endings import Ending, Progress, failure
-from ._errors import ConfigurationError, RunExistsError, SyncError, UnequalSyncsError
+from ._errors import ConfigurationError, CorruptedObjectError, RunExistsError, SyncError, UnequalSyncsError
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._liveness import Liveness
 from ._patient import Patient
 from ._plan_warning import fragment_bytes, warn_of_long_syncs
-from ._rendezvous import check_identity, claim, meet
+from ._rendezvous import check_identity, check_own, claim, meet
 from ._sharded import Scratch
 from ._store import check_size
 from ._store_sync import Participant, StoreSync
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ._store import Buffer, Store
+    from ._strict_records import Claim
 
 _TELL_SECONDS = 10.0
 
@@ -86,11 +89,11 @@ class ObjectStoreExchange:
         self._timing = timing or Timing()
         self._store = Patient(store, self._timing)
         self._store.patience = self._timing.sync_timeout
-        self._liveness = Liveness(self._store, rank, world_size, self._timing)
-        self._participant = Participant(
-            self._store, rank, world_size, self._timing, self._liveness, int(chunk_bytes), Scratch(chunk_bytes)
-        )
-        self._claimed = False
+        self._chunk_bytes = int(chunk_bytes)
+        self._nonce = secrets.token_hex(8)
+        self._liveness = Liveness(self._store, rank, world_size, self._timing, self._nonce)
+        self._claim: Claim | None = None
+        self._participant: Participant | None = None
         self._schema: Schema | None = None
         self._progress = Progress()
         self._last: StoreSync | None = None
@@ -116,25 +119,36 @@ class ObjectStoreExchange:
             sync_timeout=self._timing.sync_timeout,
             strict=True,
         )
-        chunk_bytes = self._participant.chunk_bytes
-        own = claim(self._store, self.rank, self.world_size, self.run_id, schema, chunk_bytes, self._timing)
-        self._claimed = True
+        store, timing, liveness = self._store, self._timing, self._liveness
+        own = claim(store, self.rank, self.world_size, self.run_id, self._nonce, schema, self._chunk_bytes, timing)
+        self._claim = own
         try:
-            self._liveness.start()
-            meet(self._store, own, schema, self._timing, self._liveness.check_failures)
+            liveness.start()
+            run = meet(store, own, schema, timing, liveness.check_failures, lambda c: liveness.know(c.rank, c.nonce))
             if self.rank == 0:
                 unsynced = {} if schema.unsynced is None else schema.unsynced.publish(self._put)
-                record = manifest(self.run_id, self.world_size, schema, unsynced)
-                self._store.put(MANIFEST, lambda: [record])
+                record = manifest(self.run_id, run, self.world_size, schema, unsynced)
+                store.put(MANIFEST, lambda: [record])
         except BaseException as error:
             self.abort(error)
             raise
+        self._participant = Participant(
+            store,
+            self.rank,
+            self.world_size,
+            run,
+            timing,
+            liveness,
+            self._chunk_bytes,
+            Scratch(self._chunk_bytes),
+            partial(check_own, store, own, timing),
+        )
         self._schema = schema
 
     def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
         """Contribute, reduce, update, adopt; see :meth:`._exchange.Exchange.sync`."""
         self._check_open()
-        if self._schema is None:
+        if self._participant is None:
             raise SyncError("join() comes before the first sync")
         sync = StoreSync(self._participant, self._progress, job, self._last)
         try:
@@ -169,7 +183,7 @@ class ObjectStoreExchange:
             self._last = None
             self._liveness.stop()
             try:
-                if self._claimed:
+                if self._is_claimed():
                     self._liveness.tell(Ending(self.rank, "left", self._progress))
             finally:
                 self.store.close()
@@ -198,9 +212,21 @@ class ObjectStoreExchange:
 
     def _is_ours(self, error: BaseException) -> bool:
         """Whether the rank's place in the run is this replica's, or free: a note must not end somebody else's run."""
-        if self._claimed or isinstance(error, RunExistsError):
-            return self._claimed
-        return self._store.get(claim_key(self.rank)) is None
+        if self._claim is not None:
+            return self._is_claimed()
+        return not isinstance(error, RunExistsError) and self._store.get(claim_key(self.rank)) is None
+
+    def _is_claimed(self) -> bool:
+        """Whether the rank's place is still this replica's: a process of an earlier run must not end a later one."""
+        if self._claim is None:
+            return False
+        try:
+            check_own(self._store, self._claim, self._timing)
+        except RunExistsError:
+            return False
+        except CorruptedObjectError:
+            pass
+        return True
 
     def _check_open(self) -> None:
         if self._ended:

@@ -30,7 +30,7 @@ from ._fragment import initial_fingerprint
 from ._store_sync import state_key
 from ._strict_records import committed_sync, note_key, noted_ranks, read_manifest, read_note
 from ._unsynced import unsynced_key, unsynced_seed
-from ._wire import seed
+from ._wire import fingerprint, seed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,7 +43,7 @@ _NO_MANIFEST = (
     "It says what the other objects are, and nothing can be exported without it. Put a copy of it back if you have one. In an "
     "elastic run, a replica that is still running puts it back: try again later."
 )
-_SHARD = re.compile(r"state/(\d{8})/\d{5}\.safetensors", re.ASCII)
+_SHARD = re.compile(r"state/(\d{8})/\d{5}\.([0-9a-f]{16})\.safetensors", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,6 +294,7 @@ class _StrictSource:
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self.rollbacks: Sequence[Rollback] = []
         self.run_id = manifest["run_id"]
+        self._run = manifest["run"]
         self.fragments = manifest["fragments"]
         self.unsynced = manifest.get("unsynced", {})
         self.first = int(manifest["settings"]["committed"])
@@ -303,10 +304,10 @@ class _StrictSource:
         count = len(self.fragments)
         listing = self._store.list("state/")
         found: list[set[int]] = [set() for _ in range(count)]
-        for sync in _published(listing):
+        for sync in self._published(listing):
             step = self._step(sync)
             index = sync if sync < count else (step - 1) % count
-            if all(state_key(sync, number) in listing for number in range(self.fragments[index]["shards"])):
+            if all(state_key(self._run, sync, number) in listing for number in range(self.fragments[index]["shards"])):
                 found[index].add(step)
         return found
 
@@ -315,14 +316,14 @@ class _StrictSource:
         own = table["fingerprint"]
         # In the store, the syncs of the initial values count too.
         stored = index if sync == self.first else sync - self.first + len(self.fragments) - 1
-        fingerprint = initial_fingerprint(own) if sync == self.first else own
+        identity = fingerprint(self._run, initial_fingerprint(own) if sync == self.first else own)
         return [
-            PublishedFile(state_key(stored, number), seed(fingerprint, stored, "values", number))
+            PublishedFile(state_key(self._run, stored, number), seed(identity, stored, "values", number))
             for number in range(table["shards"])
         ]
 
     def expected(self) -> list[int]:
-        syncs = _published(self._store.list("state/"))
+        syncs = self._published(self._store.list("state/"))
         syncs |= {sync for sync in map(committed_sync, self._store.list("commits/")) if sync is not None}
         # A replica's last note says how many syncs it has finished.
         syncs |= {finished - 1 for finished in map(self._finished, noted_ranks(self._store.list("notes/"))) if finished}
@@ -340,11 +341,11 @@ class _StrictSource:
     def _finished(self, rank: int) -> int:
         key = note_key(rank)
         try:
-            return read_note(self._store.get(key), rank, f"{self._store.uri}/{key}").progress.number
+            return read_note(self._store.get(key), rank, f"{self._store.uri}/{key}")[0].progress.number
         except (CorruptedObjectError, FormatError, ObjectNotFoundError):
             return 0  # the log is more certain anyway
 
-
-def _published(listing: Mapping[str, int]) -> set[int]:
-    """Of which syncs of a strict run something is published."""
-    return {int(match[1]) for match in map(_SHARD.fullmatch, listing) if match is not None}
+    def _published(self, listing: Mapping[str, int]) -> set[int]:
+        """Of which syncs something is published."""
+        found = filter(None, map(_SHARD.fullmatch, listing))
+        return {int(match[1]) for match in found if match[2] == self._run[:16]}

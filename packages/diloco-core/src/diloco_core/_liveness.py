@@ -36,18 +36,28 @@ _READS_AT_ONCE = 16
 class Liveness:
     """Beats and notes of one replica, and what it knows of the others'. One observer thread; the beat has its own."""
 
-    def __init__(self, store: Patient, rank: int, world_size: int, timing: Timing) -> None:
+    def __init__(self, store: Patient, rank: int, world_size: int, timing: Timing, nonce: str) -> None:
         self._store = store
         self._rank = rank
+        self._nonce = nonce
+        self._nonces: dict[int, str] = {}
         self._world_size = world_size
         self._timing = timing
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._endings: dict[int, Ending] = {}
         self._unreadable: set[int] = set()
+        self._foreign: set[int] = set()
         self._downtime = 0.0
         self._looked_at = -1
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+
+    def know(self, rank: int, nonce: str) -> None:
+        """Who plays another rank. From now on, what other processes have written in its name does not count.
+
+        Such a process is of an earlier run: somebody has emptied the prefix, and it still lives.
+        """
+        self._nonces[rank] = nonce
 
     def start(self) -> None:
         """Begin to beat, from a daemon thread."""
@@ -65,7 +75,7 @@ class Liveness:
 
     def tell(self, ending: Ending) -> None:
         """Leave a note of this replica's end."""
-        self._store.put(note_key(self._rank), lambda: [note(ending)])
+        self._store.put(note_key(self._rank), lambda: [note(ending, self._nonce)])
 
     def check(self, missing: Collection[int], progress: Progress, what: str) -> None:
         """Look for a reason why some ranks may never come.
@@ -84,7 +94,9 @@ class Liveness:
         ranks = self._next(missing)
         for rank, beat in zip(ranks, self._read_beats(ranks), strict=True):
             last, since = self._seen.get(rank, (None, now))
-            if beat != last:
+            # What a process of an earlier run has written is no sign of life.
+            own = self._is_of(rank, beat.partition(b" ")[0].decode("ascii", "replace"))
+            if last is None or (own and beat != last):
                 self._seen[rank] = (beat, now)
             elif now - since > self._timing.lost_after:
                 unread = " It has left a note of its end, which is damaged." if rank in self._unreadable else ""
@@ -121,19 +133,32 @@ class Liveness:
             return
         key = note_key(rank)
 
-        def read() -> Ending | None:
+        def read() -> tuple[Ending, str] | None:
             data = self._store.get(key)
             return None if data is None else read_note(data, rank, f"{self._store.uri}/{key}")
 
         try:
-            ending = read_again(self._timing, read)
+            found = read_again(self._timing, read)
         except (CorruptedObjectError, FormatError) as error:
             # It says that the replica has ended, but not how: if it is still needed, its beat will tell that it is gone.
             _log.error("a note of the end of rank %d is ignored: %s", rank, error)
             self._unreadable.add(rank)
             return
-        if ending is not None:
+        if found is None:
+            return
+        ending, nonce = found
+        if self._is_of(rank, nonce):
             self._endings[rank] = ending
+        elif rank not in self._foreign:
+            self._foreign.add(rank)
+            _log.error(
+                "a note of the end of rank %d is ignored: a process of an earlier run has written it, which still lives although "
+                "the prefix was emptied. Stop it.",
+                rank,
+            )
+
+    def _is_of(self, rank: int, nonce: str) -> bool:
+        return self._nonces.get(rank, nonce) == nonce
 
     def _next(self, missing: Collection[int]) -> list[int]:
         """Some of these ranks, others every time: while beats are read, nobody looks whether the wait is over."""
@@ -163,7 +188,7 @@ class Liveness:
         return now
 
     def _beat(self, count: int) -> None:
-        self._store.put(f"beats/{self._rank:05}", lambda: [str(count).encode()])
+        self._store.put(f"beats/{self._rank:05}", lambda: [f"{self._nonce} {count}".encode()])
 
     def _run(self) -> None:
         count, pause = 0, self._timing.beat_interval

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import socket
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,6 +26,7 @@ from ._strict_records import (
     claim_key,
     claimed_ranks,
     read_schema,
+    run_name,
     schema_digest,
     schema_key,
     schema_record,
@@ -47,7 +47,14 @@ _OWN_PREFIX = "Give every run a prefix of its own"
 
 
 def claim(
-    store: Patient, rank: int, world_size: int, run_id: str, schema: Schema, chunk_bytes: int, timing: Timing
+    store: Patient,
+    rank: int,
+    world_size: int,
+    run_id: str,
+    nonce: str,
+    schema: Schema,
+    chunk_bytes: int,
+    timing: Timing,
 ) -> Claim:
     """Take a rank's place in the run, once and for all.
 
@@ -56,6 +63,7 @@ def claim(
         rank: This replica.
         world_size: How many there are.
         run_id: The launch they belong to, or "".
+        nonce: Tells this process from others that claim the rank.
         schema: What they must have in common.
         chunk_bytes: For how many bytes of a contribution there is a checksum.
         timing: Its ``sleep`` is used.
@@ -69,7 +77,7 @@ def claim(
         run_id,
         chunk_bytes,
         schema_digest(schema),
-        nonce=secrets.token_hex(8),
+        nonce=nonce,
         host=socket.gethostname(),
         pid=os.getpid(),
     )
@@ -86,12 +94,19 @@ def claim(
     table = schema_record(schema)
     store.put(schema_key(own.schema), lambda: [table])
     if not store.create(claim_key(rank), own.to_bytes):
-        _check_own(store, own, timing)
+        check_own(store, own, timing)
     return own
 
 
-def meet(store: Patient, own: Claim, schema: Schema, timing: Timing, check_failures: Callable[[], object]) -> None:
-    """Wait for all other ranks, and compare.
+def meet(
+    store: Patient,
+    own: Claim,
+    schema: Schema,
+    timing: Timing,
+    check_failures: Callable[[], object],
+    came: Callable[[Claim], object] = lambda _: None,
+) -> str:
+    """Wait for all other ranks, and compare; returns the name of the run that they are.
 
     Args:
         store: The run's prefix.
@@ -99,6 +114,7 @@ def meet(store: Patient, own: Claim, schema: Schema, timing: Timing, check_failu
         schema: What they must have in common.
         timing: Limits and clock.
         check_failures: Raises if another rank has failed already.
+        came: Told the claim of everybody who comes.
 
     Raises:
         RunExistsError: The rank is claimed by somebody else, or the prefix is used by another run too.
@@ -120,6 +136,7 @@ def meet(store: Patient, own: Claim, schema: Schema, timing: Timing, check_failu
                 if other.schema != own.schema:
                     _compare_tables(store, own, schema, other, timing)
                 claims[other.rank] = other
+                came(other)
 
     def look_around() -> None:
         try:
@@ -158,7 +175,8 @@ def meet(store: Patient, own: Claim, schema: Schema, timing: Timing, check_failu
         wait.pause()
         read_claims()
     # A store without exclusive creation may have let somebody else overwrite the claim.
-    _check_own(store, own, timing)
+    check_own(store, own, timing)
+    return run_name(claims.values())
 
 
 def _read(store: Patient, rank: int, timing: Timing) -> Claim | None:
@@ -171,8 +189,13 @@ def _read(store: Patient, rank: int, timing: Timing) -> Claim | None:
     return read_again(timing, read)
 
 
-def _check_own(store: Patient, own: Claim, timing: Timing) -> None:
-    """Refuse to go on where the own rank's claim is somebody else's."""
+def check_own(store: Patient, own: Claim, timing: Timing) -> None:
+    """Refuse to go on where the own rank's claim is somebody else's: the prefix was emptied, and another run uses it now.
+
+    Raises:
+        RunExistsError: It is, or there is none any more.
+        CorruptedObjectError: It is damaged.
+    """
     other = _read(store, own.rank, timing)
     if other is None:
         raise RunExistsError(

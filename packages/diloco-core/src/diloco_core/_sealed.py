@@ -18,7 +18,7 @@ from ._errors import CorruptedObjectError, FormatError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-FORMAT = 4
+FORMAT = 5
 """Version of everything that a run keeps in its store. It changes with every change that an older version would misread."""
 
 RECORD_BYTES = 64 * 2**20

@@ -23,7 +23,7 @@ from ._strict_delta import DeltaFile, DeltaPlan, ShardDelta
 from ._strict_records import check_commit, commit, commit_key
 from ._strict_repairs import Repairs
 from ._timing import Wait
-from ._wire import seed
+from ._wire import fingerprint, seed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("diloco_core")
 
-_DELTA = re.compile(r"deltas/[0-9]{8}/([0-9]{5})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors")
+_DELTA = re.compile(r"deltas/[0-9]{8}/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,10 +52,12 @@ class Participant:
     store: Patient
     rank: int
     world_size: int
+    run: str  # see _strict_records.run_name
     timing: Timing
     liveness: Liveness
     chunk_bytes: int
     scratch: Scratch
+    check_claim: Callable[[], None]  # raises where another run uses the prefix by now
 
     def owned(self, layout: Layout) -> range:
         """The shards that this replica updates and publishes."""
@@ -80,6 +82,9 @@ class StoreSync:
         self._progress = progress
         self._job = job
         self._layout = job.layout
+        # Of the run as well: a process of an earlier run under this prefix, if it wakes up late, writes other keys, and
+        # whatever it may have written under these ones does not match.
+        self._fingerprint = fingerprint(participant.run, job.fingerprint)
         self._owned = participant.owned(job.layout)
         self._groups = carried_groups(job)
         # The key of every rank's contribution, which says what it carries; learned from the listing or the record.
@@ -123,7 +128,7 @@ class StoreSync:
 
     def obsolete_keys(self) -> list[str]:
         """Own keys that may go when all replicas have finished this sync."""
-        state = (state_key(sync, shard) for sync in self._job.supersedes for shard in self._owned)
+        state = (state_key(self._p.run, sync, shard) for sync in self._job.supersedes for shard in self._owned)
         return [self._delta_key(self._p.rank, self._groups), *state]
 
     def repair(self) -> None:
@@ -135,7 +140,7 @@ class StoreSync:
         for shard in self._repairs.wanted():
             if shard not in self._sums:
                 continue
-            origin = f"{self._p.store.uri}/{state_key(self._number, shard)}"
+            origin = f"{self._p.store.uri}/{state_key(self._p.run, self._number, shard)}"
             if self._shard(shard).sums(self._metadata("state")) != self._sums[shard]:
                 raise CorruptedObjectError(
                     f"{origin} is damaged, and cannot be written again: the tensors that it was made of have been changed "
@@ -169,6 +174,7 @@ class StoreSync:
         def look_around() -> None:
             nonlocal missing
             missing = self._missing_ranks()
+            self._p.check_claim()
             if missing:
                 if self._previous is not None:
                     self._previous.repair()
@@ -189,9 +195,11 @@ class StoreSync:
         others = set()
         for key in self._listing:
             match = _DELTA.fullmatch(key)
-            if match is not None and self._carried(int(match[1]), key) is not None:
+            if match is None or match[2] != self._p.run[:16]:
+                continue
+            if self._carried(int(match[1]), key) is not None:
                 self._members[int(match[1])] = key
-            elif match is not None:
+            else:
                 others.add(int(match[1]))
         missing = [rank for rank in range(self._p.world_size) if rank not in self._members]
         for rank in missing:
@@ -294,7 +302,7 @@ class StoreSync:
 
         published = self._shard(shard)
         return self._p.store.put(
-            state_key(self._number, shard), lambda: published.parts(self._metadata("state"), remember)
+            state_key(self._p.run, self._number, shard), lambda: published.parts(self._metadata("state"), remember)
         )
 
     def _adopt(self) -> None:
@@ -305,6 +313,7 @@ class StoreSync:
             return sorted({self._owner(shard) for shard in pending})
 
         def look_around() -> None:
+            self._p.check_claim()
             self.repair()
             self._p.liveness.check(owners(), self._progress, self._what)
             for shard in pending:
@@ -327,7 +336,7 @@ class StoreSync:
         """Adopt those shards that are published by now; returns them."""
         store = self._p.store
         listing = store.list(f"state/{self._number:08}/")
-        keys = {state_key(self._number, shard): shard for shard in shards}
+        keys = {state_key(self._p.run, self._number, shard): shard for shard in shards}
         ready = {key: listing[key] for key in keys if key in listing and not self._repairs.pending(keys[key])}
 
         def announce(key: str, reader: ObjectReader) -> None:
@@ -403,23 +412,25 @@ class StoreSync:
         return Shard(self._job, shard, self._seed, self._p.chunk_bytes)
 
     def _seed(self, *what: object) -> int:
-        return seed(self._job.fingerprint, self._number, *what)
+        return seed(self._fingerprint, self._number, *what)
 
     def _metadata(self, kind: str, **extra: object) -> dict[str, str]:
         own = {"diloco": kind, "sync": self._number, "name": self._job.name, "fingerprint": self._job.fingerprint}
         return {key: str(value) for key, value in {**own, **extra}.items()}
 
     def _delta_key(self, rank: int, groups: int) -> str:
-        return f"deltas/{self._number:08}/{rank:05}.{self._job.fingerprint[:16]}.{groups:x}.safetensors"
+        return (
+            f"deltas/{self._number:08}/{rank:05}.{self._p.run[:16]}.{self._job.fingerprint[:16]}.{groups:x}.safetensors"
+        )
 
     def _carried(self, rank: int, key: str) -> int | None:
         """Which groups the contribution under a key carries; None where it is not one of this rank to this sync."""
         match = _DELTA.fullmatch(key)
-        groups = int(match[2], 16) if match is not None else -1
+        groups = int(match[3], 16) if match is not None else -1
         whole = groups >= 0 and key == self._delta_key(rank, groups) and may_carry(self._layout, groups)
         return groups if whole else None
 
 
-def state_key(sync: int, shard: int) -> str:
-    """Key of a published shard of a strict run."""
-    return f"state/{sync:08}/{shard:05}.safetensors"
+def state_key(run: str, sync: int, shard: int) -> str:
+    """Key of a published shard of a strict run; ``run``: its name."""
+    return f"state/{sync:08}/{shard:05}.{run[:16]}.safetensors"

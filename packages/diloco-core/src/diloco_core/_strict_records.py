@@ -141,13 +141,23 @@ def noted_ranks(keys: Iterable[str]) -> Iterator[int]:
     return _ranks(_NOTE, keys)
 
 
-def note(ending: Ending) -> bytes:
-    """The note of a replica's end as stored."""
+def run_name(claims: Iterable[Claim]) -> str:
+    """What tells a run from every other one, also from an earlier one under the same prefix: 32 hexadecimal digits.
+
+    Args:
+        claims: The claims of all ranks; the processes that have met.
+    """
+    return fingerprint("run", sorted((claim.rank, claim.nonce) for claim in claims))
+
+
+def note(ending: Ending, nonce: str) -> bytes:
+    """The note of a replica's end as stored; ``nonce``: that of its claim."""
     return seal(
         "note",
         note_key(ending.rank),
         {
             "rank": ending.rank,
+            "nonce": nonce,
             "event": ending.event,
             "number": ending.progress.number,
             "syncs": ending.progress.syncs,
@@ -157,8 +167,8 @@ def note(ending: Ending) -> bytes:
     )
 
 
-def read_note(data: bytes, rank: int, origin: str) -> Ending:
-    """The ending that a stored note tells of.
+def read_note(data: bytes, rank: int, origin: str) -> tuple[Ending, str]:
+    """The ending that a stored note tells of, and the nonce of the claim of who has written it.
 
     Raises:
         CorruptedObjectError: It is damaged, or not the note of this rank.
@@ -170,7 +180,8 @@ def read_note(data: bytes, rank: int, origin: str) -> Ending:
     event = fields.text("event", "left|failed")
     progress = Progress(fields.whole("number"), fields.whole("syncs"))
     kind: Literal["left", "failed"] = "left" if event == "left" else "failed"
-    return Ending(rank, kind, progress, fields.text("message"), None if cause < 0 else cause)
+    ending = Ending(rank, kind, progress, fields.text("message"), None if cause < 0 else cause)
+    return ending, fields.text("nonce")
 
 
 def commit_key(sync: int) -> str:
@@ -224,11 +235,12 @@ def check_commit(
     return members
 
 
-def manifest(run_id: str, world_size: int, schema: Schema, unsynced: Mapping[str, Any]) -> bytes:
+def manifest(run_id: str, run: str, world_size: int, schema: Schema, unsynced: Mapping[str, Any]) -> bytes:
     """The manifest as stored: what the run is, for people and for ``export``.
 
     Args:
         run_id: The launch it belongs to.
+        run: See :func:`run_name`.
         world_size: Number of replicas.
         schema: What the replicas have in common.
         unsynced: What belongs to the model and is not synced; see :mod:`._unsynced`.
@@ -238,6 +250,7 @@ def manifest(run_id: str, world_size: int, schema: Schema, unsynced: Mapping[str
         MANIFEST,
         {
             "run_id": run_id,
+            "run": run,
             "world_size": world_size,
             "membership": "strict",
             "topology": "sharded",
@@ -260,6 +273,7 @@ def read_manifest(data: bytes, origin: str) -> Mapping[str, Any]:
     fields = Fields(record, origin)
     fields.text("membership", "strict")
     fields.text("run_id")
+    fields.text("run", "[0-9a-f]{32}")
     fields.whole("world_size", 1, MOST_RANKS)
     fields.texts_by_name("settings")
     fields.texts_by_name("tensors")
