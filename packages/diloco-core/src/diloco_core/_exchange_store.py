@@ -7,7 +7,7 @@ Keys below the run's prefix::
     schemas/{digest}.json      the tensors and settings that all replicas have in common, so one object; see the claims
     beats/{rank}               a counter that shows life
     notes/{rank}.json          "left" or "failed", and because of whom
-    deltas/{sync}/{rank}.{run}.{fingerprint}.{groups}.safetensors    a replica's contribution: immutable, gone when all have used it
+    deltas/{sync}/{rank}.{run}.{fingerprint}.{groups}.safetensors    a contribution: immutable, gone when all have used it
     commits/{sync}.json        who is in the sync; payloads first, this record last
     state/{sync}/{shard}.{run}.safetensors             new parameters and outer state: the checkpoint
     unsynced/{nonce}/{number}.safetensors             what belongs to the model and is not synced; written once by rank 0
