@@ -45,22 +45,64 @@ def _change(life, what):
         job.outer_state(next(iter(job.layout.chunks(0, 2**20))))["momentum_buffer"][3] += 1
 
 
+@pytest.mark.parametrize("before", ["there", "gone"])
 @pytest.mark.parametrize("what", ["values", "outer state", "nothing"])
-def test_the_state_before_is_the_one_that_was_adopted(what):
+def test_the_state_before_is_the_one_that_was_adopted(what, before):
+    """Otherwise it is computed again from the one before it, where that is there."""
+
     def act(life, store):
         progress = life.fragments[0]
+        copy, whole = progress.job.copy[0].clone(), store.objects[_KEY]
         _change(life, what)
         store.damage(_KEY, _written(life))
         if what == "values":
             progress.values_at[0] = None  # an update was interrupted
         progress.outer_at[0] = None
         progress.job.begin()
-        Adoption(life, progress.commit, local=False)._prepare(0)
+        if before == "gone":
+            store.damage("state/00000002/000.00000.safetensors", b"")
+        made_again = Adoption(life, progress.commit, local=False)._prepare(0)
+        assert made_again == (what != "nothing")
         assert progress.values_at[0] == progress.outer_at[0] == 3
+        assert torch.equal(progress.job.copy[0], copy)
+        assert store.objects[_KEY] == _written(life) == whole
 
     error = _with_life(act)
-    assert (error is None) == (what == "nothing")
+    assert (error is None) == (what == "nothing" or before == "there")
     assert error is None or (isinstance(error, PreviousStateError) and _KEY in str(error))
+
+
+def test_a_state_that_is_gone_is_made_again_too(caplog):
+    def act(life, store):
+        progress = life.fragments[0]
+        whole = store.objects[_KEY]
+        progress.outer_at[0] = None
+        store.remove(_KEY)
+        progress.job.begin()
+        assert Adoption(life, progress.commit, local=False)._prepare(0)
+        assert store.objects[_KEY] == whole
+
+    assert _with_life(act) is None
+    assert f"writing {_KEY} again with the same content, because it is gone" in caplog.text
+
+
+def test_a_shard_is_not_made_again_from_other_contributions_or_another_state():
+    """What comes out is compared with what was published before it is written."""
+
+    def act(life, store):
+        progress = life.fragments[0]
+        progress.outer_at[0] = None
+        store.damage(_KEY, b"damaged")
+        store.damage("state/00000003/000.done.json", b"damaged")
+        progress.rests[0] += 1
+        progress.job.begin()
+        try:
+            Adoption(life, progress.commit, local=False)._prepare(0)
+        finally:
+            assert store.objects[_KEY] == b"damaged"
+            assert progress.values_at[0] is progress.outer_at[0] is None
+
+    assert isinstance(_with_life(act), PreviousStateError)
 
 
 @pytest.mark.parametrize("part", ["values", "outer state", "header", "nothing"])

@@ -502,6 +502,7 @@ class DiLoCo:
             count.committed += 1
         if report.reloaded and isinstance(self._exchange, ElasticExchange):
             count.stand_at(self._exchange.position)
+            self._say_what_is_lost(number, inner_steps if report.contribution == "dropped" else 0)
             count.close_all()
             if self._exchange.counted < counted and self._entered:
                 _log.warning(
@@ -523,6 +524,28 @@ class DiLoCo:
         if self._on_sync is not None:
             self._on_sync(report)
         return report
+
+    def _say_what_is_lost(self, number: int, inner_steps: int) -> None:
+        """This replica has reloaded the whole model.
+
+        Args:
+            number: Of which fragment the sync was.
+            inner_steps: How many inner steps are dropped of that one.
+        """
+        steps = list(self._count.since_sync)
+        steps[number] = inner_steps
+        lost = [
+            f"{count} of fragment {fragment.name}"
+            for fragment, count in zip(self._fragments, steps, strict=True)
+            if count
+        ]
+        _log.warning(
+            "rank %d: reloaded the model as it is after outer step %d of the run. Inner steps of this replica that are lost by "
+            "that, because no sync holds them yet: %s.",
+            self._exchange.rank,
+            self.committed,
+            ", ".join(lost) or "none",
+        )
 
     def _jump(self) -> int:
         """Go to where the run counts this rank's inner steps; returns how many of them this life has not taken.

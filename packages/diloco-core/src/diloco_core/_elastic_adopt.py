@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ._elastic_held import begin_to_hold, hold, state_before
 from ._elastic_inputs import Inputs
 from ._elastic_kept import bring_back
-from ._elastic_life import Reload, not_as_recorded
+from ._elastic_life import Reload
 from ._elastic_publications import Publications
 from ._elastic_publish import publish_previous, write_done
 from ._elastic_repair import check_shard, computed_otherwise, readable_done, rewrite_shard
-from ._elastic_rules import done_states
+from ._elastic_rules import done_states, newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
 from ._patient import PAUSES
 from ._published import shard_metadata
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ._elastic_life import Life
+    from ._elastic_life import Life, Progress
     from ._elastic_records import Commit
     from ._layout import Piece
     from ._published import Sums
@@ -48,20 +49,24 @@ class Adoption:
         life: Whose.
         commit: The record, to be obeyed as it is.
         local: Whether this life's own contribution is in it, so that it need not be read back.
+        before: The state that it starts from, where that is not the one in memory: the sync is adopted already, and some
+            of its result is made again.
     """
 
-    def __init__(self, life: Life, commit: Commit, local: bool) -> None:
+    def __init__(self, life: Life, commit: Commit, local: bool, before: Progress | None = None) -> None:
         self._life = life
         self._commit = commit
         self._local = local
-        self._progress = life.fragments[commit.fragment]
+        self._progress = before or life.fragments[commit.fragment]
         self._previous = self._progress.sync
         self._job = self._progress.job
         self._layout = self._job.layout
         ranks = [member.rank for member in commit.members]
         self._member = ranks.index(life.rank) if life.rank in ranks else None
-        self._mending = life.mending.get(commit.fragment) == commit.sync
-        self._done = readable_done(life, commit.sync, commit.fragment) if self._mending else None
+        self._mending = before is not None or life.mending.get(commit.fragment) == commit.sync
+        self._done = life.fragments[commit.fragment].done() if before is not None else None
+        if self._mending and self._done is None:
+            self._done = readable_done(life, commit.sync, commit.fragment)
         self._damaged: dict[int, str] = {}
 
     def run(self) -> None:
@@ -83,6 +88,17 @@ class Adoption:
         self._take([shard for shard in shards if shard not in own])
         if self.designated:
             write_done(self._life, self._commit)
+
+    def compute_again(self, shard: int, damage: CorruptedObjectError | None) -> None:
+        """Write one shard of the result again, which is damaged or gone.
+
+        Raises:
+            Reload: Inputs are gone because newer state is complete.
+            CorruptedObjectError: Inputs are gone or damaged, or something else comes out.
+        """
+        if damage is not None:
+            self._damaged[shard] = str(damage)
+        self._compute([[shard]])
 
     def owner(self, shard: int) -> int:
         """Which member updates a shard."""
@@ -195,17 +211,21 @@ class Adoption:
         publications = Publications(self._life.store.store)
         try:
             for number, batch in enumerate(batches):
-                for pause in (*PAUSES, None):
+                pauses = iter((*PAUSES, None))
+                while True:
                     try:
                         inputs = inputs or Inputs(
                             self._life, self._progress, self._commit, batches[number:], local=local
                         )
                         self._update(batch, inputs)
                         break
+                    except _MadeAgain:
+                        _close(inputs)
+                        inputs, local = None, False  # the model does not hold the own contribution any more
                     except ObjectNotFoundError as error:
                         _close(inputs)
                         inputs = None
-                        if pause is not None and self._life.rollback and bring_back(self._life):
+                        if next(pauses) is not None and self._life.rollback and bring_back(self._life):
                             continue
                         for shard in batch:
                             self._look_again(shard, error)
@@ -214,7 +234,7 @@ class Adoption:
                     except (StoreUnavailableError, CorruptedObjectError) as error:
                         _close(inputs)
                         inputs = None
-                        self._consider(error, pause)
+                        self._consider(error, next(pauses))
                         local = False  # parts of the own values may be updated already
                 if self._life.gather:
                     self._compare(batch)
@@ -228,8 +248,8 @@ class Adoption:
 
     def _update(self, batch: Sequence[int], inputs: Inputs) -> None:
         """Update the shards of a batch in memory."""
-        for shard in batch:
-            self._prepare(shard)
+        if any([self._prepare(shard) for shard in batch]):  # noqa: C419 - all of them
+            raise _MadeAgain
         for shard in batch:
             self._progress.values_at[shard] = None
         first, unchanged = self._watched(batch, inputs.sources[0])
@@ -272,40 +292,38 @@ class Adoption:
                 raise computed_otherwise(self._life, self._life.key(self._commit.sync, self._commit.fragment, shard))
             self._settle(shard, values, None)
 
-    def _prepare(self, shard: int) -> None:
-        """See to it that memory holds the values and the outer state that the update starts from."""
-        life, progress = self._life, self._progress
-        index, previous = self._commit.fragment, self._previous
-        whole = progress.values_at[shard] == previous
-        if whole and progress.outer_at[shard] == previous:
-            return
-        progress.forget_outer(shard, life.chunk_bytes)
-        if whole and previous == 0:
-            progress.outer_at[shard] = 0  # no outer step has been taken yet
-            return
-        key = life.key(previous, index, shard)
+    def _prepare(self, shard: int) -> bool:
+        """See to it that memory holds the values and the outer state that the update starts from.
 
-        def use(reader: ObjectReader) -> None:
-            stored = life.shard(previous, index, shard)
-            if previous:
-                outer = stored.outer_state(reader, life.origin(key), progress.rests[shard])
-                self._job.install_outer(*outer)
-            if not whole and stored.adopt(reader, life.origin(key), life.scratch).values != progress.sums[shard]:
-                raise not_as_recorded(life.origin(key))
-            values = sum(map(self._layout.piece_bytes, self._layout.shard(shard)))
-            life.traffic.received += reader.size - (values if whole else 0)
+        Returns:
+            Whether the shard was damaged in the store and has been made again. The model's values of it are lost then.
+
+        Raises:
+            PreviousStateError: It is damaged, and could not be made again like that.
+        """
+        life, progress, index = self._life, self._progress, self._commit.fragment
+        if not begin_to_hold(life, progress, shard):
+            return False
+        key = life.key(progress.sync, index, shard)
 
         def read() -> None:
             with life.store.store.open(key) as reader:
-                use(reader)
+                hold(life, progress, index, shard, reader)
 
         try:
             life.again(read)
+        except ObjectNotFoundError:
+            newest = newest_done(life.store.list("state/"), len(life.fragments))[index]
+            if newest <= progress.sync and not self._mending and make_again(life, index, shard, None):
+                return True
+            raise
         except CorruptedObjectError as error:
+            if not self._mending and make_again(life, index, shard, error):
+                return True
             # Reloading makes it again from the state before it.
-            life.bad.add((index, previous))
+            life.bad.add((index, self._previous))
             raise PreviousStateError(str(error)) from error
-        progress.values_at[shard] = progress.outer_at[shard] = previous
+        return False
 
     def _watched(self, shards: Sequence[int], first: Source) -> tuple[Source, Callable[[], None]]:
         """See to it that the outer optimizer's state is still what was published: who else could tell, if it changed in memory?
@@ -353,7 +371,7 @@ class Adoption:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
         if shard in self._damaged or self._mending:
             damage = self._damaged.pop(shard, None)
-            self._settle(shard, *rewrite_shard(life, self._progress, sync, shard, damage))
+            self._settle(shard, *rewrite_shard(life, self._progress, sync, shard, damage, self._done))
             return
         sums: list[Sums] = []
         stored = life.shard(sync, index, shard)
@@ -395,6 +413,34 @@ class Adoption:
         )
 
 
+def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError | None) -> bool:
+    """Compute a shard of the state in memory again that is damaged or gone in the store, and write it there as it was.
+
+    That takes the state before and the contributions to its sync, which stay until the next state is complete. Nothing else
+    in memory is touched: other shards and fragments keep what they hold and what this replica has learned since.
+
+    Returns:
+        Whether it was possible. If so, memory holds the values and the outer state of the shard as they were published.
+    """
+    progress = life.fragments[index]
+    if life.gather or progress.commit is None:
+        return False
+    progress.values_at[number] = None
+    progress.forget_outer(number, life.chunk_bytes)
+    key = life.key(progress.sync, index, number)
+    life.reasons[index] = str(damage or f"{life.origin(key)} is gone")
+    try:
+        before = state_before(life, index)
+        if before is None:
+            return False
+        Adoption(life, progress.commit, local=False, before=before).compute_again(number, damage)
+    except (CorruptedObjectError, Reload) as error:
+        _log.error("rank %d: %s could not be made again: %s", life.rank, life.origin(key), error)
+        return False
+    progress.values_at[number] = progress.outer_at[number] = progress.sync
+    return True
+
+
 def _close(inputs: Inputs | None) -> None:
     if inputs is not None:
         inputs.close()
@@ -402,3 +448,7 @@ def _close(inputs: Inputs | None) -> None:
 
 class PreviousStateError(CorruptedObjectError):
     """The published state that a sync starts from is damaged."""
+
+
+class _MadeAgain(Exception):  # noqa: N818 - never leaves this module
+    """A shard that an update starts from had to be made again: what was to be read for the update is another thing now."""

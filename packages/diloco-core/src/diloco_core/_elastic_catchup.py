@@ -6,17 +6,21 @@ import logging
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from ._elastic_adopt import Adoption
+from ._elastic_adopt import Adoption, make_again
+from ._elastic_held import begin_to_hold, hold
 from ._elastic_life import Reload
 from ._elastic_load import load
 from ._elastic_records import commit_key, commit_sync
 from ._elastic_repair import ask_for_repair, mend_published
 from ._elastic_rollback import roll_back
-from ._elastic_rules import in_force, states
+from ._elastic_rules import in_force, newest_done, states
 from ._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
+from ._reread import read_again
+from ._store_ahead import open_ahead
 
 if TYPE_CHECKING:
     from ._elastic_life import Life
+    from ._store import ObjectReader
 
 _PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after a try that found the state of no use
 _ASKING = 2  # how often it is tried again while others are asked
@@ -88,6 +92,7 @@ def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | No
         try:
             load(life)
             replay(life)
+            _hold_own_part(life)
         except Reload as reason:
             cause = reason.__cause__
             life.timing.sleep(pause)
@@ -143,6 +148,57 @@ def replay(life: Life) -> None:
             f"{life.origin(commit_key(life.sync + 1))} is gone, but what came after it is there, and commit records are never "
             "deleted"
         )
+
+
+def _hold_own_part(life: Life) -> None:
+    """Read what the outer optimizer keeps of every N-th shard, those that this rank updates where all N ranks take part.
+
+    So it is not to be read at the next sync. And what is damaged shows before anybody trains: loading reads the values
+    only, and with all ranks there, somebody looks at everything else. What is damaged is made again at once.
+
+    Raises:
+        Reload: It is damaged, and the whole state has to be made again.
+    """
+    if life.gather:
+        return  # every replica has read everything
+    for index, progress in enumerate(life.fragments):
+        shards = range(life.rank, progress.job.layout.shards, life.manifest.world_size)
+        own = {life.key(progress.sync, index, shard): shard for shard in shards if begin_to_hold(life, progress, shard)}
+        listing = life.store.list(f"{next(iter(own)).rpartition('/')[0]}/") if own and not life.store.near else {}
+
+        def announce(key: str, reader: ObjectReader, index: int = index, own: dict[str, int] = own) -> None:
+            life.shard(life.fragments[index].sync, index, own[key]).announce_rest(reader)
+
+        with open_ahead(life.store.store, {key: listing.get(key) for key in own}, announce) as readers:
+            for (key, shard), reader in zip(own.items(), readers, strict=True):
+                _hold_or_make_again(life, index, shard, key, reader)
+
+
+def _hold_or_make_again(life: Life, index: int, shard: int, key: str, opened: ObjectReader | None) -> None:
+    progress = life.fragments[index]
+
+    def use(reader: ObjectReader) -> bool:
+        hold(life, progress, index, shard, reader)
+        return True
+
+    def read() -> bool:
+        nonlocal opened
+        first, opened = opened, None
+        return life.store.read(key, use, first) or False
+
+    damage: CorruptedObjectError | None = None
+    try:
+        # The others may be waiting. Where this accuses a file wrongly, the same is computed once more.
+        if read_again(life.timing, read, most=2):
+            return
+    except CorruptedObjectError as error:
+        damage = error
+        progress.forget_outer(shard, life.chunk_bytes)
+    if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
+        return  # it was removed while it was read: the others have gone on
+    if not make_again(life, index, shard, damage):
+        life.bad.add((index, progress.sync))
+        raise Reload from damage or CorruptedObjectError(f"{life.origin(key)} is gone")
 
 
 def diverged(rank: int) -> DivergedError:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ._elastic_attendance import Attendance
 from ._elastic_delta import DeltaFormat
-from ._elastic_records import Rollback, commit_key, digest, read_record, shard_key, state_digest
+from ._elastic_records import Done, Rollback, commit_key, digest, read_record, shard_key, state_digest
 from ._elastic_repair import commit_again
 from ._errors import CorruptedObjectError
 from ._published import Shard
@@ -19,7 +19,7 @@ from ._wire import seed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ._elastic_records import Commit, Delta, Done, Hint, Manifest
+    from ._elastic_records import Commit, Delta, Hint, Manifest
     from ._elastic_settings import Elastic
     from ._fragment import Fragment
     from ._layout import Layout
@@ -100,6 +100,19 @@ class Progress:
         """Of a life that holds nothing yet."""
         shards = job.layout.shards
         return cls(job, 0, [], [None] * shards, [None] * shards, [None] * shards)
+
+    @classmethod
+    def recorded(cls, job: Fragment, done: Done) -> Progress:
+        """Of a life that is about to read the state that a record speaks of, and holds nothing of it yet."""
+        nowhere: list[int | None] = [None] * job.layout.shards
+        return cls(job, done.sync, list(done.sums), nowhere, list(nowhere), list(done.rests), done.commit)
+
+    def done(self) -> Done | None:
+        """The record of this state; None where memory does not tell what it says."""
+        rests = [rest for rest in self.rests if rest is not None]
+        if self.commit is None or len(rests) != len(self.sums):
+            return None
+        return Done(self.sync, self.commit.fragment, tuple(self.sums), tuple(rests), self.commit)
 
     @property
     def digest(self) -> str:

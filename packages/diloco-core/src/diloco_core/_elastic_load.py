@@ -82,7 +82,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
     first: CorruptedObjectError | None = None
     for sync in history.states(index):
         try:
-            if (index, sync) in life.bad:
+            if (index, sync) in life.bad and not (life.rollbacks and mend_from_copies(life, index, sync)):
                 raise CorruptedObjectError(
                     f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged"
                 )
@@ -146,7 +146,7 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
     shards = job.layout.shards
     if not len(done.sums) == len(done.rests) == shards:
         raise CorruptedObjectError(f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}")
-    fresh = Progress(job, sync, list(done.sums), [None] * shards, [None] * shards, list(done.rests), done.commit)
+    fresh = Progress.recorded(job, done)
     numbers = {life.key(sync, index, number): number for number in range(shards)}
     listing = life.store.list(f"{next(iter(numbers)).rpartition('/')[0]}/")
 

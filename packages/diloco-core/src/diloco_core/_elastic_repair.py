@@ -76,10 +76,13 @@ def commit_again(life: Life, sync: int, damage: CorruptedObjectError | None) -> 
     return commit, digest(data)
 
 
-def rewrite_shard(life: Life, progress: Progress, sync: int, number: int, damage: object) -> Sums:
+def rewrite_shard(
+    life: Life, progress: Progress, sync: int, number: int, damage: object, done: Done | None = None
+) -> Sums:
     """Write a shard of a state again from memory, which holds its values and its outer state.
 
-    ``damage`` says what is wrong with what the store holds; None: nothing is there.
+    ``damage`` says what is wrong with what the store holds; None: nothing is there. ``done`` is the record of the state,
+    where that is known already.
 
     Raises:
         CorruptedObjectError: Memory holds other values than were published.
@@ -88,7 +91,7 @@ def rewrite_shard(life: Life, progress: Progress, sync: int, number: int, damage
     shard, key = life.shard(sync, index, number), life.key(sync, index, number)
     metadata = shard_metadata(progress.job, sync)
     sums = shard.sums(metadata)
-    done = readable_done(life, sync, index)
+    done = done or readable_done(life, sync, index)
     if done is not None and sums != (done.sums[number], done.rests[number]):
         raise computed_otherwise(life, key)
     _say(life, key, damage)

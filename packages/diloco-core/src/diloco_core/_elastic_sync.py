@@ -11,12 +11,12 @@ from ._elastic_adopt import Adoption
 from ._elastic_catchup import diverged
 from ._elastic_delta import SCHEMA_DIGITS, ChangedError
 from ._elastic_fork import check_next, look_back
-from ._elastic_life import Reload, Traffic
+from ._elastic_life import Reload, RolledBack, Traffic
 from ._elastic_publish import collect
 from ._elastic_records import Commit, Delta, Hint, commit_key, deltas, highest_epochs
 from ._elastic_repair import answer, commit_mended
-from ._elastic_rules import expected, former_farewells, may_commit, valid
-from ._errors import DivergedError, SyncError, SyncTimeoutError
+from ._elastic_rules import expected, former_farewells, in_force, may_commit, valid
+from ._errors import CorruptedObjectError, DivergedError, SyncError, SyncTimeoutError
 from ._exchange import SyncReport
 from ._sharded import carried_groups
 
@@ -105,6 +105,44 @@ class ElasticSync:
             exchange_seconds=life.timing.clock() - start - life.traffic.waited,
             contribution=fate,
         )
+
+    def after_reloading(self) -> SyncReport:
+        """What has become of it where this life had to start again from the published state.
+
+        The log says it: the sync may have been decided and adopted with the own contribution all the same.
+        """
+        life = self._life
+        commit = self._adopted()
+        fate = "none" if self._job.steps is None else "dropped"
+        if commit is not None and self._own is not None and self._own in commit.members:
+            fate = "counted"
+        return SyncReport(
+            sync=life.sync,
+            fragment=self._job.name,
+            committed=commit is not None,
+            members=0 if commit is None else len(commit.members),
+            bytes_sent=life.traffic.sent,
+            bytes_received=life.traffic.received,
+            wait_seconds=life.traffic.waited,
+            exchange_seconds=0.0,
+            contribution=fate,
+            reloaded=True,
+        )
+
+    def _adopted(self) -> Commit | None:
+        """The record of this sync, where what was loaded holds its result."""
+        life = self._life
+        rollbacks = [rollback for rollback, _ in life.rollbacks]
+        if life.sync < self._sync or not in_force(self._sync, self._index, rollbacks):
+            return None
+        progress = life.fragments[self._index]
+        if progress.commit is not None and progress.sync == self._sync:
+            return progress.commit
+        try:
+            found = life.commit(self._sync)
+        except (RolledBack, CorruptedObjectError):
+            return None
+        return None if found is None else found[0]
 
     def stands_in(self) -> bool:
         """Whether an earlier life of this rank has contributed already: it stands for the rank."""

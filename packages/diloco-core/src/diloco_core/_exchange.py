@@ -33,7 +33,7 @@ class SyncReport:
             same as before where none was taken. In reports of an exchange that is used without one, such as those of
             :meth:`ObjectStoreAllReduce.mean`, its number within the exchange: 0 for the first one.
         fragment: Name of what was synced.
-        committed: Whether the new values were adopted.
+        committed: Whether the new values were adopted, also where that took a reload.
         members: How many replicas contributed.
         bytes_sent: Bytes of the contribution and of the published state (with the outer state) that this replica wrote.
         bytes_received: Bytes of contributions and published state that this replica read; headers may be left out.
@@ -43,9 +43,11 @@ class SyncReport:
             open: the report of the fragment's next sync counts them).
         total_inner_steps: Inner steps since the start of the run.
         contribution: What became of the own contribution: ``counted``, ``carried`` into the next sync of the fragment,
-            ``dropped``, ``open`` where this replica did not wait for the end (it may be counted later), or ``none`` where
-            there was none to make. Always ``counted`` in strict runs.
-        reloaded: Whether this replica had to start again from the published state (elastic runs only).
+            ``dropped`` (the sync does not hold it, and no later one will), ``open`` where this replica did not wait for the end
+            (it may be counted later), or ``none`` where there was none to make. Always ``counted`` in strict runs.
+        reloaded: Whether this replica had to start again from the published state (elastic runs only). Its own contribution
+            may be counted all the same. What it has learned in other fragments since their last syncs is lost; a
+            warning in the log says how many inner steps that are.
         batches_to_skip: How many batches the data loader has to pass over now (elastic runs only): with this sync the run
             has counted inner steps that an earlier life of this rank had taken with them. 0 for almost all syncs.
     """

@@ -202,8 +202,8 @@ class ElasticExchange:
     def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
         """Contribute, obey the record, adopt; see :meth:`._exchange.Exchange.sync`.
 
-        With ``committed=False`` and ``reloaded=True`` in the report this replica has reloaded the published state, and trains
-        on from there.
+        With ``reloaded=True`` in the report this replica has reloaded the published state, and trains on from there. The
+        sync may have been decided and adopted all the same, with its contribution.
 
         Args:
             job: The fragment whose turn it is.
@@ -226,11 +226,12 @@ class ElasticExchange:
             raise
 
     def _sync(self, life: Life, job: SyncJob, last: bool) -> SyncReport:
+        if job is not life.fragments[life.index(life.sync + 1)].job:
+            raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
+        self._first = False
+        sync = ElasticSync(life, 2 * self.settings.grace if last else None)
         try:
-            if job is not life.fragments[life.index(life.sync + 1)].job:
-                raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
-            self._first = False
-            report = ElasticSync(life, 2 * self.settings.grace if last else None).run()
+            report = sync.run()
             life.differed = False
             if life.sync % WATCH_EVERY == 0:
                 watch_manifest(life)
@@ -244,10 +245,13 @@ class ElasticExchange:
                 if life.differed:
                     raise reason.again(self.rank) from None
                 life.differed = True
+            elif reason.__cause__ is not None:
+                text = "rank %d: %s. Reloading the published state."
+                _log.warning(text, self.rank, str(reason.__cause__).rstrip("."))
             before = life.rollback
             catch_up(life)
             self._obey_since(life, before)
-            report = self._nothing(life, job, "dropped", reloaded=True)
+            report = sync.after_reloading()
         return report
 
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
@@ -364,7 +368,7 @@ class ElasticExchange:
                 obey_rollback(life, record[0])
 
     @staticmethod
-    def _nothing(life: Life, job: SyncJob, contribution: str, *, reloaded: bool = False) -> SyncReport:
+    def _nothing(life: Life, job: SyncJob, contribution: str) -> SyncReport:
         return SyncReport(
             sync=life.sync,
             fragment=job.name,
@@ -375,7 +379,6 @@ class ElasticExchange:
             wait_seconds=life.traffic.waited,
             exchange_seconds=0.0,
             contribution=contribution,
-            reloaded=reloaded,
         )
 
     @staticmethod

@@ -166,6 +166,12 @@ class Shard:
         """
         self._values_of(reader, origin)
 
+    def announce_rest(self, reader: ObjectReader) -> None:
+        """Have everything but the values of a file fetched ahead, where the store does that."""
+        start = reader.size - section_bytes(self._layout, self.values()) - CHECKSUM_BYTES * len(END)
+        if isinstance(reader, ReadsAhead) and start > 0:
+            reader.expect(0, start)
+
     def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
         """Adopt the values of a file; returns its checksums.
 

@@ -20,17 +20,18 @@ REREADS = (0.05, 0.4, 1.5)
 _log = logging.getLogger("diloco_core")
 
 
-def read_again(timing: Timing, read: Callable[[], T]) -> T:
+def read_again(timing: Timing, read: Callable[[], T], most: int | None = None) -> T:
     """What ``read`` returns; it is called a few times, until what it reads is as it was written.
 
     Args:
         timing: Its ``sleep`` is used.
         read: Reads and verifies; it must start from the beginning every time.
+        most: How often it may be called again; as often as there are ``REREADS`` if left out.
 
     Raises:
         CorruptedObjectError: It is damaged where it lies.
     """
-    for pause in REREADS:
+    for pause in REREADS[:most]:
         try:
             return read()
         except CorruptedObjectError as error:

@@ -1,0 +1,189 @@
+"""Damage in what only the next update of a shard reads: the header of its file, and the outer optimizer's state.
+
+It shows when a life begins, is made again at once, and costs nothing. Where it shows later all the same, it costs nothing
+either, as long as the shard can be computed again; otherwise reports and log say what is lost.
+"""
+
+import logging
+from collections import Counter
+
+import pytest
+import torch
+from damage_lab import flip
+
+from diloco_core import Elastic, _elastic_adopt, _elastic_catchup
+from diloco_core._sim_checks import read_log
+from diloco_core._sim_store import Connection
+from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+
+_SYNCS, _END = 4, 8
+_SIZES = (96, 80)
+_FRAGMENTS = len(_SIZES)
+_NEWEST = {0: 5, 1: 4}  # by fragment: after which sync its state is, where the run stopped; the fifth was the flush
+
+
+class _Run:
+    """A run of two fragments that has stopped, to be damaged and gone on with."""
+
+    def __init__(self, ranks, min_replicas):
+        torch.set_num_threads(1)
+        self.ranks = ranks
+        self.settings = Elastic(min_replicas, grace=5.0, topology="sharded")
+        self.first = SimulatedTraining(syncs=_SYNCS, sizes=_SIZES, sync_every=4)
+        store = SimulatedStore()
+        simulate(self.first, Schedule(ranks, latency=0.01), self.settings, store=store)
+        self.objects = dict(store.objects)
+
+    def resumed(self, damage, *, alone=False):
+        """Go on with some objects replaced; what it came to, and the training."""
+        store = SimulatedStore()
+        for key, data in self.objects.items():
+            store.write(key, data)
+        for key, data in damage.items():
+            store.damage(key, data)
+        training = SimulatedTraining(
+            syncs=_END, sizes=_SIZES, sync_every=4, salts=dict(self.first.salts), save_every=100
+        )
+        starts = [0.0, *[1e6] * (self.ranks - 1)] if alone else ()
+        outcome = simulate(
+            training,
+            Schedule(self.ranks, seed=1, latency=0.01, starts=starts),
+            self.settings,
+            store=store,
+            most_lives=1,
+            limit=1e5,
+        )
+        wrong = [what for what in violations(outcome, training) if not (alone and "not every rank" in what)]
+        assert wrong == [], damage.keys()
+        _reports_are_true(outcome, training)
+        return outcome, training
+
+
+def _reports_are_true(outcome, training):
+    """What the reports call counted is what the log counts, sync by sync, and nothing else is committed."""
+    log, _ = read_log(outcome.store)
+    for (rank, life), reports in training.reports.items():
+        assert life == 1, "nobody had to be started again"
+        own = {c.sync: m.stop - m.start for c in log for m in c.members if (m.rank, m.epoch) == (rank, 2)}
+        assert {r.sync: r.inner_steps for r in reports if r.contribution == "counted"} == own
+        members = {commit.sync: len(commit.members) for commit in log}
+        assert all(report.members == members[report.sync] for report in reports if report.committed)
+
+
+def _final(outcome):
+    """The bytes of the states that a run ended with."""
+    states = {key: data for key, data in outcome.store.objects.items() if key.startswith("state/")}
+    last = sorted({key.split("/")[1] for key in states})[-_FRAGMENTS:]
+    assert int(last[-1]) >= _END
+    return {key: data for key, data in states.items() if key.split("/")[1] in last}
+
+
+def _places(data):
+    """Bytes of a shard's file that nothing but the next update reads: of its header and of the outer state, by name."""
+    header = 8 + int.from_bytes(data[:8], "little")
+    scalars, names = data.index(b"scalars"), data.index(b"fingerprint")
+    return {
+        "length": 0,
+        "length, high": 6,
+        "brace": 8,
+        "sync": data.index(b'"sync"') + 8,
+        "fingerprint": names + 20,
+        "scalars": scalars + 2,
+        "end of the header": header - 1,
+        "outer state": header + 2,
+        "checksum of it": header + (len(data) - 16 - header) // 2 - 4,
+    }
+
+
+def _key(fragment, shard):
+    return f"state/{_NEWEST[fragment]:08}/{fragment:03}.{shard:05}.safetensors"
+
+
+@pytest.fixture(scope="module")
+def run():
+    return _Run(2, 1)
+
+
+@pytest.fixture(scope="module")
+def undamaged(run):
+    return {alone: _final(run.resumed({}, alone=alone)[0]) for alone in (False, True)}
+
+
+_FEW = ["length", "fingerprint", "outer state"]
+_ALL = [*_FEW, "length, high", "brace", "sync", "scalars", "end of the header", "checksum of it"]
+_PLACES = [*_FEW, *(pytest.param(place, marks=pytest.mark.slow) for place in _ALL[len(_FEW) :])]
+
+
+@pytest.mark.parametrize("place", _PLACES)
+@pytest.mark.parametrize("fragment", range(_FRAGMENTS))
+@pytest.mark.parametrize("shard", range(2))
+def test_it_is_found_and_mended_before_anybody_trains(run, undamaged, caplog, shard, fragment, place):
+    key = _key(fragment, shard)
+    whole = run.objects[key]
+    with caplog.at_level(logging.INFO, "diloco_core"):
+        outcome, training = run.resumed({key: flip(whole, 8 * _places(whole)[place] + 1)})
+    messages = [record.getMessage() for record in caplog.records]
+    (mended,) = [number for number, text in enumerate(messages) if f"writing {key} again with the same content" in text]
+    (began,) = [
+        number for number, text in enumerate(messages) if text.startswith(f"rank {shard}: life 2 begins at sync 5")
+    ]
+    assert mended < began
+    assert _final(outcome) == undamaged[False]
+    assert not any(report.reloaded for reports in training.reports.values() for report in reports)
+
+
+@pytest.mark.parametrize("place", _PLACES)
+def test_who_resumes_alone_mends_the_parts_of_others_when_their_turn_comes(run, undamaged, caplog, place):
+    damage = {_key(fragment, 1): run.objects[_key(fragment, 1)] for fragment in range(_FRAGMENTS)}
+    damage = {key: flip(whole, 8 * _places(whole)[place] + 2) for key, whole in damage.items()}
+    outcome, training = run.resumed(damage, alone=True)
+    assert all(f"writing {key} again with the same content" in caplog.text for key in damage)
+    assert _final(outcome) == undamaged[True]
+    assert [report.inner_steps for report in training.reports[0, 1]] == [2, 4, 4, 2]
+    assert not any(report.reloaded for report in training.reports[0, 1])
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_where_it_cannot_be_made_again_like_that_the_whole_state_is_loaded_and_what_is_lost_is_said(
+    run, undamaged, caplog, monkeypatch, alone
+):
+    for module in (_elastic_adopt, _elastic_catchup):
+        monkeypatch.setattr(module, "make_again", lambda *_: False)
+    key = _key(0, 1)
+    outcome, training = run.resumed({key: flip(run.objects[key], 100)}, alone=alone)
+    lost = [
+        record
+        for record in caplog.records
+        if "Inner steps of this replica that are lost by that" in record.getMessage()
+    ]
+    reports = training.reports[0, 1]
+    if not alone:
+        assert lost == []
+        assert _final(outcome) == undamaged[False]
+        return
+    # Sync 7 holds what was learned of fragment 0; what fragment 1 had learned by then is gone.
+    assert [(r.sync, r.contribution, r.committed, r.members, r.inner_steps, r.reloaded) for r in reports[:3]] == [
+        (6, "counted", True, 1, 2, False),
+        (7, "counted", True, 1, 4, True),
+        (8, "counted", True, 1, 2, False),
+    ]
+    (message,) = [record.getMessage() for record in lost]
+    assert "after outer step 7 of the run" in message
+    assert message.endswith("because no sync holds them yet: 2 of fragment 1.")
+    assert lost[0].levelno == logging.WARNING
+
+
+def test_a_start_reads_no_outer_state_twice(run):
+    """Who will update a shard has its outer state from the start, and nobody else reads it."""
+    opened = Counter()
+    open_object = Connection.open
+
+    def counted(self, key, size=None):
+        opened[key] += 1
+        return open_object(self, key) if size is None else open_object(self, key, size)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Connection, "open", counted)
+        run.resumed({})
+    # Both ranks read all values, and one of them the rest.
+    assert {opened[_key(fragment, shard)] for fragment in range(_FRAGMENTS) for shard in range(2)} == {3}
