@@ -2,6 +2,7 @@
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from diloco_core import (
     ObjectStoreExchange,
     StoreModel,
     Timing,
+    Transfer,
     plan_exchange,
 )
 from diloco_core._elastic_settings import choose_topology
@@ -75,6 +77,30 @@ class TestByHand:
         assert seconds[1:] == pytest.approx([seconds[0] / 2, seconds[0] / 4], rel=0.1)
 
 
+class TestTransfer:
+    """What a replica may set."""
+
+    def test_more_connections_are_quicker(self):
+        fast = Transfer(connections=64, budget_bytes=512 * MIB)
+        for topology in ("sharded", "gather"):
+            plans = [plan_exchange(1e8, 8, 1e11, topology=topology, store=UNLIMITED, transfer=t) for t in (None, fast)]
+            assert plans[1].seconds < 0.7 * plans[0].seconds
+            assert (plans[1].gets, plans[1].puts) == (plans[0].gets, plans[0].puts)
+
+    @pytest.mark.parametrize(("topology", "strict"), [("sharded", True), ("sharded", False), ("gather", False)])
+    def test_larger_blocks_are_fewer_requests(self, topology, strict):
+        plans = [
+            plan_exchange(1e9, 4, NIC, topology=topology, strict=strict, transfer=t)
+            for t in (Transfer(), Transfer(block_bytes=32 * MIB))
+        ]
+        assert plans[1].gets < 0.6 * plans[0].gets
+        assert plans[1].bytes_received == plans[0].bytes_received
+
+    def test_what_cannot_work_is_refused(self):
+        with pytest.raises(ConfigurationError, match="budget_bytes"):
+            plan_exchange(1e6, 2, NIC, transfer=Transfer(budget_bytes=1))
+
+
 class TestTheRateOfAPrefix:
     def test_it_takes_as_long_as_the_prefix_needs(self):
         """1,000 replicas that each read all of 1,000 shards, once as contributions and once as published."""
@@ -102,12 +128,27 @@ class TestTheRateOfAPrefix:
 
     def test_nothing_is_said_of_shards_that_are_large_or_few(self):
         assert len(sharded(1e8, 100, store=StoreModel(reads=500.0)).limits) == 2, "few"
-        assert len(sharded(1e11, 200, store=StoreModel(reads=50.0)).limits) == 2, "large"
+        assert not any(
+            "cannot be chosen" in text for text in sharded(1e11, 200, store=StoreModel(reads=50.0)).limits
+        ), "large"
         assert len(sharded(1e8, 200, store=StoreModel(reads=500.0)).limits) == 3
 
     def test_many_megabytes_have_as_many_shards_of_four(self):
         (*_, shards) = sharded(1e8, 1000).limits
         assert f"{math.ceil(4e8 / (4 * MIB))} shards" in shards
+
+    def test_large_ranges_are_named_where_they_help(self):
+        (*_, ranges) = plan_exchange(1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0)).limits
+        assert "block_bytes" in ranges
+        assert f"a shard has {4e9 / 64 / 1e6:.3g} MB" in ranges
+        large = Transfer(block_bytes=64 * MIB, budget_bytes=512 * MIB)
+        plan = plan_exchange(1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0), transfer=large)
+        assert not any("block_bytes" in text for text in plan.limits)
+        assert plan.seconds < plan_exchange(1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0)).seconds / 4
+
+    def test_nothing_is_said_of_shards_where_everybody_reads_everything(self):
+        plan = plan_exchange(1e5, 200, NIC, topology="gather", store=StoreModel(reads=100.0))
+        assert len(plan.limits) == 2
 
     def test_a_quicker_topology_is_named(self):
         gather = plan_exchange(1e8, 64, NIC, topology="gather")
@@ -326,11 +367,14 @@ class Far:
         return getattr(self._store, name)
 
 
+FAR = SimpleNamespace(near=False)
+
+
 class TestWarned:
     """Of a run whose syncs take longer than they may."""
 
     def test_with_the_figures(self, caplog):
-        warn_of_long_syncs(28 * 10**9, rank=3, replicas=8, near=False, sync_timeout=60.0, strict=True)
+        warn_of_long_syncs(28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=60.0, strict=True)
         plan = plan_exchange(7e9, 8, NIC, strict=True)
         (record,) = caplog.records
         assert record.levelname == "WARNING"
@@ -348,22 +392,27 @@ class TestWarned:
             assert figure in text
 
     def test_where_the_prefix_is_what_holds_it_up_that_is_said(self, caplog):
-        warn_of_long_syncs(4 * 10**6, rank=0, replicas=1000, near=False, sync_timeout=60.0, strict=True)
+        warn_of_long_syncs(4 * 10**6, rank=0, replicas=1000, store=FAR, sync_timeout=60.0, strict=True)
         assert "The rate of requests below the prefix" in caplog.text
         assert "more fragments" not in caplog.text
 
     @pytest.mark.parametrize(
         ("size", "options"),
-        [(28 * 10**9, {"sync_timeout": 1800.0}), (28 * 10**9, {"near": True}), (0, {}), (10**6, {})],
+        [
+            (28 * 10**9, {"sync_timeout": 1800.0}),
+            (28 * 10**9, {"store": SimpleNamespace(near=True)}),
+            (0, {}),
+            (10**6, {}),
+        ],
         ids=["enough time", "folder", "nothing", "small"],
     )
     def test_not_where_there_is_nothing_to_say(self, caplog, size, options):
-        options = {"near": False, "sync_timeout": 60.0, **options}
+        options = {"store": FAR, "sync_timeout": 60.0, **options}
         warn_of_long_syncs(size, rank=0, replicas=8, strict=True, **options)
         assert caplog.records == []
 
     def test_of_the_topology_that_the_run_has(self, caplog):
-        options = {"rank": 0, "replicas": 64, "near": False, "sync_timeout": 60.0, "strict": False}
+        options = {"rank": 0, "replicas": 64, "store": FAR, "sync_timeout": 60.0, "strict": False}
         warn_of_long_syncs(4 * 10**8, topology="sharded", **options)
         assert caplog.records == []
         warn_of_long_syncs(4 * 10**8, topology="gather", publish_every=4, **options)
@@ -386,3 +435,41 @@ class TestWarned:
             assert len(said) == warnings
             assert all("a sync of 1.2e-05 GB between 1 replicas" in text for text in said), "of the larger fragment"
             lab.push(model, inner, 0, 0)
+
+    def test_it_is_the_run_s_own_plan_that_counts(self, tmp_path, monkeypatch):
+        """Of the topology, the replicas and the limits that the run has."""
+        asked = []
+        monkeypatch.setattr(
+            "diloco_core._exchange_elastic.warn_of_long_syncs", lambda *a, **named: asked.append((a, named))
+        )
+        store = open_store(str(tmp_path))
+        elastic = Elastic(1, grace=1.0, topology="gather", publish_every=3)
+        exchange = ElasticExchange(store, 0, 1, elastic, timing=Timing(sync_timeout=77.0))
+        model = torch.nn.ParameterList([torch.ones(1000)])
+        with DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1.0), exchange, sync_every=2):
+            pass
+        (((size,), named),) = asked
+        assert size == 4000
+        expected = {
+            "rank": 0,
+            "replicas": 1,
+            "sync_timeout": 77.0,
+            "strict": False,
+            "topology": "gather",
+            "publish_every": 3,
+        }
+        assert named == {**expected, "store": store}
+
+    def test_settings_of_the_store_are_taken_into_account(self, caplog):
+        """With larger blocks a prefix that takes few requests is no hindrance."""
+        options = {"rank": 0, "replicas": 256, "sync_timeout": 60.0, "strict": True}
+        store = open_store("memory://planned")
+        store.near = False
+        warn_of_long_syncs(4 * 10**9, store=store, **options)
+        (record,) = caplog.records
+        assert "block_bytes" in record.getMessage()
+        caplog.clear()
+        store.transfer = Transfer(block_bytes=16 * MIB, budget_bytes=512 * MIB, connections=64)
+        warn_of_long_syncs(4 * 10**9, store=store, **options)
+        (record,) = caplog.records
+        assert "block_bytes" not in record.getMessage()

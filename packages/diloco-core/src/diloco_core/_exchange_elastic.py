@@ -145,7 +145,7 @@ class ElasticExchange:
                 max(layout_bytes(job.layout) for job in jobs),
                 rank=self.rank,
                 replicas=self.world_size,
-                near=self.store.near,
+                store=self.store,
                 sync_timeout=self._timing.sync_timeout,
                 strict=False,
                 topology=manifest.topology,

@@ -115,7 +115,7 @@ class ObjectStoreExchange:
             max(map(fragment_bytes, schema.fragments), default=0),
             rank=self.rank,
             replicas=self.world_size,
-            near=self.store.near,
+            store=self.store,
             sync_timeout=self._timing.sync_timeout,
             strict=True,
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ._checks import check_positive, check_whole
 from ._errors import ConfigurationError
-from ._transfer import BUDGET_BYTES, CONNECTIONS, PART_BYTES
+from ._transfer import PART_BYTES, Transfer
 
 READS = ("GET", "LIST")
 """Kinds of requests that count towards the rate of reads; the others count as writes."""
@@ -120,6 +120,7 @@ class Costs:
 
     Args:
         store: How the store behaves.
+        transfer: How the replicas read and write.
         replicas: How many replicas there are.
         bandwidth: Bytes per second that a replica moves in one direction.
 
@@ -129,8 +130,9 @@ class Costs:
         received: Bytes that a replica receives.
     """
 
-    def __init__(self, store: StoreModel, replicas: int, bandwidth: float) -> None:
+    def __init__(self, store: StoreModel, transfer: Transfer, replicas: int, bandwidth: float) -> None:
         self.store = store
+        self.transfer = transfer
         self.replicas = replicas
         self.bandwidth = bandwidth
         self.requests: defaultdict[str, float] = defaultdict(float)
@@ -212,7 +214,7 @@ class Costs:
         self.received += shards * ranges.size
         self.sent += shards * published
         self._step("PUT", shards, 0.0, math.ceil(shards / at_once))
-        rounds = shards * ranges.count / self._reading(ranges, BUDGET_BYTES)[0]
+        rounds = shards * ranges.count / self._reading(ranges, self.transfer.budget_bytes)[0]
         self._step("GET", shards * ranges.count, self._pipelined(shards, ranges, published, at_once), rounds)
 
     def _pipelined(self, shards: int, ranges: Ranges, published: float, at_once: int) -> float:
@@ -220,7 +222,8 @@ class Costs:
         if shards > _STEADY:
             first, second = (self._pipelined(count, ranges, published, at_once) for count in (_STEADY // 2, _STEADY))
             return second + (shards - _STEADY) * (second - first) / (_STEADY - _STEADY // 2)
-        together, each = self._reading(ranges, BUDGET_BYTES)
+        budget = self.transfer.budget_bytes
+        together, each = self._reading(ranges, budget)
         per_byte = max(1 / self.bandwidth, each / together * ranges.count / ranges.size) if ranges.count else 0.0
         read = ranges.size * per_byte
         updated = max(read, _rounds(ranges.count, together) * each)
@@ -228,7 +231,7 @@ class Costs:
         for number in range(shards):
             if number:
                 # Reading goes on while an upload is waited for, as far as there is memory.
-                read = max(read + ranges.size * per_byte, updated + (ranges.size - BUDGET_BYTES) * per_byte)
+                read = max(read + ranges.size * per_byte, updated + (ranges.size - budget) * per_byte)
                 updated = max(read, updated)
             if number >= at_once:
                 updated = max(updated, uploaded[number - at_once])
@@ -237,13 +240,14 @@ class Costs:
 
     def _reading(self, ranges: Ranges, budget: float) -> tuple[float, float]:
         """How many ranges are read at the same time, and the seconds of a round of them."""
+        connections = self.transfer.connections
         if not ranges.count:
-            return CONNECTIONS, 0.0
+            return connections, 0.0
         mean = ranges.size / ranges.count
         fitting = max(1, budget // ranges.largest) * ranges.largest / mean
-        if fitting < CONNECTIONS:  # small ones take no memory, and so wait for the large ones
+        if fitting < connections:  # small ones take no memory, and so wait for the large ones
             return fitting, self._one("GET", ranges.largest)
-        return CONNECTIONS, self._one("GET", mean)
+        return connections, self._one("GET", mean)
 
     def _one(self, kind: str, size: float) -> float:
         """Seconds of a request that moves so many bytes."""

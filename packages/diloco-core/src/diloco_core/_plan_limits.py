@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ._transfer import BLOCK_BYTES
-
 if TYPE_CHECKING:
     from ._plan_costs import Costs
     from ._plan_model import Model
@@ -16,10 +14,11 @@ _MANY = 128  # replicas
 _FAIR_BYTES = 4 * 2**20  # of a shard: its transfer takes longer than the latency of its request
 
 
-def limits(costs: Costs, unlimited: Costs, model: Model, better: str = "") -> tuple[str, ...]:
+def limits(topology: str, costs: Costs, unlimited: Costs, model: Model, better: str = "") -> tuple[str, ...]:
     """What is to be said of a sync.
 
     Args:
+        topology: Of the run.
         costs: What it costs.
         unlimited: What it would cost if the prefix took any number of requests.
         model: What is synced.
@@ -28,6 +27,8 @@ def limits(costs: Costs, unlimited: Costs, model: Model, better: str = "") -> tu
     said = []
     if costs.seconds > _FELT * unlimited.seconds:
         said += _rate(costs, unlimited, model)
+        if topology == "sharded":
+            said += _shards(model)
     if better:
         said.append(f"Another topology is quicker, {better}.")
     return tuple(said)
@@ -36,20 +37,29 @@ def limits(costs: Costs, unlimited: Costs, model: Model, better: str = "") -> tu
 def _rate(costs: Costs, unlimited: Costs, model: Model) -> list[str]:
     n, store, count = model.replicas, costs.store, costs.requests
     reads, writes = n * (count["GET"] + count["LIST"]), n * (count["PUT"] + count["DELETE"])
-    said = [
+    return [
         f"The rate of requests below the prefix holds a sync up: it takes {costs.seconds:.3g} s, and would take "
         f"{unlimited.seconds:.3g} s without that limit. {n} replicas send {reads:,.0f} reads and {writes:,.0f} writes, of which "
         f"the prefix takes {_rate_of(store.reads)} and {_rate_of(store.writes)} per second.",
         "A longer sync_every makes such syncs rarer. So do fewer fragments: the sync of each sends as many requests.",
     ]
+
+
+def _shards(model: Model) -> list[str]:
+    n, block = model.replicas, model.transfer.block_bytes
     few = max(math.isqrt(n), math.ceil(model.values / _FAIR_BYTES))
-    if n > _MANY and few < model.shards and model.shard < BLOCK_BYTES:
-        said.append(
+    if model.shard > block:
+        return [
+            f"Larger ranges are fewer reads: a shard has {model.shard / 1e6:.3g} MB, and is read in ranges of "
+            f"{block / 1e6:.3g} MB at most (block_bytes of Transfer, an option of connect)."
+        ]
+    if n > _MANY and few < model.shards:
+        return [
             f"There is a shard of {model.shard / 1e6:.3g} MB for every replica, and all replicas read all of them: {few} shards "
             "would need fewer requests. Their number follows from that of the replicas and cannot be chosen; fewer replicas "
             "send fewer requests, with the square of their number."
-        )
-    return said
+        ]
+    return []
 
 
 def _rate_of(rate: float | None) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -14,8 +15,10 @@ from ._layout import Group, Layout, Piece, Rule
 from ._plan_costs import Ranges
 from ._published import END
 from ._reduction import blocks
-from ._transfer import BLOCK_BYTES, Transfer
 from ._wire import CHECKSUM_BYTES, Section, header
+
+if TYPE_CHECKING:
+    from ._transfer import Transfer
 
 _WINDOW = 16  # blocks that are looked at to see how chunks fill them
 _SECTIONS = 32  # of a header that are written down to see how long they are
@@ -31,17 +34,20 @@ class Model:
         outer_state: Size of what the outer optimizer keeps of them.
         replicas: How many replicas there are.
         shards: Into how many shards it is cut.
+        transfer: How the replicas read and write.
     """
 
     values: float
     outer_state: float
     replicas: int
     shards: int
+    transfer: Transfer
 
     @classmethod
-    def of(cls, values: float, outer_state: float, replicas: int, *, strict: bool) -> Model:
+    def of(cls, values: float, outer_state: float, replicas: int, transfer: Transfer, *, strict: bool) -> Model:
         """What a strict or an elastic run syncs."""
-        return cls(values, outer_state, replicas, replicas if strict else shards_of(math.ceil(values), replicas))
+        shards = replicas if strict else shards_of(math.ceil(values), replicas)
+        return cls(values, outer_state, replicas, shards, transfer)
 
     @property
     def shard(self) -> float:
@@ -62,12 +68,12 @@ class Model:
     def adopted(self) -> Ranges:
         """What is read of a published shard: its values, and the checksums after them."""
         size = self.shard + CHECKSUM_BYTES * (1 + len(END))
-        return Ranges(math.ceil(size / BLOCK_BYTES), size, min(size, BLOCK_BYTES))
+        return Ranges(math.ceil(size / self.transfer.block_bytes), size, min(size, self.transfer.block_bytes))
 
     @property
     def gathered(self) -> Ranges:
         """What is read of a contribution by somebody who needs all of it."""
-        block_bytes = Transfer().gather_block()
+        block_bytes = self.transfer.gather_block()
         window = min(self.shards, math.ceil(_WINDOW * block_bytes / self.shard))
         found = sum(1 for _ in blocks(self._layout, range(window), CHUNK_BYTES, block_bytes))
         size = self.values + CHECKSUM_BYTES * self.shards

@@ -13,49 +13,48 @@ from ._exchange import CHUNK_BYTES
 from ._plan_costs import Costs, Ranges
 from ._store_remote import creates_at_once, parts_at_once
 from ._timing import Timing
-from ._transfer import BLOCK_BYTES, BUDGET_BYTES, CONNECTIONS, Transfer
 from ._wire import CHECKSUM_BYTES
 
 if TYPE_CHECKING:
     from ._plan_costs import StoreModel
     from ._plan_model import Model
 
-_USUAL = Transfer()
-
 
 def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     """A sync of a strict run; see :class:`._store_sync.StoreSync`."""
-    costs, n = Costs(store, model.replicas, bandwidth), model.replicas
+    costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
+    block, budget = model.transfer.block_bytes, model.transfer.budget_bytes
     section = model.shard + CHECKSUM_BYTES * math.ceil(model.shard / CHUNK_BYTES)
-    costs.upload((n - 1) * section + model.header(n - 1), parts_at_once(_USUAL, BUDGET_BYTES))
+    costs.upload((n - 1) * section + model.header(n - 1), parts_at_once(model.transfer, budget))
     costs.meet()
     costs.list(n)
     costs.ask("PUT")  # the record, by everybody who sees that all contributions are there
     costs.ask("GET")
     costs.ask("DELETE")
     # A section of one block comes with its checksums; otherwise they are read first.
-    reads = 1 if section <= BLOCK_BYTES else 1 + math.ceil(model.shard / BLOCK_BYTES)
-    costs.read(Ranges(reads, section, min(section, BLOCK_BYTES)).times(n - 1), BUDGET_BYTES)
-    costs.upload(model.published, parts_at_once(_USUAL, BUDGET_BYTES))
+    reads = 1 if section <= block else 1 + math.ceil(model.shard / block)
+    costs.read(Ranges(reads, section, min(section, block)).times(n - 1), budget)
+    costs.upload(model.published, parts_at_once(model.transfer, budget))
     costs.meet()
     costs.list(n)
-    costs.read(model.adopted.times(n - 1), BUDGET_BYTES)
+    costs.read(model.adopted.times(n - 1), budget)
     costs.requests["PUT"] += costs.seconds / Timing().beat_interval
     return costs
 
 
 def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     """A sync of an elastic run with owners of shards; see :class:`._elastic_adopt.Adoption`."""
-    costs, n = Costs(store, model.replicas, bandwidth), model.replicas
+    costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
+    block, budget = model.transfer.block_bytes, model.transfer.budget_bytes
     own = model.shards // n
-    _commit(costs, model, BUDGET_BYTES)
+    _commit(costs, model, budget)
     section = model.shard + CHECKSUM_BYTES
-    contributions = Ranges(math.ceil(section / BLOCK_BYTES), section, min(section, BLOCK_BYTES)).times(n - 1)
-    costs.update(own, contributions, model.published, creates_at_once(_USUAL))
+    contributions = Ranges(math.ceil(section / block), section, min(section, block)).times(n - 1)
+    costs.update(own, contributions, model.published, creates_at_once(model.transfer))
     costs.meet()
     costs.list(model.shards)
     costs.requests["LIST"] += 1 / n  # by who has created the record, and is ahead of the others
-    costs.read(model.adopted.times(model.shards - own), BUDGET_BYTES)
+    costs.read(model.adopted.times(model.shards - own), budget)
     costs.ask("PUT", by=1)  # the record that all shards are there
     _collect(costs, model, states=3, contributions=3, deletes=1.0)
     return costs
@@ -63,15 +62,16 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
 
 def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: float) -> Costs:
     """A sync of an elastic run in which everybody updates everything, as a mean over those between two publications."""
-    costs, n = Costs(store, model.replicas, bandwidth), model.replicas
+    costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
+    budget = model.transfer.gather_budget()
     now_and_then = 1 / publish_every
-    _commit(costs, model, _USUAL.gather_budget())
+    _commit(costs, model, budget)
     # In one sync the state is published; in the next one it is looked at, and a record says that it is there.
-    costs.create(model.shards / n, model.published, creates_at_once(_USUAL), times=now_and_then)
+    costs.create(model.shards / n, model.published, creates_at_once(model.transfer), times=now_and_then)
     costs.list(model.shards, by=1, times=now_and_then)
-    costs.ask("GET", model.shards, by=1, times=now_and_then, at_once=CONNECTIONS)
+    costs.ask("GET", model.shards, by=1, times=now_and_then, at_once=model.transfer.connections)
     costs.ask("PUT", by=1, times=now_and_then)
-    costs.read(model.gathered.times(n - 1), _USUAL.gather_budget())
+    costs.read(model.gathered.times(n - 1), budget)
     _collect(costs, model, states=2.5, contributions=2.5 * publish_every, deletes=now_and_then)
     return costs
 
@@ -81,7 +81,7 @@ def _commit(costs: Costs, model: Model, budget: int) -> None:
     # Whether others have gone on without this replica, whether its rank is still its own, and the first again.
     costs.ask("GET", 3)
     costs.upload(
-        model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards), parts_at_once(_USUAL, budget)
+        model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards), parts_at_once(model.transfer, budget)
     )
     costs.meet()
     costs.list(model.replicas)

@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ._planner import USUAL_BANDWIDTH, plan_exchange
+from ._store import InBackground
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
+
+    from ._store import Store
 
 _BITS = 8
 
@@ -31,7 +34,7 @@ def warn_of_long_syncs(
     *,
     rank: int,
     replicas: int,
-    near: bool,
+    store: Store,
     sync_timeout: float,
     strict: bool,
     topology: str = "sharded",
@@ -45,13 +48,13 @@ def warn_of_long_syncs(
         size: Bytes of a contribution to the largest sync; nothing is said where it is 0.
         rank: This replica.
         replicas: How many there are.
-        near: Whether requests cost microseconds.
+        store: Where they meet.
         sync_timeout: Seconds after which a sync is given up.
         strict: Whether membership is strict.
         topology: Of an elastic run.
         publish_every: Of an elastic run.
     """
-    if near or not size:
+    if store.near or not size:
         return
     width = torch.float32.itemsize
     plan = plan_exchange(
@@ -62,6 +65,7 @@ def warn_of_long_syncs(
         topology=topology,
         strict=strict,
         publish_every=publish_every,
+        transfer=store.transfer if isinstance(store, InBackground) else None,
     )
     if plan.seconds <= sync_timeout:
         return

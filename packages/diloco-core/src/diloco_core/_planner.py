@@ -18,6 +18,7 @@ from ._plan_costs import StoreModel
 from ._plan_limits import limits
 from ._plan_model import Model
 from ._plan_topologies import gather_sync, sharded_sync, strict_sync
+from ._transfer import Transfer
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,6 +77,7 @@ def plan_exchange(
     strict: bool = False,
     publish_every: int = 4,
     store: StoreModel | None = None,
+    transfer: Transfer | None = None,
 ) -> ExchangePlan:
     """Foresee one sync of all parameters in the middle of a run, as it is when no replica is late.
 
@@ -92,6 +94,7 @@ def plan_exchange(
         strict: Whether membership is strict: then nobody sends the part of its contribution that it uses itself.
         publish_every: In the gather topology, every how many syncs the state is published; all figures are means.
         store: How the store behaves; S3 by default.
+        transfer: How the replicas read and write, as given to :func:`connect`.
 
     Returns:
         The plan of the topology.
@@ -112,8 +115,10 @@ def plan_exchange(
         raise ConfigurationError("strict runs are sharded: topology='gather' is for elastic ones")
     if topology not in {"auto", *TOPOLOGIES}:
         raise ConfigurationError(f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}")
+    transfer = transfer or Transfer()
+    transfer.check()
     size = params * bytes_per_param
-    model = Model.of(size, size * outer_state, replicas, strict=strict)
+    model = Model.of(size, size * outer_state, replicas, transfer, strict=strict)
     syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
         {"sharded": partial(strict_sync, model)}
         if strict
@@ -124,7 +129,7 @@ def plan_exchange(
     chosen = quickest if topology == "auto" else topology
     unlimited = syncs[chosen](replace(store, reads=None, writes=None), bandwidth)
     better = "" if chosen == quickest else f"{quickest!r}: such a sync takes {costs[quickest].seconds:.3g} s"
-    return _plan(chosen, costs[chosen], model, params, limits(costs[chosen], unlimited, model, better))
+    return _plan(chosen, costs[chosen], model, params, limits(chosen, costs[chosen], unlimited, model, better))
 
 
 def _plan(topology: str, costs: Costs, model: Model, params: float, said: tuple[str, ...]) -> ExchangePlan:
