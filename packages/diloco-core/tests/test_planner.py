@@ -96,10 +96,6 @@ class TestTransfer:
         assert plans[1].gets < 0.6 * plans[0].gets
         assert plans[1].bytes_received == plans[0].bytes_received
 
-    def test_what_cannot_work_is_refused(self):
-        with pytest.raises(ConfigurationError, match="budget_bytes"):
-            plan_exchange(1e6, 2, NIC, transfer=Transfer(budget_bytes=1))
-
 
 class TestTheRateOfAPrefix:
     def test_it_takes_as_long_as_the_prefix_needs(self):

@@ -94,7 +94,7 @@ def plan_exchange(
         strict: Whether membership is strict: then nobody sends the part of its contribution that it uses itself.
         publish_every: In the gather topology, every how many syncs the state is published; all figures are means.
         store: How the store behaves; S3 by default.
-        transfer: How the replicas read and write, as given to :func:`connect`.
+        transfer: How the replicas read and write, as given to :func:`connect`, which refuses what cannot work there.
 
     Returns:
         The plan of the topology.
@@ -116,7 +116,6 @@ def plan_exchange(
     if topology not in {"auto", *TOPOLOGIES}:
         raise ConfigurationError(f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}")
     transfer = transfer or Transfer()
-    transfer.check()
     size = params * bytes_per_param
     model = Model.of(size, size * outer_state, replicas, transfer, strict=strict)
     syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
