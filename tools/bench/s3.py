@@ -1,8 +1,9 @@
 """The drivers for S3 against a bare parallel client, as ratios from interleaved rounds in one run: ``hatch run bench-s3``.
 
-The server is moto, in a process of its own on a loopback port. The bare client is the standard library's http.client: the
-same requests (parts of 8 MiB, four at once up, as many down), not really signed, from and into buffers that exist; it does what
-must be done and nothing else. Our side is what an exchange does: chunks of 1 MiB into ``put``, and out of an open object.
+The server is moto, in a process of its own on a loopback port. The bare client is the standard library's http.client: parts
+of 8 MiB, four at once up, as many down (the drivers have more under way, which gains nothing on loopback), not really signed,
+from and into buffers that exist; it does what must be done and nothing else. Our side is what an exchange does: chunks of 1 MiB
+into ``put``, and out of an open object.
 Every round runs every contender once, in turn; what is printed is the median of the ratios round by round.
 
 Then, in processes of their own (``s3_memory.py``): by how much the resident memory of a replica grows at its peak in whole runs
