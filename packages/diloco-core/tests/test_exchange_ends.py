@@ -7,6 +7,7 @@ import torch
 
 from diloco_core import (
     DiLoCo,
+    ManagerExchange,
     MismatchError,
     MockManager,
     ObjectStoreAllReduce,
@@ -16,7 +17,6 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._endings import Ending, Progress, conclude, failure
-from diloco_core._manager import ManagerExchange
 from diloco_core.testing import run_replicas
 
 KINDS = ["store", "threads"]

@@ -3,8 +3,7 @@
 import pytest
 import torch
 
-from diloco_core import ConfigurationError, MockManager, NonFiniteDeltaError, in_process
-from diloco_core._manager import ManagerExchange
+from diloco_core import ConfigurationError, ManagerExchange, MockManager, NonFiniteDeltaError, in_process
 from diloco_core.testing import run_replicas
 
 MEMBERS = [

@@ -6,8 +6,9 @@ from datetime import timedelta
 import pytest
 import torch
 
-from diloco_core import DiLoCo, ManagerExchange, MockManager, ObjectStoreExchange
+from diloco_core import DiLoCo, ManagerExchange, MismatchError, MockManager, ObjectStoreExchange, in_process
 from diloco_core._store import open_store
+from diloco_core.testing import run_replicas
 
 pytestmark = pytest.mark.torchft
 
@@ -29,9 +30,9 @@ class Net(torch.nn.Module):
         return self.second(torch.tanh(self.first(batch)))
 
 
-def trajectory(lab, rank, wrap):
+def trajectory(lab, rank, wrap, *, seed=0):
     """What a replica holds after every inner step under an outer loop ``wrap(model, inner)``."""
-    model = lab.fill(Net())
+    model = lab.fill(Net(), seed)
     inner = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(rank)
     seen = []
@@ -42,6 +43,7 @@ def trajectory(lab, rank, wrap):
             inner.step()
             inner.zero_grad()
             seen.append(lab.values(model))
+    seen[-1] = lab.values(model)  # with what the flush has synced
     return seen
 
 
@@ -106,7 +108,7 @@ def test_its_options_work_over_our_store(lab, tmp_path, bucketed):
 
 
 @contextmanager
-def real_manager(lighthouse, rank):
+def real_manager(lighthouse, rank, *, init_sync=False):
     """torchft's manager of one replica: a server, a store and a gloo group on the loopback address."""
     from torch.distributed import TCPStore
     from torchft import Manager, ProcessGroupGloo
@@ -128,7 +130,7 @@ def real_manager(lighthouse, rank):
         timeout=timedelta(seconds=20),
         quorum_timeout=timedelta(seconds=20),
         connect_timeout=timedelta(seconds=20),
-        init_sync=False,
+        init_sync=init_sync,
     )
     try:
         yield manager
@@ -156,3 +158,28 @@ def test_our_loop_over_its_manager_makes_the_numbers_over_our_store(lab, tmp_pat
     expected = lab.run(over_store, stores("folder", tmp_path, 2))
     for one, other in zip(managed, expected, strict=True):
         assert_same(one, other)
+
+
+@pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # torchft's logger
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # what it receives
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("init_sync", [True, False])
+def test_differing_initial_values_are_healed_by_its_manager_or_refused(lab, fragments, init_sync):
+    from torchft.coordination import LighthouseServer
+
+    with ExitStack() as stack:
+        lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=200)
+        stack.callback(lighthouse.shutdown)
+
+        def replica(exchange):
+            rank = exchange.rank
+            with real_manager(lighthouse.address(), rank, init_sync=init_sync) as manager:
+                ours = ManagerExchange(manager, rank=rank, world_size=2)
+                return trajectory(lab, rank, lambda model, inner: our_loop(model, inner, ours, fragments), seed=rank)
+
+        results = run_replicas(replica, in_process(2))
+    if init_sync:
+        assert not any(isinstance(result, BaseException) for result in results), results
+        assert lab.identical([result[-1] for result in results])
+    else:
+        assert all(isinstance(result, MismatchError) for result in results), results

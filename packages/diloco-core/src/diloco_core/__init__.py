@@ -32,10 +32,11 @@ from ._errors import (
 from ._exchange import Exchange, SyncReport
 from ._exchange_elastic import ElasticExchange
 from ._exchange_group import ProcessGroupExchange
+from ._exchange_manager import ManagerExchange
 from ._exchange_store import ObjectStoreExchange
 from ._exchange_threads import InProcessExchange, in_process
 from ._export import export
-from ._manager import ManagerExchange, MockManager
+from ._manager import MockManager
 from ._plan_costs import StoreModel
 from ._planner import ExchangePlan, plan_exchange
 from ._timing import Timing

@@ -34,7 +34,7 @@ class SyncReport:
             :meth:`ObjectStoreAllReduce.mean`, its number within the exchange: 0 for the first one.
         fragment: Name of what was synced.
         committed: Whether the new values were adopted, also where that took a reload.
-        members: How many replicas contributed.
+        members: How many replicas contributed; 0 where the sync does not count.
         bytes_sent: Bytes of the contribution and of the published state (with the outer state) that this replica wrote.
         bytes_received: Bytes of contributions and published state that this replica read; headers may be left out.
         wait_seconds: Time spent waiting for others.
@@ -44,7 +44,8 @@ class SyncReport:
         total_inner_steps: Inner steps since the start of the run.
         contribution: What became of the own contribution: ``counted``, ``carried`` into the next sync of the fragment,
             ``dropped`` (the sync does not hold it, and no later one will), ``open`` where this replica did not wait for the end
-            (it may be counted later), or ``none`` where there was none to make. Always ``counted`` in strict runs.
+            (it may be counted later), or ``none`` where there was none to make. Always ``counted`` in strict runs, but
+            ``dropped`` where a manager has voted against the sync (:class:`ManagerExchange`).
         reloaded: Whether this replica had to start again from the published state (elastic runs only). Its own contribution
             may be counted all the same. What it has learned in other fragments since their last syncs is lost; a
             warning in the log says how many inner steps that are.

@@ -304,7 +304,7 @@ class Initial:
     supersedes: Sequence[int] = ()
 
     def __init__(self, fragment: Fragment, into_model: bool) -> None:
-        self._fragment = fragment
+        self.fragment = fragment
         self._into_model = into_model
         self.name = fragment.name
         groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
@@ -333,7 +333,7 @@ class Initial:
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
         """Model := ``values``, where asked for."""
         if self._into_model:
-            self._fragment.adopt(piece, values)
+            self.fragment.adopt(piece, values)
 
     def outer_scalars(self, piece: Piece) -> Mapping[str, float]:  # noqa: ARG002 - the protocol's signature
         """None: no outer step has been taken."""

@@ -1,27 +1,19 @@
-"""The bridge to torchft: its manager's eight members over our exchange, and our loop over its manager."""
+"""The bridge to torchft: its manager's eight members over our exchange; :mod:`._exchange_manager` goes the other way."""
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 from ._allreduce import Mean
-from ._endings import Progress
 from ._errors import ConfigurationError
-from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
-from ._layout import Rule
-from ._rendezvous import check_identity
-from ._sharded import Scratch, contributions
+from ._exchange import Schema
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._exchange import Exchange
-
-
-_MEMBERS = ("start_quorum", "allreduce", "should_commit", "allow_state_dict_read", "disallow_state_dict_read")
+    from ._exchange import Exchange, SyncJob, SyncReport
 
 
 class Work(Protocol):
@@ -82,6 +74,7 @@ class MockManager:
 
     def __init__(self, exchange: Exchange) -> None:
         self.exchange = exchange
+        self._schema = Schema({}, {"operation": "manager"})
         self.state_dict_fns: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
         self._step = 0
         self._last: list[int] = []
@@ -93,7 +86,22 @@ class MockManager:
 
     def start_quorum(self) -> None:
         """Meet the other replicas, the first time; later steps need nothing, since membership is strict."""
-        self.exchange.join(Schema({}, {"operation": "manager"}))
+        self.exchange.join(self._schema)
+
+    def meet(self, schema: Schema) -> None:
+        """Meet the other replicas now, and compare what all must have in common, which torchft's managers cannot.
+
+        Raises:
+            MismatchError: The replicas disagree; it says on what.
+        """
+        self._schema = Schema(schema.tensors, schema.settings)  # the store gets no states, so nothing can be exported
+        self.start_quorum()
+
+    def share(self, job: SyncJob) -> SyncReport:
+        """Sync something else than an average: the initial values, which all take from rank 0."""
+        report = self.exchange.sync(job)
+        self._last.append(report.sync)  # the next average removes what was published
+        return report
 
     def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> CompletedWork:
         """Average a floating-point tensor over all replicas, in place.
@@ -145,93 +153,3 @@ class CompletedWork:
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result([self._tensor])
         return future
-
-
-class ManagerExchange:
-    """Our outer loop over a torchft-shaped manager; see :class:`._exchange.Exchange`.
-
-    Every replica averages everything and takes the whole outer step itself. The manager decides who takes part, gives a
-    joiner its initial state and votes on the commit: a sync that it refuses leaves the global copy and the outer state as
-    they were, and takes the model back to the global copy.
-
-    Args:
-        manager: ``torchft.Manager`` or anything with its members.
-        rank: This replica's number, for reports and errors only.
-        world_size: The number of replicas, for reports only.
-
-    Raises:
-        ConfigurationError: ``manager`` lacks a member, or a number is not allowed.
-    """
-
-    def __init__(self, manager: Manager, *, rank: int = 0, world_size: int = 1) -> None:
-        missing = [name for name in _MEMBERS if not callable(getattr(manager, name, None))]
-        if missing:
-            raise ConfigurationError(
-                f"{manager!r} is not a manager: it has no {', '.join(missing)}. Pass a torchft.Manager or a MockManager."
-            )
-        self.rank, self.world_size = check_identity(rank, world_size)
-        self._manager = manager
-        self._scratch = Scratch(CHUNK_BYTES)
-        self._progress = Progress()
-
-    def join(self, schema: Schema) -> None:
-        """Nothing to do: the manager meets the others at every quorum."""
-
-    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:  # noqa: ARG002 - the manager knows who is there
-        """Average, vote, update; see :meth:`._exchange.Exchange.sync`."""
-        start = time.monotonic()
-        committed, members = True, self.world_size
-        if job.kind != "initial":  # the manager gives a joiner its initial state at its first quorum
-            committed = self._average_and_apply(job)
-        number = self._progress.number
-        self._progress = self._progress.plus(job.kind)
-        return SyncReport(
-            sync=number,
-            fragment=job.name,
-            committed=committed,
-            members=members,
-            bytes_sent=0,
-            bytes_received=0,
-            wait_seconds=0.0,
-            exchange_seconds=time.monotonic() - start,
-        )
-
-    def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
-        """One: every replica updates everything."""
-        return 1
-
-    def leave(self) -> None:
-        """Nothing to do: the manager belongs to the caller."""
-
-    def abort(self, error: BaseException) -> None:
-        """Nothing to do: the manager belongs to the caller."""
-
-    def _average_and_apply(self, job: SyncJob) -> bool:
-        layout = job.layout
-        if any(group.rule is Rule.FIRST for group in layout.groups):
-            raise ConfigurationError(
-                "a torchft manager can only average, and integer buffers are taken from rank 0: pass buffers='none'"
-            )
-        sums = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
-        for shard in range(layout.shards):
-            chunks = layout.chunks(shard, CHUNK_BYTES)
-            values = contributions(job, shard, self.rank, CHUNK_BYTES, self._scratch)
-            for chunk, value in zip(chunks, values, strict=True):
-                sums[chunk.group][chunk.start : chunk.stop].copy_(value)
-        self._manager.start_quorum()
-        self._manager.disallow_state_dict_read()
-        try:
-            for work in [self._manager.allreduce(total) for total in sums]:
-                work.wait()
-            committed = self._manager.should_commit()
-            for shard in range(layout.shards):
-                for chunk in layout.chunks(shard, CHUNK_BYTES):
-                    if committed:
-                        new = job.update(chunk, sums[chunk.group][chunk.start : chunk.stop])
-                        job.check_update(chunk, new, self._progress.next)
-                        job.adopt(chunk, new)
-                    elif (values_before := job.destination(chunk)) is not None:
-                        job.adopt(chunk, values_before)
-        finally:
-            self._manager.allow_state_dict_read()
-        return committed
