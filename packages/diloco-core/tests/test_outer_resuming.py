@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from diloco_core import ConfigurationError, DiLoCo, MismatchError, ObjectStoreExchange, SyncError, in_process
+from diloco_core._diloco_state import digest_of
 from diloco_core._store import open_store
 from diloco_core.testing import run_replicas
 
@@ -202,7 +203,7 @@ class TestWhatDoesNotFit:
     def test_another_version(self, lab):
         (state,) = self.states(lab, 1)
         _, _, outer = self.outer(in_process(1)[0])
-        with pytest.raises(ConfigurationError, match="its version is 99, here it is 2"):
+        with pytest.raises(ConfigurationError, match="its version is 99, here it is 3"):
             outer.load_state_dict({**state, "version": 99})
 
     @pytest.mark.parametrize(
@@ -274,6 +275,7 @@ class TestWhatDoesNotFit:
         """A state put together from two ranks: the global copy is everybody's, but the momentum is not."""
         first, second = self.states(lab, 2, models := {})
         mixed = {**first, "fragments": [{**first["fragments"][0], "outer": second["fragments"][0]["outer"]}]}
+        mixed["digest"] = digest_of(mixed)
 
         def replica(exchange):
             model, inner, outer = self.outer(exchange)
@@ -296,9 +298,10 @@ class TestWhatDoesNotFit:
         assert "differ in setting 'committed'" in str(results[0])
 
     def test_global_copies_that_differ(self, lab):
-        """A replica whose saved file was damaged in a way that no size tells."""
+        """A replica whose saved file was made by hand."""
         states = self.states(lab, 2, models := {})
         states[1]["fragments"][0]["copy"][0][7] += 1.0
+        states[1]["digest"] = digest_of(states[1])
 
         def replica(exchange):
             model, _, outer = self.outer(exchange)

@@ -1,5 +1,7 @@
 """When a step counts: laws of the counter, and several inner optimizers around one model."""
 
+import copy
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -218,7 +220,7 @@ class TestSeveralOptimizers:
         with DiLoCo(model, two, in_process(1)[0], sync_every=2) as outer:
             self.gradients(model, 0, 0)
             two[0].step()
-            saved.append(outer.state_dict())
+            saved.append(copy.deepcopy(outer.state_dict()))
         model, two = self.parts(lab)
         self.gradients(model, 0, 0)
         two[0].step()
@@ -236,7 +238,7 @@ class TestGradients:
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         with DiLoCo(model, inner, in_process(1)[0], sync_every=2) as outer:
             lab.push(model, inner, 0, 0)
-            state = outer.state_dict()
+            state = copy.deepcopy(outer.state_dict())
             gradient = model.weight.grad.clone()
             lab.push(model, inner, 0, 1)
             assert model.weight.grad is None

@@ -223,3 +223,39 @@ def test_nothing_stays_at_the_model_when_the_block_is_left(lab):
         lab.small_step(model, inner)
         assert any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
     assert not any(parameter._post_accumulate_grad_hooks for parameter in model.parameters())
+
+
+def test_a_step_with_many_backward_passes_is_one_step(lab, tmp_path):
+    """LBFGS tries many points within one step, and moves the parameters to each of them."""
+    model = lab.small_model()
+    inner = torch.optim.LBFGS(
+        model.parameters(), lr=0.01, max_iter=60, max_eval=80, tolerance_grad=0, tolerance_change=0
+    )
+    passes = []
+
+    def closure():
+        inner.zero_grad()
+        loss = model(torch.ones(5, 3)).pow(2).mean()
+        loss.backward()
+        passes.append(loss)
+        return loss
+
+    with DiLoCo(model, inner, elastic(tmp_path), sync_every=2) as outer:
+        for _ in range(2):
+            inner.step(closure)
+    assert len(passes) > 60
+    assert outer.committed == 1
+
+
+def test_an_elastic_run_without_a_step_that_was_seen_is_refused_too(lab, tmp_path):
+    """By gradients that no backward pass brings, there is nothing to be seen before the end."""
+    model = lab.small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    with (
+        refused(match="not a single step of the inner optimizer was seen"),
+        DiLoCo(model, inner, elastic(tmp_path), sync_every=2),
+    ):
+        other = torch.optim.SGD(model.parameters(), lr=0.01)
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        other.step()

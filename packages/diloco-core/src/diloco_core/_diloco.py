@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -18,8 +19,10 @@ from ._diloco_state import (
     check_model,
     check_saved,
     describe,
+    digest_of,
     load_fragments,
     model_checksums,
+    warn_of_lost_inner_state,
 )
 from ._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
 from ._exchange_elastic import ElasticExchange
@@ -159,6 +162,8 @@ class DiLoCo:
         self._buffers = policy
         self._on_sync = on_sync
         self._outers = [OuterOptimizer(factory) for _ in parts]
+        self._outer_settings = self._outers[0].settings
+        self._check_outer_settings()
         self._fragments = [
             Fragment(str(number), tensors, outer, exchange.shards(sum(tensor.wire_bytes for tensor in tensors)))
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
@@ -174,7 +179,10 @@ class DiLoCo:
         self._published: list[int | None] = [None] * len(parts)
         self._restored = False
         self._loaded_model: dict[str, str | None] = {}
+        self._had_inner_state: list[bool] = []
+        self._optimizers = optimizers
         self._entered = False
+        self._process = os.getpid()
         self._has_values = False
         self._failure = ""
         self._parted: tuple[str, int] | None = None  # what UnequalSyncsError says
@@ -187,7 +195,7 @@ class DiLoCo:
         self._tried_own = False
         trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
         self._unseen = UnseenChanges(trained, self._sync_every)
-        self._place = Place(self._synced_tensors, self._held_tensors)
+        self._place = Place(self._synced_tensors, self._held_tensors, exchange)
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
         self._watch_steps(self._place.check)
 
@@ -232,6 +240,7 @@ class DiLoCo:
     def __enter__(self) -> Self:
         if self._entered:
             raise SyncError("this outer loop has been entered already; make a new one for another run")
+        self._process = os.getpid()
         # Not below: a loop under way, because of which this one is refused, may have the same exchange.
         self._watch_steps(self._place.take)
         try:
@@ -239,6 +248,7 @@ class DiLoCo:
             self._try_own()
             if self._restored:
                 check_model(self._fragments, self._loaded_model)
+                warn_of_lost_inner_state(self._had_inner_state, self._optimizers, self._exchange.rank)
             else:
                 for fragment in self._fragments:
                     fragment.take_snapshot()
@@ -260,6 +270,11 @@ class DiLoCo:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if os.getpid() != self._process:
+            # The parent goes on with the run, so that nothing is told to the others, and an error of the child stays its own.
+            if error is None:
+                self._check_process()
+            return
         self._stop()
         if error is not None:
             self._exchange.abort(error)
@@ -274,12 +289,20 @@ class DiLoCo:
                 self._check_whole()
                 self._look_at_model()
                 self._catch_up()
+                self._say_nothing_was_synced()
                 self._drop_open_steps()
             self._settle()
         except BaseException as late:
             self._exchange.abort(late)
             raise
-        if self.inner_steps == self._inner_steps_before and not isinstance(self._exchange, ElasticExchange):
+        if self.inner_steps == self._inner_steps_before and isinstance(self._exchange, ElasticExchange):
+            _log.warning(
+                "rank %d: the block was left without a single step of the inner optimizer. The run stands at outer step %d: to "
+                "go on with it, train until outer.committed is larger than that.",
+                self._exchange.rank,
+                self.committed,
+            )
+        elif self.inner_steps == self._inner_steps_before:
             _log.warning(
                 "rank %d: the block was left without a single step of the inner optimizer, so nothing was synced. Was another "
                 "optimizer stepped, such as a copy, or was its step() replaced?",
@@ -320,10 +343,12 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """The outer loop's state on this replica: counters, the global copy, and the outer state of its own shards.
 
-        The values are references, as in ``torch.nn.Module.state_dict``. Save it with the model's and the inner optimizer's
-        state, per replica, and on all replicas after the same outer step: where gradient scalers skip steps, do it by
-        :attr:`committed` (in ``on_sync``, say), not by the number of batches. :meth:`load_state_dict` wants the same rank
-        and world size. Elastic runs need none of it: their store holds the state.
+        The values are references, as in ``torch.nn.Module.state_dict``: write them to a file at once, or copy them. A digest
+        is saved with them, so that values that were changed since are refused when they are loaded.
+
+        Save it with the model's and the inner optimizer's state, per replica, and on all replicas after the same outer step:
+        where gradient scalers skip steps, do it by :attr:`committed` (in ``on_sync``, say), not by the number of batches.
+        :meth:`load_state_dict` wants the same rank and world size. Elastic runs need none of it: their store holds the state.
 
         Raises:
             SyncError: There is no state yet, before the block is entered; or a sync has failed, so that the state is undefined.
@@ -333,15 +358,17 @@ class DiLoCo:
             raise SyncError("the outer loop has no state yet: state_dict() comes after its block is entered")
         self._check_whole()
         self._look_at_model()
-        return {
+        state = {
             **self._identity(),
             "settings": self._settings(),
             "tensors": {name: line for fragment in self._fragments for name, line in fragment.schema().items()},
             "model": model_checksums(self._fragments),
             **self._count.state_dict(),
             "stepped": self._steps.stepped,
+            "has_inner_state": [bool(optimizer.state) for optimizer in self._optimizers],
             "fragments": [{"copy": list(f.copy), "outer": o.state_dict()} for f, o in self._pairs()],
         }
+        return {**state, "digest": digest_of(state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on from a saved state; call it before entering the block, after loading the model and the inner optimizer.
@@ -364,6 +391,7 @@ class DiLoCo:
         check_saved(state, self._identity(), self._settings(), self._fragments)
         load_fragments(state, self._pairs())
         self._loaded_model = dict(state["model"])
+        self._had_inner_state = list(state["has_inner_state"])
         self._count.load_state_dict(state)
         self._steps.load(state["stepped"])
         self._restored = self._has_values = True
@@ -389,6 +417,9 @@ class DiLoCo:
         self._place.leave()
 
     def _before_inner_step(self, optimizer: int) -> None:
+        if self._entered:
+            self._check_process()
+        self._unseen.steps()
         if self._parted is not None and self._dropped_steps >= self._sync_every:
             self._refuse_to_go_on(*self._parted)
         if self._entered and self._steps.before(optimizer, self._inner.has_used_gradient):
@@ -577,11 +608,10 @@ class DiLoCo:
         changed = [name for fragment, steps in open_steps if not steps for name in fragment.settle()]
         if not changed:
             return
-        none_seen = self.inner_steps == self._inner_steps_before
-        if none_seen and not isinstance(self._exchange, ElasticExchange):
+        if self.inner_steps == self._inner_steps_before:
             raise UnseenStepsError(
                 f"rank {self._exchange.rank}: parameters were changed inside the block ({', '.join(map(repr, changed[:3]))}), "
-                "but not a single step of the inner optimizer was seen, so nothing was synced, and the values of the start were "
+                "but not a single step of the inner optimizer was seen, so nothing was synced, and the run's values were "
                 "put back. Was the optimizer made anew, or its step() replaced? Pass the optimizer that the training loop steps "
                 "to DiLoCo(...), and keep it; what is to be done to a model that is not trained belongs after the block.",
                 changed[0],
@@ -642,6 +672,7 @@ class DiLoCo:
 
     def _check_whole(self) -> None:
         """Refuse to go on after a sync that has failed, whoever has caught its error: copies and model are undefined."""
+        self._check_process()
         if self._failure:
             raise SyncError(
                 "an earlier sync of this outer loop has failed, so what this replica holds is undefined, although the error "
@@ -649,8 +680,39 @@ class DiLoCo:
                 f"again. The error was {self._failure}"
             )
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise SyncError(
+                f"this process ({os.getpid()}) was forked from the one that trains ({self._process}), and is no replica of its "
+                "own: it must neither step the inner optimizer nor use the outer loop. Start processes that are to train by "
+                "spawn, each with a rank of its own."
+            )
+
+    def _check_outer_settings(self) -> None:
+        """Refuse outer optimizers with other settings than when the loop was made, which were compared with everybody's."""
+        for number, outer in enumerate(self._outers):
+            for name, value in outer.settings.items():
+                if value != self._outer_settings.get(name):
+                    raise ConfigurationError(
+                        f"{name} is {value} for fragment {number}, and the run's is {self._outer_settings.get(name)}: all outer "
+                        "optimizers of a run have the same settings, from its start to its end. Give outer_optimizer a function "
+                        "that makes the same at every call, and do not change what it has made."
+                    )
+
+    def _say_nothing_was_synced(self) -> None:
+        open_steps = self._count.since_event
+        if open_steps and open_steps >= self.inner_steps - self._inner_steps_before:
+            _log.warning(
+                "rank %d: the block was left after %d inner steps, and before a sync, and flush='none' drops what "
+                "was not synced: the model is as it was when the block was entered. A sync comes after %d steps.",
+                self._exchange.rank,
+                open_steps,
+                self._period,
+            )
+
     def _look_at_model(self) -> None:
         """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""
+        self._check_outer_settings()
         buffers = self._watch.check()
         self._frozen.check()
         for fragment in self._fragments:
@@ -670,7 +732,7 @@ class DiLoCo:
             "buffers": str(self._buffers),
             "init": self._init,
             "flush": self._flush,
-            **self._outers[0].settings,
+            **self._outer_settings,
         }
 
     def _schema(self) -> Schema:

@@ -13,6 +13,7 @@ from ._errors import ConfigurationError, CorruptedObjectError
 from ._exchange import Schema
 from ._inner_state import InnerState
 from ._model_values import checksum
+from ._wire import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ._outer import OuterOptimizer
     from ._unsynced import Unsynced
 
-STATE_VERSION = 2
+STATE_VERSION = 3
 
 MAY_CHANGE = frozenset({"sync_every", "init", "flush", "committed"})
 """Settings that a run may go on with other values of, as long as all replicas have the same."""
@@ -38,6 +39,8 @@ _SAVED = {
     "since_sync",
     "stepped",
     "fragments",
+    "has_inner_state",
+    "digest",
 }
 
 _log = logging.getLogger("diloco_core")
@@ -112,11 +115,17 @@ def check_saved(
     copies = [[(copy.numel(), str(copy.dtype)) for copy in fragment.copy] for fragment in fragments]
     saved = [[(copy.numel(), str(copy.dtype)) for copy in part["copy"]] for part in state["fragments"]]
     _same("order of tensors", saved, copies)
+    if state["digest"] != digest_of(state):
+        raise ConfigurationError(
+            "the saved outer loop does not hold any more what it held when it was saved: its values are references, which "
+            "further training changes, unless they are written to a file at once (torch.save) or copied (copy.deepcopy). "
+            "Otherwise the file is damaged."
+        )
 
 
 def _is_whole_state(state: Mapping[str, Any]) -> bool:
     """Whether what belongs to a saved outer loop is of the right kinds."""
-    lists = [state["since_sync"], state["stepped"], state["fragments"]]
+    lists = [state["since_sync"], state["stepped"], state["fragments"], state["has_inner_state"]]
     if not all(isinstance(state[key], Mapping) for key in ("settings", "tensors", "model")):
         return False
     if not all(isinstance(values, list) for values in lists):
@@ -136,6 +145,44 @@ def _is_whole_state(state: Mapping[str, Any]) -> bool:
         and {"ranges", "scalars"} <= part["outer"].keys()
         for part in state["fragments"]
     )
+
+
+def digest_of(state: Mapping[str, Any]) -> str:
+    """A digest of all that a saved outer loop holds, but the digest itself."""
+    parts = [
+        {
+            "copy": [checksum(copy) for copy in part["copy"]],
+            "ranges": [
+                [[int(number) for number in entry["range"]], _checksums(entry["tensors"])]
+                for entry in part["outer"]["ranges"]
+            ],
+            "scalars": {name: float(value) for name, value in sorted(part["outer"]["scalars"].items())},
+        }
+        for part in state["fragments"]
+    ]
+    return fingerprint(sorted((key, state[key]) for key in state if key not in {"fragments", "digest"}), parts)
+
+
+def _checksums(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str | None]]:
+    return [(name, checksum(tensor)) for name, tensor in sorted(tensors.items())]
+
+
+def warn_of_lost_inner_state(had: Sequence[bool], optimizers: Sequence[torch.optim.Optimizer], rank: int) -> None:
+    """Say so where an inner optimizer had a state when the outer loop was saved, and has none now.
+
+    Args:
+        had: For every inner optimizer, whether it had one.
+        optimizers: The inner optimizers.
+        rank: This replica.
+    """
+    lost = [type(o).__name__ for o, before in zip(optimizers, had, strict=False) if before and not o.state]
+    if lost:
+        _log.warning(
+            "rank %d: the inner optimizer (%s) had a state when this outer loop was saved, and has none now. Load its state_dict "
+            "too, unless it is to begin anew.",
+            rank,
+            ", ".join(lost),
+        )
 
 
 def check_model(fragments: Sequence[Fragment], saved: Mapping[str, str | None]) -> None:

@@ -1,4 +1,4 @@
-"""The outer loops that are under way in this process: a tensor is synced by one of them at most.
+"""The outer loops that are under way in this process: a tensor is synced by one of them at most, an exchange carries one.
 
 Two loops around one model, each with an optimizer of its own, would take outer steps from each other's results, and no
 replica would end with what its run has committed.
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ._exchange import Exchange
+
 _lock = threading.Lock()
 _under_way: weakref.WeakSet[Place] = weakref.WeakSet()
 
@@ -28,11 +30,16 @@ class Place:
     Args:
         synced: The tensors that the loop syncs, by name.
         held: All of its model's, these among them.
+        exchange: What it syncs over.
     """
 
     def __init__(
-        self, synced: Callable[[], Mapping[str, torch.Tensor]], held: Callable[[], Mapping[str, torch.Tensor]]
+        self,
+        synced: Callable[[], Mapping[str, torch.Tensor]],
+        held: Callable[[], Mapping[str, torch.Tensor]],
+        exchange: Exchange,
     ) -> None:
+        self._exchange = exchange
         self._synced = synced
         self._held = held
 
@@ -41,7 +48,7 @@ class Place:
 
         Raises:
             ConfigurationError: Another one is under way that syncs what this one holds, or holds what this one syncs. It
-                names the tensor.
+                names the tensor. Or its exchange carries another one.
         """
         with _lock:
             self._check()
@@ -59,7 +66,13 @@ class Place:
 
     def _check(self) -> None:
         for other in _under_way:
-            _compare(self._synced(), other._held())  # noqa: SLF001 - of the same class
+            if other is not self and other._exchange is self._exchange:  # noqa: SLF001 - of the same class
+                # Syncs have nothing but numbers: of two models that look alike, one would be taken for the other.
+                raise ConfigurationError(
+                    "this exchange carries another outer loop, which is under way, and an exchange carries one: connect to "
+                    "another prefix for this one. (For the same URI and rank, connect() returns the same exchange.)"
+                )
+            _compare(self._synced(), other._held())  # noqa: SLF001
             _compare(self._held(), other._synced())  # noqa: SLF001
 
 

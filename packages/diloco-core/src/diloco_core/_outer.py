@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from contextlib import nullcontext
 from functools import partial
@@ -90,7 +91,7 @@ class OuterOptimizer:
         """Class and hyperparameters, as text: what replicas must have in common."""
         group = self._optimizer.param_groups[0]
         # A function's text would name an address in memory.
-        values = {key: getattr(value, "__qualname__", str(value)) for key, value in group.items() if key != "params"}
+        values = {key: _text(value) for key, value in group.items() if key != "params"}
         return {"outer_optimizer": self.name, **{f"outer_{key}": value for key, value in sorted(values.items())}}
 
     @property
@@ -160,7 +161,8 @@ class OuterOptimizer:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Use this state from the next steps on, whatever the size of their chunks."""
-        self._loaded = dict(state)
+        # A copy, since it is used when the first steps come: until then the caller may change what was loaded.
+        self._loaded = copy.deepcopy(dict(state))
         self._chunks.clear()
         self._optimizer.state.clear()
 
@@ -187,6 +189,12 @@ class OuterOptimizer:
     def state(self, piece: Piece) -> Mapping[str, Any]:
         """What the optimizer keeps for a chunk. Empty before its first step."""
         return self._optimizer.state[self._chunks[piece]] if piece in self._chunks else {}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, torch.Tensor):  # its own text has four digits
+        value = value.tolist()
+    return getattr(value, "__qualname__", None) or str(value)
 
 
 def _is_elementwise(value: object) -> bool:

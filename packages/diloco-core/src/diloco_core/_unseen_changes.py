@@ -37,6 +37,7 @@ class UnseenChanges:
         self._every = max(sync_every, _LEAST)
         self._watched = [_Watched(named) for named in _choice(tensors)]
         self._handles: list[RemovableHandle] = []
+        self._stepping = False
 
     def watch(self) -> None:
         """Begin."""
@@ -52,8 +53,13 @@ class UnseenChanges:
             handle.remove()
         self._handles.clear()
 
+    def steps(self) -> None:
+        """An inner optimizer begins a step: the backward passes of its closure, and what they change, are its own."""
+        self._stepping = True
+
     def seen(self) -> None:
         """An inner optimizer has stepped, or a sync has written to the model."""
+        self._stepping = False
         for watched in self._watched:
             watched.passes = watched.changes = 0
             watched.values = None
@@ -74,6 +80,8 @@ class UnseenChanges:
         Raises:
             UnseenStepsError: Another optimizer trains it.
         """
+        if self._stepping:
+            return
         watched.passes += 1
         if watched.passes % self._every:
             return
