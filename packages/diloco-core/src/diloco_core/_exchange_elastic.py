@@ -35,6 +35,7 @@ from ._reread import read_again
 from ._sharded import Scratch
 from ._store import InBackground, check_size
 from ._timing import Timing
+from ._unsynced_watch import UnsyncedWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -99,6 +100,7 @@ class ElasticExchange:
         self._ended = ""
         self._first = True
         self._hinted = 0
+        self._unsynced: UnsyncedWatch | None = None
 
     def join(self, schema: Schema) -> None:
         """Say what the replicas must have in common; they meet in :meth:`restore`."""
@@ -172,6 +174,9 @@ class ElasticExchange:
             for rollback, _ in life.rollbacks:
                 obey_rollback(life, rollback)
             life.attendance.begin(life.rank, life.members, life.now, store.get)
+            self._unsynced = UnsyncedWatch(store, self._timing, self.rank, manifest.unsynced, self._schema.unsynced)
+            if life.sync:  # of a run that begins, somebody has just written it
+                self._unsynced.look(self.rank, self.world_size, whole=True)
             store.patience = self._timing.sync_timeout
         except BaseException as error:
             self.abort(error)
@@ -236,6 +241,7 @@ class ElasticExchange:
             if life.sync % WATCH_EVERY == 0:
                 watch_manifest(life)
                 watch_claim(life)
+                self._watch_unsynced(life)
         except GaveUp:
             report = self._nothing(life, job, "none" if life.open is None else "open")
         except Reload as reason:
@@ -335,6 +341,8 @@ class ElasticExchange:
                 if self._life is not None and self._life.fragments[0].sums:
                     self._say_goodbye(self._life, None)
                     watch_manifest(self._life)
+                    if self._unsynced is not None:
+                        self._unsynced.look()
                     with suppress(Reload):  # which says that there is nothing to publish
                         look_back(self._life)
                         finish(self._life)
@@ -358,6 +366,13 @@ class ElasticExchange:
                 self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
             error.add_note(f"the other replicas could not be told: {second}")
+
+    def _watch_unsynced(self, life: Life) -> None:
+        """One member looks at each of the objects, another one every time, so that not all write the same at once."""
+        members = sorted(life.members)
+        if self._unsynced is not None and self.rank in members:
+            turn = (members.index(self.rank) - life.sync // WATCH_EVERY) % len(members)
+            self._unsynced.look(turn, len(members))
 
     @staticmethod
     def _obey_since(life: Life, before: int) -> None:

@@ -39,6 +39,7 @@ from ._store import check_size
 from ._store_sync import Participant, StoreSync
 from ._strict_records import MANIFEST, claim_key, manifest
 from ._timing import Timing
+from ._unsynced_watch import UnsyncedWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -98,6 +99,7 @@ class ObjectStoreExchange:
         self._progress = Progress()
         self._last: StoreSync | None = None
         self._obsolete: list[str] = []
+        self._unsynced: UnsyncedWatch | None = None
         self.when_ended: Callable[[], object] = bool  # told when this replica has left or failed
         self._ended = ""
 
@@ -129,6 +131,7 @@ class ObjectStoreExchange:
                 unsynced = {} if schema.unsynced is None else schema.unsynced.publish(self._put)
                 record = manifest(self.run_id, run, self.world_size, schema, unsynced)
                 store.put(MANIFEST, lambda: [record])
+                self._unsynced = UnsyncedWatch(store, timing, self.rank, unsynced, schema.unsynced)
         except BaseException as error:
             self.abort(error)
             raise
@@ -185,6 +188,8 @@ class ObjectStoreExchange:
             try:
                 if self._is_claimed():
                     self._liveness.tell(Ending(self.rank, "left", self._progress))
+                    if self._unsynced is not None:
+                        self._unsynced.look()
             finally:
                 self.store.close()
 

@@ -16,7 +16,16 @@ from safetensors.torch import save_file
 
 from ._checks import is_whole
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
-from ._export_sources import find_source, lacking, outer_steps, sentence, state, states, unsynced_files
+from ._export_sources import (
+    find_source,
+    lacking,
+    outer_steps,
+    sentence,
+    state,
+    states,
+    unsynced_files,
+    without_unsynced,
+)
 from ._layout import Group, Layout, Piece, Rule
 from ._published import ValuesReader
 from ._store import open_store
@@ -43,6 +52,7 @@ def export(
     *,
     dtype: torch.dtype | None = None,
     at: int | None = None,
+    synced_only: bool = False,
 ) -> int:
     """Write the model that a run's store holds to a safetensors file, so that a strict ``load_state_dict`` takes it.
 
@@ -51,15 +61,19 @@ def export(
     parameters, and buffers under ``buffers="none"``) is as it was when the run began, at the replica that began it. What a
     file of tensors cannot hold (the extra state of modules, what hooks add) is left out, and named in a warning.
 
-    Without ``at`` it is the newest state that is whole; a run that goes on meanwhile is not disturbed. If a newer one is
-    damaged, or something of it is not there, a warning in the log says which, and so do ``damaged`` and ``incomplete`` in the
-    file's metadata. What was committed but not published when an elastic run stopped is taken by the first replica that
-    resumes it.
+    Without ``at`` it is the newest state whose values are whole; a run that goes on meanwhile is not disturbed. If the values
+    of a newer one are damaged, or something of it is not there, a warning in the log says which, and so do ``damaged`` and
+    ``incomplete`` in the file's metadata. Only what the file takes is read and verified: damage in the headers of shards and
+    in the outer optimizer's state does not show here. A run that is resumed finds it and mends it.
+
+    What was committed but not published when an elastic run stopped is taken by the first replica that resumes it.
 
     Args:
         uri: The run's prefix; for a folder also a path.
         path: The file to write; replaced in one step.
         dtype: Dtype of floating-point tensors; that of the model if left out (the store holds at least float32).
+        synced_only: Leave out what was not synced, and do not read it: the way on where the store has lost that, and nobody is
+            left to write it again. Load the file with ``strict=False`` into a model that has the rest from elsewhere.
         at: After how many outer steps (``DiLoCo.committed``); the store keeps the last few states only. Where the run has gone
             back to older states, those that it gave up are passed over.
 
@@ -69,7 +83,7 @@ def export(
     Raises:
         RendezvousError: There is no run, or one without a model, or it has not published one yet, or not the state ``at``.
         CorruptedObjectError: The store does not hold what its records promise: the state ``at`` is damaged or incomplete, or
-            all are, or the manifest is.
+            all are, or the manifest is, or what was not synced; it says what to do.
         StoreUnavailableError: The store cannot be listed and read; it need not be writable.
         ConfigurationError: ``dtype`` is no floating-point dtype, ``at`` is not a number of outer steps, or ``path`` cannot be
             written. Its folder must exist.
@@ -90,14 +104,15 @@ def export(
             choice, tensors = _newest_whole(store, source, dtype, at)
             step = choice.step
             unfinished = _unfinished(source, choice)
-            try:
-                tensors.update(_read(store, source.unsynced, unsynced_files(source), dtype))
-            except ObjectNotFoundError as error:  # nobody ever deletes it
-                raise _corrupted(error) from error
+            if not synced_only:
+                try:
+                    tensors.update(_read(store, source.unsynced, unsynced_files(source), dtype))
+                except (ObjectNotFoundError, CorruptedObjectError) as error:
+                    raise CorruptedObjectError(f"{sentence(_corrupted(error))} {without_unsynced(source)}") from error
         finally:
             store.close()
         aliases = source.unsynced.get("aliases", {})
-        tensors.update({alias: tensors[name].clone() for alias, name in aliases.items()})
+        tensors.update({alias: tensors[name].clone() for alias, name in aliases.items() if name in tensors})
         metadata = {"run_id": source.run_id, "sync": str(step), "format": "pt"}
         if choice.damaged:
             metadata["damaged"] = ", ".join(map(str, choice.damaged))

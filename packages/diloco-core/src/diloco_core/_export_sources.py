@@ -186,6 +186,24 @@ def unsynced_files(source: Source) -> list[PublishedFile]:
     ]
 
 
+def without_unsynced(source: Source) -> str:
+    """What can be done where what is not synced cannot be read."""
+    names = [str(entry["name"]) for entry in source.unsynced.get("tensors", ())]
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    who = (
+        "A replica of the run whose model holds the same values writes it again: one that is running looks every few syncs "
+        "whether it is there, and when it leaves. Otherwise start all ranks of the run again on this prefix (if it is finished, "
+        "they leave at once): they also read it."
+        if isinstance(source, _ElasticSource)
+        else "While the run goes on: rank 0 writes it again when it leaves, if it is gone or has another size."
+    )
+    return (
+        f"It belongs to what the run does not sync: {', '.join(map(repr, names[:3]))}{more}, as they were when it began. {who} "
+        "If nobody can write it again, synced_only=True writes all other tensors; take these from the model that the run began "
+        "with."
+    )
+
+
 class _ElasticSource:
     first = 0
 

@@ -19,10 +19,10 @@ from ._fragments import NamedTensor
 from ._layout import Layout, Rule
 from ._names import plain_name
 from ._published import END, Sums, ending
-from ._wire import CHECKSUM_BYTES, SAFETENSORS_DTYPES, Section, fingerprint, header, section_parts, seed
+from ._wire import CHECKSUM_BYTES, SAFETENSORS_DTYPES, Section, fingerprint, header, section_bytes, section_parts, seed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ._layout import Piece
     from ._store import Buffer
@@ -38,6 +38,7 @@ class Unsynced:
 
     Attributes:
         tensors: Those with values of their own.
+        layout: How their values are cut into objects.
         aliases: Further names of tensors, synced or not, and the first name of each.
         omitted: Entries that cannot be stored: extra state, whatever a hook computes, dtypes that safetensors does not know.
 
@@ -64,7 +65,7 @@ class Unsynced:
                 self.tensors.append(NamedTensor(name, tensor, Rule.FIRST))
         groups, self._segments = arrange(self.tensors)
         size = sum(named.wire_bytes for named in self.tensors)
-        self._layout = Layout(groups, max(1, -(-size // OBJECT_BYTES)))
+        self.layout = Layout(groups, max(1, -(-size // OBJECT_BYTES)))
         self._copied: tuple[int, torch.Tensor] | None = None
 
     def publish(self, put: Callable[[str, Callable[[], Iterable[Buffer]]], object]) -> dict[str, Any]:
@@ -77,32 +78,70 @@ class Unsynced:
         sums: list[str] = []
         table = {
             "folder": folder,
-            "shards": self._layout.shards if self.tensors else 0,
+            "shards": self.layout.shards if self.tensors else 0,
             "sums": sums,
-            **tensor_table(self._layout, self._segments),
+            **tensor_table(self.layout, self._segments),
             "aliases": self.aliases,
             "omitted": self.omitted,
         }
         for number in range(table["shards"]):
             found: list[int] = []
-            put(unsynced_key(folder, number), partial(self._parts, folder, number, found.append))
+            put(unsynced_key(folder, number), partial(self.parts, folder, number, found.append))
             sums.append(f"{found[-1]:016x}")
         return table
 
-    def _parts(self, folder: str, number: int, written: Callable[[int], None]) -> Iterator[Buffer]:
-        section = Section("values", self._layout.shard(number), unsynced_seed(folder, number))
-        beginning = header(self._layout, [section, *END], {"diloco": "unsynced", "shard": str(number)})
+    def has_the_layout_of(self, table: Mapping[str, Any]) -> bool:
+        """Whether the objects that a run's manifest speaks of are cut like those of this model."""
+        own = {"shards": self.layout.shards if self.tensors else 0, **tensor_table(self.layout, self._segments)}
+        return all(table.get(name) == value for name, value in own.items())
+
+    def section(self, folder: str, number: int) -> Section:
+        """The values of one of the objects."""
+        return Section("values", self.layout.shard(number), unsynced_seed(folder, number))
+
+    def header(self, number: int) -> bytes:
+        """How one of the objects begins; the same in all folders."""
+        sections = [self.section("", number), *END]
+        return header(self.layout, sections, {"diloco": "unsynced", "shard": str(number)})
+
+    def header_checksum(self, number: int) -> int:
+        """What an object says at its end about its header."""
+        return xxhash.xxh3_64_intdigest(self.header(number))
+
+    def object_bytes(self, number: int) -> int:
+        """Size of one of the objects."""
+        return (
+            len(self.header(number)) + section_bytes(self.layout, self.section("", number)) + CHECKSUM_BYTES * len(END)
+        )
+
+    def checksum(self, folder: str, number: int) -> int:
+        """Of the values that an object would have if it were written now."""
+        *_, last = section_parts(self.section(folder, number), map(self._chunk, self._chunks(number)))
+        self._copied = None
+        return int.from_bytes(last[-CHECKSUM_BYTES:], "little")
+
+    def read_over(self, number: int, read: Callable[[torch.Tensor], None]) -> None:
+        """Have ``read`` fill a buffer with the values of an object, chunk by chunk, and forget them."""
+        for piece in self._chunks(number):
+            read(torch.empty(piece.numel, dtype=self.layout.groups[piece.group].dtype, device="cpu"))
+
+    def parts(self, folder: str, number: int, written: Callable[[int], object] = bool) -> Iterator[Buffer]:
+        """One of the objects. ``written`` gets the checksum of its values when all of it is through."""
+        beginning = self.header(number)
         yield beginning
         last: Buffer = b""
-        for last in section_parts(section, map(self._chunk, self._layout.chunks(number, CHUNK_BYTES))):
+        for last in section_parts(self.section(folder, number), map(self._chunk, self._chunks(number))):
             yield last
         self._copied = None
-        sums = Sums(int.from_bytes(last[-CHECKSUM_BYTES:], "little"), xxhash.xxh3_64_intdigest(beginning))
+        sums = Sums(int.from_bytes(last[-CHECKSUM_BYTES:], "little"), self.header_checksum(number))
         yield ending(sums)
         written(sums.values)
 
+    def _chunks(self, number: int) -> Iterator[Piece]:
+        return self.layout.chunks(number, CHUNK_BYTES)
+
     def _chunk(self, piece: Piece) -> torch.Tensor:
-        out = torch.empty(piece.numel, dtype=self._layout.groups[piece.group].dtype, device="cpu")
+        out = torch.empty(piece.numel, dtype=self.layout.groups[piece.group].dtype, device="cpu")
         for segment in self._segments[piece.group]:
             start, stop = max(piece.start, segment.start), min(piece.stop, segment.stop)
             if start < stop:

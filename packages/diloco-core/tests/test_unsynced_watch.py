@@ -1,0 +1,244 @@
+"""What is not synced is stored once; where it is lost or damaged, a replica with the same values writes it again."""
+
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from damage_lab import flip
+from safetensors.torch import load_file
+from torch import nn
+
+from diloco_core import CorruptedObjectError, DiLoCo, Elastic, _unsynced, export
+from diloco_core._exchange_elastic import ElasticExchange
+from diloco_core._sim_store import Connection
+from diloco_core._store import open_store
+from diloco_core.testing import Schedule, SimulatedStore, simulate
+
+_SETTINGS = Elastic(2, grace=5.0, topology="sharded")
+_AGAIN = "Writing it again with the same content. Something else deletes or changes objects of this run."
+
+
+class Part(nn.Module):
+    """A parameter that is trained, some that are not, and a second name for one of these."""
+
+    def __init__(self, lab):
+        super().__init__()
+        self.trained = nn.Parameter(torch.zeros(40))
+        self.frozen = nn.ParameterList(nn.Parameter(torch.zeros(200), requires_grad=False) for _ in range(3))
+        lab.fill(self)
+        self.alias = self.frozen[1]
+        self.register_buffer("seen", torch.zeros(3))
+
+
+def _train(lab, syncs, buffers="mean"):
+    def train(node):
+        model = Part(lab)
+        inner = torch.optim.SGD([model.trained], lr=0.1)
+        with DiLoCo(model, inner, node.exchange, sync_every=1, buffers=buffers) as outer:
+            while outer.committed < syncs:
+                node.sleep(1.0)
+                model.trained.grad = torch.ones(40)
+                model.seen += 1
+                inner.step()
+        return node.exchange.counted
+
+    return train
+
+
+class Watched(SimulatedStore):
+    """Counts how often its objects are written; loses or damages some at the moment when another one is written."""
+
+    def __init__(self, moment="", spoil=None):
+        super().__init__()
+        self.written, self.moment, self.spoil = Counter(), moment, spoil
+
+    def write(self, key, data):
+        super().write(key, data)
+        self.written[key] += 1
+        if self.spoil is not None and key == self.moment:
+            spoil, self.spoil = self.spoil, None
+            for name in self.unsynced():
+                spoil(self, name)
+
+    def unsynced(self):
+        return {key: data for key, data in self.objects.items() if key.startswith("unsynced/")}
+
+
+def _lose(store, key):
+    store.remove(key)
+
+
+def _cut(store, key):
+    store.damage(key, store.objects[key][:-30])
+
+
+def _flipped(place):
+    def spoil(store, key):
+        data = store.objects[key]
+        store.damage(key, flip(data, 8 * (place % len(data))))
+
+    return spoil
+
+
+@pytest.fixture
+def small(monkeypatch):
+    """Several objects: 600 values of four bytes and three."""
+    torch.set_num_threads(1)
+    monkeypatch.setattr(_unsynced, "OBJECT_BYTES", 900)
+
+
+def _stopped(lab, syncs=2, buffers="mean"):
+    store = Watched()
+    outcome = simulate(_train(lab, syncs, buffers), Schedule(2, latency=0.01), _SETTINGS, store=store)
+    assert outcome.errors() == {}
+    assert set(Counter(store.written[key] for key in store.unsynced())) == {1}
+    return store
+
+
+_HARM = [_lose, _cut, *map(_flipped, (0, 20, -12, -20, -100))]
+_NAMES = ["gone", "cut", "length", "header", "checksums", "checksum of the values", "values"]
+
+
+@pytest.mark.parametrize("spoil", _HARM, ids=_NAMES)
+@pytest.mark.usefixtures("small")
+def test_a_run_that_is_resumed_has_all_of_it_again(lab, spoil, caplog):
+    """Every rank looks at a part, also where the run is finished, so that nothing else is done."""
+    store = _stopped(lab)
+    whole = store.unsynced()
+    assert len(whole) == 3
+    for key in whole:
+        spoil(store, key)
+    outcome = simulate(_train(lab, 2), Schedule(2, latency=0.01), _SETTINGS, store=store)
+    assert outcome.errors() == {}
+    assert store.unsynced() == whole
+    said = [record.getMessage() for record in caplog.records if _AGAIN in record.getMessage()]
+    assert sorted(key for key in whole for text in said if key in text) == sorted(whole), "every one by one of them"
+    assert all(record.levelname == "ERROR" for record in caplog.records if _AGAIN in record.getMessage())
+
+
+@pytest.mark.usefixtures("small")
+def test_every_part_is_read_by_one_rank_and_nothing_is_written_that_is_whole(lab, caplog, monkeypatch):
+    store, opened, open_object = _stopped(lab), Counter(), Connection.open
+    writings = Counter(store.written)
+
+    def counted(self, key, *size):
+        opened[key] += 1
+        return open_object(self, key, *size)
+
+    monkeypatch.setattr(Connection, "open", counted)
+    assert simulate(_train(lab, 12), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
+    assert {key: opened[key] for key in store.unsynced()} == dict.fromkeys(store.unsynced(), 1)
+    assert {key: store.written[key] for key in store.unsynced()} == {key: writings[key] for key in store.unsynced()}
+    assert "unsynced/" not in caplog.text
+
+
+@pytest.mark.parametrize("spoil", [_lose, _cut], ids=["gone", "cut"])
+@pytest.mark.usefixtures("small")
+def test_while_a_run_goes_on_one_member_writes_it_again_at_the_eighth_sync(lab, spoil, caplog):
+    store, seen, whole = Watched("commits/00000003.json", spoil), [], {}
+    write = store.write
+
+    def look(key, data):
+        if key == "commits/00000001.json":
+            whole.update(store.unsynced())
+        write(key, data)
+        if key in {"commits/00000007.json", "commits/00000010.json"}:
+            seen.append(sum(data == whole.get(key) for key, data in store.unsynced().items()))
+
+    store.write = look
+    assert simulate(_train(lab, 11), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
+    assert seen == [0, 3]
+    assert {store.written[key] for key in store.unsynced()} == {2}, "once at the beginning, and once by one member"
+    assert caplog.text.count(_AGAIN) == 3
+
+
+@pytest.mark.usefixtures("small")
+def test_who_leaves_looks_too(lab, caplog):
+    store = Watched("commits/00000002.json", _lose)
+    assert simulate(_train(lab, 2), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
+    assert len(store.unsynced()) == 3
+    assert _AGAIN in caplog.text
+
+
+def test_who_holds_other_values_writes_nothing_and_says_so_once(lab, caplog):
+    """Buffers that are left alone have changed since the run began."""
+    torch.set_num_threads(1)
+    store = Watched("commits/00000003.json", _lose)
+    outcome = simulate(_train(lab, 20, "none"), Schedule(2, latency=0.01), _SETTINGS, store=store)
+    assert outcome.errors() == {}
+    assert store.unsynced() == {}
+    said = [record.getMessage() for record in caplog.records if "cannot write it again" in record.getMessage()]
+    assert sorted(text[:6] for text in said) == ["rank 0", "rank 1"]
+    assert all("is gone. It holds what is not synced" in text and "synced_only=True" in text for text in said)
+
+
+def test_rank_0_of_a_strict_run_looks_when_it_leaves(lab, tmp_path, caplog):
+    def train(exchange):
+        model = Part(lab)
+        inner = torch.optim.SGD([model.trained], lr=0.1)
+
+        def lose(report):
+            if exchange.rank == 0 and report.sync == 2:
+                for path in _objects(tmp_path):
+                    path.unlink()
+
+        with DiLoCo(model, inner, exchange, sync_every=1, on_sync=lose):
+            for step in range(2):
+                lab.push(model, inner, exchange.rank, step)
+
+    lab.run(train, lab.store_exchanges(tmp_path, 2))
+    assert len(_objects(tmp_path)) == 1
+    assert f"rank 0: file://{_objects(tmp_path)[0]} is gone. {_AGAIN}" in caplog.text
+    assert export(tmp_path / "run", tmp_path / "model") == 2
+
+
+def _objects(folder):
+    return sorted(Path(folder, "run", "unsynced").rglob("*.safetensors"))
+
+
+def _alone(lab, folder):
+    """One life of a run with one replica, and the values that it ended with."""
+    model = Part(lab)
+    inner = torch.optim.SGD([model.trained], lr=0.1)
+    resume = (folder / "run").exists()
+    exchange = ElasticExchange(open_store(str(folder / "run")), 0, 1, Elastic(1, grace=1.0, resume=resume))
+    with DiLoCo(model, inner, exchange, sync_every=1) as outer:
+        if not outer.committed:
+            lab.push(model, inner, 0, 0)
+    return lab.values(model)
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_export_says_what_to_do_and_that_helps(lab, tmp_path, harm):
+    values = _alone(lab, tmp_path)
+    (path,) = _objects(tmp_path)
+    data = path.read_bytes()
+    path.unlink() if harm == "gone" else path.write_bytes(flip(data, 8 * (len(data) - 200)))
+    with pytest.raises(CorruptedObjectError, match=path.name) as caught:
+        export(tmp_path / "run", tmp_path / "model")
+    text = str(caught.value)
+    assert "does not sync: 'alias', 'frozen.0', 'frozen.2', as they were when it began" in text
+    assert "start all ranks of the run again on this prefix" in text
+    assert "synced_only=True writes all other tensors" in text
+    assert export(tmp_path / "run", tmp_path / "synced", synced_only=True) == 1
+    synced = load_file(tmp_path / "synced")
+    assert sorted(synced) == ["seen", "trained"]
+    assert all(torch.equal(synced[name], values[name]) for name in synced)
+    _alone(lab, tmp_path)
+    assert path.read_bytes() == data
+    assert export(tmp_path / "run", tmp_path / "model") == 1
+    assert load_file(tmp_path / "model").keys() == values.keys()
+
+
+def test_of_a_strict_run_export_says_who_could_write_it_again(lab, tmp_path):
+    def train(exchange):
+        model = Part(lab)
+        inner = torch.optim.SGD([model.trained], lr=0.1)
+        with DiLoCo(model, inner, exchange, sync_every=1):
+            lab.push(model, inner, exchange.rank, 0)
+
+    lab.run(train, lab.store_exchanges(tmp_path, 1))
+    _objects(tmp_path)[0].unlink()
+    with pytest.raises(CorruptedObjectError, match="rank 0 writes it again when it leaves"):
+        export(tmp_path / "run", tmp_path / "model")
