@@ -21,6 +21,7 @@ from diloco_core._elastic_records import (
     read_record,
     shard_key,
 )
+from diloco_core._elastic_rollback import named_syncs
 from diloco_core._elastic_sync import ElasticSync
 from diloco_core._sim_checks import read_log
 from diloco_core.testing import (
@@ -167,7 +168,7 @@ def test_newest_whole_goes_on_and_names_what_is_given_up(stopped, caplog):
     assert rollback.sync == last + 1
     assert last in rollback.given_up
     assert rollback.fence == {0: 2, 1: 2}
-    assert f"Given up: syncs {', '.join(map(str, rollback.given_up))}. Earlier lives" in caplog.text
+    assert f"Given up: {named_syncs(rollback.given_up)}. Earlier lives" in caplog.text
     assert _outer_steps(store) == _last(store) - 1 - len(rollback.given_up) >= 12
 
 

@@ -213,6 +213,8 @@ def model_checksums(fragments: Sequence[Fragment]) -> dict[str, str | None]:
 
 def _same(what: str, saved: object, here: object) -> None:
     if saved != here:
+        if str(saved) == str(here):  # such as 2 and '2'
+            saved, here = f"{saved!r} ({kind_of(saved)})", f"{here!r} ({kind_of(here)})"
         raise ConfigurationError(f"the saved outer loop does not fit: its {what} is {saved}, here it is {here}")
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._endings import as_text
 from ._errors import CorruptedObjectError, FormatError
 from ._fields import Fields
 from ._redact import redact
@@ -21,7 +22,7 @@ _LONGEST = 1000
 
 def farewell(key: str, error: BaseException | None) -> bytes:
     """The content of a hint that a life leaves, or has failed with this error."""
-    reason = "" if error is None else redact(f"{type(error).__name__}: {error}")[:_LONGEST]
+    reason = "" if error is None else redact(as_text(error))[:_LONGEST]
     return seal("farewell", key, {"event": "left" if error is None else "failed", "reason": reason})
 
 

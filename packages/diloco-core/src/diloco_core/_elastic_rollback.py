@@ -16,7 +16,7 @@ from ._elastic_rules import states
 from ._errors import CorruptedObjectError, FencedError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ._elastic_life import Life
     from ._errors import NonFiniteUpdateError
@@ -63,12 +63,12 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     before = max(history.newest_rollback, _rollback_before(life, min(going_back)))
     record = Rollback(last + 1, tuple(going_back), tuple(given_up), fence, before)
     _log.error(
-        "rank %d: %s. As asked for by resume='newest-whole', the run goes on from the states after syncs %s. Given up: syncs "
-        "%s. Earlier lives that did not agree to this stop.",
+        "rank %d: %s. As asked for by resume='newest-whole', the run goes on from the states after %s. Given up: %s. "
+        "Earlier lives that did not agree to this stop.",
         life.rank,
         str(reason).rstrip("."),
-        ", ".join(map(str, going_back)),
-        ", ".join(map(str, given_up)) or "none",
+        named_syncs(going_back),
+        named_syncs(given_up),
     )
     life.store.create(commit_key(record.sync), record.to_json)
 
@@ -117,7 +117,7 @@ def obey_rollback(life: Life, rollback: Rollback) -> None:
     Raises:
         FencedError: It has not.
     """
-    given_up = f" (syncs {', '.join(map(str, rollback.given_up))} are given up)" if rollback.given_up else ""
+    given_up = f" (given up: {named_syncs(rollback.given_up)})" if rollback.given_up else ""
     if life.settings.resume != "newest-whole" and life.epoch <= rollback.fence.get(life.rank, 0):
         raise FencedError(
             f"the run at {life.store.uri} goes on from older states, since the results of later syncs could not be read any more"
@@ -126,6 +126,13 @@ def obey_rollback(life: Life, rollback: Rollback) -> None:
             life.rank,
             life.epoch,
         )
+
+
+def named_syncs(numbers: Sequence[int]) -> str:
+    """As ``sync 7``, or ``syncs 7, 8``."""
+    if not numbers:
+        return "nothing"
+    return f"sync{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _rollback_before(life: Life, sync: int) -> int:

@@ -118,11 +118,11 @@ def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
     try:
         return read_again(timing, read)
     except CorruptedObjectError as error:
-        error.add_note(
-            "Nothing can be read of this run without its manifest. Put a copy of that object back, or begin a new run on "
-            "another prefix."
-        )
-        raise
+        raise CorruptedObjectError(
+            f"{str(error).rstrip('.')}. Nothing of the run can be read without this object, so resume='newest-whole' does not "
+            "help. If a replica of the run is still running, it writes it again: start this one later. Otherwise put a copy of "
+            "the object back, exactly as it was; or begin a new run on another prefix."
+        ) from error
 
 
 def watch_manifest(life: Life) -> None:

@@ -62,9 +62,14 @@ class Ending:
     cause_rank: int | None = None
 
 
+def as_text(error: BaseException) -> str:
+    """The class of an error, and what it says, if it says anything."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
 def failure(rank: int, progress: Progress, error: BaseException) -> Ending:
     """The ending of a replica that fails with an error."""
-    message = redact(f"{type(error).__name__}: {error}")
+    message = redact(as_text(error))
     return Ending(rank, "failed", progress, message[:_LONGEST], _cause(rank, error))
 
 
@@ -102,9 +107,17 @@ def conclude(
     for ending in failed:
         # Where it was caused by one that has left after the sync at hand, so was it in a later sync, and this one is whole.
         if ending.cause_rank is not None and ending.cause_rank not in finished:
-            text = f"rank {ending.cause_rank} is lost, as rank {ending.rank} found after {ending.progress}"
-            return ReplicaLostError(f"{text}: {ending.message}", ending.cause_rank)
+            return ReplicaLostError(_as_told(ending), ending.cause_rank)
     return None
+
+
+def _as_told(ending: Ending) -> str:
+    """What a replica that failed because of another one has said, without saying twice which one is lost."""
+    found = f"rank {ending.rank} found after {ending.progress}"
+    _, _, told = ending.message.partition(": ")
+    if told.startswith(f"rank {ending.cause_rank} "):
+        return f"{told.rstrip('.')} (as {found})"
+    return f"rank {ending.cause_rank} is lost, as {found}: {ending.message}"
 
 
 def describe(kind: str, name: str, progress: Progress) -> str:

@@ -25,6 +25,7 @@ from ._elastic_settings import Elastic
 from ._elastic_sizes import shards_of
 from ._elastic_start import open_run, watch_manifest
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
+from ._endings import as_text
 from ._errors import ConfigurationError, CorruptedObjectError, FencedError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncReport
 from ._inner_state import SavedInner, check_inner
@@ -353,7 +354,7 @@ class ElasticExchange:
         """Tell the others not to wait for this replica; repeatable, never raises."""
         if self._ended:
             return
-        self._ended = f"failed ({type(error).__name__}: {error})"
+        self._ended = f"failed ({as_text(error)})"
         self.when_ended()
         try:
             try:

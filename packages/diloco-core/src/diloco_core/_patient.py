@@ -21,7 +21,7 @@ T = TypeVar("T")
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
 """Seconds between two tries; the last one is repeated while the store's patience lasts."""
 
-_WORTH_SAYING = 5.0  # seconds
+_WORTH_SAYING = 1.0  # seconds
 
 _log = logging.getLogger("diloco_core")
 
@@ -130,5 +130,6 @@ class Patient:
             waited = self._retries.clock() - start
             if waited < _WORTH_SAYING:
                 raise
-            text = f"{str(error).rstrip('.')}. It was tried again for {waited:.0f} s."
+            why = ", and no longer, since this does not pass until somebody mends its cause" if error.lasting else ""
+            text = f"{str(error).rstrip('.')}. It was tried again for {waited:.0f} s{why}."
             raise StoreUnavailableError(text, lasting=error.lasting) from error

@@ -203,15 +203,15 @@ def check_own(store: Patient, own: Claim, timing: Timing) -> None:
         )
     if other.nonce == own.nonce:
         return
-    holder = f"run {other.run_id!r}" if other.run_id else "an earlier run"
-    if own.run_id and other.run_id == own.run_id:
-        holder = (
-            "an earlier process of this rank in the same run. In a strict run a replica that has ended cannot come back "
-            "(pass min_replicas= for runs in which it can)"
-        )
+    same = bool(own.run_id) and other.run_id == own.run_id
+    holder = f"run {other.run_id!r}" if other.run_id else "an earlier run, or by an earlier process of this one"
+    if same:
+        holder = "an earlier process of this rank in the same run"
     raise RunExistsError(
-        f"rank {own.rank} of {store.uri} is taken by {holder}: process {other.pid} on {other.host}. "
-        f"{_OWN_PREFIX}; if that run is over and not needed, delete the prefix."
+        f"rank {own.rank} of {store.uri} is taken by {holder}: process {other.pid} on {other.host}. In a strict run every rank "
+        "takes part only once. If the others of that run still wait for this rank, end them, and start all replicas again on a "
+        "fresh prefix, from a checkpoint (pass min_replicas= for runs in which a replica can come back). "
+        f"{_OWN_PREFIX}."
     )
 
 

@@ -55,6 +55,15 @@ _PASSING = {
 FULL = {errno.ENOSPC, errno.EDQUOT}
 """What a file system says that has no room, or no more for this user."""
 
+# What somebody who reads the log can mend while the run waits.
+_TO_MEND = dict.fromkeys(FULL, "The disk is full, or this user's quota is used up: make room.") | {
+    errno.EROFS: "The file system is read-only: make it writable again.",
+    errno.EFBIG: (
+        "The file would be larger than the file system allows, or than this process may write (ulimit -f): raise that "
+        "limit. More fragments make smaller files."
+    ),
+}
+
 
 def split(key: str) -> list[str]:
     """The folders and the file that a key names.
@@ -286,10 +295,10 @@ def sizes(folder: int, folders: list[str]) -> Iterator[tuple[str, int]]:
 
 def unavailable(message: str, error: OSError) -> StoreUnavailableError:
     """What the system refused, as the error of a store."""
-    if error.errno in FULL:
-        message = f"{message.rstrip('.')}. The disk is full, or this user's quota is used up: make room."
-    # Room is made by somebody who is told of it, or by the collection of old objects.
-    return StoreUnavailableError(message, lasting=error.errno not in _PASSING | FULL)
+    to_mend = _TO_MEND.get(error.errno or 0)
+    if to_mend is not None:
+        message = f"{message.rstrip('.')}. {to_mend}"
+    return StoreUnavailableError(message, lasting=to_mend is None and error.errno not in _PASSING)
 
 
 def unreadable(path: Path, error: OSError) -> StoreUnavailableError:

@@ -111,7 +111,9 @@ class FolderStore:
                 self._publish(root, key, size, temporary, rename)
             except OSError as error:
                 raise unavailable(
-                    f"{str(self._path(key))!r} cannot be written: {error.strerror or error}", error
+                    f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. "
+                    "See that this user may write the run's folder.",
+                    error,
                 ) from error
         return size
 

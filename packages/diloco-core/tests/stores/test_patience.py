@@ -209,14 +209,26 @@ class TestPatient:
 
     def test_what_lasts_is_not_waited_for(self, away, clock):
         away.lasting, away.until = True, 800.0
-        with pytest.raises(StoreUnavailableError, match=r"^the server is away$"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"away\. It was tried again for 3 s, and no longer, since this does"
+        ):
             Patient(away, Timing(clock=clock, sleep=clock.sleep)).get("k")
         assert clock.now == pytest.approx(3.1)
 
-    @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+    @pytest.mark.parametrize(
+        ("number", "to_mend"),
+        [
+            (errno.ENOSPC, "The disk is full, or this user's quota is used up: make room"),
+            (errno.EDQUOT, "The disk is full, or this user's quota is used up: make room"),
+            (errno.EROFS, "The file system is read-only: make it writable again"),
+            (errno.EFBIG, "raise that limit. More fragments make smaller files"),
+        ],
+    )
     @pytest.mark.parametrize("call", ["write", "fsync", "mkdir", "open", "link"])
-    def test_a_full_disk_is_waited_for_and_told(self, tmp_path, clock, monkeypatch, caplog, number, call):
-        """Somebody who reads the log makes room."""
+    def test_what_can_be_mended_is_waited_for_and_told(
+        self, tmp_path, clock, monkeypatch, caplog, number, to_mend, call
+    ):
+        """Somebody who reads the log makes room, or makes the file system writable."""
         folder = open_store(str(tmp_path))
         store = Patient(folder, Timing(clock=clock, sleep=clock.sleep))
         store.patience = 1800.0
@@ -234,7 +246,7 @@ class TestPatient:
         assert store.get("claims/0") == b"mine"
         told = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
         assert 20 <= len(told) <= 30, "at once, and once a minute"
-        assert all("The disk is full, or this user's quota is used up: make room" in line for line in told)
+        assert all(to_mend in line for line in told)
         assert told[0].startswith("trying again: ")
         assert told[1].startswith("trying again, for 6")
 

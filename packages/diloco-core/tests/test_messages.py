@@ -1,0 +1,77 @@
+"""Messages that say a thing once, in whole sentences, and what to do next."""
+
+import pytest
+from torch import nn, optim
+
+from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, RunExistsError, in_process
+from diloco_core._elastic_records import MANIFEST
+from diloco_core._elastic_rollback import named_syncs
+from diloco_core._endings import Ending, Progress, conclude, failure
+from diloco_core._exchange import Schema
+from diloco_core.testing import Schedule, SimulatedTraining, simulate
+
+
+def test_an_error_that_says_nothing_leaves_no_colon_behind():
+    assert failure(1, Progress(), KeyboardInterrupt()).message == "KeyboardInterrupt"
+    assert failure(1, Progress(), ValueError("x")).message == "ValueError: x"
+
+
+def test_one_sync_is_no_plural():
+    assert [named_syncs(numbers) for numbers in ((), (7,), (7, 8))] == ["nothing", "sync 7", "syncs 7, 8"]
+
+
+@pytest.mark.parametrize(
+    ("message", "told"),
+    [
+        (
+            "ReplicaLostError: rank 1 has shown no sign of life for 9 s.",
+            "rank 1 has shown no sign of life for 9 s (as rank 2 found after 1 sync)",
+        ),
+        ("ReplicaLostError: it is gone", "rank 1 is lost, as rank 2 found after 1 sync: ReplicaLostError: it is gone"),
+    ],
+)
+def test_who_is_lost_is_said_once(message, told):
+    ending = Ending(2, "failed", Progress(2, 1), message, 1)
+    assert str(conclude({2: ending}, [1, 2], 0, Progress(2, 1))) == told
+
+
+def test_a_number_that_is_text_is_told_from_one_that_is_not():
+    model = nn.Linear(1, 1)
+    state = {"version": "2", "rank": 0, "world_size": 1}
+    outer = DiLoCo(model, optim.SGD(model.parameters(), lr=0.1), in_process(1)[0], sync_every=1)
+    with pytest.raises(ConfigurationError, match=r"its version is '2' \(a str\), here it is 2 \(an int\)"):
+        outer.load_state_dict(state)
+
+
+@pytest.mark.parametrize("resume", [True, "newest-whole"])
+def test_a_damaged_manifest_says_what_to_do(resume):
+    settings = {"grace": 5.0, "topology": "sharded"}
+    outcome = simulate(SimulatedTraining(syncs=1), Schedule(1), Elastic(1, **settings), most_lives=1)
+    outcome.store.damage(MANIFEST, outcome.store.objects[MANIFEST] + b"\n")
+    later = simulate(
+        SimulatedTraining(syncs=2),
+        Schedule(1),
+        Elastic(1, resume=resume, **settings),
+        store=outcome.store,
+        most_lives=1,
+    )
+    (error,) = later.errors().values()
+    assert isinstance(error, CorruptedObjectError)
+    for words in (
+        "does not end with a checksum. ",
+        "'newest-whole' does not help",
+        "Put a copy",
+        "start this one later",
+    ):
+        assert words.lower() in str(error).lower()
+
+
+def test_a_strict_rank_that_comes_back_is_not_told_to_delete_the_run(lab, tmp_path):
+    first, second = lab.store_exchanges(tmp_path, 1) + lab.store_exchanges(tmp_path, 1)
+    first.join(Schema({}, {}))
+    with pytest.raises(RunExistsError) as caught:
+        second.join(Schema({}, {}))
+    assert "every rank takes part only once" in str(caught.value)
+    assert "end them, and start all replicas again on a fresh prefix" in str(caught.value)
+    assert "delete" not in str(caught.value)
+    first.leave()
