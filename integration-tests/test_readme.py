@@ -18,6 +18,7 @@ def python_blocks():
 def test_the_trainer_and_its_launcher(tmp_path):
     blocks = python_blocks()
     assert sorted(blocks) == ["launch.py", "my_trainer.py"]
+    assert 'result["error"]' in blocks["launch.py"], "a second run on the same prefix fails, and is to say why"
     for name, code in blocks.items():
         (tmp_path / name).write_text(code.replace("/tmp/my-first-run", str(tmp_path / "run")))
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}

@@ -80,8 +80,8 @@ class DiLoCo:
     caught inside the block, every further use raises, and so does leaving the block.
 
     The optimizers have to stay those that were given. Where parameters are trained and none of these steps, that is an
-    :class:`UnseenStepsError`: after many backward passes (at most three times ``sync_every``, or thirty where that is more),
-    or when the block is left.
+    :class:`UnseenStepsError`: after many backward passes (at most ``3 * max(sync_every, 10)``), or when the block is left after
+    more than ``max(sync_every, 10)`` of them. After fewer, what they have changed is put back with a warning.
 
     In strict runs all replicas have to take the same number of syncs. Where another one has left after fewer, because it
     has taken fewer inner steps, what this one has learned since the last sync is dropped with a warning, and it ends with

@@ -7,6 +7,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, TypeVar
 
+from ._checks import one_of
 from ._elastic_records import highest_epochs, parse_inner
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from ._sealed import RECORD_BYTES
@@ -53,6 +54,9 @@ class Fault:
         operation: At which of its operations, from 1.
         kind: One of ``KINDS`` or ``DAMAGES``.
         seconds: How long, for what takes time.
+
+    Raises:
+        ConfigurationError: The kind is not known, so that it would never happen.
     """
 
     rank: int
@@ -60,6 +64,9 @@ class Fault:
     operation: int
     kind: str
     seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        one_of("kind", self.kind, (*KINDS, *DAMAGES))
 
 
 @dataclass(slots=True)
