@@ -76,7 +76,7 @@ class Reader:
     # The log
 
     def _read_log(self) -> None:
-        previous = xxhash.xxh3_64_hexdigest(self._manifest_bytes)
+        previous = run = xxhash.xxh3_64_hexdigest(self._manifest_bytes)
         lives = self.objects.stored("claims")
         counted: list[dict[int, int]] = [{} for _ in self.fragments]
         last = max((int(Path(key).stem) for key in self.objects.stored("commits")), default=0)
@@ -93,6 +93,7 @@ class Reader:
             self._expect(
                 "records", (commit["sync"], commit["fragment"]) == (sync, fragment), f"{key} is of another sync"
             )
+            self._expect("runs", commit["run"] == run, f"{key} is of run {commit['run']}, and the manifest of {run}")
             self._expect("chain", commit["previous"] == previous, f"{key} does not follow the record before it")
             previous = xxhash.xxh3_64_hexdigest(data)
             self._check_members(key, commit, counted[fragment], lives)
@@ -114,7 +115,8 @@ class Reader:
             rank, first, stop = member["rank"], member["from"], member["to"]
             named = _DELTA.fullmatch(member["key"])
             own = (commit["sync"], rank, member["epoch"], first, stop)
-            agrees = named is not None and own == tuple(map(int, named.groups()[:5])) and named[6] == commit["base"]
+            agrees = named is not None and own == tuple(map(int, named.groups()[:5]))
+            agrees = agrees and (named[6], named[7]) == (commit["base"], self._schema(commit))
             self._expect("keys", agrees, f"{key} names {member['key']} for {own}")
             life = f"claims/{rank:05}/{member['epoch']:04}.json"
             self._expect("lives", life in lives, f"{key} counts a life without a claim: {life}")
@@ -127,6 +129,11 @@ class Reader:
             if first > before:
                 self.gaps.add((rank, before, first))
             counted[rank] = stop
+
+    def _schema(self, commit: dict[str, Any]) -> str:
+        """What the keys of contributions to a sync show of the run and of the fragment."""
+        identity = [commit["run"], self.fragments[(commit["sync"] - 1) % len(self.fragments)]["fingerprint"]]
+        return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())[:16]
 
     # The arithmetic
 

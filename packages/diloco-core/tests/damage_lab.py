@@ -1,6 +1,7 @@
 """What the tests of damaged objects share."""
 
 from diloco_core import CorruptedObjectError
+from diloco_core._elastic_records import MANIFEST, digest
 
 
 def flip(data, bit):
@@ -29,3 +30,8 @@ class InMemory:
 
     def __exit__(self, *args):
         pass
+
+
+def run_of(store):
+    """The name of the run in a simulated store."""
+    return digest(store.objects[MANIFEST])

@@ -18,7 +18,7 @@ def _delta(rank, sync, epoch=1):
 
 def _commit(sync, ranks, epoch=1):
     members = tuple(_delta(rank, sync, epoch) for rank in ranks)
-    return Commit(sync, 0, "0" * 16, "1" * 16, members, dict.fromkeys(ranks, sync), sync)
+    return Commit(sync, 0, "0" * 16, "1" * 16, members, dict.fromkeys(ranks, sync), sync, run="f" * 16)
 
 
 class TestAttendance:

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from damage_lab import run_of
 
 from diloco_core import Elastic, FencedError, Timing
 from diloco_core._elastic_claims import claim
-from diloco_core._elastic_records import Hint, claim_key, commit_key, highest_epochs, inner_key
+from diloco_core._elastic_records import MANIFEST, Hint, claim_key, commit_key, highest_epochs, inner_key
 from diloco_core._patient import Patient
 from diloco_core._sealed import seal
 from diloco_core._sim_scheduler import Scheduler
@@ -18,9 +19,10 @@ from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraini
 def _next(store, rank=0):
     """The epoch that the next life of a rank claims."""
     scheduler, found = Scheduler(), []
+    run = run_of(store) if MANIFEST in store.objects else ""
     connection = Connection(store, scheduler)
     timing = Timing(clock=connection.clock, sleep=connection.sleep)
-    scheduler.start_at(0.0, lambda: found.append(claim(Patient(connection, timing), rank)))
+    scheduler.start_at(0.0, lambda: found.append(claim(Patient(connection, timing), rank, run)))
     scheduler.run(1000.0)
     ((epoch, record),) = found
     assert store.objects[claim_key(rank, epoch)] == record

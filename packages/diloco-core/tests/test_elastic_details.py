@@ -196,18 +196,23 @@ class TestPublishedState:
         initial = Manifest.from_json(store.objects[MANIFEST], "").initial
         assert {key.split("/")[1] for key in store.below("initial/")} == {initial}
 
-    @pytest.fixture
-    def foreign(self):
-        """A whole and valid shard of sync 3, of another course of the same run."""
-        outcome = simulate(Other(syncs=3, sizes=(400,)), Schedule(3), Elastic(2, grace=30.0))
+    def _begun(self, elastic, store):
+        """Have a run begun in a store; returns a whole and valid shard of sync 3, of another course of the same run."""
+        begun, course = simulate(SimulatedTraining(syncs=0, sizes=(400,)), Schedule(3), elastic), SimulatedStore()
+        for key, data in begun.store.objects.items():
+            if key.startswith((MANIFEST, "initial/")):
+                store.write(key, data)
+                course.write(key, data)
+        assert simulate(Other(syncs=3, sizes=(400,)), Schedule(3), elastic, store=course).finished
         key = shard_key(3, 0, 0, "")
-        return key, outcome.store.objects[key]
+        return key, course.objects[key]
 
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
-    def test_a_shard_that_its_record_does_not_mean_is_made_again(self, foreign, topology, caplog):
-        elastic = Elastic(2, grace=30.0, topology=topology)
+    def test_a_shard_that_its_record_does_not_mean_is_made_again(self, topology, caplog):
+        elastic, store = Elastic(2, grace=30.0, topology=topology), SimulatedStore()
+        foreign = self._begun(elastic, store)
         first = SimulatedTraining(syncs=3, sizes=(400,))
-        outcome = simulate(first, Schedule(3), elastic)
+        outcome = simulate(first, Schedule(3), elastic, store=store)
         assert violations(outcome, first) == []
         assert outcome.store.objects[foreign[0]] != foreign[1]
         outcome.store.write(*foreign)
@@ -217,9 +222,10 @@ class TestPublishedState:
         assert "is not what the record of its sync says" in caplog.text
         assert f"writing {foreign[0]} again with the same content" in caplog.text
 
-    def test_gather_a_state_of_which_somebody_published_another_shard_is_not_called_complete(self, foreign):
+    def test_gather_a_state_of_which_somebody_published_another_shard_is_not_called_complete(self):
         elastic = Elastic(2, grace=30.0, topology="gather", publish_every=8)
         store = Watched(lambda key: store.write(*foreign) if key == commit_key(3) else None)
+        foreign = self._begun(elastic, store)
         first = SimulatedTraining(syncs=3, sizes=(400,))
         assert violations(simulate(first, Schedule(3), elastic, store=store), first) == []
         assert shard_key(3, 0, 1, "") in store.objects

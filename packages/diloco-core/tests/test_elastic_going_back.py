@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, _elastic_kept, _elastic_rollback
 from diloco_core._elastic_records import Rollback, commit_key, inner_key, read_record
@@ -55,7 +56,7 @@ def _rollback(store):
 def test_what_was_given_up_does_not_count(lost):
     store, before, _ = lost
     training = _go_on(store, 6, before)
-    assert _rollback(store) == Rollback(5, (3,), (4,), {0: 2})
+    assert _rollback(store) == Rollback(5, (3,), (4,), {0: 2}, run=run_of(store))
     reports = training.reports[0, 1]
     assert [report.sync for report in reports if report.committed] == [4, 5, 6]
     assert sorted(training.states) == [6, 7, 8], "in the log they have other numbers"

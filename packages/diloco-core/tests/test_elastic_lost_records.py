@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError, _elastic_catchup, _elastic_rollback
 from diloco_core._elastic_life import RolledBack
@@ -55,12 +56,12 @@ def test_a_lost_record_in_the_middle_of_the_log_does_not_end_the_run():
     outcome, training = _resume(before, store, 9, "newest-whole")
     assert violations(outcome, training) == []
     fence = {0: 2}
-    decided = Rollback(9, (6,), (7, 8), fence)
-    assert _rollbacks(store) == [Rollback(7, (6,), (), fence), decided]
+    decided = Rollback(9, (6,), (7, 8), fence, run=run_of(store))
+    assert _rollbacks(store) == [Rollback(7, (6,), (), fence, run=run_of(store)), decided]
     _lose(store, 7)  # as where it was killed before it could close that number
     outcome, later = _resume(training, store, 11, resume=True)
     assert violations(outcome, later) == []
-    assert _rollbacks(store) == [Rollback(7, (6,), (), fence), decided]
+    assert _rollbacks(store) == [Rollback(7, (6,), (), fence, run=run_of(store)), decided]
 
 
 def test_numbers_before_a_later_record_are_not_decided_again():
@@ -111,8 +112,8 @@ def test_a_number_is_closed_by_what_can_be_read(still_counts):
     index = (last - 1) % 2
     states = [(last, last - 3), (last - 2, last - 3)]
     states = [pair if index == 0 else pair[::-1] for pair in states]
-    decided = Rollback(last + 1, states[0], (last - 1,), fence)
-    closing = [] if still_counts else [Rollback(last - 1, states[1], (), fence)]
+    decided = Rollback(last + 1, states[0], (last - 1,), fence, run=run_of(store))
+    closing = [] if still_counts else [Rollback(last - 1, states[1], (), fence, run=run_of(store))]
     assert _rollbacks(store) == [*closing, decided]
     assert store.objects[commit_key(last)] == whole
 
@@ -130,7 +131,10 @@ def test_two_lives_that_go_back_at_the_same_time(monkeypatch):
     def meanwhile(*args):
         for sync in (5, 4):
             if commit_key(sync) not in store.objects:
-                store.write(commit_key(sync), Rollback(sync, (3,), (4,) if sync == 5 else (), {0: 2}).to_json())
+                store.write(
+                    commit_key(sync),
+                    Rollback(sync, (3,), (4,) if sync == 5 else (), {0: 2}, run=run_of(store)).to_json(),
+                )
         try:
             return is_whole(*args)
         except RolledBack as reason:
@@ -156,7 +160,7 @@ def test_a_life_that_finds_nothing_whole_looks_whether_others_have_gone_on(monke
         if commit_key(5) in store.objects:
             return is_whole(*args)
         if args[2] == 0:
-            store.write(commit_key(5), Rollback(5, (3,), (4,), {0: 2}).to_json())
+            store.write(commit_key(5), Rollback(5, (3,), (4,), {0: 2}, run=run_of(store)).to_json())
         return False
 
     monkeypatch.setattr(_elastic_rollback, "_is_whole", slept)
@@ -170,12 +174,12 @@ def test_a_number_that_is_closed_is_no_state_where_the_rollback_itself_is_lost()
     for key in list(store.objects):
         if key.startswith(("state/00000004/", "deltas/00000004/", "state/00000005/", "deltas/00000005/")):
             store.damage(key, b"")
-    store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}).to_json())
-    store.write(commit_key(6), Rollback(6, (3,), (4, 5), {0: 1}).to_json())
+    store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}, run=run_of(store)).to_json())
+    store.write(commit_key(6), Rollback(6, (3,), (4, 5), {0: 1}, run=run_of(store)).to_json())
     store.damage(commit_key(6), b"")
     outcome, training = _resume(before, store, 5, "newest-whole", _SHARDED)
     assert violations(outcome, training) == []
-    assert read_record(store.objects[commit_key(7)], 7, "") == Rollback(7, (3,), (4, 5, 6), {0: 2})
+    assert read_record(store.objects[commit_key(7)], 7, "") == Rollback(7, (3,), (4, 5, 6), {0: 2}, run=run_of(store))
 
 
 @pytest.mark.parametrize("agreed", [True, False])

@@ -1,5 +1,6 @@
 """The manifest disappears or changes while replicas live: they put it back, or stop where another run's stands there."""
 
+import itertools
 import logging
 
 import pytest
@@ -48,7 +49,7 @@ def _errors(caplog):
 )
 @pytest.mark.parametrize("sync", [4, 9])
 def test_it_is_written_again_with_the_same_content(meddle, told, sync, caplog):
-    """At the next eighth sync, or when the replicas leave."""
+    """Within a grace, at the next eighth sync, or when the replicas leave."""
     outcome, training = _run(meddle, sync)
     assert violations(outcome, training) == []
     assert outcome.store.objects[MANIFEST] == outcome.store.decided[MANIFEST]
@@ -103,7 +104,7 @@ def test_somebody_else_is_faster():
         create = node.connection.create
 
         def slow(key, data):
-            if key == MANIFEST and commit_key(8) in store.objects:
+            if key == MANIFEST and commit_key(4) in store.objects:
                 store.damage(MANIFEST, foreign)
             return create(key, data)
 
@@ -116,7 +117,8 @@ def test_somebody_else_is_faster():
     assert store.objects[MANIFEST] == foreign
 
 
-def test_it_is_read_every_eighth_sync_and_at_the_end_only():
+@pytest.mark.parametrize("grace", [5.0, 500.0])
+def test_it_is_read_every_eighth_sync_once_in_a_grace_and_at_the_end_only(grace):
     reads = []
 
     def train(node):
@@ -124,13 +126,18 @@ def test_it_is_read_every_eighth_sync_and_at_the_end_only():
 
         def counted(key, *args, **options):
             if key == MANIFEST:
-                reads.append(node.rank)
+                reads.append(node.connection.clock())
             return get(key, *args, **options)
 
         node.connection.get = counted
         return SimulatedTraining(syncs=20, sizes=(12,))(node)
 
     torch.set_num_threads(1)
-    simulate(train, Schedule(1, latency=0.01), Elastic(1, grace=5.0), most_lives=1)
-    begins = [2, 3]  # reading it until it is there
-    assert len(reads) - 20 // 8 - 1 in begins
+    simulate(train, Schedule(1, latency=0.01), Elastic(1, grace=grace), most_lives=1)
+    begun = sum(time < 1.0 for time in reads)
+    assert begun in {2, 3}, "reading it until it is there"
+    if grace > 100.0:
+        assert len(reads) == begun + 20 // 8 + 1
+    else:  # a sync comes every two seconds
+        assert all(later - earlier < grace + 3.0 for earlier, later in itertools.pairwise(reads))
+        assert len(reads) <= begun + 20 // 8 + 1 + 45.0 / grace

@@ -65,14 +65,21 @@ def decide_from_own_listing(monkeypatch):
         members = tuple(chosen.values())
         positions = self._progress.counting(members)
         return Commit(
-            self._sync, self._index, self._base, self._life.previous, members, positions, self._progress.outer_steps + 1
+            self._sync,
+            self._index,
+            self._base,
+            self._life.previous,
+            members,
+            positions,
+            self._progress.outer_steps + 1,
+            run=self._life.run,
         ), record
 
     monkeypatch.setattr(ElasticSync, "_wait", mutant)
 
 
 def no_incarnation(monkeypatch):
-    monkeypatch.setattr(_exchange_elastic, "claim", lambda store, rank: 1)
+    monkeypatch.setattr(_exchange_elastic, "claim", lambda store, rank, run: 1)
 
 
 def record_before_payload(monkeypatch):

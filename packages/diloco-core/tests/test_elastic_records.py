@@ -19,16 +19,16 @@ from diloco_core._elastic_records import (
 from diloco_core._errors import CorruptedObjectError, FormatError
 from diloco_core._sealed import seal, unseal
 
-_BASE, _SCHEMA = "0" * 16, "f" * 16
+_BASE, _SCHEMA, _RUN = "0" * 16, "f" * 16, "a" * 16
 
 
 def _delta(rank, stop=5, sync=3):
     return Delta(sync, rank, 1, 0, stop, _BASE, _SCHEMA)
 
 
-COMMIT = Commit(3, 1, _BASE, "1" * 16, (_delta(0), _delta(4)), {0: 5, 2: 1, 4: 5}, 2, 2)
+COMMIT = Commit(3, 1, _BASE, "1" * 16, (_delta(0), _delta(4)), {0: 5, 2: 1, 4: 5}, 2, 2, run=_RUN)
 DONE = Done(3, 1, (1, 2**63), (5, 6), COMMIT)
-ROLLBACK = Rollback(9, (3, 4), (6, 7, 8), {0: 2, 7: 1}, 5)
+ROLLBACK = Rollback(9, (3, 4), (6, 7, 8), {0: 2, 7: 1}, 5, run=_RUN)
 MANIFEST = Manifest(
     run_id="r",
     writer=0,
@@ -105,7 +105,7 @@ def test_a_sealed_commit_with_wrong_fields_is_refused_by_name(fields):
         read_record(seal("commit", commit_key(3), fields), 3, "here")
 
 
-@pytest.mark.parametrize("name", ["sync", "states", "given_up", "fence", "rollback"])
+@pytest.mark.parametrize("name", ["run", "sync", "states", "given_up", "fence", "rollback"])
 @pytest.mark.parametrize("wrong", [None, -1, 3.0, "x", [[]], [9], [-1, 0], [[0, 0]]])
 def test_a_sealed_rollback_with_wrong_fields_is_refused_by_name(name, wrong):
     fields = unseal("rollback", commit_key(9), ROLLBACK.to_json(), "here")

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
 from diloco_core._elastic_fork import look_back
@@ -389,9 +390,10 @@ def _alone(act):
 
 def test_a_record_that_was_lost_is_not_written_over_a_rollback():
     """Its number was free, so another life has decided to go back; the record is known here, and was just found missing."""
-    key, record = commit_key(3), Rollback(3, (2,), (), {0: 1}).to_json()
+    key = commit_key(3)
 
     def act(exchange, life, store):
+        record = Rollback(3, (2,), (), {0: 1}, run=run_of(store)).to_json()
         store.remove(key)
         del store.decided[key]
         create = exchange.store.create
@@ -422,7 +424,7 @@ def test_an_earlier_life_looks_what_has_become_of_the_record_that_it_stands_at()
         life.timing.sleep(6.0)
         look_back(life)
         assert store.objects[key] == whole, "lost, and written again"
-        store.damage(key, Rollback(3, (2,), (), {0: 1}).to_json())
+        store.damage(key, Rollback(3, (2,), (), {0: 1}, run=run_of(store)).to_json())
         with pytest.raises(RolledBack):
             look_back(life)
 
@@ -454,8 +456,8 @@ def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
     kept = 3 if trace == "state" else 2
     fence = {0: 2}
     assert _rollbacks(store)[-2:] == [
-        Rollback(5, (kept,), tuple(range(kept + 1, 5)), fence),
-        Rollback(4, (kept,), (), fence),
+        Rollback(5, (kept,), tuple(range(kept + 1, 5)), fence, run=run_of(store)),
+        Rollback(4, (kept,), (), fence, run=run_of(store)),
     ]
     later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
     outcome = simulate(later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1)
@@ -464,7 +466,7 @@ def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
 
 def test_an_earlier_life_that_reloads_for_another_reason_stops_too(monkeypatch):
     def act(exchange, life, store):
-        store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}).to_json())
+        store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}, run=run_of(store)).to_json())
 
         def reload(_):
             raise Reload
@@ -482,7 +484,9 @@ def test_a_record_that_does_not_follow_the_one_before_is_refused():
         progress = life.fragments[0]
         start = progress.positions[0]
         member = Delta(4, 0, 1, start, start + 2, progress.digest, "0" * 16)
-        commit = Commit(4, 0, progress.digest, life.previous, (member,), {0: start + 2}, 4, life.rollback)
+        commit = Commit(
+            4, 0, progress.digest, life.previous, (member,), {0: start + 2}, 4, life.rollback, run=run_of(store)
+        )
         life.verify(commit)
         for wrong in (
             {"previous": "0" * 16},

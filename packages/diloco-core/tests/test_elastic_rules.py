@@ -176,9 +176,12 @@ def test_a_life_that_slept_through_a_rollback_keeps_what_that_went_back_to():
 
 
 def test_after_a_rollback_only_states_after_it_count():
-    rollback = Rollback(6, (1, 4), (3, 5), {0: 1})
+    rollback = Rollback(6, (1, 4), (3, 5), {0: 1}, run="f" * 16)
     keys = [done_key(sync, 0) for sync in (1, 3, 5)] + [done_key(sync, 1) for sync in (2, 4)]
     assert done_states(keys, 2, [rollback]) == [{1}, {4, 2}]
-    assert done_states([*keys, done_key(7, 0)], 2, [rollback, Rollback(9, (7, 2), (8,), {0: 1})]) == [{1, 7}, {2}]
+    assert done_states([*keys, done_key(7, 0)], 2, [rollback, Rollback(9, (7, 2), (8,), {0: 1}, run="f" * 16)]) == [
+        {1, 7},
+        {2},
+    ]
     assert kept_from([*keys, done_key(7, 0)], 2, last=9, rollback=6) == [0, 0]
     assert kept_from([*keys, done_key(7, 0), done_key(9, 0)], 2, last=9, rollback=6) == [7, 0]

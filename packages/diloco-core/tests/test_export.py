@@ -101,6 +101,27 @@ def test_instead_of_a_whole_shard_of_other_values_an_older_state_is_taken(lab, t
     assert export(str(tmp_path / "run"), tmp_path / "model") < whole
 
 
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_a_state_that_was_copied_from_another_run_is_no_state_of_this_one(lab, tmp_path, topology, caplog):
+    for name, syncs in (("run", 6), ("other", 6)):
+        _run(lab, str(tmp_path / name), topology, syncs=syncs)
+    whole = export(str(tmp_path / "run"), tmp_path / "model")
+    newest = max(path.parent for path in (tmp_path / "run" / "state").glob("*/*.done.json"))
+    for part in ("*.safetensors", "*.done.json"):
+        for path in newest.glob(part):
+            shutil.copyfile(tmp_path / "other" / path.relative_to(tmp_path / "run"), path)
+        caplog.clear()
+        older = export(str(tmp_path / "run"), tmp_path / "model")
+        assert older < whole
+        assert f"the state after outer step {whole} in " in caplog.text
+    assert "is a record of another run" in caplog.text
+    before = load_file(tmp_path / "model")
+    assert export(str(tmp_path / "run"), tmp_path / "again", at=older) == older
+    assert all(torch.equal(value, before[name]) for name, value in load_file(tmp_path / "again").items())
+    with pytest.raises(CorruptedObjectError, match="is a record of another run"):
+        export(str(tmp_path / "run"), tmp_path / "again", at=whole)
+
+
 @pytest.mark.parametrize("fragments", [1, 2])
 def test_a_strict_run_too(lab, tmp_path, fragments):
     def replica(exchange):

@@ -25,7 +25,7 @@ from diloco_core import (
     export,
     in_process,
 )
-from diloco_core._elastic_records import Rollback, commit_key
+from diloco_core._elastic_records import MANIFEST, Rollback, commit_key, digest
 from diloco_core._names import plain_name
 from diloco_core._store import open_store
 from diloco_core._unsynced import Unsynced
@@ -292,7 +292,7 @@ class TestEarlierStates:
         store = open_store(str(tmp_path / "run"))
         before = load_file((export(str(tmp_path / "run"), tmp_path / "a", at=last - 1), tmp_path / "a")[1])
         kept = {1: (last - 1,), 2: (last - 2, last - 1)}[fragments]  # seven is of the first of two fragments
-        record = Rollback(last + 1, kept, (last,), {0: 1, 1: 1})
+        record = Rollback(last + 1, kept, (last,), {0: 1, 1: 1}, run=digest(store.get(MANIFEST)))
         assert store.create(f"commits/{last + 1:08}.json", record.to_json())
         assert export(str(tmp_path / "run"), tmp_path / "model") == last - 1
         found = load_file(tmp_path / "model")
@@ -306,12 +306,14 @@ class TestEarlierStates:
         uri = str(tmp_path / "run")
         self.history(lab, uri, "sharded")
         store = open_store(uri)
-        store.create(commit_key(7), Rollback(7, (5,), (6,), {0: 1, 1: 1}).to_json())
+        store.create(commit_key(7), Rollback(7, (5,), (6,), {0: 1, 1: 1}, run=digest(store.get(MANIFEST))).to_json())
         shutil.copytree(tmp_path / "run" / "state" / "00000006", tmp_path / "given up")
         held = self.history(lab, uri, "sharded", syncs=7)
         assert sorted(held) == [6, 7]
         shutil.copytree(tmp_path / "given up", tmp_path / "run" / "state" / "00000006", dirs_exist_ok=True)
-        store.create(commit_key(10), Rollback(10, (8,), (9,), {0: 2, 1: 2}, 7).to_json())
+        store.create(
+            commit_key(10), Rollback(10, (8,), (9,), {0: 2, 1: 2}, 7, run=digest(store.get(MANIFEST))).to_json()
+        )
         if damaged:  # what goes on from there names the first one
             (tmp_path / "run" / commit_key(10)).write_text("torn")
             assert export(uri, tmp_path / "model") == 7

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from damage_lab import run_of
 from safetensors import safe_open
 
 from diloco_core import (
@@ -19,7 +20,7 @@ from diloco_core import (
 from diloco_core._elastic_records import claim_key, inner_key
 from diloco_core._inner_state import InnerState, check_inner
 from diloco_core._store import open_store
-from diloco_core.testing import Schedule, simulate
+from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
 class Loader:
@@ -208,15 +209,17 @@ def test_a_life_with_a_successor_saves_nothing():
         with DiLoCo(net, torch.optim.SGD(net.parameters(), lr=1.0), exchange, sync_every=2):
             pass
         exchange.leave = leave
-        exchange.save_inner(lambda key: [key.encode()])
-        assert node.connection.list("inner/") == {inner_key(0, 1, 0): len(inner_key(0, 1, 0))}
+        exchange.save_inner(lambda identity: [identity.encode()])
+        whole = len(f"{run_of(store)}/{inner_key(0, 1, 0)}")
+        assert node.connection.list("inner/") == {inner_key(0, 1, 0): whole}
         node.connection.create(claim_key(0, 2), b"a newer life")
         with pytest.raises(FencedError):
-            exchange.save_inner(lambda key: [b"x"])
-        assert node.connection.list("inner/") == {inner_key(0, 1, 0): len(inner_key(0, 1, 0))}
+            exchange.save_inner(lambda identity: [b"x"])
+        assert node.connection.list("inner/") == {inner_key(0, 1, 0): whole}
         return "seen"
 
-    outcome = simulate(train, Schedule(1), Elastic(1, grace=4.0), most_lives=1)
+    store = SimulatedStore()
+    outcome = simulate(train, Schedule(1), Elastic(1, grace=4.0), store=store, most_lives=1)
     assert outcome.results == {(0, 1): "seen"}
 
 

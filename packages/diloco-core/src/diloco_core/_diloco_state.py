@@ -275,7 +275,7 @@ class OwnState:
                     )
                     passed_over = True
                     continue
-                steps = self._inner.restore(saved.data, saved.key, saved.origin)
+                steps = self._inner.restore(saved.data, saved.identity, saved.origin)
             except CorruptedObjectError as error:
                 _log.error("rank %d: %s", exchange.rank, error)
                 passed_over = True
@@ -310,5 +310,5 @@ class OwnState:
         position = exchange.position
         due = position.sync - self._saved_at >= (1 if leaving else self._every)
         if self._every and due and position.inner_steps >= inner_steps and not self.overtaken:
-            exchange.save_inner(lambda key: self._inner.parts(inner_steps, key, position.rollback))
+            exchange.save_inner(lambda identity: self._inner.parts(inner_steps, identity, position.rollback))
             self._saved_at = position.sync

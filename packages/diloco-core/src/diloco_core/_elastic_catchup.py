@@ -145,8 +145,8 @@ def replay(life: Life) -> None:
     beyond = newest > life.sync + 1 and life.log(life.sync + 1) is None
     if life.sync < published or beyond:
         raise CorruptedObjectError(
-            f"{life.origin(commit_key(life.sync + 1))} is gone, but what came after it is there, and commit records are never "
-            "deleted"
+            f"{life.origin(commit_key(life.sync + 1))} is gone, but what came after it is there, and a run never deletes commit "
+            "records: something else has, or a replica of another run writes below this prefix"
         )
 
 

@@ -20,6 +20,7 @@ from ._elastic_records import (
     claim_key,
     commit_key,
     epochs,
+    of_run,
     parse_inner,
     read_record,
 )
@@ -40,14 +41,19 @@ _MOST = 1000
 _log = logging.getLogger("diloco_core")
 
 
-def claim(store: Patient, rank: int) -> tuple[int, bytes]:
+def claim(store: Patient, rank: int, run: str) -> tuple[int, bytes]:
     """Claim the next epoch of a rank; the rank's earlier lives will stop. Returns the epoch and the claim's record.
 
     A claim counts by its key alone, also one that cannot be read: it was taken, and nobody else may take it. What it holds
     tells a life whether it is its own.
+
+    Args:
+        store: The run's prefix.
+        rank: Whose.
+        run: Name of the run: records of another one tell nothing of its lives.
     """
     claimed = epochs(store.list(f"claims/{rank:05}/"), rank)
-    highest = max([*claimed, *_traces(store, rank)], default=0)
+    highest = max([*claimed, *_traces(store, rank, run)], default=0)
     who: dict[str, int | str] = {
         "rank": rank,
         "nonce": secrets.token_hex(8),
@@ -131,7 +137,7 @@ def _fenced(life: Life, who: str) -> FencedError:
     )
 
 
-def _traces(store: Patient, rank: int) -> Iterator[int]:
+def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
     """Epochs of a rank that something else than a claim speaks of."""
     for written in filter(None, map(parse_inner, store.list(f"inner/{rank:05}/"))):
         yield written[0]
@@ -148,8 +154,9 @@ def _traces(store: Patient, rank: int) -> Iterator[int]:
         if data is None:
             continue
         try:
-            record = read_record(data, sync, f"{store.uri}/{commit_key(sync)}")
-        except (CorruptedObjectError, FormatError):
+            origin = f"{store.uri}/{commit_key(sync)}"
+            record = of_run(read_record(data, sync, origin), run, origin)
+        except (CorruptedObjectError, FormatError, RunExistsError):
             continue
         lives = record.fence if isinstance(record, Rollback) else {m.rank: m.epoch for m in record.members}
         yield lives.get(rank, 0)

@@ -10,7 +10,7 @@ import xxhash
 from ._errors import CorruptedObjectError
 from ._sharded import carries, contributions, may_carry
 from ._store import ReadsAhead
-from ._wire import Section, SectionReader, header, section_parts, section_starts, seed, view
+from ._wire import Section, SectionReader, fingerprint, header, section_parts, section_starts, seed, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -23,8 +23,15 @@ if TYPE_CHECKING:
     from ._sharded import Scratch
     from ._store import Buffer, ObjectReader
 
-SCHEMA_DIGITS = 16
-"""How much of a fragment's fingerprint the key of a contribution shows."""
+_SCHEMA_DIGITS = 16
+
+
+def schema(run: str, job: SyncJob) -> str:
+    """What the keys of contributions to a fragment have in common: a digest of the run's name and of its fingerprint.
+
+    It is in the seeds of their checksums too, which are made of the keys.
+    """
+    return fingerprint(run, job.fingerprint)[:_SCHEMA_DIGITS]
 
 
 class ChangedError(Exception):

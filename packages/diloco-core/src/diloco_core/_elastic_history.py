@@ -103,7 +103,7 @@ def close_gaps(life: Life, history: History) -> None:
         count = len(life.fragments)
         states = tuple(min(state, _last_before(lost, index, count)) for index, state in enumerate(giving_up.states))
         before = max((rollback.sync for rollback in rollbacks if rollback.sync < lost), default=0)
-        closing = Rollback(lost, states, (), giving_up.fence, before)
+        closing = Rollback(lost, states, (), giving_up.fence, before, run=life.run)
         _log.error("rank %d: the record of sync %d is lost, and that was given up: closing its number", life.rank, lost)
         life.store.create(commit_key(lost), closing.to_json)
 

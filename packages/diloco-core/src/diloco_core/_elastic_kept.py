@@ -9,9 +9,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._elastic_records import Done, done_key
+from ._elastic_records import Done, done_key, of_run
 from ._elastic_rules import is_state
-from ._errors import CorruptedObjectError
+from ._errors import CorruptedObjectError, RunExistsError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -100,7 +100,7 @@ def _verified(life: Life, key: str, original: str) -> bytes | None:
         data = bytearray(reader.size)
         reader.read_into(0, memoryview(data))
         if is_done:
-            Done.from_json(bytes(data), sync, index, life.origin(key))
+            of_run(Done.from_json(bytes(data), sync, index, life.origin(key)), life.run, life.origin(key))
         else:
             shard = life.shard(sync, index, int(name[4:9]))
             shard.check(InMemory(data, life.origin(key)), life.origin(key), life.scratch, whole=True)
@@ -108,7 +108,7 @@ def _verified(life: Life, key: str, original: str) -> bytes | None:
 
     try:
         return life.again(lambda: life.store.read(key, use))
-    except CorruptedObjectError as error:
+    except (CorruptedObjectError, RunExistsError) as error:
         _log.error("rank %d: %s", life.rank, error)
         return None
 

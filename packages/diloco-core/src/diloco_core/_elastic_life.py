@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ._elastic_attendance import Attendance
 from ._elastic_delta import DeltaFormat
-from ._elastic_records import Done, Rollback, commit_key, digest, read_record, shard_key, state_digest
+from ._elastic_records import Done, Rollback, commit_key, digest, done_key, of_run, read_record, shard_key, state_digest
 from ._elastic_repair import commit_again
 from ._errors import CorruptedObjectError
 from ._published import Shard
@@ -159,6 +159,7 @@ class Life:
         timing: Limits and clock.
         settings: How this replica behaves.
         manifest: What the run is.
+        run: Its name.
         rank: Its rank.
         epoch: Which life of the rank it is.
         claim: The record by which it has claimed that.
@@ -181,6 +182,7 @@ class Life:
         answered: Who was answered when it asked for repair.
         decided: The last record that this life has created.
         stood_at: When it came to stand at its last sync, by its clock.
+        seen_at: When it last saw that the prefix is still the run's.
         attendance: What it has heard of the others.
     """
 
@@ -210,8 +212,13 @@ class Life:
     answered: set[Hint] = field(default_factory=set)
     decided: Commit | None = None
     stood_at: float = 0.0
+    seen_at: float = 0.0
     attendance: Attendance = field(default_factory=Attendance)
+    run: str = field(init=False)
     _counting: threading.Lock = field(default_factory=threading.Lock)
+
+    def __post_init__(self) -> None:
+        self.run = self.manifest.run()
 
     @property
     def now(self) -> float:
@@ -269,9 +276,14 @@ class Life:
         """A key as shown in errors."""
         return f"{self.store.uri}/{key}"
 
+    def bound(self, key: str) -> str:
+        """What binds an object to its key and to the run; the seed of its checksum is made of it."""
+        return f"{self.run}/{key}"
+
     def shard(self, sync: int, fragment: int, number: int) -> Shard:
         """A shard of the state after a sync."""
-        return published_shard(self.fragments[fragment].job, sync, number, self.manifest.initial, self.chunk_bytes)
+        job, of = self.fragments[fragment].job, self.run if sync else self.manifest.initial
+        return published_shard(job, sync, number, of, self.chunk_bytes)
 
     def wait(
         self,
@@ -312,9 +324,26 @@ class Life:
         return read_again(self.timing, read)
 
     def log(self, sync: int) -> tuple[Commit | Rollback, str] | None:
-        """The record of the log with this number and its digest, if there is one."""
+        """The record of the log with this number and its digest, if there is one.
+
+        Raises:
+            CorruptedObjectError: It is damaged.
+            RunExistsError: It is of another run.
+        """
         key = commit_key(sync)
-        return self.read(key, lambda data: (read_record(data, sync, self.origin(key)), digest(data)))
+        found = self.read(key, lambda data: (read_record(data, sync, self.origin(key)), digest(data)))
+        return found and (of_run(found[0], self.run, self.origin(key)), found[1])
+
+    def done(self, sync: int, fragment: int) -> Done | None:
+        """The record of a complete state, if there is one.
+
+        Raises:
+            CorruptedObjectError: It is damaged.
+            RunExistsError: It is of another run.
+        """
+        key = done_key(sync, fragment)
+        found = self.read(key, lambda data: Done.from_json(data, sync, fragment, self.origin(key)))
+        return found and of_run(found, self.run, self.origin(key))
 
     def commit(self, sync: int, *, decided: bool = False) -> tuple[Commit, str] | None:
         """The record of a sync and its digest, if there is one. A damaged one is written again where that is possible.
@@ -410,14 +439,18 @@ class Life:
         self.members = {member.rank: member.epoch for member in commit.members}
 
 
-def published_shard(job: Fragment, sync: int, number: int, initial: str, chunk_bytes: int) -> Shard:
-    """A shard of a fragment's state after a sync."""
-    where: int | str = sync or initial
+def published_shard(job: Fragment, sync: int, number: int, of: str, chunk_bytes: int) -> Shard:
+    """A shard of a fragment's state after a sync; ``of``: name of the run, or for sync 0 the initial state's nonce."""
 
     def section_seed(*what: object) -> int:
-        return seed(job.fingerprint, where, *what)
+        return published_seed(job.fingerprint, of, sync, *what)
 
     return Shard(job, number, section_seed, chunk_bytes)
+
+
+def published_seed(fingerprint: str, of: str, sync: int, *what: object) -> int:
+    """Seed of a checksum in a published shard; ``of`` as for :func:`published_shard`."""
+    return seed(fingerprint, of, sync, *what)
 
 
 def not_as_recorded(origin: str) -> CorruptedObjectError:

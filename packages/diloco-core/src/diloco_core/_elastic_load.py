@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from ._elastic_history import History, close_gaps
 from ._elastic_kept import bring_back, mend_from_copies
-from ._elastic_life import Progress, not_as_recorded, published_shard
-from ._elastic_records import commit_key, commit_sync, digest, done_key
+from ._elastic_life import Progress, not_as_recorded
+from ._elastic_records import commit_key, commit_sync, done_key
 from ._elastic_repair import read_done
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError
@@ -68,7 +68,7 @@ def _stand(life: Life, sync: int) -> None:
     """Begin after a sync whose record is known to be there."""
     if not sync:
         life.sync = life.rollback = 0
-        life.previous = digest(life.manifest.to_json())
+        life.previous = life.run
         life.members = dict.fromkeys(range(life.manifest.world_size), 0)
         return
     found = life.commit(sync, decided=True)
@@ -160,16 +160,16 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
     with open_ahead(life.store.store, {key: listing.get(key) for key in numbers}, announce) as readers:
         for (key, number), reader in zip(numbers.items(), readers, strict=True):
             life.fragments[index].forget_outer(number, life.chunk_bytes)
-            if not _load_shard(life, fresh, number, key, reader):
+            if not _load_shard(life, fresh, index, number, key, reader):
                 return key
             fresh.values_at[number] = sync
     life.fragments[index] = fresh
     return None
 
 
-def _load_shard(life: Life, fresh: Progress, number: int, key: str, opened: ObjectReader | None) -> bool:
+def _load_shard(life: Life, fresh: Progress, index: int, number: int, key: str, opened: ObjectReader | None) -> bool:
     """Load a shard; False where it was collected in the meantime."""
-    shard = published_shard(fresh.job, fresh.sync, number, life.manifest.initial, life.chunk_bytes)
+    shard = life.shard(fresh.sync, index, number)
     expected = fresh.sums[number], fresh.rests[number]
 
     def use(reader: ObjectReader) -> bool:

@@ -219,4 +219,5 @@ def _stored_sums(life: Life, progress: Progress, index: int, number: int) -> Sum
 
 
 def _create_done(life: Life, done: Done) -> None:
-    life.store.create(done_key(done.sync, done.fragment), done.to_json)
+    if not life.store.create(done_key(done.sync, done.fragment), done.to_json):
+        readable_done(life, done.sync, done.fragment)  # somebody was faster; it must have been a life of this run

@@ -16,13 +16,18 @@ Keys below the run's prefix::
 
 Syncs count from 1; sync s is of fragment (s - 1) mod F. Every record is sealed (:mod:`._sealed`): its bytes and its key are
 verified before anything is read from it. Keys that do not parse are not of the run, and are passed over.
+
+Prefixes are emptied and used again, and a life of the run before may still write there. So everything is bound to its run,
+whose name is the digest of its manifest: records of the log say it (:func:`of_run`), keys of contributions show it in their
+``schema``, and the checksums of tensors have it in their seeds. The initial state, which the manifest names, is bound to its
+nonce.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import xxhash
 
@@ -32,6 +37,8 @@ from ._sealed import seal, unseal
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
+
+T = TypeVar("T", bound="Commit | Rollback | Done")
 
 MANIFEST = "manifest.json"
 
@@ -60,7 +67,7 @@ class Delta:
         start: First of the rank's inner steps that it covers.
         stop: One past the last.
         base: Digest of the fragment's state that it was made from.
-        schema: Beginning of the fragment's fingerprint.
+        schema: Name of the run and the fragment together; see :func:`._elastic_delta.schema`.
         groups: Which groups of values it carries, as bits; the others are as in the state that it was made from.
     """
 
@@ -122,11 +129,12 @@ class Commit:
         sync: Its number.
         fragment: Index of the fragment.
         base: Digest of the fragment's state before.
-        previous: Digest of the record before, or of the manifest.
+        previous: Digest of the record before, or the name of the run.
         members: The contributions that count, in rank order.
         positions: Inner steps of every rank that the fragment's state has counted after this sync.
         outer_steps: Outer steps that the fragment's state has taken after this sync, given-up ones not counted.
         rollback: Number of the newest rollback before it; 0 where there was none.
+        run: Name of the run.
     """
 
     sync: int
@@ -137,6 +145,7 @@ class Commit:
     positions: Mapping[int, int]
     outer_steps: int
     rollback: int = 0
+    run: str = field(kw_only=True)
 
     def to_json(self) -> bytes:
         """The record as stored."""
@@ -148,6 +157,7 @@ class Commit:
             {"rank": m.rank, "epoch": m.epoch, "from": m.start, "to": m.stop, "key": m.key} for m in self.members
         ]
         return {
+            "run": self.run,
             "sync": self.sync,
             "fragment": self.fragment,
             "base": self.base,
@@ -188,6 +198,7 @@ class Commit:
             positions,
             fields.whole("outer_steps", 1, sync),
             fields.whole("rollback", 0, sync - 1),
+            run=fields.text("run", _DIGEST),
         )
 
 
@@ -203,6 +214,7 @@ class Rollback:
         given_up: The syncs that are given up.
         fence: The highest epoch of every rank at that time; these lives stop, unless they agreed beforehand.
         rollback: Number of the rollback before it; 0 where there was none.
+        run: Name of the run.
     """
 
     sync: int
@@ -210,10 +222,12 @@ class Rollback:
     given_up: tuple[int, ...]
     fence: Mapping[int, int]
     rollback: int = 0
+    run: str = field(kw_only=True)
 
     def to_json(self) -> bytes:
         """The record as stored."""
         fields = {
+            "run": self.run,
             "sync": self.sync,
             "states": list(self.states),
             "given_up": list(self.given_up),
@@ -236,7 +250,8 @@ class Rollback:
         if not states or any(state and (state - 1) % len(states) != index for index, state in enumerate(states)):
             raise fields.wrong("its states are not of the fragments that they stand for")
         given_up = tuple(fields.wholes("given_up", 1, sync - 1))
-        return cls(sync, states, given_up, fields.numbers("fence", 1), fields.whole("rollback", 0, sync - 1))
+        fence, before = fields.numbers("fence", 1), fields.whole("rollback", 0, sync - 1)
+        return cls(sync, states, given_up, fence, before, run=fields.text("run", _DIGEST))
 
 
 def read_record(data: bytes, sync: int, origin: str) -> Commit | Rollback:
@@ -268,6 +283,11 @@ class Done:
     sums: tuple[int, ...]
     rests: tuple[int, ...]
     commit: Commit | None
+
+    @property
+    def run(self) -> str:
+        """Name of the run; empty for the initial state, which is what its manifest says."""
+        return self.commit.run if self.commit else ""
 
     @property
     def positions(self) -> Mapping[int, int]:
@@ -305,6 +325,23 @@ class Done:
         return cls(sync, fragment, _sums(fields, "sums"), _sums(fields, "rests"), commit)
 
 
+def of_run(record: T, run: str, origin: str) -> T:
+    """The record, if it is of this run.
+
+    It is no damage that could be mended if it is not: nobody may write over it, and nobody may go on from it.
+
+    Raises:
+        RunExistsError: It is of another one.
+    """
+    if record.run != run:
+        raise RunExistsError(
+            f"{origin} is a record of another run (its manifest has the digest {record.run}, and that of this replica's run has "
+            f"{run}). Most likely the prefix was emptied and used again while a replica of the run before was still running; or "
+            "objects were copied there. Stop the replicas of the other run, and begin this run on a prefix that was never used."
+        )
+    return record
+
+
 @dataclass(frozen=True, slots=True)
 class Manifest:
     """What an elastic run is. Whoever creates it first decides.
@@ -340,6 +377,10 @@ class Manifest:
     sums: Sequence[Sequence[int]] = field(repr=False)
     rests: Sequence[Sequence[int]] = field(repr=False)
     unsynced: Mapping[str, Any] = field(repr=False)
+
+    def run(self) -> str:
+        """Name of the run."""
+        return digest(self.to_json())
 
     def to_json(self) -> bytes:
         """The manifest as stored."""

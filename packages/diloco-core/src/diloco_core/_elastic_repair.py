@@ -2,6 +2,8 @@
 
 A record is made from another one that holds the same, or from the memory of a life that has read it. A shard is computed
 again from the state before and the contributions, and compared with what its record says of it.
+
+A record of another run is no damage: reading it is an error that nothing here catches, and it stays as it is.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ def read_done(life: Life, sync: int, index: int) -> Done | None:
     """
     key = done_key(sync, index)
     try:
-        return life.read(key, lambda data: Done.from_json(data, sync, index, life.origin(key)))
+        return life.done(sync, index)
     except CorruptedObjectError as error:
         done = _done_again(life, sync, index)
         if done is None:
@@ -43,9 +45,8 @@ def read_done(life: Life, sync: int, index: int) -> Done | None:
 
 def readable_done(life: Life, sync: int, index: int) -> Done | None:
     """The record of a complete state, if it is there and can be read."""
-    key = done_key(sync, index)
     try:
-        return life.read(key, lambda data: Done.from_json(data, sync, index, life.origin(key)))
+        return life.done(sync, index)
     except CorruptedObjectError:
         return None
 
@@ -59,11 +60,7 @@ def commit_again(life: Life, sync: int, damage: CorruptedObjectError | None) -> 
     read, decided = life.fragments[index].commit, life.decided
     commit = decided if decided is not None and decided.sync == sync else read
     if commit is None or commit.sync != sync:
-        key = done_key(sync, index)
-        try:
-            done = life.read(key, lambda data: Done.from_json(data, sync, index, life.origin(key)))
-        except CorruptedObjectError:
-            return None
+        done = readable_done(life, sync, index)
         commit = done.commit if done is not None else None
     if commit is None:
         return None

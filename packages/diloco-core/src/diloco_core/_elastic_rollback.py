@@ -61,7 +61,7 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
             return  # it has just been deleted: the caller looks again
     fence = highest_epochs(life.store.list("claims/"))
     before = max(history.newest_rollback, _rollback_before(life, min(going_back)))
-    record = Rollback(last + 1, tuple(going_back), tuple(given_up), fence, before)
+    record = Rollback(last + 1, tuple(going_back), tuple(given_up), fence, before, run=life.run)
     _log.error(
         "rank %d: %s. As asked for by resume='newest-whole', the run goes on from the states after %s. Given up: %s. "
         "Earlier lives that did not agree to this stop.",

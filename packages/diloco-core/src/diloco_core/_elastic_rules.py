@@ -35,7 +35,7 @@ def valid(
     Args:
         listing: Keys and sizes below the sync's folder.
         base: Digest of the fragment's state before the sync.
-        schema: Beginning of the fragment's fingerprint.
+        schema: Name of the run and the fragment, as in the keys of their contributions.
         positions: Inner steps counted so far, by rank.
         size: How many bytes a contribution of certain groups must have; None where no contribution has these groups.
     """

@@ -132,6 +132,16 @@ def watch_manifest(life: Life) -> None:
         RunExistsError: Another run's manifest has taken its place.
         FormatError: The same, and another version has written it.
     """
+    # At once, since what is written here is no reason to look once more.
+    before, life.seen_at = life.seen_at, life.timing.clock()
+    try:
+        _watch(life)
+    except BaseException:
+        life.seen_at = before
+        raise
+
+
+def _watch(life: Life) -> None:
     own, store = life.manifest.to_json(), life.store
 
     def read() -> Manifest | None:
@@ -159,6 +169,20 @@ def watch_manifest(life: Life) -> None:
             f"at {store.uri}: two runs share a prefix, and this replica (rank {life.rank} of run {life.manifest.run_id!r}) stops "
             "before they mix. Give every run a prefix of its own; to go on with this run, put its manifest back."
         )
+
+
+def check_run(life: Life) -> None:
+    """See that the prefix is still the run's, where that was last seen a grace ago or more.
+
+    A life that has stood still may wake up on a prefix that was emptied meanwhile and is another run's by now, and must leave
+    that as it is. So this is called before everything that a life writes or deletes, and while it waits.
+
+    Raises:
+        RunExistsError: Another run's manifest has taken the place of this run's.
+        FormatError: The same, and another version has written it.
+    """
+    if life.timing.clock() - life.seen_at >= life.settings.grace:
+        watch_manifest(life)
 
 
 def _check_unused(store: Patient) -> None:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 from ._elastic_adopt import Adoption
 from ._elastic_catchup import diverged
-from ._elastic_delta import SCHEMA_DIGITS, ChangedError
+from ._elastic_delta import ChangedError, schema
 from ._elastic_fork import check_next, look_back
 from ._elastic_life import Reload, RolledBack, Traffic
 from ._elastic_publish import collect
 from ._elastic_records import Commit, Delta, Hint, commit_key, deltas, highest_epochs
 from ._elastic_repair import answer, commit_mended
 from ._elastic_rules import expected, former_farewells, in_force, may_commit, valid
+from ._elastic_start import check_run
 from ._errors import CorruptedObjectError, DivergedError, SyncError, SyncTimeoutError
 from ._exchange import SyncReport
 from ._sharded import carried_groups
@@ -44,7 +45,7 @@ class ElasticSync:
         self._index = life.index(self._sync)
         self._progress = life.fragments[self._index]
         self._job = self._progress.job
-        self._schema = self._job.fingerprint[:SCHEMA_DIGITS]
+        self._schema = schema(life.run, self._job)
         self._base = self._progress.digest
         # A life contributes once to a sync, also if it did not wait for the end the first time.
         self._open, life.open = (life.open if life.open and life.open.sync == self._sync else None), None
@@ -194,6 +195,7 @@ class ElasticSync:
 
     def _look(self, overdue: bool) -> None:
         life = self._life
+        check_run(life)
         listing = life.store.list(deltas(self._sync))
         self._help(listing)
         life.attendance.look(listing, life.now)
@@ -211,7 +213,15 @@ class ElasticSync:
             look_back(life)
             outer_steps = self._progress.outer_steps + 1
             commit = Commit(
-                self._sync, self._index, self._base, life.previous, members, positions, outer_steps, life.rollback
+                self._sync,
+                self._index,
+                self._base,
+                life.previous,
+                members,
+                positions,
+                outer_steps,
+                life.rollback,
+                run=life.run,
             )
             if life.store.create(commit_key(self._sync), commit.to_json):
                 life.decided = commit

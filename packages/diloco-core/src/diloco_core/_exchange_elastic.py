@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import sys
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ._checks import check_whole
@@ -23,10 +24,10 @@ from ._elastic_records import Hint, Rollback, inner_key, parse_inner
 from ._elastic_rollback import obey_rollback, saying_what_to_do
 from ._elastic_settings import Elastic
 from ._elastic_sizes import shards_of
-from ._elastic_start import open_run, watch_manifest
+from ._elastic_start import check_run, open_run, watch_manifest
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
 from ._endings import as_text
-from ._errors import ConfigurationError, CorruptedObjectError, FencedError, SyncError
+from ._errors import ConfigurationError, CorruptedObjectError, FencedError, RunExistsError, SyncError
 from ._exchange import CHUNK_BYTES, Schema, SyncReport
 from ._inner_state import SavedInner, check_inner
 from ._patient import Patient
@@ -156,7 +157,8 @@ class ElasticExchange:
             )
             if manifest.topology == "gather" and isinstance(self.store, InBackground):
                 self.store.budget = self.store.transfer.gather_budget()
-            epoch, record = claim(store, self.rank)
+            seen_at = self._timing.clock()
+            epoch, record = claim(store, self.rank, manifest.run())
             life = Life(
                 store=store,
                 timing=self._timing,
@@ -168,8 +170,10 @@ class ElasticExchange:
                 chunk_bytes=self._chunk_bytes,
                 scratch=Scratch(self._chunk_bytes),
                 fragments=[Progress.empty(job) for job in jobs],
+                seen_at=seen_at,
             )
             self._life = life
+            store.before_writing = partial(check_run, life)
             with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
                 catch_up(life, first=True)
             for rollback, _ in life.rollbacks:
@@ -195,7 +199,7 @@ class ElasticExchange:
         try:
             if life.commit(life.sync + 1) is not None:
                 return True
-        except (RolledBack, CorruptedObjectError):
+        except (RolledBack, CorruptedObjectError, RunExistsError):
             return True  # it is there, and the sync sees to it
         if self._first and ElasticSync(life).stands_in():
             return True
@@ -218,6 +222,7 @@ class ElasticExchange:
 
         Raises:
             FencedError: A newer life of this rank has taken over.
+            RunExistsError: The prefix is another run's by now, or holds records of one.
             SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
             DivergedError: This replica computes other values than the others, even after reloading.
         """
@@ -269,17 +274,20 @@ class ElasticExchange:
 
         Raises:
             FencedError: A newer life of this rank has taken over.
+            RunExistsError: The prefix is another run's by now.
         """
         life = self._running()
         try:
+            check_run(life)
             check_claim(life)
-        except FencedError as error:
+            own = life.epoch, life.sync
+            key = inner_key(life.rank, *own)
+            # Without another look at the run: nothing may come between that for a successor and the writing.
+            life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
+            life.store.delete([key for written, key in self._inner_keys(life) if written < own])
+        except (FencedError, RunExistsError) as error:
             self.abort(error)
             raise
-        own = life.epoch, life.sync
-        key = inner_key(life.rank, *own)
-        life.store.put(key, lambda: parts(key))
-        life.store.delete([key for written, key in self._inner_keys(life) if written < own])
 
     def saved_inner(self) -> Iterator[SavedInner]:
         """What earlier lives of this rank have kept, the newest first."""
@@ -287,7 +295,7 @@ class ElasticExchange:
         for (_, sync), key in sorted(self._inner_keys(life), reverse=True):
             data = _read_inner(life, key)
             if data is not None:
-                yield SavedInner(sync, key, life.origin(key), data)
+                yield SavedInner(sync, life.bound(key), life.origin(key), data)
 
     def given_up(self, sync: int, rollback: int) -> bool:
         """Whether something that the model held after a sync was given up since, or cannot be told from that.
@@ -340,8 +348,8 @@ class ElasticExchange:
             self.when_ended()
             try:
                 if self._life is not None and self._life.fragments[0].sums:
-                    self._say_goodbye(self._life, None)
                     watch_manifest(self._life)
+                    self._say_goodbye(self._life, None)
                     if self._unsynced is not None:
                         self._unsynced.look()
                     with suppress(Reload):  # which says that there is nothing to publish
@@ -361,8 +369,12 @@ class ElasticExchange:
                 if self._life is not None:
                     # Where the store is away, waiting for it once more would only delay the error.
                     self._life.store.patience = min(self._life.store.patience, _TELL_SECONDS)
-                    self._say_goodbye(self._life, error)
-                    self._say_goodbye(self._life, error, 2)  # it may have failed in a sync that is committed already
+                    with suppress(RunExistsError):  # nobody there is to be told
+                        if isinstance(error, RunExistsError):
+                            watch_manifest(self._life)
+                        self._say_goodbye(self._life, error)
+                        # It may have failed in a sync that is committed already.
+                        self._say_goodbye(self._life, error, 2)
             finally:
                 self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
@@ -421,7 +433,7 @@ def _read_inner(life: Life, key: str) -> bytes | None:
         nonlocal data
         data = life.store.get(key, largest=sys.maxsize)
         if data is not None:
-            check_inner(data, key, life.origin(key))
+            check_inner(data, life.bound(key), life.origin(key))
         return data
 
     try:

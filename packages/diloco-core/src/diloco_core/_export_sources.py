@@ -7,8 +7,9 @@ import logging
 import re
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ._elastic_life import published_seed
 from ._elastic_records import (
     MANIFEST,
     Commit,
@@ -20,12 +21,13 @@ from ._elastic_records import (
     commit_key,
     commit_sync,
     done_key,
+    of_run,
     read_record,
     shard_key,
 )
 from ._elastic_rules import done_states
 from ._elastic_rules import states as published_states
-from ._errors import CorruptedObjectError, FormatError, ObjectNotFoundError, RendezvousError
+from ._errors import CorruptedObjectError, FormatError, ObjectNotFoundError, RendezvousError, RunExistsError
 from ._fragment import initial_fingerprint
 from ._store_sync import state_key
 from ._strict_records import committed_sync, note_key, noted_ranks, read_manifest, read_note
@@ -36,6 +38,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ._store import Store
+
+T = TypeVar("T", bound="Commit | Rollback | Done")
 
 _log = logging.getLogger("diloco_core")
 
@@ -214,6 +218,7 @@ class _ElasticSource:
         self.unsynced = manifest.unsynced
         self._store = store
         self._manifest = manifest
+        self._run = manifest.run()
 
     def complete(self) -> list[set[int]]:
         self.rollbacks = self._read_rollbacks()
@@ -225,12 +230,12 @@ class _ElasticSource:
         return found
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
-        key, initial = done_key(sync, index), self._manifest.initial
-        origin = f"{self._store.uri}/{key}"
-        done = Done.from_json(self._store.get(key), sync, index, origin) if sync else self._manifest.done(index)
-        where = self.fragments[index]["fingerprint"], sync or initial, "values"
+        initial = self._manifest.initial
+        done = self._done(sync, index) if sync else self._manifest.done(index)
+        of = self._run if sync else initial
+        where = self.fragments[index]["fingerprint"], of, sync, "values"
         return [
-            PublishedFile(shard_key(sync, index, number, initial), seed(*where, number), checksum)
+            PublishedFile(shard_key(sync, index, number, initial), published_seed(*where, number), checksum)
             for number, checksum in enumerate(done.sums)
         ]
 
@@ -294,16 +299,28 @@ class _ElasticSource:
 
     def _record(self, sync: int) -> Commit | Rollback:
         key, fragment = commit_key(sync), (sync - 1) % len(self.fragments)
+        origin = f"{self._store.uri}/{key}"
         try:
-            return read_record(self._store.get(key), sync, f"{self._store.uri}/{key}")
+            return self._own(read_record(self._store.get(key), sync, origin), origin)
         except (CorruptedObjectError, ObjectNotFoundError):
-            done = done_key(sync, fragment)
-            if done not in self._store.list(f"state/{sync:08}/"):
+            if done_key(sync, fragment) not in self._store.list(f"state/{sync:08}/"):
                 raise
-            commit = Done.from_json(self._store.get(done), sync, fragment, f"{self._store.uri}/{done}").commit
+            commit = self._done(sync, fragment).commit
             if commit is None:
                 raise
             return commit
+
+    def _done(self, sync: int, index: int) -> Done:
+        key = done_key(sync, index)
+        origin = f"{self._store.uri}/{key}"
+        return self._own(Done.from_json(self._store.get(key), sync, index, origin), origin)
+
+    def _own(self, record: T, origin: str) -> T:
+        """A record of this run. Here, one of another run is like a damaged one: there may be an older state that is whole."""
+        try:
+            return of_run(record, self._run, origin)
+        except RunExistsError as error:
+            raise CorruptedObjectError(str(error)) from error
 
 
 class _StrictSource:

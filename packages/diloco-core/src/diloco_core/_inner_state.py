@@ -63,13 +63,13 @@ class SavedInner:
 
     Attributes:
         sync: After which sync in the run's log it was saved.
-        key: Its key.
+        identity: What it is bound to: its run and its key.
         origin: Its name for errors.
         data: The file; nothing of it has been verified.
     """
 
     sync: int
-    key: str
+    identity: str
     origin: str
     data: bytes = field(repr=False)
 
@@ -80,7 +80,7 @@ class SavedInner:
             CorruptedObjectError: It is not what was written.
             FormatError: Another version has written it.
         """
-        return int(_described(self.data, self.key, self.origin)["rollback"])
+        return int(_described(self.data, self.identity, self.origin)["rollback"])
 
 
 class InnerState:
@@ -163,12 +163,12 @@ class InnerState:
                 ) from error
         return tree
 
-    def parts(self, inner_steps: int, key: str, rollback: int = 0) -> Iterator[Buffer]:
-        """The file, for this key. One tensor at a time is copied to the CPU.
+    def parts(self, inner_steps: int, identity: str, rollback: int = 0) -> Iterator[Buffer]:
+        """The file. One tensor at a time is copied to the CPU.
 
         Args:
             inner_steps: The inner step at which it is saved.
-            key: Under which key.
+            identity: What it is to be bound to: its run and its key.
             rollback: Number of the newest rollback in the run's log.
 
         Raises:
@@ -198,7 +198,7 @@ class InnerState:
             raise ConfigurationError(_too_much("the inner optimizer and what is in stateful=", len(text)))
         text += b" " * (-(_LENGTH_BYTES + len(text)) % 64)
         beginning = len(text).to_bytes(_LENGTH_BYTES, "little") + text
-        checksum = xxhash.xxh3_64(beginning, seed=_seed(key))
+        checksum = xxhash.xxh3_64(beginning, seed=_seed(identity))
         yield beginning
         for tensor in tensors:
             data = _bytes(tensor)
@@ -206,15 +206,15 @@ class InnerState:
             yield data
         yield checksum.intdigest().to_bytes(_CHECKSUM_BYTES, "little")
 
-    def restore(self, data: bytes, key: str, origin: str) -> int:
-        """Take over a state that was saved under a key; returns at which inner step it was saved.
+    def restore(self, data: bytes, identity: str, origin: str) -> int:
+        """Take over a state that was saved and is bound to ``identity``; returns at which inner step it was saved.
 
         Raises:
             CorruptedObjectError: It is not what was written.
             FormatError: Another version has written it.
             ConfigurationError: It was saved with other things in ``stateful``, or of another kind of optimizer.
         """
-        tree, tensors = _verified(data, key, origin)
+        tree, tensors = _verified(data, identity, origin)
         saved, here = tree.keys() - _NOT_THINGS, self._things.keys()
         if saved != here:
             raise ConfigurationError(
@@ -263,36 +263,37 @@ def _too_much(what: str, size: int) -> str:
     )
 
 
-def check_inner(data: bytes, key: str, origin: str) -> None:
-    """Compare the checksum of a file, which covers every other byte of it, and whose seed is made of its key.
+def check_inner(data: bytes, identity: str, origin: str) -> None:
+    """Compare the checksum of a file, which covers every other byte of it, and whose seed is made of its run and its key.
 
     Raises:
         CorruptedObjectError: It is not what was written.
     """
     body, end = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
     stored = int.from_bytes(end, "little")
-    if len(data) < _LENGTH_BYTES + _CHECKSUM_BYTES or xxhash.xxh3_64_intdigest(body, seed=_seed(key)) != stored:
+    if len(data) < _LENGTH_BYTES + _CHECKSUM_BYTES or xxhash.xxh3_64_intdigest(body, seed=_seed(identity)) != stored:
         raise CorruptedObjectError(
-            f"{origin}: the checksum is wrong. The saved inner state was damaged, or was written under another key."
+            f"{origin}: the checksum is wrong. The saved inner state was damaged, or was written under another key or in another "
+            "run."
         )
 
 
-def _seed(key: str) -> int:
-    return xxhash.xxh3_64_intdigest(key.encode())
+def _seed(identity: str) -> int:
+    return xxhash.xxh3_64_intdigest(identity.encode())
 
 
-def _verified(data: bytes, key: str, origin: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _verified(data: bytes, identity: str, origin: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What a file says of the values, and its tensors."""
-    tree = _described(data, key, origin)
+    tree = _described(data, identity, origin)
     try:
         return tree, load_tensors(data)
     except SafetensorError as error:
         raise CorruptedObjectError(f"{origin} is not the inner state of a replica: {error}") from error
 
 
-def _described(data: bytes, key: str, origin: str) -> dict[str, Any]:
+def _described(data: bytes, identity: str, origin: str) -> dict[str, Any]:
     """What a file says of the values; nothing is parsed before every byte of it is verified."""
-    check_inner(data, key, origin)
+    check_inner(data, identity, origin)
     body = memoryview(data)[:-_CHECKSUM_BYTES]
     size = int.from_bytes(data[:_LENGTH_BYTES], "little")
     try:

@@ -35,12 +35,16 @@ class Patient:
     Args:
         store: The store.
         timing: Its clock and ``sleep`` are used.
+
+    Attributes:
+        before_writing: Called before anything is written or deleted; what it raises prevents that.
     """
 
     def __init__(self, store: Store, timing: Timing) -> None:
         self.store = store
         self.uri = store.uri
         self.near = store.near
+        self.before_writing: Callable[[], object] = bool
         self._downtime = Downtime(timing.clock)
         # Pauses without chance, so that simulated runs can be repeated.
         self._retries = Retries(
@@ -87,10 +91,12 @@ class Patient:
 
     def put(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> int:
         """Write an object; returns its size in bytes."""
+        self.before_writing()
         return self.attempt(lambda: self.store.put(key, parts()))
 
     def create(self, key: str, parts: Callable[[], bytes | Iterable[Buffer]]) -> bool:
         """See to it that an object exists. True: this call wrote it. False: read it, whoever wrote it."""
+        self.before_writing()
         return self.attempt(lambda: self.store.create(key, parts()))
 
     def creates_once(self) -> bool:
@@ -104,6 +110,7 @@ class Patient:
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Remove objects; with ``unread``, a driver may write over their space."""
         keys = list(keys)
+        self.before_writing()
         self.attempt(lambda: self.store.delete(keys, unread=unread))
 
     def attempt(self, act: Callable[[], T]) -> T:

@@ -274,6 +274,8 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
     while (data := store.decided.get(commit_key(len(log) + 1))) is not None:
         record = read_record(data, len(log) + 1, commit_key(len(log) + 1))
         log.append(record)
+        if record.run != manifest.run():
+            found.append(f"record {record.sync} is of another run")
         if isinstance(record, Rollback):
             newest = list(record.states)
         else:
@@ -320,7 +322,7 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
     rollbacks = [record for record in log if isinstance(record, Rollback)]
     given_up = {sync for rollback in rollbacks for sync in rollback.given_up}
     for index, states in enumerate(done_states(store.objects, count, rollbacks)):
-        newest = rollbacks[-1] if rollbacks else Rollback(0, (0,) * count, (), {})
+        newest = rollbacks[-1] if rollbacks else Rollback(0, (0,) * count, (), {}, run=manifest.run())
         two = sorted({newest.states[index], *(sync for sync in states if sync > newest.sync)}, reverse=True)[:2]
         shards = range(manifest.fragments[index]["shards"])
         keys = [shard_key(sync, index, shard, manifest.initial) for sync in two for shard in shards]

@@ -1,0 +1,259 @@
+"""Nothing of another run under the same prefix becomes part of a model: not of a life that still runs, not of copies."""
+
+import itertools
+from types import SimpleNamespace
+
+import pytest
+import torch
+from damage_lab import run_of
+
+from diloco_core import CorruptedObjectError, Elastic, RunExistsError
+from diloco_core._elastic_delta import schema
+from diloco_core._elastic_kept import bring_back, mend_from_copies
+from diloco_core._elastic_records import Commit, commit_sync, done_key, of_run, read_record, shard_key
+from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+
+_EMPTIED, _LATE = 30.0, 44.0  # when the prefix is emptied and used again, and when a replica of the new run comes late
+
+
+class _Other(SimulatedTraining):
+    """The same model, and other gradients."""
+
+    @staticmethod
+    def gradient(rank, life, step, size):
+        return SimulatedTraining.gradient(rank + 1, life, step, size)
+
+
+class _Remembering(SimulatedStore):
+    """Remembers everything that was ever written."""
+
+    def __init__(self):
+        super().__init__()
+        self.written = {}
+
+    def write(self, key, data):
+        super().write(key, data)
+        self.written[key] = data
+
+
+class _Reused:
+    """Rank 2 begins a run and trains alone; then ranks 0 and 1 empty the prefix and begin another one there.
+
+    Args:
+        hang: At which of its requests from the 20th second on it stands still: a number, or an operation and a part of its key.
+        seconds: For how long.
+    """
+
+    def __init__(self, topology, hang, seconds):
+        torch.set_num_threads(1)
+        self.store, self.late, self.times, self.requests = SimulatedStore(), [], [], itertools.count()
+        self.hang, self.seconds = hang, seconds
+        self.new = SimulatedTraining(syncs=14, sizes=(12, 9), save_every=1)
+        self.old = _Other(syncs=60, sizes=(12, 9), save_every=1)
+        settings = Elastic(1, grace=3.0, topology=topology, publish_every=1)
+        schedule = Schedule(3, starts=[_EMPTIED, _LATE, 0.0], latency=0.01, restart_after=1.0)
+        self.outcome = simulate(self.train, schedule, settings, store=self.store, limit=2000.0, most_lives=2)
+
+    def train(self, node):
+        if (node.rank, node.life) == (2, 1):
+            if isinstance(self.hang, tuple):
+                self.stand_still(node, *self.hang)
+            real = node.connection._request
+
+            def request(kind, act, **options):
+                if node.connection.clock() >= 20.0 and next(self.requests) == self.hang:
+                    node.sleep(self.seconds)
+                if kind in {"put", "create", "delete"} and node.connection.clock() > _EMPTIED:
+                    self.late.append(kind)
+                    self.times.append((node.connection.clock(), kind))
+                return real(kind, act, **options)
+
+            node.connection._request = request
+            return self.old(node)
+        if (node.rank, node.life) == (0, 1):
+            for key in list(self.store.objects):
+                self.store.remove(key)
+            self.store.decided.clear()
+        return self.new(node)
+
+    def stand_still(self, node, operation, part):
+        real = getattr(node.connection, operation)
+
+        def hung(keys, *args, **options):
+            if node.connection.clock() >= 20.0 and part in str(keys):
+                setattr(node.connection, operation, real)
+                node.sleep(self.seconds)
+            return real(keys, *args, **options)
+
+        setattr(node.connection, operation, hung)
+
+    def errors(self):
+        """Of the lives of the new run."""
+        return {key: error for key, error in self.outcome.errors().items() if key != (2, 1)}
+
+    def wrong(self):
+        """What is wrong with the new run, other than that lives of it ended by an error."""
+        run = run_of(self.store)
+        for key, data in list(self.store.decided.items()):
+            sync = commit_sync(key)
+            if sync is not None and read_record(data, sync, key).run != run:
+                del self.store.decided[key]
+        return [what for what in violations(self.outcome, self.new) if not what.startswith(("life ", "not every rank"))]
+
+
+def _named(errors):
+    """Whether all of them say what has happened, and what is to be done."""
+    return all(
+        isinstance(error, RunExistsError) and "record of another run" in str(error) and "Stop" in str(error)
+        for error in errors.values()
+    )
+
+
+def _stops(topology, hang):
+    """A life that stands still for longer than a grace, and wakes up when its prefix is that of another run."""
+    reused = _Reused(topology, hang, 15.0)
+    assert reused.wrong() == []
+    error = reused.outcome.results[2, 1]
+    assert isinstance(error, RunExistsError)
+    assert "the manifest of another run" in str(error)
+    # One request may have been under way. What it has written is found out, or does not matter.
+    assert len(reused.late) <= 1
+    assert all(isinstance(error, (RunExistsError, CorruptedObjectError)) for error in reused.errors().values())
+    if not reused.late:
+        assert reused.errors() == {}
+        assert {0, 1} <= {rank for rank, _ in reused.outcome.results}
+    return reused
+
+
+@pytest.mark.parametrize(
+    ("topology", "operation", "part", "late"),
+    [
+        ("sharded", "list", "deltas/", []),
+        ("sharded", "put", "deltas/", ["put"]),
+        ("gather", "create", "commits/", ["create"]),
+        ("sharded", "create", ".done.json", ["create"]),
+        ("gather", "create", ".safetensors", ["create"]),
+        ("gather", "put", "inner/", ["put"]),
+        ("sharded", "delete", "state/", ["delete"]),
+    ],
+)
+def test_a_life_of_the_run_before_that_wakes_up_late_writes_nothing_more(topology, operation, part, late):
+    reused = _stops(topology, (operation, part))
+    assert reused.late == late
+    if part in {"commits/", ".done.json"}:  # the new run comes to that sync
+        assert _named({(0, 1): reused.errors()[0, 1]})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_wherever_it_stands_still(topology):
+    kinds = {tuple(_stops(topology, hang).late) for hang in range(60)}
+    assert {("put",), ("create",), ("delete",), ()} <= kinds
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_a_life_of_the_run_before_that_goes_on_stops_soon_and_its_records_are_named(topology):
+    """For a grace it does not look, and goes on with its own log: what it decides becomes part of no other model."""
+    reused = _Reused(topology, None, 0.0)
+    assert reused.wrong() == []
+    assert isinstance(reused.outcome.results[2, 1], RunExistsError)
+    assert max(time for time, _ in reused.times) < _EMPTIED + 3.0 + 3.0, "a grace and the sync under way"
+    assert reused.errors(), "it has written records of syncs that the new run comes to"
+    assert _named(reused.errors())
+
+
+@pytest.fixture(scope="module", params=["sharded", "gather"])
+def two(request):
+    """What a run has left and what it trained, and everything that a longer one of the same model has ever written."""
+    torch.set_num_threads(1)
+    settings = Elastic(2, grace=5.0, topology=request.param, publish_every=1)
+    runs = []
+    for kind, syncs in ((SimulatedTraining, 4), (_Other, 6)):
+        training, store = kind(syncs=syncs, sizes=(12, 9), save_every=2), _Remembering()
+        outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store)
+        assert violations(outcome, training) == []
+        runs.append((training, store))
+    (training, store), (_, other) = runs
+    return settings, training, dict(store.objects), other.written
+
+
+def _copies(kind, own, other):
+    """Objects of one kind, of the same syncs and of later ones, as copied from the other run."""
+    taken = {key: data for key, data in other.items() if key.startswith(kind.split(" ")[0])}
+    if kind == "state/ done":
+        taken = {key: data for key, data in taken.items() if key.endswith(".json")}
+    if kind == "state/ shards":
+        taken = {key: data for key, data in taken.items() if key.endswith(".safetensors")}
+    if kind == "deltas/ renamed":  # under the keys that the own ones have
+        mine = [key for key in own if key.startswith("deltas/") and "hint" not in key]
+        taken = {a: other[b] for a in mine for b in other if a[:22] == b[:22] and "hint" not in b}
+        assert taken
+    return taken
+
+
+@pytest.mark.parametrize("newer", [False, True], ids=["in place of the own", "newer"])
+@pytest.mark.parametrize(
+    "kind", ["state/", "state/ done", "state/ shards", "deltas/", "deltas/ renamed", "commits/", "inner/", "claims/"]
+)
+def test_copies_of_another_run_never_become_another_model(two, kind, newer, caplog):
+    settings, before, own, other = two
+    store = SimulatedStore()
+    for key, data in own.items():
+        store.write(key, data)
+    copied = {key: data for key, data in _copies(kind, own, other).items() if (key in own) != newer}
+    for key, data in copied.items():
+        store.damage(key, data)
+    training = SimulatedTraining(syncs=6, sizes=(12, 9), salts=dict(before.salts))
+    outcome = simulate(training, Schedule(2, seed=1, latency=0.01), settings, store=store, most_lives=1)
+    for error in outcome.errors().values():
+        assert isinstance(error, (RunExistsError, CorruptedObjectError)), error
+    wrong = violations(outcome, training)
+    assert [what for what in wrong if not what.startswith(("life ", "not every rank"))] == []
+    if kind in {"inner/", "claims/", "deltas/"}:  # what one would like to have, and can do without
+        assert outcome.errors() == {}
+    if kind == "inner/" and newer:
+        assert "written under another key or in another run" in caplog.text
+    if kind in {"commits/", "state/ done"}:
+        newest = max(key for key in [*copied, *own] if key.startswith(kind.split()[0]) and key.endswith(".json"))
+        if newest in copied:  # which is read
+            assert outcome.errors()
+            assert _named(outcome.errors())
+        assert all(store.objects[key] == data for key, data in copied.items()), "they stay as they are"
+
+
+def test_copies_of_another_run_are_not_brought_back(two, caplog):
+    """After a rollback, copies of states are put where these are gone: but only the run's own."""
+    settings, before, own, other = two
+    store, seen = SimulatedStore(), []
+    for key, data in own.items():
+        store.write(key, data)
+
+    def train(node):
+        result = training(node)
+        life, sync = node.exchange._life, 6
+        keys = [done_key(sync, 1), *(shard_key(sync, 1, number, "") for number in range(2))]
+        for key in keys:
+            store.write(f"kept/{key}", other[key])
+            store.remove(key)
+        seen.append((bring_back(life), mend_from_copies(life, 1, sync), [key for key in keys if key in store.objects]))
+        node.exchange.leave = lambda: None
+        return result
+
+    training = SimulatedTraining(syncs=6, sizes=(12, 9), salts=dict(before.salts))
+    simulate(train, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    assert seen[0] == (False, False, [])
+    assert "record of another run" in caplog.text
+
+
+def test_contributions_of_two_runs_have_nothing_in_common():
+    """Or one that lies there could be taken for that of a replica whose state differs."""
+    job = SimpleNamespace(fingerprint="the same")
+    assert schema("a" * 16, job) == schema("a" * 16, job) != schema("b" * 16, job)
+    assert schema("a" * 16, job) != schema("a" * 16, SimpleNamespace(fingerprint="another"))
+
+
+def test_what_is_of_this_run_is_handed_on():
+    record = Commit(1, 0, "0" * 16, "1" * 16, (), {}, 1, run="a" * 16)
+    assert of_run(record, "a" * 16, "here") is record
+    with pytest.raises(RunExistsError, match=r"^here is a record of another run .*Stop the replicas of the other run"):
+        of_run(record, "b" * 16, "here")
