@@ -6,6 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ._elastic_history import History, close_gaps
+from ._elastic_initial import shards_in_memory, take_from_memory
 from ._elastic_kept import bring_back, mend_from_copies
 from ._elastic_life import Progress, not_as_recorded
 from ._elastic_records import commit_key, commit_sync, done_key
@@ -157,12 +158,19 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
         else:
             life.shard(sync, index, numbers[key]).announce(reader, life.origin(key))
 
-    with open_ahead(life.store.store, {key: listing.get(key) for key in numbers}, announce) as readers:
-        for (key, number), reader in zip(numbers.items(), readers, strict=True):
-            life.fragments[index].forget_outer(number, life.chunk_bytes)
-            if not _load_shard(life, fresh, index, number, key, reader):
+    held = set() if sync else shards_in_memory(life, index, done)
+    for key, number in numbers.items():
+        life.fragments[index].forget_outer(number, life.chunk_bytes)
+        if number in held:
+            if not take_from_memory(life, index, number, fresh, listing):
                 return key
             fresh.values_at[number] = sync
+    sizes = {key: listing.get(key) for key, number in numbers.items() if number not in held}
+    with open_ahead(life.store.store, sizes, announce) as readers:
+        for key, reader in zip(sizes, readers, strict=True):
+            if not _load_shard(life, fresh, index, numbers[key], key, reader):
+                return key
+            fresh.values_at[numbers[key]] = sync
     life.fragments[index] = fresh
     return None
 

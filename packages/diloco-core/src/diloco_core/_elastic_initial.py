@@ -1,0 +1,85 @@
+"""The initial state of a run, where a replica has its values already: a model of the same seed, or of the same checkpoint.
+
+Until a newer state is complete it is the only one of the run, and nothing can compute it again. But most replicas bring the
+same values, and need neither read them nor fear for them: what is damaged or gone in the store they write again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ._elastic_life import not_as_recorded
+from ._elastic_repair import computed_otherwise
+from ._elastic_rules import newest_done
+from ._errors import CorruptedObjectError
+from ._published import shard_metadata
+from ._sharded import adopt_shard
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import torch
+
+    from ._elastic_life import Life, Progress
+    from ._elastic_records import Done
+    from ._layout import Piece
+    from ._store import ObjectReader
+
+_log = logging.getLogger("diloco_core")
+
+
+def shards_in_memory(life: Life, index: int, done: Done) -> set[int]:
+    """The shards of a fragment's initial state whose values are those in memory."""
+    return {number for number, values in enumerate(done.sums) if life.shard(0, index, number).digest() == values}
+
+
+def take_from_memory(life: Life, index: int, number: int, fresh: Progress, listing: Mapping[str, int]) -> bool:
+    """Take a shard of the initial state from memory, and see to the one in the store.
+
+    Of those that are there, every rank looks at the ones with ``number % world_size == rank``: so what is damaged is found
+    while somebody can write it again.
+
+    Args:
+        life: Whose.
+        index: The fragment's.
+        number: The shard's, one of :func:`shards_in_memory`.
+        fresh: The fragment's initial state as it is recorded.
+        listing: What the store holds of it.
+
+    Returns:
+        False where it was collected, since there are newer states.
+    """
+    key, job = life.key(0, index, number), fresh.job
+    if key not in listing and newest_done(life.store.list("state/"), len(life.fragments))[index]:
+        return False
+
+    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(job.published(piece))
+
+    adopt_shard(job, number, read, life.chunk_bytes, life.scratch)
+    if key not in listing or number % life.manifest.world_size == life.rank:
+        _look_at(life, index, number, fresh)
+    return True
+
+
+def _look_at(life: Life, index: int, number: int, fresh: Progress) -> None:
+    shard, key = life.shard(0, index, number), life.key(0, index, number)
+    expected = fresh.sums[number], fresh.rests[number]
+
+    def check(reader: ObjectReader) -> bool:
+        if shard.check(reader, life.origin(key), life.scratch, whole=True) != expected:
+            raise not_as_recorded(life.origin(key))
+        return True
+
+    damage: object = f"{life.origin(key)} is gone"
+    try:
+        if life.again(lambda: life.store.read(key, check)):
+            return
+    except CorruptedObjectError as error:
+        damage = error
+    metadata = shard_metadata(fresh.job, 0)
+    if shard.sums(metadata) != expected:
+        raise computed_otherwise(life, key)
+    _log.error("rank %d: %s. Writing it again: this replica has the same values.", life.rank, str(damage).rstrip("."))
+    life.store.put(key, lambda: shard.parts(metadata))

@@ -1,0 +1,118 @@
+"""The initial state is the only one of a run until a newer one is complete; replicas that have its values keep it whole."""
+
+import logging
+
+import pytest
+import torch
+
+from diloco_core import CorruptedObjectError, DiLoCo, Elastic, ElasticExchange
+from diloco_core._elastic_load import load
+from diloco_core._store import open_store
+from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
+
+SETTINGS = {"grace": 10.0, "publish_every": 4}
+
+
+def train(target, value=1.0):
+    """Steps of a model of two fragments, the same every time; its values at the end."""
+
+    def replica(node):
+        model = torch.nn.ParameterList([torch.full((40,), value), torch.full((30,), value)])
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, node.exchange, sync_every=2, fragments=2) as outer:
+            while outer.committed < target:
+                node.sleep(1.0)
+                for parameter in model:
+                    parameter.grad = torch.full_like(parameter, 0.1 * (node.rank + 1))
+                inner.step()
+        return torch.cat([parameter.detach() for parameter in model])
+
+    return replica
+
+
+def killed_early(topology):
+    """A store of a run whose replicas died when a sync was decided, and the keys of the initial states without a successor."""
+    for operation in range(24, 300, 4):
+        faults = [Fault(rank, 1, operation, "kill before") for rank in range(2)]
+        outcome = simulate(
+            train(30),
+            Schedule(2, 1, faults=faults),
+            Elastic(2, topology=topology, **SETTINGS),
+            most_lives=1,
+            sync_timeout=100.0,
+        )
+        store = outcome.store
+        done = {key.split("/")[2][:3] for key in store.below("state") if key.endswith("done.json")}
+        keys = [key for key in sorted(store.below("initial")) if key.split("/")[2][:3] not in done]
+        if store.below("commits") and keys:
+            return store, keys
+    raise AssertionError("no such moment")
+
+
+def copy_of(store):
+    copied = SimulatedStore()
+    for key, value in store.objects.items():
+        copied.write(key, value)
+    return copied
+
+
+def resumed(store, topology, value=1.0):
+    settings = Elastic(2, topology=topology, resume=True, **SETTINGS)
+    return simulate(train(6, value), Schedule(2, 2), settings, store=store, most_lives=2, sync_timeout=100.0)
+
+
+HARMS = {
+    "values": lambda data: data[:-30] + bytes([data[-30] ^ 1]) + data[-29:],
+    "header": lambda data: data[:12] + bytes([data[12] ^ 1]) + data[13:],
+    "cut": lambda data: data[:50],
+    "gone": None,
+}
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_what_is_damaged_or_gone_is_written_again(topology, caplog):
+    store, keys = killed_early(topology)
+    expected = resumed(copy_of(store), topology)
+    assert expected.finished
+    assert len(keys) >= 2
+    for key in keys:
+        for harm in HARMS.values():
+            damaged = copy_of(store)
+            if harm is None:
+                damaged.remove(key)
+            else:
+                damaged.damage(key, harm(damaged.objects[key]))
+            caplog.clear()
+            with caplog.at_level(logging.ERROR):
+                outcome = resumed(damaged, topology)
+            assert outcome.finished, outcome.errors()
+            assert "Writing it again: this replica has the same values" in caplog.text
+            assert damaged.objects.get(key, store.objects[key]) == store.objects[key]
+            for found, wanted in zip(outcome.results.values(), expected.results.values(), strict=True):
+                assert torch.equal(found, wanted)
+
+
+def test_a_replica_with_other_values_cannot_write_it_again():
+    store, (*_, key) = killed_early("sharded")
+    assert resumed(copy_of(store), "sharded", value=2.0).finished, "it takes those of the run"
+    store.damage(key, HARMS["values"](store.objects[key]))
+    outcome = resumed(store, "sharded", value=2.0)
+    assert not outcome.finished
+    assert any(isinstance(error, CorruptedObjectError) and key in str(error) for error in outcome.errors().values())
+
+
+def test_a_reload_takes_the_model_back_to_it(lab, tmp_path):
+    """The global copy has the values of the initial state, while the model has learned since."""
+    exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0))
+    net = lab.small_model()
+    start = lab.values(net)
+    outer, inner = lab.outer_loop(net, exchange, sync_every=5)
+    with outer:
+        lab.small_step(net, inner)
+        assert not torch.equal(lab.values(net)["0.weight"], start["0.weight"])
+        (fragment,) = outer._fragments
+        fragment.begin()
+        load(exchange._life)
+        fragment.finish()
+        assert all(torch.equal(value, start[name]) for name, value in lab.values(net).items())
+        lab.small_step(net, inner)
