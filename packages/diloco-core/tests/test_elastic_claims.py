@@ -57,21 +57,25 @@ def ended():
     return store.objects
 
 
-@pytest.mark.parametrize("trace", ["inner", "contribution", "hint", "record"])
+@pytest.mark.parametrize("trace", ["inner", "contribution", "hint", "record", "record of another run"])
 def test_each_trace_of_an_earlier_life_counts(ended, trace):
     store = SimulatedStore()
     for key, data in ended.items():
         if key.startswith("inner/") and trace != "inner":
             continue
         # The number of the newest record is known from what the other rank has contributed.
-        if key.startswith("deltas/") and trace != "contribution" and (trace != "record" or "/00001." not in key):
+        if key.startswith("deltas/") and trace != "contribution" and ("record" not in trace or "/00001." not in key):
             continue
-        if key.startswith("commits/") and trace != "record":
+        if key.startswith("commits/") and "record" not in trace:
             continue
         if not key.startswith("claims/00000") and "hint" not in key:
             store.write(key, data)
     if trace == "hint":
         store.write(Hint(4, 0, 1, "leave").key, b"")
+    if trace == "record of another run":
+        store.damage(MANIFEST, b"another")
+        assert _next(store) == 1, "it tells nothing of this run"
+        return
     assert _next(store) == 2
 
 

@@ -257,3 +257,28 @@ def test_what_is_of_this_run_is_handed_on():
     assert of_run(record, "a" * 16, "here") is record
     with pytest.raises(RunExistsError, match=r"^here is a record of another run .*Stop the replicas of the other run"):
         of_run(record, "b" * 16, "here")
+
+
+def test_who_meets_another_run_says_nothing_there_unless_the_prefix_is_its_own():
+    """A life that has just looked at the manifest finds a record of another run: whose prefix is it?"""
+    torch.set_num_threads(1)
+    for emptied in (True, False):
+        store, other = SimulatedStore(), SimulatedStore()
+        settings = Elastic(1, grace=50.0, topology="sharded")
+        simulate(_Other(syncs=4, sizes=(12,)), Schedule(1, latency=0.01), settings, store=other, most_lives=1)
+
+        class Meddled(SimulatedTraining):
+            @staticmethod
+            def gradient(rank, life, step, size, *, store=store, other=other, emptied=emptied):
+                if step == 5:
+                    store.write("commits/00000003.json", other.objects["commits/00000003.json"])
+                    if emptied:
+                        store.damage("manifest.json", other.objects["manifest.json"])
+                return SimulatedTraining.gradient(rank, life, step, size)
+
+        training = Meddled(syncs=6, sizes=(12,), save_every=0)
+        outcome = simulate(training, Schedule(1, latency=0.01), settings, store=store, most_lives=1)
+        assert isinstance(outcome.results[0, 1], RunExistsError)
+        said = [key for key in store.objects if key.endswith(".leave")]
+        assert bool(said) != emptied
+        assert not getattr(outcome.results[0, 1], "__notes__", [])
