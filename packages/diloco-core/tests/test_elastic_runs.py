@@ -142,12 +142,13 @@ class TestMembership:
 
 class TestLateContributions:
     @pytest.mark.parametrize("late", ["carry", "drop"])
-    def test_they_are_carried_or_dropped(self, late):
+    def test_they_are_carried_or_dropped(self, late, caplog):
         training = SimulatedTraining(syncs=6, sizes=(40,), pauses={(2, 3): 9.0})
         outcome = simulate(training, Schedule(3), Elastic(2, grace=5.0, late=late))
         assert violations(outcome, training) == []
         fates = [report.contribution for report in training.reports[2, 1]]
         assert {"carry": "carried", "drop": "dropped"}[late] in fates
+        assert ("are lost, since late='drop'" in caplog.text) is (late == "drop")
         ranges = [
             (member.start, member.stop)
             for number in range(1, 7)

@@ -89,6 +89,14 @@ class ElasticSync:
                 self._job.steps[1],
                 self._sync,
             )
+        if fate == "dropped" and self._job.steps and life.rank not in {member.rank for member in commit.members}:
+            _log.warning(
+                "rank %d: sync %d was decided without this replica, which was late. Its inner steps %d to %d are lost, since "
+                "late='drop'.",
+                life.rank,
+                self._sync,
+                *self._job.steps,
+            )
         Adoption(life, commit, local=fate == "counted" and self._open is None).run()
         if learned:
             self._job.reapply(learned)
