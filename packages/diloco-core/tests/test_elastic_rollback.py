@@ -255,7 +255,9 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
     assert [what for what in violations(outcome, training) if what.startswith("after sync")] == []
 
 
-def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped):
+def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped, monkeypatch):
+    # As it is for replicas that begin with other values than the run did.
+    monkeypatch.setattr("diloco_core._elastic_load.shards_in_memory", lambda *_: set())
     topology, training, original, last = stopped
     store = copy.deepcopy(original)
     for key in list(store.objects):

@@ -4,6 +4,7 @@ import pytest
 from torch import nn, optim
 
 from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, RunExistsError, in_process
+from diloco_core._diloco_state import STATE_VERSION
 from diloco_core._elastic_records import MANIFEST
 from diloco_core._elastic_rollback import named_syncs
 from diloco_core._endings import Ending, Progress, conclude, failure
@@ -37,9 +38,9 @@ def test_who_is_lost_is_said_once(message, told):
 
 def test_a_number_that_is_text_is_told_from_one_that_is_not():
     model = nn.Linear(1, 1)
-    state = {"version": "2", "rank": 0, "world_size": 1}
+    state = {"version": str(STATE_VERSION), "rank": 0, "world_size": 1}
     outer = DiLoCo(model, optim.SGD(model.parameters(), lr=0.1), in_process(1)[0], sync_every=1)
-    with pytest.raises(ConfigurationError, match=r"its version is '2' \(a str\), here it is 2 \(an int\)"):
+    with pytest.raises(ConfigurationError, match=r"its version is '(\d)' \(a str\), here it is \1 \(an int\)"):
         outer.load_state_dict(state)
 
 

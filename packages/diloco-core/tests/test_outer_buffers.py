@@ -440,7 +440,7 @@ class TestUnchanged:
                     net["weight"].grad = torch.full((40,), (1.0 + node.rank) / 16)
                     inner.step()
 
-        kinds = ("kill", "tear", "lose", "delay", "repeat")
+        kinds = ("kill before", "tear", "lose request", "delay", "repeat")
         for number in range(6):
             held, chance = {}, random.Random(number)
             faults = [

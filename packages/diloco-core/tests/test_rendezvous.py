@@ -1,5 +1,7 @@
 """Replicas meet once, agree on everything, or are told at once and by name what is in the way."""
 
+import time
+
 import pytest
 import torch
 
@@ -28,7 +30,21 @@ class TestMeeting:
         def replica(exchange):
             exchange.join(Schema({}, {}))
 
-        results = run_replicas(replica, lab.store_exchanges(tmp_path, 4, ranks=[0, 2], join_timeout=5.0))
+        def timing():
+            clock = lab.Clock()
+
+            def sleep(seconds):
+                # No time passes before both are there, and each has its own: nobody waits less than the whole time for the other.
+                claims = {path.name for path in (tmp_path / "run" / "claims").glob("*.json")}
+                if {"00000.json", "00002.json"} <= claims:
+                    clock.sleep(seconds)
+                else:
+                    time.sleep(0.001)
+
+            return Timing(join_timeout=5.0, clock=clock, sleep=sleep)
+
+        store = str(tmp_path / "run")
+        results = run_replicas(replica, [ObjectStoreExchange(open_store(store), r, 4, timing=timing()) for r in (0, 2)])
         first = next(result for result in results if isinstance(result, RendezvousTimeoutError))
         assert first.missing == (1, 3)
         # Whoever gives up first tells the other, which then need not wait any longer.

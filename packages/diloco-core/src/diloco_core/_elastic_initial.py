@@ -10,6 +10,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ._elastic_life import not_as_recorded
+from ._elastic_records import Delta, commit_key, deltas
 from ._elastic_repair import computed_otherwise
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError
@@ -48,10 +49,10 @@ def take_from_memory(life: Life, index: int, number: int, fresh: Progress, listi
         listing: What the store holds of it.
 
     Returns:
-        False where it was collected, since there are newer states.
+        False where it was collected, since there are (or were) newer states.
     """
     key, job = life.key(0, index, number), fresh.job
-    if key not in listing and newest_done(life.store.list("state/"), len(life.fragments))[index]:
+    if key not in listing and _is_collected(life, index):
         return False
 
     def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
@@ -61,6 +62,14 @@ def take_from_memory(life: Life, index: int, number: int, fresh: Progress, listi
     if key not in listing or number % life.manifest.world_size == life.rank:
         _look_at(life, index, number, fresh)
     return True
+
+
+def _is_collected(life: Life, index: int) -> bool:
+    """Whether the initial state of a fragment has gone as a rule: nothing could be computed from it any more."""
+    if newest_done(life.store.list("state/"), len(life.fragments))[index]:
+        return True
+    first = index + 1
+    return life.store.get(commit_key(first)) is not None and not any(map(Delta.parse, life.store.list(deltas(first))))
 
 
 def _look_at(life: Life, index: int, number: int, fresh: Progress) -> None:
