@@ -1,20 +1,14 @@
 """Going on from older states where nothing can make the newest ones again: only if asked for, by all alike, and only once."""
 
 import copy
-from dataclasses import replace
 
 import pytest
 import torch
-from damage_lab import run_of
+from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic_fork import look_back
 from diloco_core._elastic_history import History
-from diloco_core._elastic_life import Reload, RolledBack
 from diloco_core._elastic_records import (
-    Commit,
-    Delta,
-    Rollback,
     commit_key,
     commit_sync,
     digest,
@@ -23,7 +17,6 @@ from diloco_core._elastic_records import (
     shard_key,
 )
 from diloco_core._elastic_rollback import named_syncs
-from diloco_core._elastic_sync import ElasticSync
 from diloco_core._sim_checks import read_log
 from diloco_core.testing import (
     Fault,
@@ -85,11 +78,6 @@ def _outer_steps(store):
     log, broken = read_log(store)
     assert broken == []
     return SimulatedTraining(sizes=_SIZES).outer_steps(log)[_last(store)]
-
-
-def _rollbacks(store):
-    records = [read_record(data, commit_sync(key), "") for key, data in store.decided.items() if commit_sync(key)]
-    return [record for record in records if isinstance(record, Rollback)]
 
 
 def test_a_plain_resume_says_exactly_what_to_do(stopped):
@@ -157,7 +145,7 @@ def test_where_nothing_is_whole_no_object_is_blamed_that_goes_by_rule(topology, 
             assert "export() writes" not in str(error)
             assert "begin a new run on another prefix" in str(error)
     assert "initial/" not in caplog.text
-    assert _rollbacks(store) == []
+    assert rollbacks_in(store) == []
 
 
 def test_newest_whole_goes_on_and_names_what_is_given_up(stopped, caplog):
@@ -165,7 +153,7 @@ def test_newest_whole_goes_on_and_names_what_is_given_up(stopped, caplog):
     last = stopped[3]
     assert violations(outcome, training) == []
     assert broken == []
-    (rollback,) = _rollbacks(store)
+    (rollback,) = rollbacks_in(store)
     assert rollback.sync == last + 1
     assert last in rollback.given_up
     assert rollback.fence == {0: 2, 1: 2}
@@ -180,18 +168,18 @@ def test_a_joiner_and_a_later_resume_follow_it(stopped):
         outcome, training, store, broken = _resume(again, resume, syncs=_outer_steps(store) + 4)
         assert violations(outcome, training) == []
         assert broken == []
-        assert len(_rollbacks(store)) == 1
+        assert len(rollbacks_in(store)) == 1
 
 
 def test_it_is_followed_from_its_record_alone(stopped):
     """Those who decided it leave before they have done anything else, and those who come have not asked for it."""
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
-    assert len(_rollbacks(store)) == 1
+    assert len(rollbacks_in(store)) == 1
     assert _last(store) == stopped[3] + 1
     outcome, later, store, broken = _resume((stopped[0], training, store, 0), True)
     assert violations(outcome, later) == []
     assert broken == []
-    assert len(_rollbacks(store)) == 1
+    assert len(rollbacks_in(store)) == 1
 
 
 def test_a_crash_in_the_middle_of_it(stopped):
@@ -200,7 +188,7 @@ def test_a_crash_in_the_middle_of_it(stopped):
         outcome, training, store, broken = _resume(stopped, "newest-whole", faults)
         assert violations(outcome, training) == []
         assert broken == []
-        assert _rollbacks(store)
+        assert rollbacks_in(store)
 
 
 @pytest.mark.parametrize("seconds", [4.0, 60.0])
@@ -242,7 +230,7 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
     training.salts.update(start.salts)
     schedule = Schedule(2, latency=0.01)
     outcome = simulate(sleeper, schedule, Elastic(1, grace=5.0, topology="sharded", resume=True), store=store)
-    assert len(_rollbacks(store)) == 1
+    assert len(rollbacks_in(store)) == 1
     if agreed:
         assert outcome.errors() == {}
         assert (
@@ -267,7 +255,7 @@ def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped, monkeypatch)
     assert {type(error) for error in outcome.results.values()} == {CorruptedObjectError}
     assert "nothing to go back to" in str(outcome.results[0, 1])
     assert "resume=" not in str(outcome.results[0, 1]), "that has just been tried"
-    assert _rollbacks(store) == []
+    assert rollbacks_in(store) == []
 
 
 @pytest.mark.parametrize("more", [0, 2])
@@ -275,7 +263,7 @@ def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
     """The state before a damaged one may be older than the rollback, and what was given up in between is left out."""
     _, training, before, _ = _resume(stopped, "newest-whole", syncs=0)
     _, training, before, _ = _resume((stopped[0], training, before, 0), True, syncs=_outer_steps(before) + more)
-    (rollback,) = _rollbacks(before)
+    (rollback,) = rollbacks_in(before)
     syncs = [rollback.sync + number + 1 for number in range(more)] or list(rollback.states)
     keys = [shard_key(sync, (sync - 1) % 2, shard, "") for sync in syncs for shard in range(2)]
     found = [key for key in keys if key in before.objects]
@@ -289,7 +277,7 @@ def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
         )
         assert violations(outcome, later) == [], key
         assert broken == []
-        assert len(_rollbacks(store)) == 1, "nothing more had to be given up"
+        assert len(rollbacks_in(store)) == 1, "nothing more had to be given up"
     assert "Asking the other replicas" not in caplog.text, "nor was anything of what was given up looked for"
 
 
@@ -297,7 +285,7 @@ def test_a_state_that_was_given_up_is_none_to_begin_from_when_newer_ones_are_dam
     """A life that slept has completed it afterwards."""
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
     _, _, store, _ = _resume((stopped[0], training, store, 0), True, syncs=_outer_steps(store) + 1)
-    (rollback,) = _rollbacks(store)
+    (rollback,) = rollbacks_in(store)
     index = (rollback.given_up[-1] - 1) % 2
     store.write(done_key(rollback.given_up[-1], index), b"")
 
@@ -330,7 +318,7 @@ def test_a_state_that_was_given_up_is_none_to_begin_from_when_newer_ones_are_dam
 def test_a_damaged_record_of_it_does_not_end_the_run(stopped):
     """It can be read nowhere else, so another one takes its place."""
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
-    (rollback,) = _rollbacks(store)
+    (rollback,) = rollbacks_in(store)
     key = commit_key(rollback.sync)
     store.damage(key, store.objects[key][:60])
     outcome, later, store, broken = _resume((stopped[0], training, store, 0), True, most_lives=1)
@@ -339,12 +327,12 @@ def test_a_damaged_record_of_it_does_not_end_the_run(stopped):
     outcome, later, store, broken = _resume((stopped[0], training, store, 0), "newest-whole")
     assert violations(outcome, later) == []
     assert broken == []
-    assert [record.states for record in _rollbacks(store)] == [rollback.states] * 2
+    assert [record.states for record in rollbacks_in(store)] == [rollback.states] * 2
 
 
 def test_lives_that_have_read_it_write_it_again(stopped):
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
-    (rollback,) = _rollbacks(store)
+    (rollback,) = rollbacks_in(store)
     key, whole = commit_key(rollback.sync), store.objects[commit_key(rollback.sync)]
     again = SimulatedTraining(syncs=_outer_steps(store) + 3, sizes=_SIZES, salts=dict(training.salts))
 
@@ -363,141 +351,12 @@ def test_lives_that_have_read_it_write_it_again(stopped):
 def test_a_second_one_names_what_the_first_had_kept(stopped):
     """It goes back behind the states that the first went on from."""
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
-    (first,) = _rollbacks(store)
+    (first,) = rollbacks_in(store)
     for key in list(store.objects):
         if key.startswith((f"state/{max(first.states):08}/", "kept/", "deltas/")):
             store.damage(key, b"")
     _resume((stopped[0], training, store, 0), "newest-whole", syncs=0, store=store)
-    records = _rollbacks(store)
+    records = rollbacks_in(store)
     assert len(records) == 2
     assert max(first.states) in records[1].given_up
     assert not {first.sync, *first.given_up} & set(records[1].given_up)
-
-
-def _alone(act):
-    """One replica that has done three syncs of one fragment; ``act`` gets its exchange, its life and the store."""
-    torch.set_num_threads(1)
-    training, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
-
-    def train(node):
-        node.exchange.leave = lambda: None
-        training(node)
-        act(node.exchange, node.exchange._life, store)
-
-    outcome = simulate(
-        train, Schedule(1, latency=0.01), Elastic(1, grace=5.0, topology="sharded"), store=store, most_lives=1
-    )
-    return outcome.results[0, 1]
-
-
-def test_a_record_that_was_lost_is_not_written_over_a_rollback():
-    """Its number was free, so another life has decided to go back; the record is known here, and was just found missing."""
-    key = commit_key(3)
-
-    def act(exchange, life, store):
-        record = Rollback(3, (2,), (), {0: 1}, run=run_of(store)).to_json()
-        store.remove(key)
-        del store.decided[key]
-        create = exchange.store.create
-
-        def raced(other, data):
-            if other == key:
-                store.write(key, record)
-            return create(other, data)
-
-        exchange.store.create = raced
-        with pytest.raises(RolledBack):
-            life.commit(3, decided=True)
-        assert store.objects[key] == record
-        assert store.changed == []
-
-    assert _alone(act) is None
-
-
-def test_an_earlier_life_looks_what_has_become_of_the_record_that_it_stands_at():
-    """It was lost without a trace, and a rollback has its number; the life slept, and would decide the next sync."""
-    key = commit_key(3)
-
-    def act(exchange, life, store):
-        whole = store.objects[key]
-        store.remove(key)
-        look_back(life)
-        assert key not in store.objects, "it has just seen it"
-        life.timing.sleep(6.0)
-        look_back(life)
-        assert store.objects[key] == whole, "lost, and written again"
-        store.damage(key, Rollback(3, (2,), (), {0: 1}, run=run_of(store)).to_json())
-        with pytest.raises(RolledBack):
-            look_back(life)
-
-    assert _alone(act) is None
-
-
-@pytest.mark.parametrize("trace", ["state", "deltas"])
-def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
-    """Whoever has seen that record would decide the next number, so the rollback takes that one, and both are closed."""
-    torch.set_num_threads(1)
-    settings = Elastic(1, grace=5.0, topology="sharded", retention=4)
-    before, store = SimulatedTraining(syncs=4, sizes=(40,)), SimulatedStore()
-    assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished
-    del store.decided[commit_key(4)]
-    store.remove(commit_key(4))
-    for key in list(store.objects):
-        if key.startswith(("state/00000004/", "deltas/00000004/")):
-            store.damage(key, b"") if trace == "state" else store.remove(key)
-    if trace == "deltas":
-        store.write(Delta(5, 0, 1, 8, 10, "0" * 16, "0" * 16).key, b"of a life that slept")
-        store.damage(shard_key(3, 0, 0, ""), b"")
-        for key in [key for key in store.objects if key.startswith("deltas/00000003/")]:
-            store.damage(key, b"")
-    training = SimulatedTraining(syncs=5, sizes=(40,), salts=dict(before.salts))
-    outcome = simulate(
-        training, Schedule(1, latency=0.01), replace(settings, resume="newest-whole"), store=store, most_lives=1
-    )
-    assert violations(outcome, training) == []
-    kept = 3 if trace == "state" else 2
-    fence = {0: 2}
-    assert _rollbacks(store)[-2:] == [
-        Rollback(5, (kept,), tuple(range(kept + 1, 5)), fence, run=run_of(store)),
-        Rollback(4, (kept,), (), fence, run=run_of(store)),
-    ]
-    later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
-    outcome = simulate(later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1)
-    assert violations(outcome, later) == []
-
-
-def test_an_earlier_life_that_reloads_for_another_reason_stops_too(monkeypatch):
-    def act(exchange, life, store):
-        store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}, run=run_of(store)).to_json())
-
-        def reload(_):
-            raise Reload
-
-        monkeypatch.setattr(ElasticSync, "run", reload)
-        exchange.sync(life.fragments[0].job)
-
-    assert isinstance(_alone(act), FencedError)
-
-
-def test_a_record_that_does_not_follow_the_one_before_is_refused():
-    """Of the log before it, of the newest rollback, and of what was counted."""
-
-    def act(exchange, life, store):
-        progress = life.fragments[0]
-        start = progress.positions[0]
-        member = Delta(4, 0, 1, start, start + 2, progress.digest, "0" * 16)
-        commit = Commit(
-            4, 0, progress.digest, life.previous, (member,), {0: start + 2}, 4, life.rollback, run=run_of(store)
-        )
-        life.verify(commit)
-        for wrong in (
-            {"previous": "0" * 16},
-            {"rollback": 1},
-            {"positions": {0: start + 2, 1: 5}},
-            {"sync": 5},
-            {"outer_steps": 5},
-        ):
-            with pytest.raises(CorruptedObjectError, match="does not follow"):
-                life.verify(replace(commit, **wrong))
-
-    assert _alone(act) is None

@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -42,6 +43,11 @@ class Replicas:
         thread.start()
         return thread
 
+    def look_around_at_once(self):
+        """As it is after some seconds of waiting."""
+        for exchange in self.exchanges:
+            exchange._participant.check_claim()
+
     def sync(self):
         for thread in [self.start(rank) for rank in range(2)]:
             thread.join(60)
@@ -80,6 +86,19 @@ def test_what_wakes_up_late_stops_and_changes_nothing(lab, tmp_path, first):
     for reduce in (*later.reduces, earlier.reduces[0]):
         reduce.close()
     assert len(store.list("notes/")) == 2
+
+
+@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"damaged")], ids=["gone", "damaged"])
+def test_a_claim_that_is_gone_or_damaged_does_not_end_a_run_that_has_met(lab, tmp_path, harm):
+    replicas = Replicas(lab.store_exchanges(tmp_path, 2))
+    replicas.sync()
+    for path in (tmp_path / "run" / "claims").iterdir():
+        harm(path)
+    replicas.look_around_at_once()
+    replicas.sync()
+    for reduce in replicas.reduces:
+        reduce.close()
+    assert len(replicas.exchanges[0].store.list("notes/")) == 2, "the others are told of the end"
 
 
 def test_its_notes_and_beats_are_no_signs_of_its_successor(lab, tmp_path, caplog):

@@ -259,3 +259,23 @@ def test_an_elastic_run_without_a_step_that_was_seen_is_refused_too(lab, tmp_pat
         for parameter in model.parameters():
             parameter.grad = torch.ones_like(parameter)
         other.step()
+
+
+def test_steps_before_the_block_do_not_hide_another_optimizer_inside_of_it(lab, tmp_path):
+    model = lab.small_model()
+    inner = torch.optim.SGD(model.parameters(), lr=0.01)
+    outer = DiLoCo(model, inner, elastic(tmp_path), sync_every=5)
+    backward(model)
+    inner.step()
+
+    def train():
+        with outer:
+            other = torch.optim.SGD(model.parameters(), lr=0.01)
+            for number in range(31):
+                backward(model, number)
+                other.step()
+                other.zero_grad()
+            raise AssertionError("not noticed")
+
+    with refused(match=r"parameter '.*' is trained, but no inner optimizer"):
+        train()

@@ -1,47 +1,18 @@
 """What is synced is the model's, at every sync: nothing is replaced, converted, added or unfrozen without a word."""
 
-import gc
-
 import pytest
 import torch
 from torch import nn
+from watch_lab import Net, make
 
 from diloco_core import (
     ConfigurationError,
     DiLoCo,
-    Elastic,
-    ElasticExchange,
-    MismatchError,
     ModelChangedError,
-    ObjectStoreExchange,
-    UnseenStepsError,
     in_process,
 )
 from diloco_core._model_memory import first_overlap
-from diloco_core._model_values import checksum, named_buffers
-from diloco_core._store import open_store
 from diloco_core.testing import run_replicas
-
-
-class Net(nn.Module):
-    """A frozen layer, two trainable ones, and buffers of both kinds."""
-
-    def __init__(self):
-        super().__init__()
-        self.base = nn.Linear(3, 3).requires_grad_(False)
-        self.body = nn.Linear(3, 3)
-        self.head = nn.Linear(3, 2)
-        self.register_buffer("mean", torch.zeros(3))
-        self.register_buffer("count", torch.zeros((), dtype=torch.int64))
-        self.register_buffer("cache", torch.arange(4.0), persistent=False)
-
-
-def make(lab, exchange=None, model=None, optimizer=None, **options):
-    model = lab.fill(Net()) if model is None else model
-    inner = optimizer or torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-    outer = DiLoCo(model, inner, exchange or in_process(1)[0], **{"sync_every": 1, **options})
-    return model, inner, outer
-
 
 CHANGES = {
     "assign=True": (
@@ -334,200 +305,6 @@ class TestTheStart:
     def test_a_parameter_without_a_shape(self, lab):
         model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
         self.refused(lab, "'1.weight' has no shape yet: run a batch through the model", model)
-
-
-class TestOneLoopForEveryTensor:
-    """Two loops around one model would change each other's results, whichever optimizers they have."""
-
-    MESSAGE = r"another outer loop is under way that holds '{}' too, and one of the two syncs it"
-
-    def loop(self, model, **options):
-        inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-        return DiLoCo(model, inner, in_process(1)[0], sync_every=1, **options)
-
-    def test_a_second_one_around_the_same_model_is_refused(self, lab):
-        model = lab.fill(Net())
-        early = self.loop(model)
-        with self.loop(model) as outer:
-            for again in (early.__enter__, lambda: self.loop(model)):
-                with pytest.raises(ConfigurationError, match=self.MESSAGE.format("[a-z.]+")):
-                    again()
-            with pytest.raises(ConfigurationError, match=self.MESSAGE.format("weight")):
-                self.loop(model.head)
-            lab.push(model, outer._inner._optimizers[0], 0, 0)
-        assert outer.committed == 1
-        with early:
-            pass
-
-    def test_so_is_one_that_trains_what_the_other_keeps_frozen(self, lab):
-        model = lab.fill(Net())
-        frozen = self.loop(model)
-        model.base.requires_grad_(True)
-        trained, later = (self.loop(nn.Sequential(model.base, nn.Linear(3, 2))) for _ in range(2))
-        with trained, pytest.raises(ConfigurationError, match=self.MESSAGE.format("base.weight")):
-            frozen.__enter__()
-        model.base.requires_grad_(False)
-        with frozen, pytest.raises(ConfigurationError, match=self.MESSAGE.format("0.weight")):
-            later.__enter__()
-
-    @pytest.mark.parametrize("buffers", ["mean", "none"])
-    def test_memory_decides_and_so_do_buffers(self, lab, buffers):
-        model, other = lab.fill(Net()), lab.fill(Net())
-        with self.loop(model, buffers=buffers):
-            other.body.weight.data = model.body.weight.data
-            with pytest.raises(ConfigurationError, match=self.MESSAGE.format("body.weight")):
-                self.loop(other)
-            other = lab.fill(Net())
-            other.mean = model.mean = torch.zeros(3)
-            with pytest.raises(ConfigurationError, match=self.MESSAGE.format("mean")):
-                self.loop(other)
-
-    def test_one_that_is_refused_does_not_count_steps(self, lab):
-        model = lab.fill(Net())
-        inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)
-
-        def train():
-            with self.loop(model):
-                with pytest.raises(ConfigurationError):
-                    DiLoCo(model, inner, in_process(1)[0], sync_every=1)
-                lab.push(model, inner, 0, 0)
-
-        with pytest.raises(UnseenStepsError):  # the loop's that is under way
-            train()
-
-    def test_what_both_keep_frozen_may_be_shared_and_so_may_storage_that_is_apart(self, lab):
-        flat = torch.zeros(24)
-        first, second = lab.fill(Net()), lab.fill(Net())
-        second.base = first.base
-        first.body.weight.data, second.body.weight.data = flat[:9].view(3, 3), flat[9:18].view(3, 3)
-        with self.loop(first), self.loop(second):
-            pass
-
-    @pytest.mark.parametrize("how", ["failed in the block", "failed at the start", "forgotten"])
-    def test_one_that_is_over_is_in_nobodys_way(self, lab, how):
-        model = lab.fill(Net())
-        outer = self.loop(model)
-        if how == "failed at the start":
-            model.base.requires_grad_(True)
-            with pytest.raises(ModelChangedError):
-                outer.__enter__()
-            model.base.requires_grad_(False)
-        elif how == "forgotten":
-            outer.__enter__()
-            del outer
-            gc.collect()
-        else:
-            with pytest.raises(ZeroDivisionError), outer:
-                raise ZeroDivisionError
-        with self.loop(model):
-            pass
-
-
-class TestWhatReplicasHaveInCommon:
-    def outcome(self, lab, change, exchanges=None, **options):
-        def replica(exchange):
-            model = lab.fill(Net())
-            if exchange.rank:
-                change(model)
-            model, inner, outer = make(lab, exchange, model, **options)
-            with outer:
-                lab.push(model, inner, exchange.rank, 0)
-
-        return run_replicas(replica, exchanges or in_process(2))
-
-    @pytest.mark.parametrize("init", ["rank0", "check"])
-    @pytest.mark.parametrize("buffers", ["mean", "none"])
-    def test_frozen_values_and_state_that_is_not_saved(self, lab, init, buffers):
-        def nudge(name):
-            def change(model):
-                tensor = dict(model.named_parameters()).get(name, dict(model.named_buffers()).get(name))
-                with torch.no_grad():
-                    tensor.view(-1)[-1] += 1e-6
-
-            return change
-
-        for name in ("base.weight", "base.bias", "cache"):
-            for result in self.outcome(lab, nudge(name), init=init, buffers=buffers):
-                assert isinstance(result, MismatchError)
-                assert f"tensor {name!r}" in str(result)
-        if init == "rank0" or buffers == "none":
-            assert self.outcome(lab, nudge("mean"), init=init, buffers=buffers) == [None, None]
-
-    def test_a_parameter_that_only_one_of_them_has_frozen(self, lab):
-        for result in self.outcome(lab, lambda model: model.body.requires_grad_(False)):
-            assert isinstance(result, MismatchError)
-            assert "tensor 'body.weight'" in str(result)
-            assert "frozen" in str(result)
-
-    def test_over_a_store(self, lab, tmp_path):
-        exchanges = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 2) for rank in range(2)]
-        for result in self.outcome(lab, lambda model: model.base.bias.data.add_(1), exchanges):
-            assert isinstance(result, MismatchError)
-
-    def test_a_late_joiner_of_an_elastic_run(self, lab, tmp_path):
-        def life(rank, change=lambda model: None):
-            exchange = ElasticExchange(open_store(str(tmp_path)), rank, 2, Elastic(1, grace=1.0))
-            model = lab.fill(Net())
-            change(model)
-            model, inner, outer = make(lab, exchange, model)
-            with outer:
-                lab.push(model, inner, rank, 0)
-                model.cache.add_(1)
-            return outer.committed
-
-        assert life(0) == 1
-        for change in (lambda model: model.base.bias.data.add_(1), lambda model: model.cache.add_(1)):
-            with pytest.raises(MismatchError, match="with values"):
-                life(1, change)
-        assert life(1) == 2
-
-    def test_nothing_of_it_is_copied_whole(self, lab, monkeypatch):
-        """A frozen model may fill the memory."""
-        largest = []
-        monkeypatch.setattr("diloco_core._model_values._HASHED_AT_ONCE", 8)
-        monkeypatch.setattr("diloco_core._model_values.view", lambda t: largest.append(t.numel()) or b"")
-        _, _, outer = make(lab, model=nn.Sequential(nn.Linear(40, 40).requires_grad_(False), nn.Linear(2, 2)))
-        with outer:
-            pass
-        assert max(largest) == 8 * 4
-
-
-class TestChecksums:
-    @pytest.mark.parametrize(
-        "dtype",
-        [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.int64,
-         torch.int8, torch.uint8, torch.bool],
-    )  # fmt: skip
-    def test_one_bit_in_any_dtype(self, dtype):
-        first = torch.zeros(5, 3, dtype=dtype)
-        second = first.clone()
-        second.view(torch.uint8)[4, -1] = 1
-        sums = [checksum(tensor) for tensor in (first, second)]
-        assert None not in sums
-        assert sums[0] != sums[1]
-        assert checksum(second.clone()) == sums[1]
-
-    def test_the_order_in_memory_is_of_no_importance(self):
-        tensor = torch.randn(4, 6)
-        assert checksum(tensor) == checksum(tensor.t().contiguous().t())
-        assert checksum(tensor) != checksum(tensor.t())
-
-    def test_what_cannot_be_read_is_said(self, lab, caplog):
-        model = Net()
-        model.register_buffer("graph", torch.eye(3).to_sparse(), persistent=False)
-        model, inner, outer = make(lab, model=model)
-        with outer:
-            lab.push(model, inner, 0, 0)
-        assert "the values of 'graph', a Tensor, cannot be compared" in caplog.text
-
-    def test_persistence_is_asked_of_the_modules(self, lab):
-        """A hook that renames what is saved, as wrappers have, does not hide a buffer."""
-        model = Net()
-        model.register_state_dict_post_hook(lambda m, state, prefix, meta: state.__delitem__("mean"))
-        assert list(named_buffers(model, persistent=True)) == ["mean", "count"]
-        assert list(named_buffers(model, persistent=False)) == ["cache"]
-        _, _, outer = make(lab, model=model)
-        assert [named.name for named in outer._fragments[0].tensors][-2:] == ["mean", "count"]
 
 
 def test_memory_is_compared_range_by_range():

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
+from . import _diloco_notices as notices
 from ._checks import one_of, whole
 from ._counters import Counters
 from ._diloco_arguments import check_parties, fragments_of, stateful_of, steps_per_cycle
@@ -35,7 +36,7 @@ from ._loops import Place
 from ._model_values import compared_tensors
 from ._model_watch import ModelWatch
 from ._names import plain_name
-from ._outer import OuterOptimizer, outer_factory
+from ._outer import OuterOptimizer, check_settings, outer_factory
 from ._outer_trial import try_out
 from ._step_counter import StepCounter
 from ._unseen_changes import UnseenChanges
@@ -163,7 +164,7 @@ class DiLoCo:
         self._on_sync = on_sync
         self._outers = [OuterOptimizer(factory) for _ in parts]
         self._outer_settings = self._outers[0].settings
-        self._check_outer_settings()
+        check_settings(self._outers, self._outer_settings)
         self._fragments = [
             Fragment(str(number), tensors, outer, exchange.shards(sum(tensor.wire_bytes for tensor in tensors)))
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
@@ -295,19 +296,9 @@ class DiLoCo:
         except BaseException as late:
             self._exchange.abort(late)
             raise
-        if self.inner_steps == self._inner_steps_before and isinstance(self._exchange, ElasticExchange):
-            _log.warning(
-                "rank %d: the block was left without a single step of the inner optimizer. The run stands at outer step %d: to "
-                "go on with it, train until outer.committed is larger than that.",
-                self._exchange.rank,
-                self.committed,
-            )
-        elif self.inner_steps == self._inner_steps_before:
-            _log.warning(
-                "rank %d: the block was left without a single step of the inner optimizer, so nothing was synced. Was another "
-                "optimizer stepped, such as a copy, or was its step() replaced?",
-                self._exchange.rank,
-            )
+        elastic = isinstance(self._exchange, ElasticExchange)
+        if self.inner_steps == self._inner_steps_before:
+            notices.left_without_a_step(self._exchange.rank, self.committed if elastic else None)
         if isinstance(self._exchange, ElasticExchange):
             self._own.save(self._exchange, self.inner_steps, leaving=True)
         self._exchange.leave()
@@ -419,7 +410,7 @@ class DiLoCo:
     def _before_inner_step(self, optimizer: int) -> None:
         if self._entered:
             self._check_process()
-        self._unseen.steps()
+            self._unseen.steps()
         if self._parted is not None and self._dropped_steps >= self._sync_every:
             self._refuse_to_go_on(*self._parted)
         if self._entered and self._steps.before(optimizer, self._inner.has_used_gradient):
@@ -454,15 +445,8 @@ class DiLoCo:
         """Once: a sync came late, since an inner optimizer was waited for that has not stepped at all."""
         if self._idle and not self._told_of_idle:
             self._told_of_idle = True
-            _log.warning(
-                "rank %d: a sync was due after %d inner steps and comes after %d, since it waited for %s, which has not stepped "
-                "in between. So it will be at every sync. Leave out an optimizer that does not step, and freeze its "
-                "parameters; one that steps less often than the others needs a larger sync_every.",
-                self._exchange.rank,
-                self._period,
-                self._count.since_event,
-                " and ".join(self._inner.describe(number) for number in sorted(self._idle)),
-            )
+            idle = [self._inner.describe(number) for number in sorted(self._idle)]
+            notices.sync_came_late(self._exchange.rank, self._period, self._count.since_event, idle)
         self._idle = set(range(len(self._steps_outside)))
 
     def _try_own(self) -> None:
@@ -536,14 +520,7 @@ class DiLoCo:
             self._say_what_is_lost(number, inner_steps if report.contribution == "dropped" else 0)
             count.close_all()
             if self._exchange.counted < counted and self._entered:
-                _log.warning(
-                    "rank %d: the run has gone back to older states, in which inner steps of this replica from %d on are not "
-                    "counted. It goes on with new batches. Those of the steps before %d are not learned, unless this replica is "
-                    "started again before its next contribution counts.",
-                    self._exchange.rank,
-                    self._exchange.counted,
-                    count.inner_steps,
-                )
+                notices.went_back(self._exchange.rank, self._exchange.counted, count.inner_steps)
         report = dataclasses.replace(
             report,
             sync=count.committed,
@@ -565,18 +542,8 @@ class DiLoCo:
         """
         steps = list(self._count.since_sync)
         steps[number] = inner_steps
-        lost = [
-            f"{count} of fragment {fragment.name}"
-            for fragment, count in zip(self._fragments, steps, strict=True)
-            if count
-        ]
-        _log.warning(
-            "rank %d: reloaded the model as it is after outer step %d of the run. Inner steps of this replica that are lost by "
-            "that, because no sync holds them yet: %s.",
-            self._exchange.rank,
-            self.committed,
-            ", ".join(lost) or "none",
-        )
+        lost = [(fragment.name, count) for fragment, count in zip(self._fragments, steps, strict=True) if count]
+        notices.reloaded(self._exchange.rank, self.committed, lost)
 
     def _jump(self) -> int:
         """Go to where the run counts this rank's inner steps; returns how many of them this life has not taken.
@@ -593,12 +560,7 @@ class DiLoCo:
         if not self._entered:
             return 0  # the inner state is still to be restored: batches_to_skip will tell
         self._own.overtaken = True
-        _log.warning(
-            "rank %d: the run has counted %d inner steps that an earlier life of this rank has taken and this one has not. Pass "
-            "over as many batches, or they are learned twice: see SyncReport.batches_to_skip, and on_sync.",
-            self._exchange.rank,
-            skipped,
-        )
+        notices.overtaken(self._exchange.rank, skipped)
         return skipped
 
     def _settle(self) -> None:
@@ -610,45 +572,23 @@ class DiLoCo:
             return
         if self.inner_steps == self._inner_steps_before:
             raise UnseenStepsError(
-                f"rank {self._exchange.rank}: parameters were changed inside the block ({', '.join(map(repr, changed[:3]))}), "
+                f"rank {self._exchange.rank}: parameters were changed inside the block ({notices.some(changed)}), "
                 "but not a single step of the inner optimizer was seen, so nothing was synced, and the run's values were "
                 "put back. Was the optimizer made anew, or its step() replaced? Pass the optimizer that the training loop steps "
                 "to DiLoCo(...), and keep it; what is to be done to a model that is not trained belongs after the block.",
                 changed[0],
             )
-        more = f" and {len(changed) - 3} more" if len(changed) > 3 else ""
-        _log.warning(
-            "rank %d: parameters were changed after the last sync, and no step of the inner optimizer was seen: %s%s. Their "
-            "committed values were put back, so that all replicas end with the same. What is to be done to the model at "
-            "the end belongs after the block; a step that was not seen was that of another optimizer, or of a step() "
-            "that was replaced.",
-            self._exchange.rank,
-            ", ".join(map(repr, changed[:3])),
-            more,
-        )
+        notices.put_back(self._exchange.rank, changed)
 
     def _put_back(self) -> None:
         """What the last syncs of an elastic run have not taken would be in this replica's model alone."""
         if any(self._count.since_sync):
-            _log.warning(
-                "rank %d: its last %d inner steps are not in the model: too few replicas were left to sync them. It ends with "
-                "the values of outer step %d.",
-                self._exchange.rank,
-                max(self._count.since_sync),
-                self.committed,
-            )
+            notices.left_out(self._exchange.rank, max(self._count.since_sync), self.committed)
             self._drop_open_steps()
 
     def _part(self, error: UnequalSyncsError) -> None:
         """Another replica has left, so there can be no more syncs: end with what all have, unless training goes on."""
-        _log.warning(
-            "rank %d: %s What this replica has learned in its last %d inner steps is dropped: it ends as all do, with the "
-            "values of outer step %d. If it goes on training instead of leaving the block, that is an error.",
-            self._exchange.rank,
-            error,
-            max(self._count.since_sync),
-            self.committed,
-        )
+        notices.parted(self._exchange.rank, str(error), max(self._count.since_sync), self.committed)
         self._dropped_steps += self._count.since_event
         self._drop_open_steps()
         self._parted = str(error), error.rank
@@ -688,31 +628,14 @@ class DiLoCo:
                 "spawn, each with a rank of its own."
             )
 
-    def _check_outer_settings(self) -> None:
-        """Refuse outer optimizers with other settings than when the loop was made, which were compared with everybody's."""
-        for number, outer in enumerate(self._outers):
-            for name, value in outer.settings.items():
-                if value != self._outer_settings.get(name):
-                    raise ConfigurationError(
-                        f"{name} is {value} for fragment {number}, and the run's is {self._outer_settings.get(name)}: all outer "
-                        "optimizers of a run have the same settings, from its start to its end. Give outer_optimizer a function "
-                        "that makes the same at every call, and do not change what it has made."
-                    )
-
     def _say_nothing_was_synced(self) -> None:
         open_steps = self._count.since_event
         if open_steps and open_steps >= self.inner_steps - self._inner_steps_before:
-            _log.warning(
-                "rank %d: the block was left after %d inner steps, and before a sync, and flush='none' drops what "
-                "was not synced: the model is as it was when the block was entered. A sync comes after %d steps.",
-                self._exchange.rank,
-                open_steps,
-                self._period,
-            )
+            notices.left_before_a_sync(self._exchange.rank, open_steps, self._period)
 
     def _look_at_model(self) -> None:
         """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""
-        self._check_outer_settings()
+        check_settings(self._outers, self._outer_settings)
         buffers = self._watch.check()
         self._frozen.check()
         for fragment in self._fragments:

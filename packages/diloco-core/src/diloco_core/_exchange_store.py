@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING
 
 from ._checks import check_whole
 from ._endings import Ending, Progress, failure
-from ._errors import ConfigurationError, CorruptedObjectError, RunExistsError, SyncError, UnequalSyncsError
+from ._errors import ConfigurationError, RunExistsError, SyncError, UnequalSyncsError
 from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
 from ._liveness import Liveness
 from ._patient import Patient
 from ._plan_warning import fragment_bytes, warn_of_long_syncs
-from ._rendezvous import check_identity, check_own, claim, meet
+from ._rendezvous import check_identity, claim, meet, watch_own
 from ._sharded import Scratch
 from ._store import check_size
 from ._store_sync import Participant, StoreSync
@@ -144,7 +144,7 @@ class ObjectStoreExchange:
             liveness,
             self._chunk_bytes,
             Scratch(self._chunk_bytes),
-            partial(check_own, store, own, timing),
+            partial(watch_own, store, own, timing),
         )
         self._schema = schema
 
@@ -226,11 +226,9 @@ class ObjectStoreExchange:
         if self._claim is None:
             return False
         try:
-            check_own(self._store, self._claim, self._timing)
+            watch_own(self._store, self._claim, self._timing)
         except RunExistsError:
             return False
-        except CorruptedObjectError:
-            pass
         return True
 
     def _check_open(self) -> None:

@@ -14,7 +14,7 @@ from ._checks import kind_of, number, yes_or_no
 from ._errors import ConfigurationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import TypeAlias
 
@@ -189,6 +189,26 @@ class OuterOptimizer:
     def state(self, piece: Piece) -> Mapping[str, Any]:
         """What the optimizer keeps for a chunk. Empty before its first step."""
         return self._optimizer.state[self._chunks[piece]] if piece in self._chunks else {}
+
+
+def check_settings(outers: Sequence[OuterOptimizer], settings: Mapping[str, str]) -> None:
+    """Refuse outer optimizers with other settings than the run's.
+
+    Args:
+        outers: One for every fragment.
+        settings: What was compared with all replicas when they met.
+
+    Raises:
+        ConfigurationError: It names the setting, both values and the fragment.
+    """
+    for index, outer in enumerate(outers):
+        for name, value in outer.settings.items():
+            if value != settings.get(name):
+                raise ConfigurationError(
+                    f"{name} is {value} for fragment {index}, and the run's is {settings.get(name)}: all outer "
+                    "optimizers of a run have the same settings, from its start to its end. Give outer_optimizer a function "
+                    "that makes the same at every call, and do not change what it has made."
+                )
 
 
 def _text(value: object) -> str:

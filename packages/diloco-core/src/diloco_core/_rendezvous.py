@@ -190,7 +190,7 @@ def _read(store: Patient, rank: int, timing: Timing) -> Claim | None:
 
 
 def check_own(store: Patient, own: Claim, timing: Timing) -> None:
-    """Refuse to go on where the own rank's claim is somebody else's: the prefix was emptied, and another run uses it now.
+    """Refuse to begin where the own rank's claim is somebody else's.
 
     Raises:
         RunExistsError: It is, or there is none any more.
@@ -201,6 +201,26 @@ def check_own(store: Patient, own: Claim, timing: Timing) -> None:
         raise RunExistsError(
             f"the claim of rank {own.rank} in {store.uri} has vanished: something deletes objects there. {_OWN_PREFIX}."
         )
+    _refuse_another(store, own, other)
+
+
+def watch_own(store: Patient, own: Claim, timing: Timing) -> None:
+    """Refuse to go on where another run has claimed the own rank: the prefix was emptied, and is used again.
+
+    A claim that is gone or damaged ends no run: what has met needs it no more.
+
+    Raises:
+        RunExistsError: Another run has.
+    """
+    try:
+        other = _read(store, own.rank, timing)
+    except CorruptedObjectError:
+        return
+    if other is not None:
+        _refuse_another(store, own, other)
+
+
+def _refuse_another(store: Patient, own: Claim, other: Claim) -> None:
     if other.nonce == own.nonce:
         return
     same = bool(own.run_id) and other.run_id == own.run_id

@@ -59,12 +59,32 @@ class Cluster:
         self.store.add(SERVICE_ACCOUNTS, self.store.prepare(SERVICE_ACCOUNTS, account))
         return made
 
+    def job(self, namespace: str, name: str) -> Json:
+        """The Job as stored, which is not to be changed.
+
+        Raises:
+            LookupError: there is none.
+        """
+        with self.changed:
+            found = self.store.find(JOBS, namespace, name)
+        if found is None:
+            raise LookupError(f"there is no Job {namespace}/{name}")
+        return found
+
     # -- pods ----------------------------------------------------------------------------------------------------------
 
     def pod(self, namespace: str, name: str, uid: str) -> Json | None:
         """The pod if it is still this one."""
         pod = self.store.find(PODS, namespace, name)
         return pod if pod is not None and pod["metadata"]["uid"] == uid else None
+
+    def pods_of(self, namespace: str, job: str | None) -> list[Json]:
+        """The pods of a Job by name, or all pods, by index and then age."""
+        with self.changed:
+            found = self.store.by_age(PODS, namespace)
+        label = "batch.kubernetes.io/job-name"
+        chosen = [pod for pod in found if job is None or (pod["metadata"].get("labels") or {}).get(label) == job]
+        return sorted(chosen, key=lambda pod: _facts.index_of(pod) or 0)
 
     def put_pod(self, pod: Json) -> None:
         """Write a pod that a pure step made from the stored one."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING, Any
 
-from .._objects._resources import JOBS, PODS
 from .._pods import _facts, _states
 
 if TYPE_CHECKING:
@@ -111,20 +110,11 @@ class LocalPods:
         Raises:
             LookupError: there is none.
         """
-        with self._cluster.changed:
-            found = self._cluster.store.find(JOBS, namespace, name)
-        if found is None:
-            raise LookupError(f"there is no Job {namespace}/{name}")
-        return found
+        return self._cluster.job(namespace, name)
 
     def of(self, job: str, namespace: str = "default") -> list[LocalPod]:
         """The pods of a Job by name, by index and then age."""
-        with self._cluster.changed:
-            found = self._cluster.store.by_age(PODS, namespace)
-        label = "batch.kubernetes.io/job-name"
-        chosen = [pod for pod in found if (pod["metadata"].get("labels") or {}).get(label) == job]
-        chosen.sort(key=lambda pod: _facts.index_of(pod) or 0)
-        return [LocalPod(self._kubelet, pod["metadata"]) for pod in chosen]
+        return [LocalPod(self._kubelet, pod["metadata"]) for pod in self._cluster.pods_of(namespace, job)]
 
     def newest(self, job: str, index: int, namespace: str = "default") -> LocalPod:
         """The newest pod of an index.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from .._control._kueue import Kueue
-from .._objects._resources import JOBS, PODS
-from .._pods import _facts
 from ._kubelet import Habits, ScriptedKubelet
 from ._pod import ScriptedPod
 
@@ -96,20 +94,11 @@ class World(Habits):
         Raises:
             LookupError: there is none.
         """
-        with self._cluster.changed:
-            found = self._cluster.store.find(JOBS, namespace, name)
-        if found is None:
-            raise LookupError(f"there is no Job {namespace}/{name}")
-        return found
+        return self._cluster.job(namespace, name)
 
     def pods(self, job: str | None = None, namespace: str = "default") -> list[ScriptedPod]:
         """All pods, or those of a Job by name, by index and then age; deleting and ended ones too."""
-        with self._cluster.changed:
-            found = self._cluster.store.by_age(PODS, namespace)
-        label = "batch.kubernetes.io/job-name"
-        chosen = [pod for pod in found if job is None or (pod["metadata"].get("labels") or {}).get(label) == job]
-        chosen.sort(key=lambda pod: _facts.index_of(pod) or 0)
-        return [ScriptedPod(self._kubelet, pod["metadata"]) for pod in chosen]
+        return [ScriptedPod(self._kubelet, pod["metadata"]) for pod in self._cluster.pods_of(namespace, job)]
 
     def pod(self, job: str, index: int, namespace: str = "default") -> ScriptedPod:
         """The newest pod of an index.

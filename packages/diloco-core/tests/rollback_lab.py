@@ -1,0 +1,12 @@
+"""What tests of going back have in common."""
+
+from diloco_core._elastic_records import (
+    Rollback,
+    commit_sync,
+    read_record,
+)
+
+
+def rollbacks_in(store):
+    records = [read_record(data, commit_sync(key), "") for key, data in store.decided.items() if commit_sync(key)]
+    return [record for record in records if isinstance(record, Rollback)]

@@ -1,0 +1,156 @@
+"""The log around a rollback: records that are lost, and earlier lives that stand at them."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from damage_lab import run_of
+from rollback_lab import rollbacks_in
+
+from diloco_core import CorruptedObjectError, Elastic, FencedError
+from diloco_core._elastic_fork import look_back
+from diloco_core._elastic_life import Reload, RolledBack
+from diloco_core._elastic_records import (
+    Commit,
+    Delta,
+    Rollback,
+    commit_key,
+    shard_key,
+)
+from diloco_core._elastic_sync import ElasticSync
+from diloco_core.testing import (
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
+
+
+def _alone(act):
+    """One replica that has done three syncs of one fragment; ``act`` gets its exchange, its life and the store."""
+    torch.set_num_threads(1)
+    training, store = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedStore()
+
+    def train(node):
+        node.exchange.leave = lambda: None
+        training(node)
+        act(node.exchange, node.exchange._life, store)
+
+    outcome = simulate(
+        train, Schedule(1, latency=0.01), Elastic(1, grace=5.0, topology="sharded"), store=store, most_lives=1
+    )
+    return outcome.results[0, 1]
+
+
+def test_a_record_that_was_lost_is_not_written_over_a_rollback():
+    """Its number was free, so another life has decided to go back; the record is known here, and was just found missing."""
+    key = commit_key(3)
+
+    def act(exchange, life, store):
+        record = Rollback(3, (2,), (), {0: 1}, run=run_of(store)).to_json()
+        store.remove(key)
+        del store.decided[key]
+        create = exchange.store.create
+
+        def raced(other, data):
+            if other == key:
+                store.write(key, record)
+            return create(other, data)
+
+        exchange.store.create = raced
+        with pytest.raises(RolledBack):
+            life.commit(3, decided=True)
+        assert store.objects[key] == record
+        assert store.changed == []
+
+    assert _alone(act) is None
+
+
+def test_an_earlier_life_looks_what_has_become_of_the_record_that_it_stands_at():
+    """It was lost without a trace, and a rollback has its number; the life slept, and would decide the next sync."""
+    key = commit_key(3)
+
+    def act(exchange, life, store):
+        whole = store.objects[key]
+        store.remove(key)
+        look_back(life)
+        assert key not in store.objects, "it has just seen it"
+        life.timing.sleep(6.0)
+        look_back(life)
+        assert store.objects[key] == whole, "lost, and written again"
+        store.damage(key, Rollback(3, (2,), (), {0: 1}, run=run_of(store)).to_json())
+        with pytest.raises(RolledBack):
+            look_back(life)
+
+    assert _alone(act) is None
+
+
+@pytest.mark.parametrize("trace", ["state", "deltas"])
+def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
+    """Whoever has seen that record would decide the next number, so the rollback takes that one, and both are closed."""
+    torch.set_num_threads(1)
+    settings = Elastic(1, grace=5.0, topology="sharded", retention=4)
+    before, store = SimulatedTraining(syncs=4, sizes=(40,)), SimulatedStore()
+    assert simulate(before, Schedule(1, latency=0.01), settings, store=store).finished
+    del store.decided[commit_key(4)]
+    store.remove(commit_key(4))
+    for key in list(store.objects):
+        if key.startswith(("state/00000004/", "deltas/00000004/")):
+            store.damage(key, b"") if trace == "state" else store.remove(key)
+    if trace == "deltas":
+        store.write(Delta(5, 0, 1, 8, 10, "0" * 16, "0" * 16).key, b"of a life that slept")
+        store.damage(shard_key(3, 0, 0, ""), b"")
+        for key in [key for key in store.objects if key.startswith("deltas/00000003/")]:
+            store.damage(key, b"")
+    training = SimulatedTraining(syncs=5, sizes=(40,), salts=dict(before.salts))
+    outcome = simulate(
+        training, Schedule(1, latency=0.01), replace(settings, resume="newest-whole"), store=store, most_lives=1
+    )
+    assert violations(outcome, training) == []
+    kept = 3 if trace == "state" else 2
+    fence = {0: 2}
+    assert rollbacks_in(store)[-2:] == [
+        Rollback(5, (kept,), tuple(range(kept + 1, 5)), fence, run=run_of(store)),
+        Rollback(4, (kept,), (), fence, run=run_of(store)),
+    ]
+    later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
+    outcome = simulate(later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1)
+    assert violations(outcome, later) == []
+
+
+def test_an_earlier_life_that_reloads_for_another_reason_stops_too(monkeypatch):
+    def act(exchange, life, store):
+        store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}, run=run_of(store)).to_json())
+
+        def reload(_):
+            raise Reload
+
+        monkeypatch.setattr(ElasticSync, "run", reload)
+        exchange.sync(life.fragments[0].job)
+
+    assert isinstance(_alone(act), FencedError)
+
+
+def test_a_record_that_does_not_follow_the_one_before_is_refused():
+    """Of the log before it, of the newest rollback, and of what was counted."""
+
+    def act(exchange, life, store):
+        progress = life.fragments[0]
+        start = progress.positions[0]
+        member = Delta(4, 0, 1, start, start + 2, progress.digest, "0" * 16)
+        commit = Commit(
+            4, 0, progress.digest, life.previous, (member,), {0: start + 2}, 4, life.rollback, run=run_of(store)
+        )
+        life.verify(commit)
+        for wrong in (
+            {"previous": "0" * 16},
+            {"rollback": 1},
+            {"positions": {0: start + 2, 1: 5}},
+            {"sync": 5},
+            {"outer_steps": 5},
+        ):
+            with pytest.raises(CorruptedObjectError, match="does not follow"):
+                life.verify(replace(commit, **wrong))
+
+    assert _alone(act) is None

@@ -1,0 +1,124 @@
+"""What replicas must have in common though it is never synced: frozen weights, and buffers that are not saved."""
+
+import pytest
+import torch
+from torch import nn
+from watch_lab import Net, make
+
+from diloco_core import (
+    Elastic,
+    ElasticExchange,
+    MismatchError,
+    ObjectStoreExchange,
+    in_process,
+)
+from diloco_core._model_values import checksum, named_buffers
+from diloco_core._store import open_store
+from diloco_core.testing import run_replicas
+
+
+class TestWhatReplicasHaveInCommon:
+    def outcome(self, lab, change, exchanges=None, **options):
+        def replica(exchange):
+            model = lab.fill(Net())
+            if exchange.rank:
+                change(model)
+            model, inner, outer = make(lab, exchange, model, **options)
+            with outer:
+                lab.push(model, inner, exchange.rank, 0)
+
+        return run_replicas(replica, exchanges or in_process(2))
+
+    @pytest.mark.parametrize("init", ["rank0", "check"])
+    @pytest.mark.parametrize("buffers", ["mean", "none"])
+    def test_frozen_values_and_state_that_is_not_saved(self, lab, init, buffers):
+        def nudge(name):
+            def change(model):
+                tensor = dict(model.named_parameters()).get(name, dict(model.named_buffers()).get(name))
+                with torch.no_grad():
+                    tensor.view(-1)[-1] += 1e-6
+
+            return change
+
+        for name in ("base.weight", "base.bias", "cache"):
+            for result in self.outcome(lab, nudge(name), init=init, buffers=buffers):
+                assert isinstance(result, MismatchError)
+                assert f"tensor {name!r}" in str(result)
+        if init == "rank0" or buffers == "none":
+            assert self.outcome(lab, nudge("mean"), init=init, buffers=buffers) == [None, None]
+
+    def test_a_parameter_that_only_one_of_them_has_frozen(self, lab):
+        for result in self.outcome(lab, lambda model: model.body.requires_grad_(False)):
+            assert isinstance(result, MismatchError)
+            assert "tensor 'body.weight'" in str(result)
+            assert "frozen" in str(result)
+
+    def test_over_a_store(self, lab, tmp_path):
+        exchanges = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 2) for rank in range(2)]
+        for result in self.outcome(lab, lambda model: model.base.bias.data.add_(1), exchanges):
+            assert isinstance(result, MismatchError)
+
+    def test_a_late_joiner_of_an_elastic_run(self, lab, tmp_path):
+        def life(rank, change=lambda model: None):
+            exchange = ElasticExchange(open_store(str(tmp_path)), rank, 2, Elastic(1, grace=1.0))
+            model = lab.fill(Net())
+            change(model)
+            model, inner, outer = make(lab, exchange, model)
+            with outer:
+                lab.push(model, inner, rank, 0)
+                model.cache.add_(1)
+            return outer.committed
+
+        assert life(0) == 1
+        for change in (lambda model: model.base.bias.data.add_(1), lambda model: model.cache.add_(1)):
+            with pytest.raises(MismatchError, match="with values"):
+                life(1, change)
+        assert life(1) == 2
+
+    def test_nothing_of_it_is_copied_whole(self, lab, monkeypatch):
+        """A frozen model may fill the memory."""
+        largest = []
+        monkeypatch.setattr("diloco_core._model_values._HASHED_AT_ONCE", 8)
+        monkeypatch.setattr("diloco_core._model_values.view", lambda t: largest.append(t.numel()) or b"")
+        _, _, outer = make(lab, model=nn.Sequential(nn.Linear(40, 40).requires_grad_(False), nn.Linear(2, 2)))
+        with outer:
+            pass
+        assert max(largest) == 8 * 4
+
+
+class TestChecksums:
+    @pytest.mark.parametrize(
+        "dtype",
+        [torch.float64, torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn, torch.complex64, torch.int64,
+         torch.int8, torch.uint8, torch.bool],
+    )  # fmt: skip
+    def test_one_bit_in_any_dtype(self, dtype):
+        first = torch.zeros(5, 3, dtype=dtype)
+        second = first.clone()
+        second.view(torch.uint8)[4, -1] = 1
+        sums = [checksum(tensor) for tensor in (first, second)]
+        assert None not in sums
+        assert sums[0] != sums[1]
+        assert checksum(second.clone()) == sums[1]
+
+    def test_the_order_in_memory_is_of_no_importance(self):
+        tensor = torch.randn(4, 6)
+        assert checksum(tensor) == checksum(tensor.t().contiguous().t())
+        assert checksum(tensor) != checksum(tensor.t())
+
+    def test_what_cannot_be_read_is_said(self, lab, caplog):
+        model = Net()
+        model.register_buffer("graph", torch.eye(3).to_sparse(), persistent=False)
+        model, inner, outer = make(lab, model=model)
+        with outer:
+            lab.push(model, inner, 0, 0)
+        assert "the values of 'graph', a Tensor, cannot be compared" in caplog.text
+
+    def test_persistence_is_asked_of_the_modules(self, lab):
+        """A hook that renames what is saved, as wrappers have, does not hide a buffer."""
+        model = Net()
+        model.register_state_dict_post_hook(lambda m, state, prefix, meta: state.__delitem__("mean"))
+        assert list(named_buffers(model, persistent=True)) == ["mean", "count"]
+        assert list(named_buffers(model, persistent=False)) == ["cache"]
+        _, _, outer = make(lab, model=model)
+        assert [named.name for named in outer._fragments[0].tensors][-2:] == ["mean", "count"]
