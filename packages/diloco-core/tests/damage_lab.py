@@ -1,7 +1,8 @@
 """What the tests of damaged objects share."""
 
 from diloco_core import CorruptedObjectError
-from diloco_core._elastic_records import MANIFEST, digest
+from diloco_core._elastic_keys import MANIFEST
+from diloco_core._elastic_records import digest
 
 
 def flip(data, bit):

@@ -8,7 +8,8 @@ import torch
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
 from diloco_core._elastic_attendance import Attendance
 from diloco_core._elastic_farewell import farewell
-from diloco_core._elastic_records import Commit, Delta, Hint
+from diloco_core._elastic_keys import Delta, Hint
+from diloco_core._elastic_records import Commit
 from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
 
 

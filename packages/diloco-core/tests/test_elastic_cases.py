@@ -15,7 +15,8 @@ from diloco_core import (
     connect,
 )
 from diloco_core._elastic_adopt import Adoption
-from diloco_core._elastic_records import Commit, commit_key
+from diloco_core._elastic_keys import commit_key
+from diloco_core._elastic_records import Commit
 from diloco_core._retry import Retries
 from diloco_core._store_fsspec import FsspecDriver
 from diloco_core._store_remote import RemoteStore

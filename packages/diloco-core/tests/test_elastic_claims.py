@@ -8,7 +8,7 @@ from damage_lab import run_of
 
 from diloco_core import Elastic, FencedError, Timing
 from diloco_core._elastic_claims import claim
-from diloco_core._elastic_records import MANIFEST, Hint, claim_key, commit_key, highest_epochs, inner_key
+from diloco_core._elastic_keys import MANIFEST, Hint, claim_key, commit_key, highest_epochs, inner_key
 from diloco_core._patient import Patient
 from diloco_core._sealed import seal
 from diloco_core._sim_scheduler import Scheduler

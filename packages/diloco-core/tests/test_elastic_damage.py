@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
-from diloco_core._elastic_records import MANIFEST
+from diloco_core._elastic_keys import MANIFEST
 from diloco_core._elastic_repair import rewrite_shard
 from diloco_core.testing import DAMAGES, Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 

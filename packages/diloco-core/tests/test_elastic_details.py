@@ -5,7 +5,8 @@ import torch
 from safetensors.torch import load
 
 from diloco_core import CorruptedObjectError, Elastic, StoreUnavailableError, _elastic_publish
-from diloco_core._elastic_records import MANIFEST, Commit, Delta, Manifest, commit_key, deltas, done_key, shard_key
+from diloco_core._elastic_keys import MANIFEST, Delta, commit_key, deltas, done_key, shard_key
+from diloco_core._elastic_records import Commit, Manifest
 from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 

@@ -8,7 +8,8 @@ import torch
 from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, _elastic_kept, _elastic_rollback
-from diloco_core._elastic_records import Rollback, commit_key, inner_key, read_record
+from diloco_core._elastic_keys import commit_key, inner_key
+from diloco_core._elastic_records import Rollback, read_record
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 _LAST = 4  # the sync that is lost

@@ -7,8 +7,9 @@ import torch
 from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError, _elastic_catchup, _elastic_rollback
+from diloco_core._elastic_keys import commit_key, commit_sync
 from diloco_core._elastic_life import RolledBack
-from diloco_core._elastic_records import Rollback, commit_key, commit_sync, read_record
+from diloco_core._elastic_records import Rollback, read_record
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 _SETTINGS = Elastic(1, grace=5.0, topology="gather", publish_every=3, retention=4)

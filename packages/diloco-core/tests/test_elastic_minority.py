@@ -4,7 +4,8 @@ import pytest
 
 from diloco_core import DivergedError, Elastic
 from diloco_core._elastic_adopt import Adoption
-from diloco_core._elastic_records import Commit, Delta, commit_key, deltas
+from diloco_core._elastic_keys import Delta, commit_key, deltas
+from diloco_core._elastic_records import Commit
 from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 

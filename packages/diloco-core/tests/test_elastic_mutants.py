@@ -21,7 +21,8 @@ from diloco_core import (
     _reread,
 )
 from diloco_core._elastic_adopt import Adoption
-from diloco_core._elastic_records import Commit, Delta, Rollback, deltas, done_key, inner_key, shard_key
+from diloco_core._elastic_keys import Delta, deltas, done_key, inner_key, shard_key
+from diloco_core._elastic_records import Commit, Rollback
 from diloco_core._elastic_rules import newest_done
 from diloco_core._elastic_sync import ElasticSync
 from diloco_core._patient import Patient

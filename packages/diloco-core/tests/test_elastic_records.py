@@ -2,20 +2,8 @@
 
 import pytest
 
-from diloco_core._elastic_records import (
-    Commit,
-    Delta,
-    Done,
-    Manifest,
-    Rollback,
-    commit_key,
-    commit_sync,
-    done_key,
-    epochs,
-    highest_epochs,
-    parse_inner,
-    read_record,
-)
+from diloco_core._elastic_keys import Delta, commit_key, commit_sync, done_key, epochs, highest_epochs, parse_inner
+from diloco_core._elastic_records import Commit, Done, Manifest, Rollback, read_record
 from diloco_core._errors import CorruptedObjectError, FormatError
 from diloco_core._sealed import seal, unseal
 

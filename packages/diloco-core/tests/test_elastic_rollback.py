@@ -8,14 +8,8 @@ from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
 from diloco_core._elastic_history import History
-from diloco_core._elastic_records import (
-    commit_key,
-    commit_sync,
-    digest,
-    done_key,
-    read_record,
-    shard_key,
-)
+from diloco_core._elastic_keys import commit_key, commit_sync, done_key, shard_key
+from diloco_core._elastic_records import digest, read_record
 from diloco_core._elastic_rollback import named_syncs
 from diloco_core._sim_checks import read_log
 from diloco_core.testing import (

@@ -9,14 +9,9 @@ from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
 from diloco_core._elastic_fork import look_back
+from diloco_core._elastic_keys import Delta, commit_key, shard_key
 from diloco_core._elastic_life import Reload, RolledBack
-from diloco_core._elastic_records import (
-    Commit,
-    Delta,
-    Rollback,
-    commit_key,
-    shard_key,
-)
+from diloco_core._elastic_records import Commit, Rollback
 from diloco_core._elastic_sync import ElasticSync
 from diloco_core.testing import (
     Schedule,

@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_core._elastic_records import Delta, Hint, Rollback, done_key, shard_key
+from diloco_core._elastic_keys import Delta, Hint, done_key, shard_key
+from diloco_core._elastic_records import Rollback
 from diloco_core._elastic_rules import (
     collectable,
     done_states,

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from diloco_core import Elastic, _elastic_sizes
-from diloco_core._elastic_records import MANIFEST, Manifest
+from diloco_core._elastic_keys import MANIFEST
+from diloco_core._elastic_records import Manifest
 from diloco_core.testing import KINDS, Fault, Schedule, SimulatedTraining, simulate, violations
 
 

@@ -16,7 +16,7 @@ from diloco_core import (
     Timing,
 )
 from diloco_core._elastic_kept import bring_back, forget_kept
-from diloco_core._elastic_records import Hint, claim_key, commit_key, epochs, highest_epochs, inner_key, parse_inner
+from diloco_core._elastic_keys import Hint, claim_key, commit_key, epochs, highest_epochs, inner_key, parse_inner
 from diloco_core._elastic_rules import collectable
 from diloco_core._store import open_store
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, run_replicas, simulate, violations

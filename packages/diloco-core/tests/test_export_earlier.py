@@ -18,7 +18,8 @@ from diloco_core import (
     _export,
     export,
 )
-from diloco_core._elastic_records import MANIFEST, Rollback, commit_key, digest
+from diloco_core._elastic_keys import MANIFEST, commit_key
+from diloco_core._elastic_records import Rollback, digest
 from diloco_core._store import open_store
 
 

@@ -5,7 +5,7 @@ from torch import nn, optim
 
 from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, RunExistsError, in_process
 from diloco_core._diloco_state import STATE_VERSION
-from diloco_core._elastic_records import MANIFEST
+from diloco_core._elastic_keys import MANIFEST
 from diloco_core._elastic_rollback import named_syncs
 from diloco_core._endings import Ending, Progress, conclude, failure
 from diloco_core._exchange import Schema

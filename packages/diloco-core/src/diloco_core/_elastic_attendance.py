@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ._elastic_farewell import read_farewell
-from ._elastic_records import Delta, Hint
+from ._elastic_keys import Delta, Hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from ._elastic_adopt import Adoption, make_again
 from ._elastic_held import begin_to_hold, hold
+from ._elastic_keys import commit_key, commit_sync
 from ._elastic_life import Reload
 from ._elastic_load import load
-from ._elastic_records import commit_key, commit_sync
 from ._elastic_repair import ask_for_repair, mend_published
 from ._elastic_rollback import roll_back
 from ._elastic_rules import in_force, newest_done, states

@@ -13,17 +13,8 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ._elastic_records import (
-    Delta,
-    Hint,
-    Rollback,
-    claim_key,
-    commit_key,
-    epochs,
-    of_run,
-    parse_inner,
-    read_record,
-)
+from ._elastic_keys import Delta, Hint, claim_key, commit_key, epochs, parse_inner
+from ._elastic_records import Rollback, of_run, read_record
 from ._errors import CorruptedObjectError, FencedError, FormatError, RunExistsError
 from ._sealed import seal, unseal
 

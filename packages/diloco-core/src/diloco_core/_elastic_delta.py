@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ._elastic_records import Delta
+    from ._elastic_keys import Delta
     from ._exchange import SyncJob
     from ._published import Shard
     from ._sharded import Scratch

@@ -1,6 +1,6 @@
 """What a life says when it ends: that it leaves, or why it has failed. Only the log and errors tell of it.
 
-That it ends is said by the key alone (see :class:`._elastic_records.Hint`), and that is all that decides whether anybody
+That it ends is said by the key alone (see :class:`._elastic_keys.Hint`), and that is all that decides whether anybody
 waits for it.
 """
 

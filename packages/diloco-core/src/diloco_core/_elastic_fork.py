@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ._elastic_keys import commit_key
 from ._elastic_life import Reload, RolledBack
-from ._elastic_records import commit_key
 from ._errors import CorruptedObjectError
 
 if TYPE_CHECKING:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._elastic_records import Rollback, commit_key, commit_sync
+from ._elastic_keys import commit_key, commit_sync
+from ._elastic_records import Rollback
 from ._elastic_repair import commit_again, readable_done
 from ._elastic_rules import done_states, in_force
 from ._errors import CorruptedObjectError

@@ -9,8 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from ._elastic_keys import Delta, commit_key, deltas
 from ._elastic_life import not_as_recorded
-from ._elastic_records import Delta, commit_key, deltas
 from ._elastic_repair import computed_otherwise
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError

@@ -9,7 +9,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._elastic_records import Done, done_key, of_run
+from ._elastic_keys import done_key
+from ._elastic_records import Done, of_run
 from ._elastic_rules import is_state
 from ._errors import CorruptedObjectError, RunExistsError
 

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ._elastic_attendance import Attendance
 from ._elastic_delta import DeltaFormat
-from ._elastic_records import Done, Rollback, commit_key, digest, done_key, of_run, read_record, shard_key, state_digest
+from ._elastic_keys import commit_key, done_key, shard_key
+from ._elastic_records import Done, Rollback, digest, of_run, read_record, state_digest
 from ._elastic_repair import commit_again
 from ._errors import CorruptedObjectError
 from ._published import Shard
@@ -19,7 +20,8 @@ from ._wire import seed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
-    from ._elastic_records import Commit, Delta, Hint, Manifest
+    from ._elastic_keys import Delta, Hint
+    from ._elastic_records import Commit, Manifest
     from ._elastic_settings import Elastic
     from ._fragment import Fragment
     from ._layout import Layout

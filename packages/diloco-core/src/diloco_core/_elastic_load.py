@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from ._elastic_history import History, close_gaps
 from ._elastic_initial import shards_in_memory, take_from_memory
 from ._elastic_kept import bring_back, mend_from_copies
+from ._elastic_keys import commit_key, commit_sync, done_key
 from ._elastic_life import Progress, not_as_recorded
-from ._elastic_records import commit_key, commit_sync, done_key
 from ._elastic_repair import read_done
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ._elastic_kept import forget_kept
+from ._elastic_keys import done_key
 from ._elastic_publications import Publications
-from ._elastic_records import Done, done_key
+from ._elastic_records import Done
 from ._elastic_repair import readable_done
 from ._elastic_rules import collectable, kept_from, newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError

@@ -11,7 +11,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._elastic_records import Commit, Done, Hint, commit_key, commit_sync, digest, done_key
+from ._elastic_keys import Hint, commit_key, commit_sync, done_key
+from ._elastic_records import Commit, Done, digest
 from ._errors import CorruptedObjectError
 from ._published import shard_metadata
 

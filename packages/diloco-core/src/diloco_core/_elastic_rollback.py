@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from ._elastic_history import History
 from ._elastic_kept import keep
+from ._elastic_keys import Delta, commit_key, highest_epochs
 from ._elastic_life import RolledBack
 from ._elastic_load import NothingWholeError
-from ._elastic_records import Delta, Rollback, commit_key, highest_epochs
+from ._elastic_records import Rollback
 from ._elastic_repair import check_shard, read_done, readable_done
 from ._elastic_rules import states
 from ._errors import CorruptedObjectError, FencedError

@@ -8,7 +8,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from ._elastic_records import Delta, Hint
+from ._elastic_keys import Delta, Hint
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping

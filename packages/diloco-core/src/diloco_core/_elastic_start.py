@@ -8,8 +8,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ._elastic_compare import check_same_run
+from ._elastic_keys import MANIFEST, commit_sync, epochs, is_claim, shard_key
 from ._elastic_life import layout_bytes, published_shard
-from ._elastic_records import MANIFEST, Manifest, commit_sync, epochs, is_claim, shard_key
+from ._elastic_records import Manifest
 from ._elastic_rules import states
 from ._elastic_settings import choose_topology
 from ._errors import (

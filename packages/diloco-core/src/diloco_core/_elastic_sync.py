@@ -11,9 +11,10 @@ from ._elastic_adopt import Adoption
 from ._elastic_catchup import diverged
 from ._elastic_delta import ChangedError, schema
 from ._elastic_fork import check_next, look_back
+from ._elastic_keys import Delta, Hint, commit_key, deltas, highest_epochs
 from ._elastic_life import Reload, RolledBack, Traffic
 from ._elastic_publish import collect
-from ._elastic_records import Commit, Delta, Hint, commit_key, deltas, highest_epochs
+from ._elastic_records import Commit
 from ._elastic_repair import answer, commit_mended
 from ._elastic_rules import expected, former_farewells, in_force, may_commit, valid
 from ._elastic_start import check_run

@@ -18,9 +18,10 @@ from ._elastic_claims import WATCH_EVERY, check_claim, claim, watch_claim
 from ._elastic_farewell import farewell
 from ._elastic_fork import look_back
 from ._elastic_history import given_up_since
+from ._elastic_keys import Hint, inner_key, parse_inner
 from ._elastic_life import Life, Position, Progress, Reload, RolledBack, layout_bytes
 from ._elastic_publish import finish
-from ._elastic_records import Hint, Rollback, inner_key, parse_inner
+from ._elastic_records import Rollback
 from ._elastic_rollback import obey_rollback, saying_what_to_do
 from ._elastic_settings import Elastic
 from ._elastic_sizes import shards_of

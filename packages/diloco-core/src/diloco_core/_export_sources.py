@@ -9,22 +9,9 @@ import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from ._elastic_keys import MANIFEST, Delta, Hint, commit_key, commit_sync, done_key, shard_key
 from ._elastic_life import published_seed
-from ._elastic_records import (
-    MANIFEST,
-    Commit,
-    Delta,
-    Done,
-    Hint,
-    Manifest,
-    Rollback,
-    commit_key,
-    commit_sync,
-    done_key,
-    of_run,
-    read_record,
-    shard_key,
-)
+from ._elastic_records import Commit, Done, Manifest, Rollback, of_run, read_record
 from ._elastic_rules import done_states
 from ._elastic_rules import states as published_states
 from ._errors import CorruptedObjectError, FormatError, ObjectNotFoundError, RendezvousError, RunExistsError

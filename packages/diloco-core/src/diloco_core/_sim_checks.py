@@ -8,17 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from ._diloco import DiLoCo
-from ._elastic_records import (
-    MANIFEST,
-    Commit,
-    Manifest,
-    Rollback,
-    commit_key,
-    commit_sync,
-    digest,
-    read_record,
-    shard_key,
-)
+from ._elastic_keys import MANIFEST, commit_key, commit_sync, shard_key
+from ._elastic_records import Commit, Manifest, Rollback, digest, read_record
 from ._elastic_rules import done_states
 from ._errors import FencedError
 

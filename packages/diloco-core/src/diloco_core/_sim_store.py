@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from ._checks import one_of
-from ._elastic_records import highest_epochs, parse_inner
+from ._elastic_keys import highest_epochs, parse_inner
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from ._sealed import RECORD_BYTES
 from ._sim_scheduler import Killed, Scheduler
