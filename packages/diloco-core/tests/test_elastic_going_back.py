@@ -160,7 +160,7 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(topolo
 
 
 @pytest.mark.parametrize("what", ["000.00000.safetensors", "000.done.json"])
-@pytest.mark.parametrize("how", ["damaged", "gone", "its copy too"])
+@pytest.mark.parametrize("how", ["damaged", "gone", "its header", "its copy too", "the header of its copy too"])
 def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     torch.set_num_threads(1)
     before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
@@ -180,13 +180,14 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     for other in list(store.objects):  # it cannot be made again otherwise
         if other.startswith(("state/00000003/", "deltas/00000004/")) or (other == key and how == "gone"):
             store.remove(other)
+    header = whole[:20] + bytes([whole[20] ^ 1]) + whole[21:]
     if how != "gone":
-        store.damage(key, whole[:40])
-    if how == "its copy too":
-        store.damage(f"kept/{key}", whole[:-1])
+        store.damage(key, header if how == "its header" else whole[:40])
+    if how.endswith("its copy too"):
+        store.damage(f"kept/{key}", header if how.startswith("the header") else whole[:-1])
     later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
     outcome = simulate(later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1)
-    if how == "its copy too" and what.endswith("safetensors"):
+    if how.endswith("its copy too") and what.endswith("safetensors"):
         assert isinstance(outcome.results[0, 1], CorruptedObjectError)
         assert store.objects[key] == whole[:40], "what is damaged itself takes nobody's place"
         return
