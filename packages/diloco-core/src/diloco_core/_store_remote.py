@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import mmap
 import secrets
+import threading
 from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
@@ -170,6 +171,8 @@ class RemoteStore:
         self._downtime = Downtime(self._retries.clock)
         self.transfer = transfer or Transfer()
         self._transfers = Transfers(self.transfer, background, self.uri)
+        self._uploading = threading.Lock()
+        self._uploads = 0  # those under way that hold copies
         self._probe(reading)
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
@@ -325,14 +328,20 @@ class RemoteStore:
     def _room(self, copies: int) -> Iterator[int]:
         """How many parts of an upload may be under way at once; they take their memory from the budget meanwhile."""
         transfers, at_once = self._transfers, self.transfer.connections
-        if copies:
-            at_once = parts_at_once(self.transfer, transfers.budget - transfers.held, copies)
-        held = copies * (at_once + 1) * PART_BYTES
-        transfers.hold(held)
+        with self._uploading:
+            if copies:
+                # Only the first may have memory beyond the budget: several would add up.
+                least = 0 if self._uploads else self.transfer.least_upload()
+                at_once = parts_at_once(self.transfer, transfers.budget - transfers.held, copies, least)
+                self._uploads += 1
+            held = copies * (at_once + 1) * PART_BYTES
+            transfers.hold(held)
         try:
             yield at_once
         finally:
             transfers.hold(-held)
+            with self._uploading:
+                self._uploads -= bool(copies)
 
     def _delete(self, keys: Sequence[str]) -> None:
         self._do("delete", keys[0], lambda: self.driver.delete(keys))
@@ -481,15 +490,17 @@ def creates_at_once(transfer: Transfer) -> int:
     return max(1, transfer.connections * 3 // 8)
 
 
-def parts_at_once(transfer: Transfer, free: int, copies: int = 1) -> int:
+def parts_at_once(transfer: Transfer, free: int, copies: int = 1, least: int | None = None) -> int:
     """How many parts of an upload are under way at the same time, beside the one that is being made.
 
     Args:
         transfer: The store's settings.
         free: Bytes of the budget that nobody uses.
         copies: How often a part is held meanwhile.
+        least: Bytes that it may hold however few are free; if left out, those of the only upload.
     """
-    fitting = max(free, transfer.least_upload()) // (copies * PART_BYTES) - 1
+    least = transfer.least_upload() if least is None else least
+    fitting = max(free, least) // (copies * PART_BYTES) - 1
     return max(1, min(fitting, transfer.connections))
 
 
