@@ -7,7 +7,7 @@ import torch
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic, ElasticExchange
 from diloco_core._elastic_load import load
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 SETTINGS = {"grace": 10.0, "publish_every": 4}

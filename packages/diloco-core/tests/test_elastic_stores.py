@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, StoreUnavailableError, _store_folder, export
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core.testing import run_replicas
 
 

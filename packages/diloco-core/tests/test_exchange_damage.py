@@ -23,7 +23,7 @@ from diloco_core._exchange import Schema
 from diloco_core._liveness import Liveness
 from diloco_core._patient import Patient
 from diloco_core._sharded import Scratch, carried_groups, contributions
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core._strict_delta import DeltaFile, DeltaPlan, ShardDelta
 from diloco_core._strict_records import (
     Claim,

@@ -12,7 +12,7 @@ from diloco_core import CorruptedObjectError, DiLoCo, ObjectStoreAllReduce, RunE
 from diloco_core._endings import Ending, Progress
 from diloco_core._liveness import Liveness
 from diloco_core._patient import Patient
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core._strict_records import note
 from diloco_core._timing import Timing
 from diloco_core.testing import run_replicas

@@ -12,7 +12,7 @@ from diloco_core._allreduce import Mean
 from diloco_core._exchange import Schema
 from diloco_core._fragments import NamedTensor
 from diloco_core._layout import Rule
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core.testing import run_replicas
 
 _prefixes = itertools.count()

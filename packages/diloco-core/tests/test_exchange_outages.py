@@ -9,7 +9,7 @@ from diloco_core import DiLoCo, ObjectStoreExchange, ReplicaLostError, StoreUnav
 from diloco_core._endings import Progress
 from diloco_core._liveness import Liveness
 from diloco_core._patient import Patient
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core._timing import Wait
 from diloco_core.testing import run_replicas
 

@@ -23,7 +23,7 @@ from diloco_core import (
     export,
 )
 from diloco_core._elastic_records import Done
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 
 
 class Net(torch.nn.Module):

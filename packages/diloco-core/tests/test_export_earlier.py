@@ -20,7 +20,7 @@ from diloco_core import (
 )
 from diloco_core._elastic_keys import MANIFEST, commit_key
 from diloco_core._elastic_records import Rollback, digest
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 
 
 class TestEarlierStates:

@@ -19,7 +19,7 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._names import plain_name
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core._unsynced import Unsynced
 
 

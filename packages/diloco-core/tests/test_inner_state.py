@@ -19,7 +19,7 @@ from diloco_core import (
 )
 from diloco_core._elastic_keys import claim_key, inner_key
 from diloco_core._inner_state import InnerState, check_inner
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 

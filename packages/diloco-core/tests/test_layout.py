@@ -8,7 +8,7 @@ from safetensors.torch import load
 
 from diloco_core import CorruptedObjectError
 from diloco_core._layout import Group, Layout, Piece, Rule
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core._wire import (
     SAFETENSORS_DTYPES,
     Section,

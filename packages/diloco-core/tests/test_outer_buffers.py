@@ -25,7 +25,7 @@ from diloco_core._elastic_delta import DeltaFormat
 from diloco_core._fragment import Fragment
 from diloco_core._fragments import Buffers, split
 from diloco_core._sharded import may_carry
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core._wire import SAFETENSORS_DTYPES, view
 from diloco_core.testing import Fault, Schedule, run_replicas, simulate
 

@@ -25,7 +25,7 @@ from diloco_core import (
 from diloco_core._fragment import Fragment
 from diloco_core._fragments import NamedTensor
 from diloco_core._layout import Piece, Rule
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core.testing import run_replicas
 
 _prefixes = itertools.count()

@@ -13,7 +13,7 @@ from diloco_core import (
     in_process,
 )
 from diloco_core._model_values import checksum, named_buffers
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core.testing import run_replicas
 
 

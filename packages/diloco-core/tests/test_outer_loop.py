@@ -18,7 +18,7 @@ from diloco_core import (
     in_process,
     make_diloco_outer_loop,
 )
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core.testing import run_replicas
 
 

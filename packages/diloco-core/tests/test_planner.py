@@ -23,7 +23,7 @@ from diloco_core import (
 from diloco_core._elastic_settings import choose_topology
 from diloco_core._elastic_sizes import SHARD_BYTES
 from diloco_core._plan_warning import warn_of_long_syncs
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core._transfer import BLOCK_BYTES, PART_BYTES
 
 MIB = 2**20

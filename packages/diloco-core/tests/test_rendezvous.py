@@ -20,7 +20,7 @@ from diloco_core import (
 from diloco_core._endings import Ending, Progress
 from diloco_core._exchange import Schema
 from diloco_core._sealed import seal, unseal
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core._strict_records import Claim, note, read_note, schema_digest, schema_key
 from diloco_core.testing import run_replicas
 

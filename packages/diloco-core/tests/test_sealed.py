@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_core import CorruptedObjectError, FormatError
-from diloco_core._sealed import FORMAT, RECORD_BYTES, seal, unseal
+from diloco_core._sealed import FORMAT, seal, unseal
+from diloco_core._store_api import RECORD_BYTES
 
 KEY = "commits/00000001.json"
 RECORD = seal("commit", KEY, {"sync": 1, "members": [{"rank": 0, "to": 20}]})

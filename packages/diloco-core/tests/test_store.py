@@ -11,8 +11,9 @@ from diloco_core import (
     ConfigurationError,
     StoreUnavailableError,
 )
-from diloco_core._store import creates_once, open_store
+from diloco_core._store_api import creates_once
 from diloco_core._store_folder import FolderStore
+from diloco_core._store_open import open_store
 from diloco_core._store_remote import RemoteStore
 from diloco_protocol import MissingDependencyError
 
@@ -32,7 +33,7 @@ def test_other_schemes_go_through_fsspec():
 
 _WRITE_OFTEN = """
 import sys
-from diloco_core._store import creates_once, open_store
+from diloco_core._store_api import creates_once; from diloco_core._store_open import open_store
 store, value = open_store(sys.argv[1]), 0
 while True:
     value = (value + 1) % 256

@@ -12,7 +12,7 @@ from torch import nn
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic, _unsynced, export
 from diloco_core._exchange_elastic import ElasticExchange
 from diloco_core._sim_store import Connection
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 _SETTINGS = Elastic(2, grace=5.0, topology="sharded")

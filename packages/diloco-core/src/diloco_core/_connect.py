@@ -19,8 +19,8 @@ from ._exchange_elastic import ElasticExchange
 from ._exchange_store import ObjectStoreExchange
 from ._redact import redact_uri
 from ._rendezvous import check_identity
-from ._store import open_store
 from ._store_folder import FolderStore
+from ._store_open import open_store
 from ._timing import Timing
 from ._transfer import Transfer
 

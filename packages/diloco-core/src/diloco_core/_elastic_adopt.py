@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ._layout import Piece
     from ._published import Sums
     from ._sharded import Source
-    from ._store import ObjectReader
+    from ._store_api import ObjectReader
     from ._timing import Wait
 
 _STAGGER = 0.5

@@ -20,7 +20,7 @@ from ._store_ahead import open_ahead
 
 if TYPE_CHECKING:
     from ._elastic_life import Life
-    from ._store import ObjectReader
+    from ._store_api import ObjectReader
 
 _PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after a try that found the state of no use
 _ASKING = 2  # how often it is tried again while others are asked

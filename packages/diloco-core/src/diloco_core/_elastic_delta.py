@@ -9,7 +9,7 @@ import xxhash
 
 from ._errors import CorruptedObjectError
 from ._sharded import carries, contributions, may_carry
-from ._store import ReadsAhead
+from ._store_api import ReadsAhead
 from ._wire import Section, SectionReader, fingerprint, header, section_parts, section_starts, seed, view
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ._exchange import SyncJob
     from ._published import Shard
     from ._sharded import Scratch
-    from ._store import Buffer, ObjectReader
+    from ._store_api import Buffer, ObjectReader
 
 _SCHEMA_DIGITS = 16
 

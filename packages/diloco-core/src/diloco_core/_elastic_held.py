@@ -13,7 +13,7 @@ from ._elastic_rules import done_states
 
 if TYPE_CHECKING:
     from ._elastic_life import Life
-    from ._store import ObjectReader
+    from ._store_api import ObjectReader
 
 
 def begin_to_hold(life: Life, progress: Progress, number: int) -> bool:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ._elastic_life import Life, Progress
     from ._elastic_records import Done
     from ._layout import Piece
-    from ._store import ObjectReader
+    from ._store_api import ObjectReader
 
 _log = logging.getLogger("diloco_core")
 

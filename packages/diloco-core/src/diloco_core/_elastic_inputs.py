@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ._reduction import blocks
 from ._sharded import carries, with_unchanged
-from ._store import block_bytes_of
+from ._store_api import block_bytes_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

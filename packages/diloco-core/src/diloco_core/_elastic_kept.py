@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ._elastic_life import Life
-    from ._store import Buffer, ObjectReader
+    from ._store_api import Buffer, ObjectReader
 
 _FOLDER = "kept/"
 
@@ -115,7 +115,7 @@ def _verified(life: Life, key: str, original: str) -> bytes | None:
 
 
 class InMemory:
-    """Bytes as an open object; see :class:`._store.ObjectReader`."""
+    """Bytes as an open object; see :class:`._store_api.ObjectReader`."""
 
     def __init__(self, data: Buffer, name: str) -> None:
         self._data = memoryview(data)
@@ -123,7 +123,7 @@ class InMemory:
         self.size = len(data)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``offset``; see :meth:`._store.ObjectReader.read_into`."""
+        """Fill ``buffer`` from ``offset``; see :meth:`._store_api.ObjectReader.read_into`."""
         if offset + len(buffer) > self.size:
             raise CorruptedObjectError(f"{self._name} is truncated")
         buffer[:] = self._data[offset : offset + len(buffer)]

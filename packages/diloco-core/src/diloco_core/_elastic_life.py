@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ._layout import Layout
     from ._patient import Patient
     from ._sharded import Scratch
-    from ._store import Buffer
+    from ._store_api import Buffer
     from ._timing import Timing
 
 T = TypeVar("T")

@@ -14,12 +14,12 @@ from ._elastic_repair import read_done
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError
 from ._reread import read_again
-from ._store import ReadsAhead
 from ._store_ahead import open_ahead
+from ._store_api import ReadsAhead
 
 if TYPE_CHECKING:
     from ._elastic_life import Life
-    from ._store import ObjectReader
+    from ._store_api import ObjectReader
 
 _TRIES = 8
 

@@ -6,13 +6,13 @@ import contextlib
 from collections import deque
 from typing import TYPE_CHECKING
 
-from ._store import InBackground
+from ._store_api import InBackground
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-    from ._store import Store
+    from ._store_api import Store
 
 
 class Publications:

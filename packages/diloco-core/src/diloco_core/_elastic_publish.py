@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ._elastic_life import Life, Progress
     from ._elastic_records import Commit
     from ._published import Shard, Sums
-    from ._store import ObjectReader
+    from ._store_api import ObjectReader
 
 LOOK_AGAIN = 64
 """Every how many syncs it is looked for what is collected early in a run as a rule; it costs a listing or two."""

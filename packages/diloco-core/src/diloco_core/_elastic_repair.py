@@ -19,7 +19,7 @@ from ._published import shard_metadata
 if TYPE_CHECKING:
     from ._elastic_life import Life, Progress
     from ._published import Sums
-    from ._store import ObjectReader
+    from ._store_api import ObjectReader
 
 _ASKING = 4  # how often a record is looked at again while others are asked
 

@@ -21,7 +21,7 @@ from ._errors import (
 )
 from ._published import shard_metadata
 from ._reread import read_again
-from ._store import InBackground
+from ._store_api import InBackground
 from ._store_parallel import in_parallel
 from ._strict_records import claimed_ranks
 from ._timing import Wait

@@ -36,7 +36,7 @@ from ._plan_warning import warn_of_long_syncs
 from ._rendezvous import check_identity
 from ._reread import read_again
 from ._sharded import Scratch
-from ._store import InBackground, check_size
+from ._store_api import InBackground, check_size
 from ._timing import Timing
 from ._unsynced_watch import UnsyncedWatch
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from ._exchange import SyncJob
     from ._fragment import Fragment
-    from ._store import Buffer, Store
+    from ._store_api import Buffer, Store
 
 _TELL_SECONDS = 5.0
 

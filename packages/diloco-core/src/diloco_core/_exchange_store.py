@@ -35,7 +35,7 @@ from ._patient import Patient
 from ._plan_warning import fragment_bytes, warn_of_long_syncs
 from ._rendezvous import check_identity, claim, meet, watch_own
 from ._sharded import Scratch
-from ._store import check_size
+from ._store_api import check_size
 from ._store_sync import Participant, StoreSync
 from ._strict_records import MANIFEST, claim_key, manifest
 from ._timing import Timing
@@ -44,7 +44,7 @@ from ._unsynced_watch import UnsyncedWatch
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ._store import Buffer, Store
+    from ._store_api import Buffer, Store
     from ._strict_records import Claim
 
 _TELL_SECONDS = 10.0

@@ -28,15 +28,15 @@ from ._export_sources import (
 )
 from ._layout import Group, Layout, Piece, Rule
 from ._published import ValuesReader
-from ._store import open_store
 from ._store_ahead import open_ahead
+from ._store_open import open_store
 from ._wire import Section
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ._export_sources import PublishedFile, Source
-    from ._store import ObjectReader, Store
+    from ._store_api import ObjectReader, Store
 
 _TRIES = 8
 _PAUSES = (0.05, 0.2)  # seconds

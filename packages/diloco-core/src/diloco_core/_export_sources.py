@@ -24,7 +24,7 @@ from ._wire import fingerprint, seed
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ._store import Store
+    from ._store_api import Store
 
 T = TypeVar("T", bound="Commit | Rollback | Done")
 

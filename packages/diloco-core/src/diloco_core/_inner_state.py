@@ -20,7 +20,7 @@ from ._sealed import FORMAT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from ._store import Buffer
+    from ._store_api import Buffer
 
 _LENGTH_BYTES = 8
 _CHECKSUM_BYTES = 8

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ._errors import ObjectNotFoundError, StoreUnavailableError
 from ._retry import Downtime, Notices, Retries
-from ._sealed import RECORD_BYTES
-from ._store import creates_once
+from ._store_api import RECORD_BYTES, creates_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ._store import Buffer, ObjectReader, Store
+    from ._store_api import Buffer, ObjectReader, Store
     from ._timing import Timing
 
 T = TypeVar("T")
@@ -53,7 +52,7 @@ class Patient:
 
     @property
     def downtime(self) -> float:
-        """Seconds for which the store was waited for, by itself or here; see :attr:`._store.Store.downtime`."""
+        """Seconds for which the store was waited for, by itself or here; see :attr:`._store_api.Store.downtime`."""
         return self.store.downtime + self._downtime.seconds()
 
     @property

@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from ._planner import USUAL_BANDWIDTH, plan_exchange
-from ._store import InBackground
+from ._store_api import InBackground
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from ._store import Store
+    from ._store_api import Store
 
 _BITS = 8
 

@@ -20,7 +20,7 @@ import xxhash
 from ._errors import CorruptedObjectError
 from ._layout import Rule
 from ._sharded import adopt_shard
-from ._store import ReadsAhead
+from ._store_api import ReadsAhead
 from ._wire import CHECKSUM_BYTES, Section, SectionReader, header, section_bytes, section_parts, section_starts, view
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ._exchange import SyncJob
     from ._layout import Layout, Piece
     from ._sharded import Scratch
-    from ._store import Buffer, ObjectReader
+    from ._store_api import Buffer, ObjectReader
 
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 2**24

@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any
 import xxhash
 
 from ._errors import CorruptedObjectError, FormatError
+from ._store_api import RECORD_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 FORMAT = 5
 """Version of everything that a run keeps in its store. It changes with every change that an older version would misread."""
-
-RECORD_BYTES = 64 * 2**20
-"""Largest size of a record in bytes: the manifest of a model with 200,000 tensors, or the commit of 100,000 members."""
 
 _END = re.compile(rb',\n "xxh3_128": "([0-9a-f]{32})"\n}\n\Z')
 _FORMAT = re.compile(rb'"format": ?(\d{1,9})\b')

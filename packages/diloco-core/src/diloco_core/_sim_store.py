@@ -10,15 +10,14 @@ from typing import TYPE_CHECKING, Self, TypeVar
 from ._checks import one_of
 from ._elastic_keys import highest_epochs, parse_inner
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
-from ._sealed import RECORD_BYTES
 from ._sim_scheduler import Killed, Scheduler
-from ._store import too_large
+from ._store_api import RECORD_BYTES, too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
     from types import TracebackType
 
-    from ._store import Buffer
+    from ._store_api import Buffer
 
 T = TypeVar("T")
 
@@ -161,7 +160,7 @@ class SimulatedStore:
 
 
 class Connection:
-    """One simulated process's access to the store; see :class:`._store.Store`. Every operation takes virtual time.
+    """One simulated process's access to the store; see :class:`._store_api.Store`. Every operation takes virtual time.
 
     Args:
         shared: The objects.

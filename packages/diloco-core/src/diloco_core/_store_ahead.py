@@ -10,7 +10,7 @@ from ._errors import StoreError
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ._store import ObjectReader, Store
+    from ._store_api import ObjectReader, Store
 
 
 @contextmanager

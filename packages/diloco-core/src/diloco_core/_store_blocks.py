@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
     from types import TracebackType
 
-    from ._store import Buffer
+    from ._store_api import Buffer
     from ._transfer import Transfer
 
 T = TypeVar("T")
@@ -184,7 +184,7 @@ class Transfers:
 
 
 class BlockReader:
-    """An object that is fetched in ranges; see :class:`._store.ObjectReader`. Not thread-safe.
+    """An object that is fetched in ranges; see :class:`._store_api.ObjectReader`. Not thread-safe.
 
     What :meth:`expect` announces is fetched ahead of the reader; anything else is fetched when it is asked for.
 
@@ -210,7 +210,7 @@ class BlockReader:
         self._current: Range | None = None
 
     def expect(self, start: int, stop: int) -> None:
-        """Fetch from ``start`` to ``stop`` in the background; see :class:`._store.ReadsAhead`."""
+        """Fetch from ``start`` to ``stop`` in the background; see :class:`._store_api.ReadsAhead`."""
         stop = min(stop, self.size)
         start = max(start, len(self._head)) if stop > len(self._head) else stop  # as far as it is here already
         if start >= stop or self._is_expected(start, stop):
@@ -222,7 +222,7 @@ class BlockReader:
             self._transfers.announce(wanted)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``offset``; see :meth:`._store.ObjectReader.read_into`."""
+        """Fill ``buffer`` from ``offset``; see :meth:`._store_api.ObjectReader.read_into`."""
         end = offset + len(buffer)
         if end > self.size:
             raise CorruptedObjectError(

@@ -13,7 +13,7 @@ import stat
 from typing import TYPE_CHECKING, Self
 
 from ._errors import ConfigurationError, CorruptedObjectError, StoreUnavailableError
-from ._store import is_key
+from ._store_api import is_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -310,7 +310,7 @@ def unreadable(path: Path, error: OSError) -> StoreUnavailableError:
 
 
 class FileReader:
-    """An open file; see :class:`._store.ObjectReader`."""
+    """An open file; see :class:`._store_api.ObjectReader`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self._path = path
@@ -318,7 +318,7 @@ class FileReader:
         self.size = os.fstat(descriptor).st_size
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill ``buffer`` from ``offset``; see :meth:`._store.ObjectReader.read_into`."""
+        """Fill ``buffer`` from ``offset``; see :meth:`._store_api.ObjectReader.read_into`."""
         done = 0
         while done < len(buffer):
             try:

@@ -13,8 +13,7 @@ from urllib.parse import unquote, urlparse
 
 from ._errors import ConfigurationError, ObjectNotFoundError, StoreUnavailableError
 from ._redact import redact_uri
-from ._sealed import RECORD_BYTES
-from ._store import too_large
+from ._store_api import RECORD_BYTES, too_large
 from ._store_files import (
     FULL,
     FileReader,
@@ -44,11 +43,11 @@ from ._store_temporary import LARGE_BYTES, Spares, new_life, remove_leftovers, t
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ._store import Buffer
+    from ._store_api import Buffer
 
 
 class FolderStore:
-    """A folder as an object store; see :class:`._store.Store`. Thread-safe, and safe between processes.
+    """A folder as an object store; see :class:`._store_api.Store`. Thread-safe, and safe between processes.
 
     An object is written to a temporary file, then renamed (``put``) or hard-linked (``create``, which POSIX makes
     exclusive). Files of deleted objects that nobody reads any more are written over by later ones, since getting fresh
@@ -105,7 +104,7 @@ class FolderStore:
             ) from error
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
-        """Write an object in one step; see :meth:`._store.Store.put`."""
+        """Write an object in one step; see :meth:`._store_api.Store.put`."""
         with self._written(key, parts) as (root, temporary, size):
             try:
                 self._publish(root, key, size, temporary, rename)
@@ -118,7 +117,7 @@ class FolderStore:
         return size
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
-        """Write an object unless the key exists; see :meth:`._store.Store.create`."""
+        """Write an object unless the key exists; see :meth:`._store_api.Store.create`."""
         small = isinstance(data, bytes)
         with self._written(key, [data] if isinstance(data, bytes) else data, small=small) as (root, temporary, size):
             try:
@@ -135,7 +134,7 @@ class FolderStore:
         return True
 
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
-        """Read a whole object; see :meth:`._store.Store.get`."""
+        """Read a whole object; see :meth:`._store_api.Store.get`."""
         with self.open(key) as reader:
             if reader.size > largest:
                 raise too_large(f"{self.uri}/{key}", reader.size, largest)
@@ -144,7 +143,7 @@ class FolderStore:
         return bytes(data)
 
     def open(self, key: str, size: int | None = None) -> FileReader:  # noqa: ARG002 - the file tells
-        """Open an object for ranged reads; see :meth:`._store.Store.open`."""
+        """Open an object for ranged reads; see :meth:`._store_api.Store.open`."""
         *folders, name = split(key)
         try:
             with self._opened() as root, opened_below(root, folders) as folder:
@@ -155,7 +154,7 @@ class FolderStore:
             raise unreadable(self._path(key), error) from error
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Keys below a folder and their sizes; see :meth:`._store.Store.list`.
+        """Keys below a folder and their sizes; see :meth:`._store_api.Store.list`.
 
         What is not a regular file is no object, and neither is what has a name that begins with a dot.
         """
@@ -177,7 +176,7 @@ class FolderStore:
         return dict(sorted(found.items()))
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
-        """Remove objects; see :meth:`._store.Store.delete`."""
+        """Remove objects; see :meth:`._store_api.Store.delete`."""
         if unread:
             remove_leftovers(self.root)
         for key in keys:
@@ -194,7 +193,7 @@ class FolderStore:
                 remove_empty(root, folders)
 
     def close(self) -> None:
-        """Remove the files kept for reuse; see :meth:`._store.Store.close`."""
+        """Remove the files kept for reuse; see :meth:`._store_api.Store.close`."""
         with self._lock:
             spares, self._spares = self._spares, {}
         for name in itertools.chain.from_iterable(kept.files for kept in spares.values()):

@@ -25,7 +25,7 @@ from ._transfer import CONNECTIONS, PART_BYTES
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ._store import Buffer
+    from ._store_api import Buffer
 
 _PACKAGES = {
     "s3": "diloco-core[s3]",

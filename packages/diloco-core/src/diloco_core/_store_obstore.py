@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from obstore.store import BackoffConfig, ClientConfig, RetryConfig
 
-    from ._store import Buffer
+    from ._store_api import Buffer
 
 _CONNECT = timedelta(seconds=CONNECT_SECONDS)
 _ANSWER = timedelta(seconds=ANSWER_SECONDS)

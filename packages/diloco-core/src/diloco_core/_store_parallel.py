@@ -6,13 +6,13 @@ from collections import deque
 from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from ._store import InBackground
+from ._store_api import InBackground
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
     from concurrent.futures import Future
 
-    from ._store import Store
+    from ._store_api import Store
 
 T = TypeVar("T")
 

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreError, StoreUnavailableError
 from ._redact import redact_uri
 from ._retry import Downtime, Notices, Retries
-from ._sealed import RECORD_BYTES
-from ._store import is_key, too_large
+from ._store_api import RECORD_BYTES, is_key, too_large
 from ._store_blocks import BlockReader, Transfers, threads
 from ._store_opening import endpoint, without_secrets, without_secrets_in
 from ._store_parallel import in_parallel
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
     from concurrent.futures import Executor, Future
 
-    from ._store import Buffer
+    from ._store_api import Buffer
 
 T = TypeVar("T")
 
@@ -135,7 +134,7 @@ class TooLargeError(Exception):
 
 
 class RemoteStore:
-    """A prefix of a store behind a driver; see :class:`._store.Store`. Thread-safe.
+    """A prefix of a store behind a driver; see :class:`._store_api.Store`. Thread-safe.
 
     What fails for a reason that may pass is tried again while :attr:`patience` lasts, with jitter. A part of an upload is
     5 MiB. All open readers and uploads together hold about :attr:`budget` bytes of what is read ahead or on its way up.
@@ -176,11 +175,11 @@ class RemoteStore:
         self._probe(reading)
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
-        """Write an object in one step; see :meth:`._store.Store.put`."""
+        """Write an object in one step; see :meth:`._store_api.Store.put`."""
         return self._write(key, parts, exclusive=False)
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
-        """Write an object unless the key exists; see :meth:`._store.Store.create`.
+        """Write an object unless the key exists; see :meth:`._store_api.Store.create`.
 
         "Exists" may be the answer to the second try of a request whose first went through. So an object of less than 5 MiB
         is read and compared: what is there with the very same bytes counts as written by this call. A larger one counts as
@@ -194,19 +193,19 @@ class RemoteStore:
 
     @property
     def downtime(self) -> float:
-        """Seconds for which an unavailable store was waited for; see :attr:`._store.Store.downtime`."""
+        """Seconds for which an unavailable store was waited for; see :attr:`._store_api.Store.downtime`."""
         return self._downtime.seconds()
 
     @property
     def creates_at_once(self) -> int:
-        """How many objects may go up beside other work; see :attr:`._store.InBackground.creates_at_once`."""
+        """How many objects may go up beside other work; see :attr:`._store_api.InBackground.creates_at_once`."""
         if self.driver.copies:
             return max(1, self._transfers.budget // self.transfer.least_upload())
         return creates_at_once(self.transfer)
 
     @property
     def budget(self) -> int:
-        """Memory for reading ahead; see :attr:`._store.InBackground.budget`."""
+        """Memory for reading ahead; see :attr:`._store_api.InBackground.budget`."""
         return self._transfers.budget
 
     @budget.setter
@@ -214,11 +213,11 @@ class RemoteStore:
         self._transfers.budget = size
 
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
-        """Read a whole object; see :meth:`._store.Store.get`."""
+        """Read a whole object; see :meth:`._store_api.Store.get`."""
         return bytes(self._do("read", key, lambda: self.driver.get(key, largest), largest=largest))
 
     def open(self, key: str, size: int | None = None) -> BlockReader:
-        """Open an object for ranged reads; see :meth:`._store.Store.open`."""
+        """Open an object for ranged reads; see :meth:`._store_api.Store.open`."""
         head: Buffer = b""
         if size is None:
             size, head = self._do("read", key, lambda: self.driver.head(key))
@@ -232,11 +231,11 @@ class RemoteStore:
         return BlockReader(fetch, size, head, f"{self.uri}/{key}", self._transfers)
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
-        """Do something in the background; see :meth:`._store.InBackground.submit`."""
+        """Do something in the background; see :meth:`._store_api.InBackground.submit`."""
         return self._transfers.submit(act)
 
     def list(self, prefix: str) -> dict[str, int]:
-        """Keys below a folder and their sizes; see :meth:`._store.Store.list`."""
+        """Keys below a folder and their sizes; see :meth:`._store_api.Store.list`."""
         try:
             keys = self._do("list", prefix, lambda: self.driver.list(prefix))
         except ObjectNotFoundError:
@@ -244,7 +243,7 @@ class RemoteStore:
         return {key: keys[key] for key in sorted(keys) if key.startswith(prefix) and is_key(key)}
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002 - nothing to reuse
-        """Remove objects; see :meth:`._store.Store.delete`."""
+        """Remove objects; see :meth:`._store_api.Store.delete`."""
         gone = list(keys)
         requests = [gone] if self.driver.deletes_many else [[key] for key in gone]
         for _ in in_parallel(

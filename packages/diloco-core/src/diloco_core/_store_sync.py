@@ -17,8 +17,8 @@ from ._published import Shard
 from ._reduction import blocks, reduce_shards
 from ._reread import read_again
 from ._sharded import carried_groups, carries, contributions, may_carry, with_unchanged
-from ._store import block_bytes_of
 from ._store_ahead import open_ahead
+from ._store_api import block_bytes_of
 from ._strict_delta import DeltaFile, DeltaPlan, ShardDelta
 from ._strict_records import check_commit, commit, commit_key
 from ._strict_repairs import Repairs
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from ._patient import Patient
     from ._published import Sums
     from ._sharded import Scratch, Source
-    from ._store import Buffer, ObjectReader
+    from ._store_api import Buffer, ObjectReader
     from ._timing import Timing
 
 _log = logging.getLogger("diloco_core")

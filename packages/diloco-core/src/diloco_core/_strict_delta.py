@@ -16,7 +16,7 @@ import xxhash
 from ._errors import CorruptedObjectError
 from ._reread import read_again
 from ._sharded import sent_pieces
-from ._store import ReadsAhead, block_bytes_of
+from ._store_api import ReadsAhead, block_bytes_of
 from ._wire import CHECKSUM_BYTES, Section, header, section_bytes, view
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ._layout import Layout
     from ._patient import Patient
-    from ._store import Buffer, ObjectReader
+    from ._store_api import Buffer, ObjectReader
     from ._timing import Timing
 
 

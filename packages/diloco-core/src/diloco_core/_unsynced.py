@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from ._layout import Piece
-    from ._store import Buffer
+    from ._store_api import Buffer
 
 OBJECT_BYTES = 256 * 2**20
 """Most bytes of values in one of its objects."""

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ._patient import Patient
-    from ._store import ObjectReader
+    from ._store_api import ObjectReader
     from ._timing import Timing
     from ._unsynced import Unsynced
 

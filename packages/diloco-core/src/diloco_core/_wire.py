@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ._layout import Layout, Piece
-    from ._store import Buffer, ObjectReader
+    from ._store_api import Buffer, ObjectReader
 
 CHECKSUM_BYTES = 8
 _LENGTH_BYTES = 8

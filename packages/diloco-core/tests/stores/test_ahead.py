@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectNotFoundError
-from diloco_core._store import open_store
 from diloco_core._store_ahead import open_ahead
+from diloco_core._store_open import open_store
 from diloco_core._store_remote import RemoteStore
 from diloco_core._transfer import PART_BYTES
 

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load_file
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, export
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core._store_remote import RemoteStore
 from diloco_core.testing import run_replicas
 

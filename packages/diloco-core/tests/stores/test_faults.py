@@ -19,9 +19,10 @@ from diloco_core import (
     _store_remote,
 )
 from diloco_core._retry import Retries
-from diloco_core._store import creates_once, open_store
+from diloco_core._store_api import creates_once
 from diloco_core._store_fsspec import FsspecDriver
 from diloco_core._store_obstore import ObstoreDriver
+from diloco_core._store_open import open_store
 from diloco_core._store_remote import RemoteStore
 from diloco_core._transfer import PART_BYTES, Transfer
 from diloco_protocol import MissingDependencyError

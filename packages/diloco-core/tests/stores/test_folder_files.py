@@ -10,7 +10,7 @@ import pytest
 
 from diloco_core import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, connect
 from diloco_core import _store_files as files
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 
 LARGE = 2**16
 

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diloco_core import CorruptedObjectError, ObjectNotFoundError
-from diloco_core._store import ReadsAhead, creates_once
+from diloco_core._store_api import ReadsAhead, creates_once
 from diloco_core._transfer import PART_BYTES
 
 laws = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])

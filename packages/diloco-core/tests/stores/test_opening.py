@@ -13,8 +13,8 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from diloco_core import ConfigurationError, StoreUnavailableError
 from diloco_core._retry import Retries
-from diloco_core._store import open_store
 from diloco_core._store_fsspec import FsspecDriver
+from diloco_core._store_open import open_store
 from diloco_core._store_opening import OPENING_SECONDS, in_time
 from diloco_core._store_remote import RemoteStore, Verdict
 from diloco_protocol import MissingDependencyError

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from diloco_core._elastic_publications import Publications
-from diloco_core._store import InBackground, open_store
+from diloco_core._store_api import InBackground
+from diloco_core._store_open import open_store
 from diloco_core._store_parallel import in_parallel
 from diloco_core._store_remote import RemoteStore
 

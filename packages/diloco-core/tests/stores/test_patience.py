@@ -9,8 +9,8 @@ import pytest
 from diloco_core import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from diloco_core._patient import Patient
 from diloco_core._retry import Downtime, Retries
-from diloco_core._sealed import RECORD_BYTES
-from diloco_core._store import open_store
+from diloco_core._store_api import RECORD_BYTES
+from diloco_core._store_open import open_store
 from diloco_core._store_remote import RemoteStore, Verdict
 from diloco_core._timing import Timing
 

@@ -15,7 +15,7 @@ from diloco_core import (
     ObjectStoreExchange,
 )
 from diloco_core._retry import Retries
-from diloco_core._store import open_store
+from diloco_core._store_open import open_store
 from diloco_core._store_remote import RemoteStore
 from diloco_core.testing import run_replicas
 

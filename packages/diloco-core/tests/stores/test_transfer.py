@@ -10,8 +10,9 @@ import torch
 
 from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, Transfer, _transfer, connect
 from diloco_core._elastic_inputs import Inputs
-from diloco_core._store import block_bytes_of, open_store
+from diloco_core._store_api import block_bytes_of
 from diloco_core._store_fsspec import FsspecDriver
+from diloco_core._store_open import open_store
 from diloco_core._store_remote import RemoteStore, creates_at_once, parts_at_once
 
 MIB = 2**20

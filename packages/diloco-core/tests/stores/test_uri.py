@@ -3,9 +3,9 @@
 import pytest
 
 from diloco_core import ConfigurationError, StoreUnavailableError, connect, export
-from diloco_core import _store as stores
-from diloco_core._store import open_store
+from diloco_core import _store_open as stores
 from diloco_core._store_obstore import ObstoreDriver
+from diloco_core._store_open import open_store
 from diloco_core._store_uri import check_uri
 
 SECRET = "hunter2/Zx+9q"
