@@ -14,8 +14,7 @@ from unittest import mock
 import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, Timing
-from diloco_core._exchange import CHUNK_BYTES
-from diloco_core._layout import Layout, Piece
+from diloco_core._layout import CHUNK_BYTES, Layout, Piece
 from diloco_core._retry import Retries
 from diloco_core._store_remote import RemoteStore
 

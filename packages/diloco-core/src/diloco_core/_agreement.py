@@ -19,7 +19,8 @@ from ._wire import view
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ._exchange import Schema, SyncJob
+    from ._exchange import Schema
+    from ._sync_job import SyncJob
 
 _VALUES = " with values "
 _SYNCED = " in fragment "

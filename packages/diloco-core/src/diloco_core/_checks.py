@@ -13,6 +13,9 @@ from ._errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+MOST_RANKS = 10**5
+"""Ranks have five digits in keys."""
+
 
 def kind_of(value: object) -> str:
     """Which class something is of, with its article: ``an Adam``, ``a dict``, ``an SGD``."""
@@ -99,3 +102,16 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
     if not isinstance(value, str) or value not in words:
         raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, words))}, not {value!r}")
     return str(value)
+
+
+def check_identity(rank: int, world_size: int) -> tuple[int, int]:
+    """Rank and world size as plain integers.
+
+    Raises:
+        ConfigurationError: ``rank`` is not in ``range(world_size)``.
+    """
+    if not is_whole(world_size) or not 1 <= world_size <= MOST_RANKS:
+        raise ConfigurationError(f"world_size must be a whole number from 1 to {MOST_RANKS}, not {world_size!r}")
+    if not is_whole(rank) or not 0 <= rank < world_size:
+        raise ConfigurationError(f"rank must be one of 0 … {world_size - 1} (world_size is {world_size}), not {rank!r}")
+    return int(rank), int(world_size)

@@ -11,14 +11,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
-from ._checks import whole
+from ._checks import check_identity, whole
 from ._elastic_settings import Elastic
 from ._errors import ConfigurationError
-from ._exchange import CHUNK_BYTES
 from ._exchange_elastic import ElasticExchange
 from ._exchange_store import ObjectStoreExchange
+from ._layout import CHUNK_BYTES
 from ._redact import redact_uri
-from ._rendezvous import check_identity
 from ._store_folder import FolderStore
 from ._store_open import open_store
 from ._timing import Timing

@@ -27,7 +27,8 @@ from ._diloco_state import (
 )
 from ._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
 from ._exchange_elastic import ElasticExchange
-from ._fragment import Fragment, Initial
+from ._fragment import Fragment
+from ._fragment_initial import Initial
 from ._fragments import Buffers, split
 from ._frozen import FrozenValues
 from ._inner_steps import InnerSteps, optimizers_of

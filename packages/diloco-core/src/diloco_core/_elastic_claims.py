@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from ._elastic_life import Life
     from ._patient import Patient
 
-WATCH_EVERY = 8
-"""Every how many syncs a life sees to it that its claim and the manifest are still there; each is one small request."""
-
 _MOST = 1000
 
 _log = logging.getLogger("diloco_core")

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ._errors import MismatchError, RunExistsError
 from ._exchange import Schema
-from ._rendezvous import compare_schemas, first_difference
+from ._schemas import compare_schemas, first_difference
 
 if TYPE_CHECKING:
     from ._elastic_records import Manifest

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     import torch
 
     from ._elastic_keys import Delta
-    from ._exchange import SyncJob
     from ._published import Shard
     from ._sharded import Scratch
     from ._store_api import Buffer, ObjectReader
+    from ._sync_job import SyncJob
 
 _SCHEMA_DIGITS = 16
 

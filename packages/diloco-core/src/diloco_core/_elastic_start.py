@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import secrets
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,7 +24,6 @@ from ._published import shard_metadata
 from ._reread import read_again
 from ._store_api import InBackground
 from ._store_parallel import in_parallel
-from ._strict_records import claimed_ranks
 from ._timing import Wait
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from ._published import Sums
     from ._timing import Timing
 
+_STRICT_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
 _TRIES = 8
 _STAGGER = 0.5
 
@@ -189,7 +190,7 @@ def check_run(life: Life) -> None:
 def _check_unused(store: Patient) -> None:
     """Refuse to begin a run over the remains of another one."""
     claims = store.list("claims/")
-    if list(claimed_ranks(claims)):
+    if any(map(_STRICT_CLAIM.fullmatch, claims)):
         raise RunExistsError(f"{store.uri} holds claims of a strict run, which no elastic replica can join")
     # Before a manifest there is nothing but initial states. Whoever comes at the same moment and is faster has one by now.
     left = [*filter(is_claim, claims), *filter(commit_sync, store.list("commits/"))]

@@ -31,7 +31,7 @@ class Progress:
     syncs: int = 0
 
     def plus(self, kind: str) -> Progress:
-        """After one more sync of a kind; see :attr:`._exchange.SyncJob.kind`."""
+        """After one more sync of a kind; see :attr:`._sync_job.SyncJob.kind`."""
         return Progress(self.number + 1, self.syncs + (kind != "initial"))
 
     @property
@@ -124,7 +124,7 @@ def describe(kind: str, name: str, progress: Progress) -> str:
     """What the next sync is called in errors, counted from 1.
 
     Args:
-        kind: What kind of sync it is; see :attr:`._exchange.SyncJob.kind`.
+        kind: What kind of sync it is; see :attr:`._sync_job.SyncJob.kind`.
         name: Name of what is synced.
         progress: What was finished before.
     """

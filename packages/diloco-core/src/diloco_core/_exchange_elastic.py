@@ -12,9 +12,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ._checks import check_whole
+from ._checks import check_identity, check_whole
 from ._elastic_catchup import catch_up
-from ._elastic_claims import WATCH_EVERY, check_claim, claim, watch_claim
+from ._elastic_claims import check_claim, claim, watch_claim
 from ._elastic_farewell import farewell
 from ._elastic_fork import look_back
 from ._elastic_history import given_up_since
@@ -29,23 +29,23 @@ from ._elastic_start import check_run, open_run, watch_manifest
 from ._elastic_sync import Changed, Differs, ElasticSync, GaveUp
 from ._endings import as_text
 from ._errors import ConfigurationError, CorruptedObjectError, FencedError, RunExistsError, SyncError
-from ._exchange import CHUNK_BYTES, Schema, SyncReport
+from ._exchange import Schema, SyncReport
 from ._inner_state import SavedInner, check_inner
+from ._layout import CHUNK_BYTES
 from ._patient import Patient
 from ._plan_warning import warn_of_long_syncs
-from ._rendezvous import check_identity
 from ._reread import read_again
 from ._sharded import Scratch
 from ._store_api import InBackground, check_size
-from ._timing import Timing
+from ._timing import WATCH_EVERY, Timing
 from ._unsynced_watch import UnsyncedWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ._exchange import SyncJob
     from ._fragment import Fragment
     from ._store_api import Buffer, Store
+    from ._sync_job import SyncJob
 
 _TELL_SECONDS = 5.0
 

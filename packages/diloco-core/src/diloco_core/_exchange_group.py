@@ -15,11 +15,12 @@ import torch.distributed as dist
 from ._checks import check_whole
 from ._endings import Ending, Progress, conclude, describe, failure
 from ._errors import ConfigurationError, MismatchError, NonFiniteUpdateError, SyncError, SyncTimeoutError
-from ._exchange import Schema, SyncJob, SyncReport
+from ._exchange import Schema, SyncReport
 from ._layout import Rule
 from ._reduction import mean
-from ._rendezvous import compare_schemas
+from ._schemas import compare_schemas
 from ._sharded import Scratch, contributions
+from ._sync_job import SyncJob
 from ._timing import Timing
 
 if TYPE_CHECKING:

@@ -9,23 +9,24 @@ from typing import TYPE_CHECKING
 import torch
 
 from ._agreement import compared, compared_copy, first_difference, numbers
+from ._checks import check_identity
 from ._endings import Progress
 from ._errors import ConfigurationError, MismatchError
-from ._exchange import CHUNK_BYTES, SyncReport
-from ._fragment import Initial
-from ._layout import Rule
+from ._exchange import SyncReport
+from ._fragment_initial import Initial
+from ._layout import CHUNK_BYTES, Rule
 from ._manager import MockManager
-from ._rendezvous import check_identity
 from ._sharded import Scratch, contributions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ._agreement import Compared
-    from ._exchange import Schema, SyncJob
+    from ._exchange import Schema
     from ._fragment import Fragment
     from ._layout import Layout
     from ._manager import Manager
+    from ._sync_job import SyncJob
 
 _log = logging.getLogger("diloco_core")
 

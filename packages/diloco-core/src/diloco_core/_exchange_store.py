@@ -26,18 +26,20 @@ import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ._checks import check_whole
+from ._checks import check_identity, check_whole
 from ._endings import Ending, Progress, failure
 from ._errors import ConfigurationError, RunExistsError, SyncError, UnequalSyncsError
-from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
+from ._exchange import Schema, SyncReport
+from ._layout import CHUNK_BYTES
 from ._liveness import Liveness
 from ._patient import Patient
 from ._plan_warning import fragment_bytes, warn_of_long_syncs
-from ._rendezvous import check_identity, claim, meet, watch_own
+from ._rendezvous import claim, meet, watch_own
 from ._sharded import Scratch
 from ._store_api import check_size
 from ._store_sync import Participant, StoreSync
 from ._strict_records import MANIFEST, claim_key, manifest
+from ._sync_job import SyncJob
 from ._timing import Timing
 from ._unsynced_watch import UnsyncedWatch
 

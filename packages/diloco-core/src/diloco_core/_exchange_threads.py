@@ -16,10 +16,12 @@ from ._errors import (
     SyncTimeoutError,
     UnequalSyncsError,
 )
-from ._exchange import CHUNK_BYTES, Schema, SyncJob, SyncReport
+from ._exchange import Schema, SyncReport
+from ._layout import CHUNK_BYTES
 from ._reduction import reduce_shards
-from ._rendezvous import compare_schemas
+from ._schemas import compare_schemas
 from ._sharded import Scratch, adopt_shard, contributions
+from ._sync_job import SyncJob
 from ._timing import Timing
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from ._elastic_records import Commit, Done, Manifest, Rollback, of_run, read_rec
 from ._elastic_rules import done_states
 from ._elastic_rules import states as published_states
 from ._errors import CorruptedObjectError, FormatError, ObjectNotFoundError, RendezvousError, RunExistsError
-from ._fragment import initial_fingerprint
+from ._fragment_initial import initial_fingerprint
 from ._store_sync import state_key
 from ._strict_records import committed_sync, note_key, noted_ranks, read_manifest, read_note
 from ._unsynced import unsynced_key, unsynced_seed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_right
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,8 @@ import torch
 import xxhash
 
 from ._errors import NonFiniteUpdateError
-from ._layout import Group, Layout, Piece, Rule
+from ._layout import Layout, Piece, Rule
+from ._segments import arrange, tensor_table
 from ._wire import fingerprint, view
 
 if TYPE_CHECKING:
@@ -20,27 +21,15 @@ if TYPE_CHECKING:
 
     from ._fragments import NamedTensor
     from ._outer import OuterOptimizer
+    from ._segments import Segment
 
 
 # What a number must stay below to be finite in a narrower dtype after rounding to nearest: half a step above the largest.
 _ROUNDS_TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**119}
 
 
-@dataclass(slots=True)
-class Segment:
-    """Where a tensor lies in its group, and its values as a flat tensor while a sync runs."""
-
-    named: NamedTensor
-    start: int
-    values: torch.Tensor | None = None
-
-    @property
-    def stop(self) -> int:
-        return self.start + self.named.tensor.numel()
-
-
 class Fragment:
-    """A fragment as a :class:`._exchange.SyncJob`: global copy on the CPU, outer state of the own shards. Not thread-safe.
+    """A fragment as a :class:`._sync_job.SyncJob`: global copy on the CPU, outer state of the own shards. Not thread-safe.
 
     The contribution is the pseudo-gradient, what the model held after the last sync minus what it holds now. For a model in
     bf16 or fp16 "what it held" is the rounded global copy: the rounding is no progress of the replica, and counting it would
@@ -292,100 +281,10 @@ class Fragment:
         return chain.from_iterable(self._segments)
 
 
-class Initial:
-    """The first sync of a fragment: everybody adopts rank 0's global copy, and the store holds a state to start from.
-
-    Args:
-        fragment: The fragment.
-        into_model: Whether the model takes the values too; not so where it was restored from a checkpoint.
-    """
-
-    kind = "initial"
-    supersedes: Sequence[int] = ()
-
-    def __init__(self, fragment: Fragment, into_model: bool) -> None:
-        self.fragment = fragment
-        self._into_model = into_model
-        self.name = fragment.name
-        groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
-        self.layout = Layout(tuple(groups), fragment.layout.shards)
-        self.fingerprint = initial_fingerprint(fragment.fingerprint)
-        self.locate = fragment.locate
-        self.must_be_finite = fragment.must_be_finite
-        self.unchanged = list[int]  # copies differ before the first sync
-        self.destination = fragment.destination
-        self.published = fragment.destination
-
-    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the protocol's signature
-        """The global copy of a piece."""
-        return self.destination(piece)
-
-    def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
-        """Global copy := rank 0's."""
-        values = self.destination(piece)
-        if values.data_ptr() != reduced.data_ptr():
-            values.copy_(reduced)
-        return values
-
-    def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
-        """Nothing to check: contributions are checked, and nothing is computed."""
-
-    def adopt(self, piece: Piece, values: torch.Tensor) -> None:
-        """Model := ``values``, where asked for."""
-        if self._into_model:
-            self.fragment.adopt(piece, values)
-
-    def outer_scalars(self, piece: Piece) -> Mapping[str, float]:  # noqa: ARG002 - the protocol's signature
-        """None: no outer step has been taken."""
-        return {}
-
-    def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - the protocol's signature
-        """None: no outer step has been taken."""
-        return {}
-
-
-def arrange(tensors: Sequence[NamedTensor]) -> tuple[tuple[Group, ...], list[list[Segment]]]:
-    """Lay tensors out in groups by dtype and rule, widest dtype first; and where in its group each tensor lies."""
-    members: dict[tuple[torch.dtype, Rule], list[NamedTensor]] = {}
-    for named in tensors:
-        members.setdefault((named.wire_dtype, named.rule), []).append(named)
-    groups: list[Group] = []
-    placed: list[list[Segment]] = []
-    for dtype, rule in sorted(members, key=lambda key: (-key[0].itemsize, str(key))):
-        segments: list[Segment] = []
-        for named in members[dtype, rule]:
-            segments.append(Segment(named, segments[-1].stop if segments else 0))
-        placed.append(segments)
-        groups.append(Group(dtype, segments[-1].stop, rule))
-    return tuple(groups), placed
-
-
-def tensor_table(layout: Layout, placed: Sequence[Sequence[Segment]]) -> dict[str, Any]:
-    """Groups and tensors, for those who read the files without a model."""
-    groups = [{"dtype": str(g.dtype), "numel": g.numel, "rule": str(g.rule)} for g in layout.groups]
-    tensors = [
-        {
-            "name": segment.named.name,
-            "group": group,
-            "start": segment.start,
-            "shape": list(segment.named.tensor.shape),
-            "dtype": str(segment.named.tensor.dtype),
-        }
-        for group, segments in enumerate(placed)
-        for segment in segments
-    ]
-    return {"groups": groups, "tensors": tensors}
-
-
 def _square_bound(dtype: torch.dtype, segments: Sequence[Segment]) -> float:
     """What the sum of a chunk's squares must be less than, so that all of its values are finite in the model's dtypes."""
     narrowest = min((_ROUNDS_TO_INFINITY.get(s.named.tensor.dtype, math.inf) for s in segments), default=math.inf)
     return min(narrowest**2, torch.finfo(dtype).max) if dtype.is_floating_point else math.inf
-
-
-def initial_fingerprint(fragment: str) -> str:
-    """The fingerprint of the first sync of a fragment, from that of the fragment."""
-    return fingerprint("initial", fragment)
 
 
 def _ready(segment: Segment) -> torch.Tensor:

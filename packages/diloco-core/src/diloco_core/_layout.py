@@ -6,6 +6,9 @@ from enum import StrEnum
 
 import torch
 
+CHUNK_BYTES = 2**20
+"""Default size of a chunk in bytes: what fits into a processor's second-level cache, measured best at 256 KiB to 1 MiB."""
+
 # Shard boundaries fall on multiples of this many elements, so that vector instructions and mapped reads stay aligned.
 _ALIGNMENT = 16
 

@@ -13,7 +13,8 @@ from ._exchange import Schema
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ._exchange import Exchange, SyncJob, SyncReport
+    from ._exchange import Exchange, SyncReport
+    from ._sync_job import SyncJob
 
 
 class Work(Protocol):

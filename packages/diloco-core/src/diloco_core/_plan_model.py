@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ._elastic_sizes import shards_of
-from ._exchange import CHUNK_BYTES
-from ._layout import Group, Layout, Piece, Rule
+from ._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
 from ._plan_costs import Ranges
 from ._published import END
 from ._reduction import blocks

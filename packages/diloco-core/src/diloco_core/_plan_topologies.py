@@ -8,11 +8,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from ._elastic_claims import WATCH_EVERY
-from ._exchange import CHUNK_BYTES
+from ._layout import CHUNK_BYTES
 from ._plan_costs import Costs, Ranges
 from ._store_remote import creates_at_once, parts_at_once
-from ._timing import Timing
+from ._timing import WATCH_EVERY, Timing
 from ._wire import CHECKSUM_BYTES
 
 if TYPE_CHECKING:

@@ -26,10 +26,10 @@ from ._wire import CHECKSUM_BYTES, Section, SectionReader, header, section_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from ._exchange import SyncJob
     from ._layout import Layout, Piece
     from ._sharded import Scratch
     from ._store_api import Buffer, ObjectReader
+    from ._sync_job import SyncJob
 
 _LENGTH_BYTES = 8
 _MOST_HEADER_BYTES = 2**24

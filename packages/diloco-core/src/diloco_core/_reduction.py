@@ -17,9 +17,9 @@ from ._layout import Rule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
-    from ._exchange import SyncJob
     from ._layout import Layout, Piece
     from ._sharded import Scratch, Source
+    from ._sync_job import SyncJob
 
 
 def blocks(

@@ -14,7 +14,7 @@ from ._layout import Layout, Piece, Rule
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from ._exchange import SyncJob
+    from ._sync_job import SyncJob
 
     # Fills the buffer with a rank's contribution to a chunk and returns it, or returns a view that holds it already.
     Source: TypeAlias = Callable[[Piece, torch.Tensor], torch.Tensor]

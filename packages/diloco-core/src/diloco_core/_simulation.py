@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ._elastic_settings import Elastic
-from ._exchange import CHUNK_BYTES
 from ._exchange_elastic import ElasticExchange
+from ._layout import CHUNK_BYTES
 from ._sim_scheduler import Killed, Scheduler
 from ._sim_store import Connection, Fault, SimulatedStore
 from ._timing import Timing

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     import torch
 
     from ._endings import Progress
-    from ._exchange import SyncJob
     from ._layout import Layout, Piece
     from ._liveness import Liveness
     from ._patient import Patient
     from ._published import Sums
     from ._sharded import Scratch, Source
     from ._store_api import Buffer, ObjectReader
+    from ._sync_job import SyncJob
     from ._timing import Timing
 
 _log = logging.getLogger("diloco_core")

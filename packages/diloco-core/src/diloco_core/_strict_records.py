@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from ._checks import MOST_RANKS
 from ._endings import Ending, Progress
 from ._errors import CorruptedObjectError, MismatchError
 from ._exchange import Schema
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 
-MOST_RANKS = 10**5
-"""Ranks have five digits in keys."""
 _CLAIM = re.compile(r"claims/([0-9]{5})\.json")
 _NOTE = re.compile(r"notes/([0-9]{5})\.json")
 _COMMIT = re.compile(r"commits/([0-9]{8})\.json")

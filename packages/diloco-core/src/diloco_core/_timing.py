@@ -14,6 +14,12 @@ from ._retry import NOTICE_SECONDS
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+WATCH_EVERY = 8
+"""Every how many syncs a life of an elastic run sees to it that its claim and the manifest are still there.
+
+Each is one small request, with which the planner reckons too.
+"""
+
 _log = logging.getLogger("diloco_core")
 
 

@@ -13,12 +13,11 @@ import torch
 import xxhash
 
 from ._errors import ConfigurationError
-from ._exchange import CHUNK_BYTES
-from ._fragment import arrange, tensor_table
 from ._fragments import NamedTensor
-from ._layout import Layout, Rule
+from ._layout import CHUNK_BYTES, Layout, Rule
 from ._names import plain_name
 from ._published import END, Sums, ending
+from ._segments import arrange, tensor_table
 from ._wire import CHECKSUM_BYTES, SAFETENSORS_DTYPES, Section, fingerprint, header, section_bytes, section_parts, seed
 
 if TYPE_CHECKING:
