@@ -23,6 +23,7 @@ from diloco_core import (
 from diloco_core._elastic_adopt import Adoption
 from diloco_core._elastic_keys import Delta, deltas, done_key, inner_key, shard_key
 from diloco_core._elastic_records import Commit, Rollback
+from diloco_core._elastic_repair import read_commit
 from diloco_core._elastic_rules import newest_done
 from diloco_core._elastic_sync import ElasticSync
 from diloco_core._patient import Patient
@@ -129,7 +130,7 @@ def overwrite_instead_of_create(monkeypatch):
 
 def no_replay(monkeypatch):
     def skip(life):
-        while (found := life.commit(life.sync + 1)) is not None:
+        while (found := read_commit(life, life.sync + 1)) is not None:
             life.skip(*found)
 
     monkeypatch.setattr(_elastic_catchup, "replay", skip)

@@ -12,6 +12,7 @@ from diloco_core._elastic_fork import look_back
 from diloco_core._elastic_keys import Delta, commit_key, shard_key
 from diloco_core._elastic_life import Reload, RolledBack
 from diloco_core._elastic_records import Commit, Rollback
+from diloco_core._elastic_repair import read_commit
 from diloco_core._elastic_sync import ElasticSync
 from diloco_core.testing import (
     Schedule,
@@ -55,7 +56,7 @@ def test_a_record_that_was_lost_is_not_written_over_a_rollback():
 
         exchange.store.create = raced
         with pytest.raises(RolledBack):
-            life.commit(3, decided=True)
+            read_commit(life, 3, decided=True)
         assert store.objects[key] == record
         assert store.changed == []
 

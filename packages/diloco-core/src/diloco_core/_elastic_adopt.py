@@ -11,7 +11,7 @@ from ._elastic_kept import bring_back
 from ._elastic_life import Reload
 from ._elastic_publications import Publications
 from ._elastic_publish import publish_previous, write_done
-from ._elastic_repair import check_shard, computed_otherwise, readable_done, rewrite_shard
+from ._elastic_repair import check_shard, computed_otherwise, read_commit, readable_done, rewrite_shard
 from ._elastic_rules import done_states, newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
 from ._patient import PAUSES
@@ -282,7 +282,7 @@ class Adoption:
         if self._life.gather:  # what was updated in part can only be had again from what is published
             raise Reload from error
         if isinstance(error, StoreUnavailableError):
-            self._life.commit(self._commit.sync)  # which waits for the store as long as it is waited for anywhere
+            read_commit(self._life, self._commit.sync)  # which waits for the store as long as it is waited for anywhere
 
     def _compare(self, batch: Sequence[int]) -> None:
         """Gather: note what was computed, and see that it is what the record of a mended state says."""

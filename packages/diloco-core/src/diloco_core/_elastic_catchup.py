@@ -11,7 +11,7 @@ from ._elastic_held import begin_to_hold, hold
 from ._elastic_keys import commit_key, commit_sync
 from ._elastic_life import Reload
 from ._elastic_load import load
-from ._elastic_repair import ask_for_repair, mend_published
+from ._elastic_repair import ask_for_repair, mend_published, read_commit
 from ._elastic_rollback import roll_back
 from ._elastic_rules import in_force, newest_done, states
 from ._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
@@ -123,7 +123,7 @@ def replay(life: Life) -> None:
         if not in_force(sync, life.index(sync), known):
             life.pass_over(sync)
             continue
-        found = life.commit(sync, decided=life.sync < published)
+        found = read_commit(life, sync, decided=life.sync < published)
         if found is None:
             break
         commit, record = found

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ._elastic_keys import commit_key
 from ._elastic_life import Reload, RolledBack
+from ._elastic_repair import read_commit
 from ._errors import CorruptedObjectError
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def look_back(life: Life) -> None:
             return
     else:
         try:
-            found = life.commit(life.sync, decided=True)
+            found = read_commit(life, life.sync, decided=True)
         except RolledBack:
             _say(life)
             raise

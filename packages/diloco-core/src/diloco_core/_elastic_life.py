@@ -10,7 +10,6 @@ from ._elastic_attendance import Attendance
 from ._elastic_delta import DeltaFormat
 from ._elastic_keys import commit_key, done_key, shard_key
 from ._elastic_records import Done, Rollback, digest, of_run, read_record, state_digest
-from ._elastic_repair import commit_again
 from ._errors import CorruptedObjectError
 from ._published import Shard
 from ._reread import read_again
@@ -346,33 +345,6 @@ class Life:
         key = done_key(sync, fragment)
         found = self.read(key, lambda data: Done.from_json(data, sync, fragment, self.origin(key)))
         return found and of_run(found, self.run, self.origin(key))
-
-    def commit(self, sync: int, *, decided: bool = False) -> tuple[Commit, str] | None:
-        """The record of a sync and its digest, if there is one. A damaged one is written again where that is possible.
-
-        Args:
-            sync: Which sync.
-            decided: The record is known to have been there.
-
-        Raises:
-            RolledBack: In its place the run went back to older states.
-            CorruptedObjectError: It is damaged, and nothing here knows what it said.
-        """
-        try:
-            found = self.log(sync)
-        except CorruptedObjectError as error:
-            mended = commit_again(self, sync, error)
-            if mended is None:
-                raise
-            return mended
-        if found is None and decided and commit_again(self, sync, None) is not None:
-            found = self.log(sync)
-        if found is None:
-            return None
-        record, of_record = found
-        if isinstance(record, Rollback):
-            raise RolledBack(record, of_record)
-        return record, of_record
 
     def verify(self, commit: Commit) -> None:
         """Refuse a record that is not the next one of the log.

@@ -10,7 +10,7 @@ from ._elastic_initial import shards_in_memory, take_from_memory
 from ._elastic_kept import bring_back, mend_from_copies
 from ._elastic_keys import commit_key, commit_sync, done_key
 from ._elastic_life import Progress, not_as_recorded
-from ._elastic_repair import read_done
+from ._elastic_repair import read_commit, read_done
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError
 from ._reread import read_again
@@ -72,7 +72,7 @@ def _stand(life: Life, sync: int) -> None:
         life.previous = life.run
         life.members = dict.fromkeys(range(life.manifest.world_size), 0)
         return
-    found = life.commit(sync, decided=True)
+    found = read_commit(life, sync, decided=True)
     if found is None:
         raise CorruptedObjectError(f"{life.origin(commit_key(sync))} is gone, but commit records are never deleted")
     life.skip(*found)

@@ -12,7 +12,8 @@ import logging
 from typing import TYPE_CHECKING
 
 from ._elastic_keys import Hint, commit_key, commit_sync, done_key
-from ._elastic_records import Commit, Done, digest
+from ._elastic_life import RolledBack
+from ._elastic_records import Commit, Done, Rollback, digest
 from ._errors import CorruptedObjectError
 from ._published import shard_metadata
 
@@ -50,6 +51,35 @@ def readable_done(life: Life, sync: int, index: int) -> Done | None:
         return life.done(sync, index)
     except CorruptedObjectError:
         return None
+
+
+def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit, str] | None:
+    """The record of a sync and its digest, if there is one. A damaged one is written again where that is possible.
+
+    Args:
+        life: Whose view it is.
+        sync: Which sync.
+        decided: The record is known to have been there.
+
+    Raises:
+        RolledBack: In its place the run went back to older states.
+        CorruptedObjectError: It is damaged, and nothing here knows what it said.
+    """
+    try:
+        found = life.log(sync)
+    except CorruptedObjectError as error:
+        mended = commit_again(life, sync, error)
+        if mended is None:
+            raise
+        return mended
+    if found is None and decided and commit_again(life, sync, None) is not None:
+        found = life.log(sync)
+    if found is None:
+        return None
+    record, of_record = found
+    if isinstance(record, Rollback):
+        raise RolledBack(record, of_record)
+    return record, of_record
 
 
 def commit_again(life: Life, sync: int, damage: CorruptedObjectError | None) -> tuple[Commit, str] | None:
@@ -125,7 +155,7 @@ def mend_published(life: Life, index: int) -> None:
 
 
 def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
-    """The record of a sync, as :meth:`.Life.commit`; where it is damaged, others are asked and waited for, for a grace.
+    """The record of a sync, as :func:`read_commit`; where it is damaged, others are asked and waited for, for a grace.
 
     Whoever has created it or read it can write it again, and so can everybody once the state after it is complete.
 
@@ -133,7 +163,7 @@ def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
         CorruptedObjectError: It is damaged, and nobody has written it again.
     """
     try:
-        return life.commit(sync)
+        return read_commit(life, sync)
     except CorruptedObjectError as error:
         left = error
     grace = life.settings.grace
@@ -144,7 +174,7 @@ def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
     for _ in range(_ASKING):
         life.timing.sleep(grace / _ASKING)
         try:
-            return life.commit(sync)
+            return read_commit(life, sync)
         except CorruptedObjectError as error:
             left = error
     raise left
@@ -164,7 +194,7 @@ def answer(life: Life) -> None:
         commit = progress.commit
         if commit is None:
             continue
-        life.commit(commit.sync, decided=True)
+        read_commit(life, commit.sync, decided=True)
         if life.published(progress.sync):
             mend_published(life, index)
             _mend_done(life, index)
@@ -190,7 +220,7 @@ def _mend_done(life: Life, index: int) -> None:
 
 
 def _done_again(life: Life, sync: int, index: int) -> Done | None:
-    found = life.commit(sync, decided=True)
+    found = read_commit(life, sync, decided=True)
     if found is None:
         return None
     sums: list[Sums] = []

@@ -15,7 +15,7 @@ from ._elastic_keys import Delta, Hint, commit_key, deltas, highest_epochs
 from ._elastic_life import Reload, RolledBack, Traffic
 from ._elastic_publish import collect
 from ._elastic_records import Commit
-from ._elastic_repair import answer, commit_mended
+from ._elastic_repair import answer, commit_mended, read_commit
 from ._elastic_rules import expected, former_farewells, in_force, may_commit, valid
 from ._elastic_start import check_run
 from ._errors import CorruptedObjectError, DivergedError, SyncError, SyncTimeoutError
@@ -149,7 +149,7 @@ class ElasticSync:
         if progress.commit is not None and progress.sync == self._sync:
             return progress.commit
         try:
-            found = life.commit(self._sync)
+            found = read_commit(life, self._sync)
         except (RolledBack, CorruptedObjectError):
             return None
         return None if found is None else found[0]

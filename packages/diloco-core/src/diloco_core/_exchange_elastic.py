@@ -22,6 +22,7 @@ from ._elastic_keys import Hint, inner_key, parse_inner
 from ._elastic_life import Life, Position, Progress, Reload, RolledBack, layout_bytes
 from ._elastic_publish import finish
 from ._elastic_records import Rollback
+from ._elastic_repair import read_commit
 from ._elastic_rollback import obey_rollback, saying_what_to_do
 from ._elastic_settings import Elastic
 from ._elastic_sizes import shards_of
@@ -198,7 +199,7 @@ class ElasticExchange:
         """
         life = self._running()
         try:
-            if life.commit(life.sync + 1) is not None:
+            if read_commit(life, life.sync + 1) is not None:
                 return True
         except (RolledBack, CorruptedObjectError, RunExistsError):
             return True  # it is there, and the sync sees to it
