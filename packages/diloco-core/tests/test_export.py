@@ -19,7 +19,8 @@ from diloco_core import (
     ObjectStoreAllReduce,
     RendezvousError,
     _export,
-    _export_sources,
+    _export_elastic,
+    _export_source,
     export,
 )
 from diloco_core._elastic_records import Done
@@ -246,14 +247,14 @@ def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(lab, t
             shutil.rmtree(tmp_path / "run" / "initial", ignore_errors=True)
         else:
             complete = [{int(state.name) + 2 if state.parts[0] == "state" else 1}] * 2
-            monkeypatch.setattr(_export_sources._ElasticSource, "complete", lambda self: complete)
+            monkeypatch.setattr(_export_elastic.ElasticSource, "complete", lambda self: complete)
             monkeypatch.setattr(_export, "states", lambda source, found: [max(found[0])])
             monkeypatch.setattr(_export, "state", lambda source, step: [step, step])
-            monkeypatch.setattr(_export_sources._ElasticSource, "files", lambda self, index, step: one_file(step))
+            monkeypatch.setattr(_export_elastic.ElasticSource, "files", lambda self, index, step: one_file(step))
         raise CorruptedObjectError("its space was written over")
 
     def one_file(step):
-        return [_export_sources.PublishedFile(f"state/{step:08}/x", 0)]
+        return [_export_source.PublishedFile(f"state/{step:08}/x", 0)]
 
     monkeypatch.setattr(_export, "_read", collected)
     with pytest.raises(CorruptedObjectError, match="is not whole: .* not there" if everything else "kept vanishing"):

@@ -41,7 +41,13 @@ OTHERS = {
     "_PART_OF_RANGE",
 }
 """Constants that count bytes of something else, or are not used here."""
-_ELSEWHERE = {"_connect", "_exchange_group", "_export", "_export_sources", "_inner_state", "_manager"}
+_ELSEWHERE = {
+    "diloco_core._connect",
+    "diloco_core._exchange_group",
+    "diloco_core._export",
+    "diloco_core._inner_state",
+    "diloco_core._manager",
+}
 """Modules that have no part in what is simulated."""
 _SIZE = re.compile(r"_?[A-Z_]*(BYTES|BLOCK|BUDGET|SIZE|RANGE|MEMORY)[A-Z_]*")
 _SMALL = 4096
@@ -89,8 +95,8 @@ def scaled(factor: int) -> Iterator[dict[str, int]]:
     Raises:
         RuntimeError: There is a constant in bytes of which it is not said here whether it is one of those.
     """
-    names = {module.name for module in pkgutil.iter_modules(diloco_core.__path__)} - _ELSEWHERE
-    modules = [importlib.import_module(f"diloco_core.{name}") for name in sorted(names)]
+    names = {module.name for module in pkgutil.walk_packages(diloco_core.__path__, "diloco_core.")} - _ELSEWHERE
+    modules = [importlib.import_module(name) for name in sorted(names)]
     found = [(module, name, value) for module in modules for name, value in _sizes(module)]
     unknown = {f"{module.__name__}.{name}" for module, name, _ in found if name not in CUTTING | OTHERS}
     if unknown:

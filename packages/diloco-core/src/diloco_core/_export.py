@@ -16,16 +16,8 @@ from safetensors.torch import save_file
 
 from ._checks import is_whole
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
-from ._export_sources import (
-    find_source,
-    lacking,
-    outer_steps,
-    sentence,
-    state,
-    states,
-    unsynced_files,
-    without_unsynced,
-)
+from ._export_source import lacking, outer_steps, state, states
+from ._export_sources import find_source, sentence, unsynced_files, without_unsynced
 from ._layout import Group, Layout, Piece, Rule
 from ._published import ValuesReader
 from ._store_ahead import open_ahead
@@ -35,7 +27,7 @@ from ._wire import Section
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from ._export_sources import PublishedFile, Source
+    from ._export_source import PublishedFile, Source
     from ._store_api import ObjectReader, Store
 
 _TRIES = 8
