@@ -216,6 +216,25 @@ class TestOnTheWay:
         assert all_equal(results, 3), results
         assert folder == "notes/" or not damaging[0].times
 
+    @pytest.mark.parametrize("stale", [1, 3, 10**9])
+    def test_a_listing_that_is_older_than_the_record_is_read_again(self, lab, tmp_path, stale):
+        """Rank 0 sees both contributions and commits; rank 1's listings do not hold rank 0's yet."""
+
+        class Stale(Damaging):
+            def list(self, prefix):
+                listing = self.inner.list(prefix)
+                committed = bool(self.inner.list("commits/"))
+                if not prefix.startswith("deltas/") or (committed and not self.hits(prefix)):
+                    return listing
+                return {key: size for key, size in listing.items() if "/00001." in key}
+
+        results = run_replicas(means(1), exchanges(tmp_path, lambda store: Stale(store, None, bool, stale)))
+        if stale < 4:
+            assert all_equal(results, 1), results
+        else:
+            assert isinstance(results[1], CorruptedObjectError)
+            assert "is gone: something deletes objects there" in str(results[1])
+
     def test_a_flip_in_any_chunk_of_a_contribution_changes_nothing(self, lab, tmp_path):
         """Small chunks: whatever was added up before a flip is not added up twice."""
 

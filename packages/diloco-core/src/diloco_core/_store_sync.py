@@ -239,8 +239,7 @@ class StoreSync:
         """Update the own shards, one after another, and publish each before the next one's turn."""
         own, store = self._p.rank, self._p.store
         carried = {rank: self._carried(rank, key) or 0 for rank, key in sorted(self._members.items())}
-        if any(key not in self._listing for key in self._members.values()):
-            self._listing = store.list(f"deltas/{self._number:08}/")
+        read_again(self._p.timing, self._list_members)
         with contextlib.ExitStack() as stack:
             deltas = {
                 (shard, rank): stack.enter_context(self._delta(shard, rank, groups))
@@ -269,6 +268,15 @@ class StoreSync:
                 )
                 self._sent += self._publish(shard)
 
+    def _list_members(self) -> None:
+        """Learn the sizes of all contributions: a listing may be older than the record that names them."""
+        members = self._members.values()
+        if any(key not in self._listing for key in members):
+            self._listing = self._p.store.list(f"deltas/{self._number:08}/")
+        for key in members:
+            if key not in self._listing:
+                raise CorruptedObjectError(f"{self._p.store.uri}/{key} is gone: something deletes objects there.")
+
     def _announce(
         self, deltas: Mapping[tuple[int, int], ShardDelta], carried: Mapping[int, int], block_bytes: int
     ) -> None:
@@ -281,8 +289,6 @@ class StoreSync:
 
     def _delta(self, shard: int, rank: int, groups: int) -> ShardDelta:
         key = self._members[rank]
-        if key not in self._listing:
-            raise CorruptedObjectError(f"{self._p.store.uri}/{key} is gone: something deletes objects there.")
         return ShardDelta(self._p.store, key, self._listing[key], self._delta_file(rank, groups), shard, self._p.timing)
 
     def _sent_bytes(self, rank: int, groups: int, block: Iterable[tuple[int, Piece]]) -> int:
