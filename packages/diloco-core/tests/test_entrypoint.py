@@ -188,8 +188,8 @@ def test_the_others_learn_of_a_failure(by_hand, trainer, tmp_path, when):
     good = by_hand(*common, "--rank", "0", "--trainer-module", trainer, "--trainer-fn", "two_means")
     kwargs = json.dumps({"join": when == "after it joined"})
     bad = by_hand(*common, "--rank", "1", "--trainer-module", "fails", "--trainer-kwargs-json", kwargs)
-    _, good_err = good.communicate(timeout=60)
-    _, bad_err = bad.communicate(timeout=60)
+    _, good_err = good.communicate(timeout=280)
+    _, bad_err = bad.communicate(timeout=280)
     assert good.returncode == 1
     assert ReplicaLostError.__name__ in good_err
     assert f"rank 1 failed after {'1 sync' if when == 'after it joined' else '0 syncs'}:" in good_err
