@@ -37,10 +37,30 @@ def square(folder, seconds):
     return rank * rank
 """
 ELASTIC = """
-import json, time
+import time
 import torch
-from worker import Batches, make_model
 from diloco_core import DiLoCo, connect
+from training import CLASSES, FEATURES, examples
+
+
+def make_model():
+    torch.manual_seed(0)
+    return torch.nn.Sequential(torch.nn.Linear(FEATURES, 64), torch.nn.ReLU(), torch.nn.Linear(64, CLASSES))
+
+
+class Batches:
+    def __init__(self, rank):
+        self.rank, self.position = rank, 0
+
+    def __next__(self):
+        self.position += 1
+        return examples(1_000_003 * (self.rank + 1) + self.position, 16)
+
+    def state_dict(self):
+        return {"position": self.position}
+
+    def load_state_dict(self, state):
+        self.position = state["position"]
 
 
 def train(syncs, step_seconds):
@@ -48,7 +68,7 @@ def train(syncs, step_seconds):
     exchange = connect()
     model = make_model()
     inner = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    batches = Batches(exchange.rank, exchange.world_size)
+    batches = Batches(exchange.rank)
     report = lambda sync: print(sync.to_json(), flush=True)
     outer = DiLoCo(model, inner, exchange, sync_every=10, stateful={"batches": batches}, on_sync=report)
     with outer:
@@ -273,9 +293,10 @@ def test_check_has_a_pod_try_the_bucket(rehearsal, bucket):
 
 
 def loss_of(path):
-    """Validation loss of the small classifier."""
-    program = "import sys; from worker import *; from safetensors.torch import load_file\n"
-    program += "model = make_model(); model.load_state_dict(load_file(sys.argv[1])); images, labels = data()\n"
-    program += "print(torch.nn.functional.cross_entropy(model(images[TRAINING:]), labels[TRAINING:]).item())"
+    """Loss of the small classifier on examples that no rank has learned."""
+    program = "import sys; from elastic_trainer import *; from safetensors.torch import load_file\n"
+    program += "model = make_model(); model.load_state_dict(load_file(sys.argv[1])); inputs, labels = examples(7, 2000)\n"
+    program += "print(torch.nn.functional.cross_entropy(model(inputs), labels).item())"
     command = [sys.executable, "-c", program, str(path)]
-    return float(subprocess.run(command, cwd=TOOLS / "chaos", check=True, capture_output=True, text=True).stdout)
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path.parent), str(TOOLS / "chaos"), *sys.path])}
+    return float(subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout)

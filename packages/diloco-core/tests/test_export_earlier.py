@@ -109,6 +109,48 @@ class TestEarlierStates:
         export(uri, tmp_path / "model", at=6)
         loads_exactly(tmp_path / "model", Adapted, held[6])
 
+    @pytest.mark.parametrize("kind", ["sharded", "gather"])
+    @pytest.mark.parametrize("fragments", [1, 2])
+    @pytest.mark.parametrize("harm", ["gone", "torn"])
+    def test_without_the_record_of_a_rollback_steps_are_counted_right(self, lab, tmp_path, kind, fragments, harm):
+        """What was given up counted again: the same model had other numbers, and under ``at=`` there was another model."""
+        uri = str(tmp_path / "run")
+        self.history(lab, uri, kind, fragments)
+        last = 5 + fragments
+        store = open_store(uri)
+        kept = {1: (last - 1,), 2: (last - 2, last - 1)}[fragments]
+        run = digest(store.get(MANIFEST))
+        store.create(commit_key(last + 1), Rollback(last + 1, kept, (last,), {0: 1, 1: 1}, run=run).to_json())
+
+        def without_the_record():
+            record = tmp_path / "run" / commit_key(last + 1)
+            return record.unlink() if harm == "gone" else record.write_text("torn")
+
+        held = self.history(lab, uri, kind, fragments, syncs=last + 2)
+        true = {}
+        for step in range(3 * last):
+            try:
+                export(uri, tmp_path / f"before{step}", at=step)
+            except RendezvousError:
+                continue
+            true[step] = load_file(tmp_path / f"before{step}")
+        newest = max(true)
+        assert newest >= max(held)
+        without_the_record()
+        assert export(uri, tmp_path / "model") == newest
+        found = 0
+        for step in range(3 * last):
+            try:
+                assert export(uri, tmp_path / "model", at=step) == step
+            except CorruptedObjectError as error:
+                assert f"{commit_key(last + 1)} is damaged or gone" in str(error)
+                assert "cannot be told from what was given up" in str(error)
+                continue
+            found += 1
+            model = load_file(tmp_path / "model")
+            assert all(torch.equal(value, true[step][name]) for name, value in model.items())
+        assert found
+
     @pytest.mark.parametrize("done", [True, False])
     def test_a_damaged_record_of_the_newest_sync_is_made_up_for(self, lab, tmp_path, caplog, done):
         self.history(lab, tmp_path / "run", "sharded")

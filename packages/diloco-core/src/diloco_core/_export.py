@@ -16,7 +16,8 @@ from safetensors.torch import save_file
 
 from ._checks import is_whole
 from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
-from ._export_source import lacking, outer_steps, state, states
+from ._elastic_keys import commit_key
+from ._export_source import lacking, state, states
 from ._export_sources import find_source, sentence, unsynced_files, without_unsynced
 from ._layout import Group, Layout, Piece, Rule
 from ._published import ValuesReader
@@ -222,7 +223,7 @@ def _why(source: Source, number: int) -> _Unfinished | None:
     if len(others) == 1:
         what = f"{first} is not there, nor is {others[0]}"
     return _Unfinished(
-        outer_steps(source, number),
+        source.outer_steps(number),
         f"{what}. A replica may be about to write that; if none is running, the run ended before it was written, or something "
         "has deleted it.",
     )
@@ -249,7 +250,7 @@ def _choose(
 ) -> _Choice:
     """The newest state, or the one that is asked for."""
     numbers = states(source, _patiently(source.complete))
-    steps = {number: outer_steps(source, number) for number in numbers}
+    steps = {number: source.outer_steps(number) for number in numbers}
     whole = [number for number in numbers if not any(part in damaged for part in enumerate(state(source, number)))]
     wanted = [number for number in whole if at in {None, steps[number]}]
     if wanted and at is not None:
@@ -264,9 +265,15 @@ def _choose(
         error = next(iter(damaged.values()))
         raise CorruptedObjectError(f"{sentence(error)} {held}") from error
     for number in incomplete:
-        found = _why(source, number) if at in {None, outer_steps(source, number)} else None
+        found = _why(source, number) if at in {None, source.outer_steps(number)} else None
         if found is not None and number > source.first:
             raise CorruptedObjectError(f"{_the_states([found.step])} in {store.uri} is not whole: {found.why} {held}")
+    if source.unknown:
+        raise CorruptedObjectError(
+            f"{store.uri}/{commit_key(source.unknown)} is damaged or gone. It is the record with which the run went back to older "
+            "states: without it, those of before cannot be told from what was given up, and are not exported. Start the run's "
+            f"replicas again: they write what can be made again, and newer states have no need of it. {held}"
+        )
     if at is not None:
         raise RendezvousError(
             f"{store.uri} does not hold the state after outer step {at}. It holds: {_listed(list(steps.values()))}. "

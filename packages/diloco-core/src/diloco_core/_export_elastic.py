@@ -12,7 +12,7 @@ from ._elastic_records import Commit, Done, Rollback, of_run, read_record
 from ._elastic_rules import done_states
 from ._elastic_rules import states as published_states
 from ._errors import CorruptedObjectError, ObjectNotFoundError, RunExistsError
-from ._export_source import PublishedFile, state
+from ._export_source import PublishedFile, outer_steps, state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,12 +26,18 @@ _log = logging.getLogger("diloco_core")
 
 
 class ElasticSource:
-    """An elastic run: its records say what is complete, and what was given up."""
+    """An elastic run: its records say what is complete, and what was given up.
+
+    Attributes:
+        unknown: Number of the newest rollback whose record cannot be read, as of the last call of :meth:`complete`; 0 if all
+            can. Which older states were given up is not known then, so they count as not there.
+    """
 
     first = 0
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.rollbacks: Sequence[Rollback] = []
+        self.unknown = 0
         self.run_id = manifest.run_id
         self.fragments = manifest.fragments
         self.unsynced = manifest.unsynced
@@ -47,7 +53,25 @@ class ElasticSource:
         for index, syncs in enumerate(found):
             if all(file.key in initial for file in self.files(index, 0)):
                 syncs.add(0)
+        if self.unknown:  # which of the states before that were given up, nobody can tell
+            found = [{sync for sync in syncs if sync > self.unknown} for syncs in found]
         return found
+
+    def outer_steps(self, number: int) -> int:
+        """How many outer steps the model had taken after a number of the log."""
+        if not self.unknown:
+            return outer_steps(self, number)
+        # How many syncs were given up is not known, but every record of one that counts says how many do.
+        steps = 0
+        for sync in state(self, number):
+            try:
+                record = self._record(sync)
+            except ObjectNotFoundError as error:
+                raise CorruptedObjectError(f"{self._store.uri}/{commit_key(sync)} is gone") from error
+            if isinstance(record, Rollback):
+                raise CorruptedObjectError(f"{self._store.uri}/{commit_key(sync)} is of no sync")
+            steps += record.outer_steps
+        return steps
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
         """The shards of a fragment's state after a sync."""
@@ -85,7 +109,7 @@ class ElasticSource:
             numbers = {number for number in begun if number <= settled and begun.issuperset(state(self, number))}
             numbers |= {last} if ended else set()
         obsolete = {sync for rollback in self.rollbacks for sync in (rollback.sync, *rollback.given_up)}
-        return sorted(numbers - obsolete, reverse=True)
+        return sorted((number for number in numbers - obsolete if number > self.unknown), reverse=True)
 
     def missing(self, index: int, sync: int) -> list[str]:
         """Keys that a fragment's state after a sync is made of, and that are not there."""
@@ -99,6 +123,7 @@ class ElasticSource:
     def _read_rollbacks(self) -> list[Rollback]:
         """All that can be read, the oldest first. Every record of the log names the newest rollback before it."""
         found: list[Rollback] = []
+        self.unknown = 0
         following: int | None = (
             None  # which record is to be read next; None: the newest before `limit` that can be read
         )
@@ -112,8 +137,10 @@ class ElasticSource:
             try:
                 record = self._record(sync)
             except (CorruptedObjectError, ObjectNotFoundError) as error:
+                if following:
+                    self.unknown = sync
+                    break
                 _log.warning("%s. What it says is left out of account: the record before it is read instead.", error)
-                following = None
                 continue
             if isinstance(record, Rollback):
                 found.append(record)

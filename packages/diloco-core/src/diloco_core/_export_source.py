@@ -36,6 +36,8 @@ class Source(Protocol):
         first: Outer steps that had been taken when the run began.
         rollbacks: The records that say from which older states the run went on, the oldest first; as of the last call of
             :meth:`complete`.
+        unknown: Number of the newest rollback whose record cannot be read, as of that call; 0 if all can. States of before
+            are not told of then.
     """
 
     run_id: str
@@ -43,9 +45,14 @@ class Source(Protocol):
     unsynced: Mapping[str, Any]
     first: int
     rollbacks: Sequence[Rollback]
+    unknown: int
 
     def complete(self) -> list[set[int]]:
         """For every fragment, after which syncs its state is completely published, and was not given up."""
+        ...
+
+    def outer_steps(self, number: int) -> int:
+        """How many outer steps the model had taken after a number of the log."""
         ...
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:

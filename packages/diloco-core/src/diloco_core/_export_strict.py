@@ -27,6 +27,7 @@ class StrictSource:
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self.rollbacks: Sequence[Rollback] = []
+        self.unknown = 0
         self.run_id = manifest["run_id"]
         self._run = manifest["run"]
         self.fragments = manifest["fragments"]
@@ -45,6 +46,10 @@ class StrictSource:
             if all(state_key(self._run, sync, number) in listing for number in range(self.fragments[index]["shards"])):
                 found[index].add(step)
         return found
+
+    def outer_steps(self, number: int) -> int:
+        """How many outer steps the model had taken after a number of the log: the number itself."""
+        return number
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
         """The shards of a fragment's state after a sync."""
