@@ -13,10 +13,11 @@ from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 SETTINGS = {"grace": 10.0, "publish_every": 4}
 
 
-def train(target, value=1.0):
-    """Steps of a model of two fragments, the same every time; its values at the end."""
+def train(target, *values):
+    """Steps of a model of two fragments, the same every time; its values at the end. ``values``: what each rank begins with."""
 
     def replica(node):
+        value = values[node.rank % len(values)]
         model = torch.nn.ParameterList([torch.full((40,), value), torch.full((30,), value)])
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         with DiLoCo(model, inner, node.exchange, sync_every=2, fragments=2) as outer:
@@ -35,7 +36,7 @@ def killed_early(topology):
     for operation in range(24, 300, 4):
         faults = [Fault(rank, 1, operation, "kill before") for rank in range(2)]
         outcome = simulate(
-            train(30),
+            train(30, 1.0),
             Schedule(2, 1, faults=faults),
             Elastic(2, topology=topology, **SETTINGS),
             most_lives=1,
@@ -56,9 +57,11 @@ def copy_of(store):
     return copied
 
 
-def resumed(store, topology, value=1.0):
+def resumed(store, topology, *values):
     settings = Elastic(2, topology=topology, resume=True, **SETTINGS)
-    return simulate(train(6, value), Schedule(2, 2), settings, store=store, most_lives=2, sync_timeout=100.0)
+    return simulate(
+        train(6, *(values or [1.0])), Schedule(2, 2), settings, store=store, most_lives=2, sync_timeout=100.0
+    )
 
 
 HARMS = {
@@ -92,11 +95,54 @@ def test_what_is_damaged_or_gone_is_written_again(topology, caplog):
                 assert torch.equal(found, wanted)
 
 
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_one_replica_that_has_the_values_is_enough_whichever_shard_it_is(topology):
+    """As it is by default, where the others adopt rank 0's: nobody but rank 0 can write again what others would look at."""
+    store, keys = killed_early(topology)
+    expected = resumed(copy_of(store), topology)
+    for key in keys:
+        damaged = copy_of(store)
+        damaged.damage(key, HARMS["values"](damaged.objects[key]))
+        outcome = resumed(damaged, topology, 1.0, 2.0)
+        assert outcome.finished, outcome.errors()
+        for found, wanted in zip(outcome.results.values(), expected.results.values(), strict=True):
+            assert torch.equal(found, wanted)
+
+
+class Rotten(SimulatedStore):
+    """Harms an object of the initial state when the run has just begun."""
+
+    def __init__(self, which, harm):
+        super().__init__()
+        self.which, self.harm = which, harm
+
+    def write(self, key, data):
+        super().write(key, data)
+        if key == "manifest.json":
+            wanted = sorted(key for key in self.objects if key.startswith("initial/"))[self.which]
+            self.damage(wanted, self.harm(self.objects[wanted]))
+
+
+@pytest.mark.parametrize("which", range(4))
+def test_who_cannot_read_it_where_a_run_begins_asks_those_that_can_write_it_again(which, caplog):
+    with caplog.at_level(logging.ERROR):
+        outcome = simulate(
+            train(6, 1.0, 2.0),
+            Schedule(2, 3, starts=[0.0, 1.0]),
+            Elastic(2, **SETTINGS),
+            store=Rotten(which, HARMS["values"]),
+            most_lives=1,
+            sync_timeout=100.0,
+        )
+    assert outcome.finished, outcome.errors()
+    assert "Writing it again: this replica has the same values" in caplog.text
+
+
 def test_a_replica_with_other_values_cannot_write_it_again():
     store, (*_, key) = killed_early("sharded")
-    assert resumed(copy_of(store), "sharded", value=2.0).finished, "it takes those of the run"
+    assert resumed(copy_of(store), "sharded", 2.0).finished, "it takes those of the run"
     store.damage(key, HARMS["values"](store.objects[key]))
-    outcome = resumed(store, "sharded", value=2.0)
+    outcome = resumed(store, "sharded", 2.0)
     assert not outcome.finished
     assert any(isinstance(error, CorruptedObjectError) and key in str(error) for error in outcome.errors().values())
 

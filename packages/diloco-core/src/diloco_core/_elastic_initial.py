@@ -1,7 +1,8 @@
 """The initial state of a run, where a replica has its values already: a model of the same seed, or of the same checkpoint.
 
 Until a newer state is complete it is the only one of the run, and nothing can compute it again. But most replicas bring the
-same values, and need neither read them nor fear for them: what is damaged or gone in the store they write again.
+same values, and need neither read them nor fear for them: what is damaged or gone in the store they write again, when they
+begin and when others ask for it. Later they hold other values.
 """
 
 from __future__ import annotations
@@ -9,8 +10,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from ._elastic_keys import Delta, commit_key, deltas
-from ._elastic_life import not_as_recorded
+from ._elastic_keys import Delta, commit_key, commit_sync, deltas
+from ._elastic_life import Progress, not_as_recorded
 from ._elastic_repair import computed_otherwise
 from ._elastic_rules import newest_done
 from ._errors import CorruptedObjectError
@@ -18,11 +19,11 @@ from ._published import shard_metadata
 from ._sharded import adopt_shard
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import torch
 
-    from ._elastic_life import Life, Progress
+    from ._elastic_life import Life
     from ._elastic_records import Done
     from ._layout import Piece
     from ._store_api import ObjectReader
@@ -35,11 +36,33 @@ def shards_in_memory(life: Life, index: int, done: Done) -> set[int]:
     return {number for number, values in enumerate(done.sums) if life.shard(0, index, number).digest() == values}
 
 
-def take_from_memory(life: Life, index: int, number: int, fresh: Progress, listing: Mapping[str, int]) -> bool:
-    """Take a shard of the initial state from memory, and see to the one in the store.
+def shards_to_look_at(life: Life, held: Iterable[int]) -> set[int]:
+    """Those of the shards in memory whose files this rank reads when it begins, so that damage is found while it can be mended.
 
-    Of those that are there, every rank looks at the ones with ``number % world_size == rank``: so what is damaged is found
-    while somebody can write it again.
+    Where a run begins, each rank looks at the shards with ``number % world_size == rank``: who cannot read another one asks
+    for it. Where there are syncs already, a rank looks at all: it will replay those, and not have these values any more.
+    """
+    if any(map(commit_sync, life.store.list("commits/"))):
+        return set(held)
+    return {number for number in held if number % life.manifest.world_size == life.rank}
+
+
+def mend_initial(life: Life) -> None:
+    """Another replica cannot read something: see to the initial states whose values are still in memory."""
+    for index, progress in enumerate(life.fragments):
+        if progress.sync or progress.commit is not None:
+            continue
+        done = life.manifest.done(index)
+        held = shards_in_memory(life, index, done)
+        if held and not _is_collected(life, index):
+            for number in held:
+                _look_at(life, index, number, Progress.recorded(progress.job, done))
+
+
+def take_from_memory(
+    life: Life, index: int, number: int, fresh: Progress, listing: Mapping[str, int], *, look: bool
+) -> bool:
+    """Take a shard of the initial state from memory, and see to the one in the store.
 
     Args:
         life: Whose.
@@ -47,6 +70,7 @@ def take_from_memory(life: Life, index: int, number: int, fresh: Progress, listi
         number: The shard's, one of :func:`shards_in_memory`.
         fresh: The fragment's initial state as it is recorded.
         listing: What the store holds of it.
+        look: Whether its file is read, if it is there.
 
     Returns:
         False where it was collected, since there are (or were) newer states.
@@ -59,7 +83,7 @@ def take_from_memory(life: Life, index: int, number: int, fresh: Progress, listi
         return out.copy_(job.published(piece))
 
     adopt_shard(job, number, read, life.chunk_bytes, life.scratch)
-    if key not in listing or number % life.manifest.world_size == life.rank:
+    if look or key not in listing:
         _look_at(life, index, number, fresh)
     return True
 

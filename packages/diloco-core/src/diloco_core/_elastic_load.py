@@ -6,7 +6,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ._elastic_history import History, close_gaps
-from ._elastic_initial import shards_in_memory, take_from_memory
+from ._elastic_initial import shards_in_memory, shards_to_look_at, take_from_memory
 from ._elastic_kept import bring_back, mend_from_copies
 from ._elastic_keys import commit_key, commit_sync, done_key
 from ._elastic_life import Progress, not_as_recorded
@@ -159,10 +159,11 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
             life.shard(sync, index, numbers[key]).announce(reader, life.origin(key))
 
     held = set() if sync else shards_in_memory(life, index, done)
+    looked_at = shards_to_look_at(life, held) if held else set()
     for key, number in numbers.items():
         life.fragments[index].forget_outer(number, life.chunk_bytes)
         if number in held:
-            if not take_from_memory(life, index, number, fresh, listing):
+            if not take_from_memory(life, index, number, fresh, listing, look=number in looked_at):
                 return key
             fresh.values_at[number] = sync
     sizes = {key: listing.get(key) for key, number in numbers.items() if number not in held}

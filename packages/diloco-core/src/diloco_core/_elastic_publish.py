@@ -10,7 +10,7 @@ from ._elastic_kept import forget_kept
 from ._elastic_keys import done_key
 from ._elastic_publications import Publications
 from ._elastic_records import Done
-from ._elastic_repair import readable_done
+from ._elastic_repair import check_shard, readable_done, rewrite_shard
 from ._elastic_rules import collectable, kept_from, newest_done
 from ._errors import CorruptedObjectError, ObjectNotFoundError
 from ._published import shard_metadata
@@ -73,7 +73,7 @@ def finish(life: Life) -> None:
             # Lives that leave at the same time begin at different shards.
             start = life.rank % len(shards)
             _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
-            if not all(_is_own(life, done, shard, _stored_sums(life, progress, index, shard)) for shard in shards):
+            if not all([_is_own(life, done, shard, _whole_sums(life, progress, index, shard)) for shard in shards]):
                 continue
         elif missing:
             continue
@@ -191,6 +191,8 @@ def _is_own(life: Life, done: Done, shard: int, found: Sums | None) -> bool:
 
 
 def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
+    """What a published shard says at its end; None where that cannot be used: a later publication makes up for it."""
+
     def read() -> Sums | None:
         try:
             opened = life.store.store.open(key, size)  # so that it is one small request
@@ -198,25 +200,25 @@ def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
             return None
         return life.store.read(key, lambda reader: shard.end(reader, life.origin(key)), opened)
 
-    return read_again(life.timing, read)
+    try:
+        return read_again(life.timing, read)
+    except CorruptedObjectError as error:
+        text = "rank %d: %s. Nobody will begin from this state; a later one takes its place."
+        _log.error(text, life.rank, str(error).rstrip("."))
+        return None
 
 
-def _stored_sums(life: Life, progress: Progress, index: int, number: int) -> Sums | None:
-    key = life.key(progress.sync, index, number)
-    shard = life.shard(progress.sync, index, number)
+def _whole_sums(life: Life, progress: Progress, index: int, number: int) -> Sums | None:
+    """The checksums of a published shard, all of which was verified; where it is damaged, it is written again from memory.
 
-    def use(reader: ObjectReader) -> Sums:
-        return shard.check(reader, life.origin(key), life.scratch)
-
-    def read() -> Sums | None:
-        try:
-            return life.store.read(key, use)
-        except CorruptedObjectError:
-            if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
-                return None  # it was removed while it was read, and its space written over
-            raise
-
-    return read_again(life.timing, read)
+    None where it was removed, since there is newer state.
+    """
+    try:
+        return check_shard(life, progress.sync, index, number)
+    except CorruptedObjectError as error:
+        if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
+            return None  # it was removed while it was read, and its space written over
+        return rewrite_shard(life, progress, progress.sync, number, error)
 
 
 def _create_done(life: Life, done: Done) -> None:

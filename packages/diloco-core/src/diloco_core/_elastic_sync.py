@@ -11,6 +11,7 @@ from ._elastic_adopt import Adoption
 from ._elastic_catchup import diverged
 from ._elastic_delta import ChangedError, schema
 from ._elastic_fork import check_next, look_back
+from ._elastic_initial import mend_initial
 from ._elastic_keys import Delta, Hint, commit_key, deltas, highest_epochs
 from ._elastic_life import Reload, RolledBack, Traffic
 from ._elastic_publish import collect
@@ -243,6 +244,7 @@ class ElasticSync:
         if asked - self._life.answered:
             self._life.answered |= asked
             answer(self._life)
+            mend_initial(self._life)
 
     def _valid(self, listing: Mapping[str, int]) -> dict[int, Delta]:
         return valid(
