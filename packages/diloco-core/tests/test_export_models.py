@@ -10,6 +10,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from diloco_core import (
+    ConfigurationError,
     CorruptedObjectError,
     DiLoCo,
     Elastic,
@@ -30,6 +31,44 @@ def test_the_whole_model_comes_back(lab, tmp_path, make, kind, buffers):
     values = trained(lab, tmp_path / "run", kind, make, buffers=buffers)
     assert export(str(tmp_path / "run"), tmp_path / "model") == 3
     loads_exactly(tmp_path / "model", make, values)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most", "says"),
+    [
+        (torch.float16, 65504.0, "it holds up to 65504"),
+        (torch.bfloat16, torch.finfo(torch.bfloat16).max, "it holds up to 3.38953e+38"),
+        (torch.float8_e5m2, 57344.0, "it holds up to 57344"),
+        (torch.float8_e4m3fn, 448.0, "it holds up to 448"),
+    ],
+)
+def test_a_dtype_that_cannot_hold_a_value_is_refused(lab, tmp_path, dtype, most, says):
+    def make(value):
+        model = nn.Linear(2, 1)
+        model.register_buffer("mask", torch.tensor([value, -float("inf")]))
+        return model
+
+    trained(lab, tmp_path / "fits", "strict", lambda: make(-most), buffers="none")
+    export(str(tmp_path / "fits"), tmp_path / "model", dtype=dtype)
+    assert load_file(tmp_path / "model")["mask"][0].float().item() == -most
+    larger = torch.finfo(torch.float32).min if dtype == torch.bfloat16 else -2 * most
+    trained(lab, tmp_path / "does not", "strict", lambda: make(larger), buffers="none")
+    with pytest.raises(ConfigurationError, match="cannot hold the values of 'mask'") as caught:
+        export(str(tmp_path / "does not"), tmp_path / "other", dtype=dtype)
+    assert says in str(caught.value)
+    assert not (tmp_path / "other").exists()
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "model.safetensors", "state/model"])
+def test_nothing_is_written_into_the_runs_own_folder(lab, tmp_path, name):
+    trained(lab, tmp_path / "run", "strict", Adapted)
+    before = (tmp_path / "run" / "manifest.json").read_bytes()
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for folder in ("run", "link", "run/../run"):
+        with pytest.raises(ConfigurationError, match="lies in the run's own folder"):
+            export(str(tmp_path / "run"), tmp_path / folder / name)
+    assert (tmp_path / "run" / "manifest.json").read_bytes() == before
+    assert not list((tmp_path / "run").rglob(".*"))
 
 
 @pytest.mark.parametrize("wrapper", WRAPPERS)

@@ -1,6 +1,7 @@
 """A rank that comes back gets its inner optimizer, its random numbers and its place in the data back."""
 
 import random
+import shutil
 
 import numpy as np
 import pytest
@@ -125,9 +126,25 @@ def test_only_the_newest_is_kept(tmp_path):
         assert "xxh3" in file.keys()  # noqa: SIM118 - no mapping
 
 
-def test_never_means_never(tmp_path):
+def test_never_means_never(tmp_path, caplog):
+    _train(str(tmp_path), 0, 3, Loader(), every=0)
     _train(str(tmp_path), 0, 6, Loader(), every=0)
     assert not (tmp_path / "inner").exists()
+    assert "fresh inner state" not in caplog.text
+
+
+@pytest.mark.parametrize("gone", [False, True])
+def test_where_none_is_there_it_is_said(tmp_path, caplog, gone):
+    if gone:
+        _train(str(tmp_path), 0, 3, Loader())
+        shutil.rmtree(tmp_path / "inner")
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            _train(str(tmp_path), 0, 9, Loader(), every=10, stop=7)  # killed before the first saving
+    assert "fresh inner state" not in caplog.text
+    _train(str(tmp_path), 0, 6, Loader())
+    assert "rank 0 goes on with a fresh inner state, since the store holds none of this rank" in caplog.text
+    assert "has to pass over the 6 batches" in caplog.text
 
 
 class TestDamage:

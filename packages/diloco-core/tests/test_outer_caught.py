@@ -17,6 +17,23 @@ def parts(lab, exchange, dtype=torch.float32, **options):
     return model, inner, DiLoCo(model, inner, exchange, **{"sync_every": 1, **options})
 
 
+def interrupted_after(outer):
+    """Ctrl-C when the exchange is through with a sync, and the loop has not counted it yet."""
+    sync, adopted = outer._exchange.sync, []
+
+    def noticed(*args, **options):
+        adopted.append(sync(*args, **options))
+        return adopted[-1]
+
+    outer._exchange.sync = noticed
+
+    def seen():
+        if adopted:
+            raise KeyboardInterrupt
+
+    return seen
+
+
 class TestASyncThatHasFailed:
     """In fp16 the outer step of the last bias overflows, when the first ones are adopted already."""
 
@@ -55,6 +72,19 @@ class TestASyncThatHasFailed:
         for use in (outer.state_dict, outer.flush, lambda: lab.push(model, inner, 0, 0)):
             with pytest.raises(SyncError, match=r"undefined.*The error was NonFiniteUpdateError: in sync"):
                 use()
+        with pytest.raises(SyncError, match="undefined"):
+            outer.__exit__(None, None, None)
+
+    @pytest.mark.parametrize("options", [{}, {"min_replicas": 1}])
+    def test_so_it_is_where_it_was_interrupted_before_it_was_counted(self, lab, tmp_path, monkeypatch, options):
+        """The model had taken a step that no counter knew of."""
+        model, inner, outer = parts(lab, connect(tmp_path, rank=0, world_size=1, **options))
+        outer.__enter__()
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(outer._unseen, "seen", interrupted_after(outer))
+            lab.push(model, inner, 0, 0)
+        with pytest.raises(SyncError, match="undefined"):
+            lab.push(model, inner, 0, 1)
         with pytest.raises(SyncError, match="undefined"):
             outer.__exit__(None, None, None)
 

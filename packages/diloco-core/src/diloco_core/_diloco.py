@@ -501,12 +501,28 @@ class DiLoCo:
                 # A strict run may be over for this replica at any sync, if another one has left before it.
                 report = self._exchange.sync(fragment, last=last or not isinstance(self._exchange, ElasticExchange))
                 fragment.finish()
+            report = self._account_for(report, number, inner_steps, counted)
         except BaseException as error:
             if not isinstance(error, UnequalSyncsError):
                 self._failure = (
                     f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
                 )
             raise
+        _log.debug("rank %d: %s", self._exchange.rank, report)
+        if self._on_sync is not None:
+            self._on_sync(report)
+        return report
+
+    def _account_for(self, report: SyncReport, number: int, inner_steps: int, counted: int) -> SyncReport:
+        """Count what a sync has brought; its report, complete.
+
+        Args:
+            report: What the exchange says of it.
+            number: Of which fragment it was.
+            inner_steps: How many inner steps this replica had taken for it.
+            counted: How many inner steps of this rank the run had counted before it.
+        """
+        count = self._count
         self._unseen.seen()
         if report.contribution in {"carried", "open"}:
             inner_steps = 0  # the fragment's next sync covers them, and its report counts them
@@ -522,17 +538,13 @@ class DiLoCo:
             count.close_all()
             if self._exchange.counted < counted and self._entered:
                 notices.went_back(self._exchange.rank, self._exchange.counted, count.inner_steps)
-        report = dataclasses.replace(
+        return dataclasses.replace(
             report,
             sync=count.committed,
             inner_steps=inner_steps,
             batches_to_skip=self._jump(),
             total_inner_steps=count.inner_steps,
         )
-        _log.debug("rank %d: %s", self._exchange.rank, report)
-        if self._on_sync is not None:
-            self._on_sync(report)
-        return report
 
     def _say_what_is_lost(self, number: int, inner_steps: int) -> None:
         """This replica has reloaded the whole model.

@@ -297,11 +297,13 @@ class OwnState:
                     self.behind,
                 )
             return
-        if passed_over:
+        if passed_over or (self.behind and self._every):
+            why = "" if passed_over else ", since the store holds none of this rank"
             _log.warning(
-                "rank %d goes on with a fresh inner state: optimizer, random generators and stateful= begin anew, and a data "
+                "rank %d goes on with a fresh inner state%s: optimizer, random generators and stateful= begin anew, and a data "
                 "loader has to pass over the %d batches that the run has counted of this rank (batches_to_skip)",
                 exchange.rank,
+                why,
                 self.behind,
             )
 

@@ -22,6 +22,7 @@ from ._export_sources import find_source, sentence, unsynced_files, without_unsy
 from ._layout import Group, Layout, Piece, Rule
 from ._published import ValuesReader
 from ._store_ahead import open_ahead
+from ._store_folder import FolderStore
 from ._store_open import open_store
 from ._wire import Section
 
@@ -78,8 +79,8 @@ def export(
         CorruptedObjectError: The store does not hold what its records promise: the state ``at`` is damaged or incomplete, or
             all are, or the manifest is, or what was not synced; it says what to do.
         StoreUnavailableError: The store cannot be listed and read; it need not be writable.
-        ConfigurationError: ``dtype`` is no floating-point dtype, ``at`` is not a number of outer steps, or ``path`` cannot be
-            written. Its folder must exist.
+        ConfigurationError: ``dtype`` is no floating-point dtype or cannot hold a value of the model, ``at`` is not a number of
+            outer steps, or ``path`` cannot be written or lies in the run's own folder. Its folder must exist.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigurationError(f"dtype must be a floating-point dtype, not {dtype!r}")
@@ -89,9 +90,13 @@ def export(
         raise ConfigurationError(f"path must be the name of a file, not {path!r}")
     if not isinstance(uri, (str, os.PathLike)):
         raise ConfigurationError(f"uri must be the run's prefix, as text or a path, not {uri!r}")
+    if not isinstance(synced_only, bool):
+        raise ConfigurationError(f"synced_only must be True or False, not {synced_only!r}")
     target = Path(path)
     with _replacing(target) as temporary:
         store = open_store(os.fspath(uri), reading=True)
+        if isinstance(store, FolderStore) and target.resolve().is_relative_to(store.root.resolve()):
+            raise _unwritable(target, "it lies in the run's own folder, where only the run's objects belong")
         try:
             source = _patiently(lambda: find_source(store))
             choice, tensors = _newest_whole(store, source, dtype, at)
@@ -350,7 +355,15 @@ def _tensor(flat: list[torch.Tensor], entry: Mapping[str, Any], dtype: torch.dty
     shape, start, group = torch.Size(entry["shape"]), int(entry["start"]), int(entry["group"])
     values = flat[group][start : start + shape.numel()].view(shape)
     own = _dtype(entry["dtype"])
-    return values.to(dtype if dtype is not None and own.is_floating_point else own, copy=True)
+    if dtype is None or not own.is_floating_point:
+        return values.to(own, copy=True)
+    largest = torch.finfo(dtype).max
+    if bool((values.isfinite() & (values.abs() > largest)).any()):
+        raise ConfigurationError(
+            f"dtype={dtype} cannot hold the values of {entry['name']!r}: they go up to {values[values.isfinite()].abs().max():.6g}, "
+            f"and it holds up to {largest:.6g}. Leave dtype out ({own} then), or take one with a larger range."
+        )
+    return values.to(dtype, copy=True)
 
 
 def _part(flat: list[torch.Tensor], piece: Piece) -> torch.Tensor:
