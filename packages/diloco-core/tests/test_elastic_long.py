@@ -91,7 +91,7 @@ def test_costs_are_flat_and_as_modelled(replicas, syncs, topology, elements):
     if topology == "sharded":
         assert (1 + 2 / replicas) * least <= sent < 1 + 2 / replicas + 0.2
         assert 2 * others / replicas * least <= received < 2 * others / replicas + 0.1
-        assert 3 * others * least <= requests < 3 * others + 24
+        assert 2 * others * least <= requests < 2 * others + 24
     else:
         assert (1 + 2 / replicas / 4) * least <= sent < 1 + 2 / replicas / 4 + 0.2
         assert others * least <= received < others + 0.1

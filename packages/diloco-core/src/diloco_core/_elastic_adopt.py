@@ -68,6 +68,7 @@ class Adoption:
         if self._mending and self._done is None:
             self._done = readable_done(life, commit.sync, commit.fragment)
         self._damaged: dict[int, str] = {}
+        self._unreadable: CorruptedObjectError | None = None
 
     def run(self) -> None:
         """Adopt it; afterwards memory and store agree.
@@ -84,7 +85,11 @@ class Adoption:
             return
         # A state that is mended has been published once: what is whole of it is taken as it is, by its owner too.
         own = [shard for shard in shards if self.owner(shard) == self._member and not self._mending]
-        self._compute([[shard] for shard in own])
+        try:
+            self._compute([[shard] for shard in own])
+        except CorruptedObjectError as error:
+            self._leave_to_others(error)
+            own = []
         self._take([shard for shard in shards if shard not in own])
         if self.designated:
             write_done(self._life, self._commit)
@@ -137,15 +142,37 @@ class Adoption:
                 life.absent |= {self._commit.members[self.owner(shard)].rank for shard in pending} - {life.rank}
             arrived = self._adopt_published(pending)
             for shard in pending:
-                if shard not in arrived and elapsed >= self.turn(shard):
-                    self._compute([[shard]])
+                if shard not in arrived and elapsed >= self.turn(shard) and self._unreadable is None:
+                    try:
+                        self._compute([[shard]])
+                    except CorruptedObjectError as error:
+                        self._leave_to_others(error)
+                        break
                     arrived.append(shard)
             pending = [shard for shard in pending if shard not in arrived]
             if pending and not arrived:
+                if self._unreadable is not None and elapsed >= life.settings.grace + max(turns):
+                    raise self._unreadable
                 wait = wait or life.wait(life.timing.sync_timeout, lambda: None, expired, turns)
                 wait.pause()
         if wait is not None:
             life.traffic.waited += wait.elapsed()
+
+    def _leave_to_others(self, error: CorruptedObjectError) -> None:
+        """A contribution cannot be read. Its author needs no copy of it, and does the work of owners that are late.
+
+        Raises:
+            CorruptedObjectError: There is nobody who could: the sync is a former one, and its members have gone on.
+        """
+        if self._mending or not self._local:
+            raise error
+        self._unreadable = error
+        _log.error(
+            "rank %d: %s. Leaving the shards that need it to the other replicas, for %g s.",
+            self._life.rank,
+            str(error).rstrip("."),
+            2 * self._life.settings.grace,
+        )
 
     def _adopt_published(self, shards: list[int]) -> list[int]:
         """Adopt those shards that are published by now; returns them."""

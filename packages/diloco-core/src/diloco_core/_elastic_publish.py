@@ -19,7 +19,7 @@ from ._store_parallel import in_parallel
 from ._transfer import CONNECTIONS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
     from ._elastic_life import Life, Progress
     from ._elastic_records import Commit
@@ -69,15 +69,22 @@ def finish(life: Life) -> None:
                 _compare_done(life, done)
             continue
         missing = [shard for shard in shards if life.key(progress.sync, index, shard) not in listing]
-        if life.gather:
-            # Lives that leave at the same time begin at different shards.
-            start = life.rank % len(shards)
-            _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
-            if not all([_is_own(life, done, shard, _whole_sums(life, progress, index, shard)) for shard in shards]):
-                continue
-        elif missing:
+        if not life.gather and missing:
             continue
-        _create_done(life, done)
+        if not life.gather or _publish_whole(life, progress, done, missing):
+            _create_done(life, done)
+
+
+def publish_when_asked(life: Life) -> None:
+    """Gather: another replica cannot compute what this one holds. Publish it now, whatever the rule is."""
+    newest = newest_done(life.store.list("state/"), len(life.fragments)) if life.gather else []
+    for before, progress in zip(newest, life.fragments, strict=False):
+        if progress.commit is None or before >= progress.sync or None in progress.values_at:
+            continue
+        done = _own_done(life, progress, progress.commit)
+        if _publish_whole(life, progress, done, range(progress.job.layout.shards)):
+            _log.error("rank %d: the state after sync %d is published, since others asked", life.rank, progress.sync)
+            _create_done(life, done)
 
 
 def collect(life: Life) -> None:
@@ -102,6 +109,15 @@ def collect(life: Life) -> None:
     if gone:
         # A reader that lags far behind may see other bytes in them; its checksums tell, and it loads newer state.
         life.store.delete(gone, unread=True)
+
+
+def _publish_whole(life: Life, progress: Progress, done: Done, missing: Sequence[int]) -> bool:
+    """Gather: publish the shards that are missing, and mend those that are damaged; whether all are there then."""
+    shards = range(progress.job.layout.shards)
+    # Lives that do this at the same time begin at different shards.
+    start = life.rank % len(shards)
+    _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
+    return all([_is_own(life, done, shard, _whole_sums(life, progress, done.fragment, shard)) for shard in shards])
 
 
 def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int, Sums]:

@@ -14,7 +14,7 @@ from ._elastic_fork import check_next, look_back
 from ._elastic_initial import mend_initial
 from ._elastic_keys import Delta, Hint, commit_key, deltas, highest_epochs
 from ._elastic_life import Reload, RolledBack, Traffic
-from ._elastic_publish import collect
+from ._elastic_publish import collect, publish_when_asked
 from ._elastic_records import Commit
 from ._elastic_repair import answer, commit_mended, read_commit
 from ._elastic_rules import expected, former_farewells, in_force, may_commit, valid
@@ -245,6 +245,7 @@ class ElasticSync:
             self._life.answered |= asked
             answer(self._life)
             mend_initial(self._life)
+            publish_when_asked(self._life)
 
     def _valid(self, listing: Mapping[str, int]) -> dict[int, Delta]:
         return valid(

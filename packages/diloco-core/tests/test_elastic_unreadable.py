@@ -1,0 +1,79 @@
+"""A contribution that is damaged before the others have read it: its author lives, and has no need of the copy."""
+
+import logging
+
+import pytest
+import torch
+
+from diloco_core import CorruptedObjectError, Elastic
+from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+
+
+class Rotten(SimulatedStore):
+    """Harms one of the contributions while it is written."""
+
+    def __init__(self, which, harm):
+        super().__init__()
+        self.left, self.harm, self.harmed = which, harm, ""
+
+    def write(self, key, data):
+        super().write(key, data)
+        if key.startswith("deltas/") and key.endswith(".safetensors"):
+            if not self.left:
+                self.harmed = key
+                self.damage(key, self.harm(data))
+            self.left -= 1
+
+
+def flip(part):
+    def harm(data):
+        first = 8 + int.from_bytes(data[:8], "little")
+        at = first + int(part * (len(data) - first))
+        return data[:at] + bytes([data[at] ^ 4]) + data[at + 1 :]
+
+    return harm
+
+
+def trained(store, topology, publish_every=1, faults=()):
+    torch.set_num_threads(1)
+    training = SimulatedTraining(syncs=5, sizes=(400,), sync_every=2)
+    settings = Elastic(2, grace=5.0, topology=topology, publish_every=publish_every)
+    return training, simulate(
+        training, Schedule(3, 3, faults=faults), settings, store=store, most_lives=1, sync_timeout=100.0
+    )
+
+
+@pytest.mark.parametrize(
+    ("topology", "publish_every", "says"),
+    [
+        ("sharded", 1, "Leaving the shards that need it to the other replicas, for 10 s"),
+        ("gather", 1, "is published, since others asked"),
+        ("gather", 4, "is published, since others asked"),
+    ],
+)
+@pytest.mark.parametrize("part", [0.1, 0.5, 0.9])  # of the file: each shard has its section
+def test_its_author_does_what_the_others_cannot(topology, publish_every, says, part, caplog):
+    store = Rotten(4, flip(part))
+    with caplog.at_level(logging.ERROR):
+        training, outcome = trained(store, topology, publish_every)
+    assert store.harmed
+    assert outcome.errors() == {}
+    assert violations(outcome, training) == []
+    author = int(store.harmed.split("/")[2][:5])
+    assert says in caplog.text or (topology == "sharded" and int(3 * part) == author)  # nobody else reads that one
+
+
+@pytest.mark.parametrize("topology", ["sharded", "gather"])
+def test_where_the_author_has_died_the_others_name_it_soon(topology):
+    """Within some graces, and not after the whole ``sync_timeout``."""
+    errors = {}
+    for operation in range(20, 120, 4):  # killed somewhere in the sync
+        store = Rotten(4, flip(0.1))
+        _, outcome = trained(store, topology, faults=[Fault(rank, 1, operation, "kill before") for rank in (0, 1)])
+        errors |= {
+            key: (error, outcome.seconds)
+            for key, error in outcome.errors().items()
+            if isinstance(error, CorruptedObjectError) and "deltas/" in str(error)
+        }
+    assert errors
+    assert max(seconds for _, seconds in errors.values()) < 100.0
