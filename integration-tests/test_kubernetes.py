@@ -295,7 +295,9 @@ def test_check_has_a_pod_try_the_bucket(rehearsal, bucket):
 def loss_of(path):
     """Loss of the small classifier on examples that no rank has learned."""
     program = "import sys; from elastic_trainer import *; from safetensors.torch import load_file\n"
-    program += "model = make_model(); model.load_state_dict(load_file(sys.argv[1])); inputs, labels = examples(7, 2000)\n"
+    program += (
+        "model = make_model(); model.load_state_dict(load_file(sys.argv[1])); inputs, labels = examples(7, 2000)\n"
+    )
     program += "print(torch.nn.functional.cross_entropy(model(inputs), labels).item())"
     command = [sys.executable, "-c", program, str(path)]
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path.parent), str(TOOLS / "chaos"), *sys.path])}

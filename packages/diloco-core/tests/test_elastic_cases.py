@@ -219,12 +219,14 @@ def test_a_replica_that_fails_in_the_middle_of_a_sync_is_not_waited_for():
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_a_committed_contribution_that_is_damaged_says_what_can_be_done(topology):
+def test_two_committed_contributions_that_are_damaged_say_what_can_be_done(topology):
+    """Of one alone, its author does what the others cannot."""
+
     class Damaging(SimulatedStore):
         __slots__ = ()
 
         def write(self, key, data):
-            if key.startswith("deltas/00000003/00001.") and not key.endswith("leave"):
+            if key.startswith(("deltas/00000003/00000.", "deltas/00000003/00001.")) and not key.endswith("leave"):
                 data = data[:-40] + bytes([data[-40] ^ 1]) + data[-39:]
             SimulatedStore.write(self, key, data)
 

@@ -9,7 +9,11 @@ import torch
 from diloco_core import Elastic
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
-HARMS = {"cut": lambda data: data[:-5], "empty": lambda data: b"", "its end": lambda data: data[:-1] + bytes([data[-1] ^ 1])}
+HARMS = {
+    "cut": lambda data: data[:-5],
+    "empty": lambda data: b"",
+    "its end": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+}
 
 
 class Rotten(SimulatedStore):

@@ -260,8 +260,9 @@ class TestNumbers:
             Timing(sync_timeout=10**400)
 
     def test_of_numpy_and_paths_in_export(self, tmp_path):
+        (tmp_path / "run").mkdir()
         with pytest.raises(RendezvousError):
-            export(str(tmp_path), tmp_path / "model.safetensors", at=np.int64(0))
+            export(str(tmp_path / "run"), tmp_path / "model.safetensors", at=np.int64(0))
         for at in (True, 1.0, -1, "0"):
             with pytest.raises(ConfigurationError, match="at must be a number of outer steps"):
                 export(str(tmp_path), tmp_path / "model.safetensors", at=at)

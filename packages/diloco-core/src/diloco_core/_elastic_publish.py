@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from ._elastic_life import Life, Progress
     from ._elastic_records import Commit
     from ._published import Shard, Sums
-    from ._store_api import ObjectReader
 
 LOOK_AGAIN = 64
 """Every how many syncs it is looked for what is collected early in a run as a rule; it costs a listing or two."""
@@ -117,7 +116,8 @@ def _publish_whole(life: Life, progress: Progress, done: Done, missing: Sequence
     # Lives that do this at the same time begin at different shards.
     start = life.rank % len(shards)
     _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
-    return all([_is_own(life, done, shard, _whole_sums(life, progress, done.fragment, shard)) for shard in shards])
+    found = [_whole_sums(life, progress, done.fragment, shard) for shard in shards]  # all are looked at, and mended
+    return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(found))
 
 
 def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int, Sums]:

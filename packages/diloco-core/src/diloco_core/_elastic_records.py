@@ -243,8 +243,8 @@ def of_run(record: T, run: str, origin: str) -> T:
         raise RunExistsError(
             f"{origin} is a record of another run (its manifest has the digest {record.run}, and that of this replica's run has "
             f"{run}). Most likely the prefix was emptied and used again while a replica of the run before was still running; or "
-            "objects were copied there. Stop the replicas of the other run. If this is the only object of it, move that away and resume "
-            "this run; otherwise begin this run on a prefix that was never used."
+            "objects were copied there. Stop the replicas of the other run. If this is the only object of it, move that away and "
+            "resume this run; otherwise begin this run on a prefix that was never used."
         )
     return record
 

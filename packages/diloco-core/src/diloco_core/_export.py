@@ -15,8 +15,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 
 from ._checks import is_whole
-from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from ._elastic_keys import commit_key
+from ._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from ._export_source import lacking, state, states
 from ._export_sources import find_source, sentence, unsynced_files, without_unsynced
 from ._layout import Group, Layout, Piece, Rule
@@ -275,8 +275,8 @@ def _choose(
             raise CorruptedObjectError(f"{_the_states([found.step])} in {store.uri} is not whole: {found.why} {held}")
     if source.unknown:
         raise CorruptedObjectError(
-            f"{store.uri}/{commit_key(source.unknown)} is damaged or gone. It is the record with which the run went back to older "
-            "states: without it, those of before cannot be told from what was given up, and are not exported. Start the run's "
+            f"{store.uri}/{commit_key(source.unknown)} is damaged or gone. It is the record with which the run went back to "
+            "older states: without it, those of before cannot be told from what was given up, and are not exported. Start the "
             f"replicas again: they write what can be made again, and newer states have no need of it. {held}"
         )
     if at is not None:
@@ -358,10 +358,11 @@ def _tensor(flat: list[torch.Tensor], entry: Mapping[str, Any], dtype: torch.dty
     if dtype is None or not own.is_floating_point:
         return values.to(own, copy=True)
     largest = torch.finfo(dtype).max
-    if bool((values.isfinite() & (values.abs() > largest)).any()):
+    too_large = values.isfinite() & (values.abs() > largest)
+    if bool(too_large.any()):
         raise ConfigurationError(
-            f"dtype={dtype} cannot hold the values of {entry['name']!r}: they go up to {values[values.isfinite()].abs().max():.6g}, "
-            f"and it holds up to {largest:.6g}. Leave dtype out ({own} then), or take one with a larger range."
+            f"dtype={dtype} cannot hold the values of {entry['name']!r}: they go up to {values[too_large].abs().max():.6g}, and "
+            f"it holds up to {largest:.6g}. Leave dtype out ({own} then), or take one with a larger range."
         )
     return values.to(dtype, copy=True)
 
