@@ -29,7 +29,7 @@ class VirtualLiveness(Liveness):
         driver = getattr(self._store.store, "driver", None)
         assert isinstance(driver, VirtualDriver)
         self._beat(0)
-        self._end = driver.network.repeat(beat, self._timing.beat_interval)
+        self._end = driver.network.repeat(self._timing.beat_interval, beat)
 
     def stop(self) -> None:
         """Stop the beat; repeatable."""

@@ -210,7 +210,9 @@ class _Cohort:
         driver = VirtualDriver(network, self._scale.factor, self.part_bytes)
         background = partial(Background, network)
         store = RemoteStore("s3://bucket/run", driver, retries, background=background)
-        timing = Timing(join_timeout=_LIMIT, sync_timeout=_LIMIT, clock=network.clock, sleep=network.sleep)
+        timing = Timing(
+            join_timeout=_LIMIT, sync_timeout=_LIMIT, clock=network.clock, sleep=network.sleep, repeat=network.repeat
+        )
         chunk_bytes = run.chunks * CHUNK_BYTES // self._scale.factor
         if run.kind == "strict":
             return ObjectStoreExchange(store, rank, run.ranks, timing=timing, chunk_bytes=chunk_bytes)

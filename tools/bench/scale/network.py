@@ -47,6 +47,7 @@ class Network:
         self.waits = 0
         self._own_time: float | None = None  # of what is run in the background
         self._card = {"up": 0.0, "down": 0.0}
+        self._repeats = False
 
     @property
     def in_background(self) -> bool:
@@ -87,13 +88,15 @@ class Network:
         through, self._own_time = self._own_time, None
         return result, failed, through
 
-    def repeat(self, act: Callable[[], Any], seconds: float) -> Callable[[], None]:
+    def repeat(self, seconds: float, act: Callable[[], Any]) -> Callable[[], None]:
         """Do something in the background again and again; returns what ends that."""
         over = False
 
         def again() -> None:
             if not over:
+                self._repeats = True
                 self.run_in_background(act)
+                self._repeats = False
                 self.time.call_at(self.time.now + seconds, again)
 
         def end() -> None:
@@ -115,6 +118,9 @@ class Network:
         """When so many bytes have been moved: the network card serves the connections in the order of their requests."""
         if not size:
             return time
+        # In reality connections share the card: the few bytes of a sign of life do not wait for the whole of a long upload.
+        if self._repeats:
+            return time + size / self.s3.connection
         self._card[way] = max(self._card[way], time) + size / self.s3.network
         return max(time + size / self.s3.connection, self._card[way])
 

@@ -2,6 +2,7 @@
 
 Keys below the run's prefix::
 
+    beginning.json                                 put     somebody uploads the initial state; gone when it is there
     manifest.json                                  create  what the run is; names the initial state
     claims/{rank}/{epoch}.json                     create  one life of a rank; the highest epoch is the rightful one
     deltas/{sync}/{rank}.{epoch}.{from}-{to}.{base}.{schema}.{groups}.safetensors    put  a contribution, immutable
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 
+BEGINNING = "beginning.json"
 MANIFEST = "manifest.json"
 # Every number has one spelling, so that two keys are never of the same thing.
 _EPOCH = r"(\d{4}|[1-9]\d{4,17})"

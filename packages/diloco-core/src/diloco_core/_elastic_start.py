@@ -8,6 +8,7 @@ import secrets
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ._elastic_beginning import beginning, wait_for_manifest
 from ._elastic_compare import check_same_run
 from ._elastic_keys import MANIFEST, commit_sync, epochs, is_claim, shard_key
 from ._elastic_life import layout_bytes, published_shard
@@ -17,14 +18,12 @@ from ._elastic_settings import choose_topology
 from ._errors import (
     CorruptedObjectError,
     RendezvousError,
-    RendezvousTimeoutError,
     RunExistsError,
 )
 from ._published import shard_metadata
 from ._reread import read_again
 from ._store_api import InBackground
 from ._store_parallel import in_parallel
-from ._timing import Wait
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from ._timing import Timing
 
 _STRICT_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
-_TRIES = 8
-_STAGGER = 0.5
 
 _log = logging.getLogger("diloco_core")
 
@@ -58,8 +55,8 @@ def open_run(
 ) -> Manifest:
     """The run's manifest, made by this replica if nobody else does.
 
-    Rank 0 brings the initial state at once; the others wait one grace for it and bring theirs then. Whoever creates the
-    manifest decides, and all take the state that it names.
+    Rank 0 brings the initial state at once; the others wait until nobody has been at that for one grace, and bring theirs then.
+    Whoever creates the manifest decides, and all take the state that it names.
 
     Raises:
         RendezvousError: There is no run to resume.
@@ -73,18 +70,14 @@ def open_run(
             f"{store.uri} holds no run that could be resumed: there is no {MANIFEST}. Check the URI, or leave resume out."
         )
     if manifest is None and rank != 0:
-        manifest = _wait_for_manifest(store, rank, world_size, settings, timing)
-        if manifest is None:
-            _log.warning(
-                "rank %d: rank 0 has not begun the run at %s within the grace of %g s, so this replica's initial values do",
-                rank,
-                store.uri,
-                settings.grace,
-            )
+        manifest = wait_for_manifest(
+            partial(read_manifest, store, timing), store, timing, rank=rank, world_size=world_size, grace=settings.grace
+        )
     if manifest is None:
         _check_unused(store)
-        own = _initial(store, jobs, schema, rank, world_size, run_id, settings, chunk_bytes)
-        store.create(MANIFEST, own.to_json)
+        with beginning(store, timing, rank=rank, run_id=run_id, grace=settings.grace):
+            own = _initial(store, jobs, schema, rank, world_size, run_id, settings, chunk_bytes)
+            store.create(MANIFEST, own.to_json)
         manifest = read_manifest(store, timing)
         if manifest is None:
             raise CorruptedObjectError(f"{store.uri}/{MANIFEST} was created and is not there")
@@ -96,7 +89,7 @@ def open_run(
     # Later lives of rank 0 do not expect that their initial values are used.
     if rank == 0 and manifest.writer != 0 and not any(epochs(store.list("claims/00000/"), 0)):
         _log.warning(
-            "rank 0: the run at %s was begun by rank %d with its initial values, since rank 0 came more than a grace late. "
+            "rank 0: the run at %s was begun by rank %d with its initial values, since nothing was heard of rank 0 for a grace. "
             "Those of this replica are not used.",
             store.uri,
             manifest.writer,
@@ -201,39 +194,6 @@ def _check_unused(store: Patient) -> None:
             "with that run (replicas that still run do that by themselves, every few syncs), remove "
             "everything below the prefix, or begin the new run on another prefix."
         )
-
-
-def _wait_for_manifest(
-    store: Patient, rank: int, world_size: int, settings: Elastic, timing: Timing
-) -> Manifest | None:
-    """The manifest, once there is one; None when it is for this replica to begin the run.
-
-    That is after one grace in which nobody did. Whoever uploads an initial state, as large as it may be, is at it: while
-    objects of one appear, it is waited for, or all replicas would upload theirs. The ranks wake up one after another, so
-    that only one begins where rank 0 does not come.
-    """
-    wait = Wait(
-        timing,
-        store.near,
-        timing.join_timeout,
-        lambda: None,
-        lambda: _late(store, timing),
-        downtime=lambda: store.downtime,
-    )
-    turn = settings.grace + (rank - 1) * min(_STAGGER, settings.grace / max(10, world_size))
-    seen: dict[str, int] = {}
-    while (manifest := read_manifest(store, timing)) is None:
-        if wait.elapsed() >= turn:
-            there = store.list("initial/")
-            if there == seen:
-                return None
-            seen, turn = there, wait.elapsed() + settings.grace
-        wait.pause()
-    return manifest
-
-
-def _late(store: Patient, timing: Timing) -> Exception:
-    return RendezvousTimeoutError(f"nobody began the run at {store.uri} within {timing.join_timeout:g} s", [0])
 
 
 def _initial(

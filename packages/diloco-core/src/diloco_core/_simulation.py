@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ._elastic_settings import Elastic
@@ -137,7 +139,12 @@ def simulate(
             chance=chance,
             replace=lambda: start(rank, scheduler.now + schedule.restart_after),
         )
-        timing = Timing(sync_timeout=sync_timeout, clock=connection.clock, sleep=connection.sleep)
+        timing = Timing(
+            sync_timeout=sync_timeout,
+            clock=connection.clock,
+            sleep=connection.sleep,
+            repeat=partial(_repeat, scheduler, connection),
+        )
         try:
             exchange = ElasticExchange(
                 connection, rank, schedule.world_size, settings, timing=timing, chunk_bytes=chunk_bytes
@@ -159,3 +166,24 @@ def simulate(
     outcome.finished = in_time and done == set(lives)
     outcome.seconds = scheduler.now
     return outcome
+
+
+def _repeat(
+    scheduler: Scheduler, connection: Connection, seconds: float, act: Callable[[], object]
+) -> Callable[[], None]:
+    """What a process does every so many seconds beside everything else; see :class:`._timing.Timing`."""
+    over = False
+
+    def body() -> None:
+        with suppress(Killed):
+            connection.sleep(seconds)
+            while not over:
+                act()
+                connection.sleep(seconds)
+
+    def stop() -> None:
+        nonlocal over
+        over = True
+
+    scheduler.start_at(scheduler.now, body)
+    return stop

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -20,7 +21,28 @@ WATCH_EVERY = 8
 Each is one small request, with which the planner reckons too.
 """
 
+_STOP_SECONDS = 5.0
+
 _log = logging.getLogger("diloco_core")
+
+
+def repeat_in_thread(seconds: float, act: Callable[[], object]) -> Callable[[], None]:
+    """Call ``act`` every so many seconds from a daemon thread, until what is returned is called, which waits for its end."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(seconds):
+            act()
+
+    thread = threading.Thread(target=run, name="diloco-repeat", daemon=True)
+    thread.start()
+
+    def stop() -> None:
+        over.set()
+        # It may be waiting for a store that is away, which nobody else has to wait for.
+        thread.join(_STOP_SECONDS)
+
+    return stop
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,12 +50,15 @@ class Timing:
     """Limits of an exchange, in seconds.
 
     Attributes:
-        join_timeout: How long to wait for all ranks at the start.
+        join_timeout: How long to wait for all ranks at the start; in elastic runs, for somebody to begin the run, or to show
+            that it still uploads the initial state.
         sync_timeout: How long to wait for the others in one sync.
         beat_interval: How often a replica shows that it lives.
         lost_after: A replica whose beat has not changed for this long, by the observer's own clock, counts as lost.
         clock: Monotonic clock; injected in tests.
         sleep: Injected in tests.
+        repeat: Calls something every so many seconds, beside everything else, until what it returns is called; injected in
+            tests.
     """
 
     join_timeout: float = 1800.0
@@ -42,6 +67,7 @@ class Timing:
     lost_after: float = 90.0
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
+    repeat: Callable[[float, Callable[[], object]], Callable[[], None]] = field(default=repeat_in_thread, repr=False)
 
     def __post_init__(self) -> None:
         for name in ("join_timeout", "sync_timeout", "beat_interval", "lost_after"):
@@ -89,6 +115,7 @@ class Wait:
         self._look_every = 0.25 if near else 5.0
         self._look_around = look_around
         self._expired = expired
+        self._timeout = timeout
         self._start = self._now()
         self._deadline = self._start + timeout
         self._looked = self._start
@@ -112,6 +139,10 @@ class Wait:
                 _log.warning("%s", text)
         pause = min(max(self._shortest, (now - self._start) / 20), self._longest)
         self._timing.sleep(min(pause, *(alarm - now for alarm in self._alarms), self._deadline - now))
+
+    def extend(self) -> None:
+        """What is waited for goes on: the wait ends as much later as it may last altogether."""
+        self._deadline = self._now() + self._timeout
 
     def _now(self) -> float:
         return self._timing.clock() - self._downtime()
