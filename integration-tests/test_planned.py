@@ -4,9 +4,10 @@ import xml.etree.ElementTree as ET
 
 import pytest
 
-from diloco_core import plan_exchange
+from diloco_core import Transfer, plan_exchange
 from diloco_core._elastic_settings import choose_topology
 
+MIB = 2**20
 BYTES, REQUESTS, SECONDS = 0.05, 0.05, 0.15
 """How far off a plan may be."""
 CHORES = 0.5
@@ -71,6 +72,27 @@ class TestPlanned:
     @pytest.mark.parametrize("cell", SLOW, ids=names(SLOW))
     def test_as_counted_with_many_replicas_and_large_models(self, scale, cell):
         assert disagreements(*scale.compare(*cell)) == {}
+
+    @pytest.mark.parametrize(
+        ("kind", "replicas", "parameters", "transfer", "s3"),
+        [
+            ("gather", 3, 1e6, Transfer(block_bytes=MIB // 4), {}),
+            ("gather", 3, 4e6, Transfer(8, 5 * MIB // 2, 10 * MIB), {"latency": 0.05}),
+            ("strict", 2, 3167737, Transfer(1), {"latency": 0.01, "connection": 2e7}),
+            ("sharded", 2, 1.4e6, Transfer(1), {"latency": 0.01, "connection": 2e7}),
+            ("strict", 2, 3167737, Transfer(16, MIB, 10 * MIB), {"latency": 0.01, "connection": 2e7}),
+        ],
+        ids=[
+            "blocks below a chunk",
+            "blocks of no whole chunks",
+            "one connection",
+            "one, elastic",
+            "one part at a time",
+        ],
+    )
+    def test_with_another_transfer(self, scale, kind, replicas, parameters, transfer, s3):
+        found, plan = scale.compared(kind, replicas, parameters, transfer=transfer, s3=scale.s3.S3(**s3))
+        assert disagreements(found, plan) == {}
 
     @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
     def test_where_the_prefix_takes_few_requests(self, scale, kind):

@@ -151,6 +151,71 @@ class TestTheRateOfAPrefix:
         assert f"'sharded': such a sync takes {sharded(1e8, 64).seconds:.3g} s" in gather.limits[-1]
         assert not any("topology" in text for text in sharded(1e8, 64).limits)
 
+    def test_objects_that_no_store_takes_are_named(self):
+        """``connect`` refuses such a run, and the plan of one of its fragments is what is wanted."""
+        for options in ({"strict": True}, {"topology": "sharded"}, {"topology": "gather"}):
+            limits = plan_exchange(20e9, 4, NIC, store=UNLIMITED, **options).limits
+            assert "contributions of 80 GB are too large for an object, which can have 52 GB" in limits[0]
+            assert "into 2 fragments or more" in limits[0]
+        assert plan_exchange(10e9, 4, NIC, strict=True, store=UNLIMITED).limits == ()
+
+
+class TestTheLongestPart:
+    """Between two moments at which all wait for each other."""
+
+    def test_by_hand(self):
+        store = StoreModel(1e8, first_byte=0.01, put=0.02, poll=0.5, reads=None, writes=None)
+        plan = plan_exchange(5e5, 2, NIC, strict=True, store=store)
+        seen, removed, reduced, published = 0.01 + 0.02 + 0.01, 0.02, 0.01 + 1e6 / 1e8, 0.02 + 2e6 / 1e8
+        assert plan.longest_part == pytest.approx(seen + removed + reduced + published, rel=1e-2)
+
+    @pytest.mark.parametrize("options", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}])
+    def test_parts_are_shorter_than_the_whole(self, options):
+        for params in (1e6, 1e8):
+            plan = plan_exchange(params, 16, NIC, **options)
+            assert plan.seconds / 4 < plan.longest_part < plan.seconds
+
+
+class TestTheChoiceOfARun:
+    """``topology="auto"`` is chosen by whoever begins the run, with what it was given."""
+
+    @pytest.mark.parametrize("transfer", [None, Transfer(16, 4 * MIB, 10 * MIB), Transfer(64, 8 * MIB, 512 * MIB)])
+    def test_by_its_way_to_read_and_write(self, transfer):
+        for params in (1e5, 1e6, 3e6, 1e7, 3e7):
+            for replicas in (2, 4, 8, 16):
+                chosen = choose_topology(
+                    "auto",
+                    state_bytes=int(4 * params),
+                    world_size=replicas,
+                    publish_every=4,
+                    near=False,
+                    transfer=transfer,
+                    outer_state=2.0,
+                )
+                assert chosen == plan_exchange(params, replicas, NIC, transfer=transfer, outer_state=2.0).topology
+
+    def test_it_makes_a_difference(self):
+        """Otherwise the test above would not notice if one of the two were left out."""
+        options = {"state_bytes": 32_000_000, "world_size": 4, "publish_every": 4, "near": False}
+        small = Transfer(16, 4 * MIB, 10 * MIB)
+        assert choose_topology("auto", **options) != choose_topology("auto", **options, transfer=small)
+
+    def test_what_is_handed_on(self, tmp_path, monkeypatch):
+        asked = []
+        monkeypatch.setattr(
+            "diloco_core._elastic_start.choose_topology", lambda *_, **named: asked.append(named) or "sharded"
+        )
+        store = open_store("memory://chosen")
+        store.transfer = Transfer(7)
+        exchange = ElasticExchange(store, 0, 1, Elastic(1))
+        model = torch.nn.ParameterList([torch.ones(1000)])
+        adam = partial(torch.optim.Adam, lr=0.1)
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        with DiLoCo(model, inner, exchange, sync_every=2, outer_optimizer=adam):
+            pass
+        ((named),) = asked
+        assert (named["transfer"], named["outer_state"]) == (Transfer(7), 2)
+
 
 def test_auto_is_the_quicker_one():
     for params in (1e6, 1e7, 1e8):
@@ -319,6 +384,27 @@ class TestCounted:
         return ElasticExchange(store, rank, replicas, Elastic(replicas, topology=kind, publish_every=2))
 
 
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"transfer": {"connections": 3}}, "transfer must be a Transfer, not "),
+        ({"transfer": 16}, "transfer must be a Transfer, not "),
+        ({"store": {"reads": 3}}, "store must be a StoreModel, not "),
+        ({"transfer": Transfer(block_bytes=1)}, "block_bytes must be at least 65536"),
+        ({"transfer": Transfer(budget_bytes=10 * MIB)}, "budget_bytes must be at least"),
+    ],
+)
+@pytest.mark.parametrize("kind", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}, {}])
+def test_what_connect_would_refuse_is_not_planned(options, word, kind):
+    with pytest.raises(ConfigurationError, match=word):
+        plan_exchange(1e8, 8, 1e9, **kind, **options)
+
+
+def test_a_plan_may_be_made_for_another_machine():
+    """How many connections a process may have is not the same everywhere."""
+    assert plan_exchange(1e8, 8, 1e9, transfer=Transfer(connections=10**7)).seconds > 0
+
+
 def test_impossible_options():
     with pytest.raises(ConfigurationError, match="outer_state must be a number of tensors, 0 or more, not -1"):
         plan_exchange(1e6, 2, 1e9, outer_state=-1)
@@ -370,7 +456,7 @@ class TestWarned:
     """Of a run whose syncs take longer than they may."""
 
     def test_with_the_figures(self, caplog):
-        warn_of_long_syncs(28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=60.0, strict=True)
+        warn_of_long_syncs(28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=40.0, strict=True)
         plan = plan_exchange(7e9, 8, NIC, strict=True)
         (record,) = caplog.records
         assert record.levelname == "WARNING"
@@ -379,8 +465,8 @@ class TestWarned:
         for figure in (
             "rank 3",
             "28 GB between 8 replicas",
-            f"{plan.seconds:.3g} s",
-            "sync_timeout (60 s)",
+            f"takes about {plan.seconds:.3g} s, and {plan.longest_part:.3g} s of these",
+            "sync_timeout (40 s)",
             f"sends {plan.bytes_sent / 1e9:.3g} GB",
             f"receives {plan.bytes_received / 1e9:.3g} GB with {requests:.0f} requests",
             "fragments",
@@ -399,13 +485,28 @@ class TestWarned:
             (28 * 10**9, {"store": SimpleNamespace(near=True)}),
             (0, {}),
             (10**6, {}),
+            (4 * 10**8, {"sync_timeout": 1.5}),
         ],
-        ids=["enough time", "folder", "nothing", "small"],
+        ids=["enough time", "folder", "nothing", "small", "enough for each part"],
     )
     def test_not_where_there_is_nothing_to_say(self, caplog, size, options):
         options = {"store": FAR, "sync_timeout": 60.0, **options}
         warn_of_long_syncs(size, rank=0, replicas=8, strict=True, **options)
         assert caplog.records == []
+
+    def test_enough_for_each_part_is_less_than_for_all_of_it(self):
+        """The last case above: this is how it comes that such a run ends well."""
+        plan = plan_exchange(1e8, 8, NIC, strict=True)
+        assert plan.longest_part < 1.5 < plan.seconds
+
+    def test_what_the_outer_optimizer_keeps_is_published_too(self, caplog):
+        options = {"rank": 0, "replicas": 4, "store": FAR, "strict": False}
+        plans = [plan_exchange(1e8, 4, NIC, topology="sharded", outer_state=kept) for kept in (1.0, 2.0)]
+        timeout = (plans[0].longest_part + plans[1].longest_part) / 2
+        warn_of_long_syncs(4 * 10**8, sync_timeout=timeout, **options)
+        assert caplog.records == []
+        warn_of_long_syncs(4 * 10**8, sync_timeout=timeout, outer_state=lambda: 2.0, **options)
+        assert len(caplog.records) == 1
 
     def test_of_the_topology_that_the_run_has(self, caplog):
         options = {"rank": 0, "replicas": 64, "store": FAR, "sync_timeout": 60.0, "strict": False}
@@ -446,6 +547,7 @@ class TestWarned:
             pass
         (((size,), named),) = asked
         assert size == 4000
+        assert named.pop("outer_state")() == 1
         expected = {
             "rank": 0,
             "replicas": 1,
@@ -456,9 +558,34 @@ class TestWarned:
         }
         assert named == {**expected, "store": store}
 
+    @pytest.mark.parametrize(
+        ("outer", "kept"),
+        [
+            ({"outer_momentum": 0.0}, 0),
+            ({}, 1),
+            ({"outer_optimizer": partial(torch.optim.Adam, lr=0.1)}, 2),
+            ({"outer_optimizer": partial(torch.optim.Adam, lr=0.1, amsgrad=True)}, 3),
+        ],
+        ids=["plain", "momentum", "Adam", "amsgrad"],
+    )
+    @pytest.mark.parametrize("strict", [True, False])
+    def test_a_run_knows_what_its_outer_optimizer_keeps(self, tmp_path, monkeypatch, outer, kept, strict):
+        asked = []
+        module = "_exchange_store" if strict else "_exchange_elastic"
+        monkeypatch.setattr(
+            f"diloco_core.{module}.warn_of_long_syncs", lambda _, **named: asked.append(named["outer_state"]())
+        )
+        store = open_store(str(tmp_path))
+        exchange = ObjectStoreExchange(store, 0, 1) if strict else ElasticExchange(store, 0, 1, Elastic(1))
+        model = torch.nn.ParameterList([torch.ones(1000)])
+        state = torch.random.get_rng_state()
+        with DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1.0), exchange, sync_every=2, **outer):
+            assert asked == [kept]
+        assert torch.equal(torch.random.get_rng_state(), state)
+
     def test_settings_of_the_store_are_taken_into_account(self, caplog):
         """With larger blocks a prefix that takes few requests is no hindrance."""
-        options = {"rank": 0, "replicas": 256, "sync_timeout": 60.0, "strict": True}
+        options = {"rank": 0, "replicas": 256, "sync_timeout": 5.0, "strict": True}
         store = open_store("memory://planned")
         store.near = False
         warn_of_long_syncs(4 * 10**9, store=store, **options)

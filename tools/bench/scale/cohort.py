@@ -13,7 +13,7 @@ from unittest import mock
 
 import torch
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, Timing
+from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, Timing, Transfer
 from diloco_core._layout import CHUNK_BYTES, Layout, Piece
 from diloco_core._retry import Retries
 from diloco_core._store_remote import RemoteStore
@@ -54,6 +54,7 @@ class Run:
         publish_every: Of the gather topology.
         joins: Whether one more replica begins when the measured syncs are over (elastic runs only).
         chunks: How many chunks are handled as one. With more than one the simulation is quicker, and reads in another order.
+        transfer: How the replicas read and write.
     """
 
     kind: str
@@ -67,6 +68,7 @@ class Run:
     publish_every: int = 4
     joins: bool = False
     chunks: int = 1
+    transfer: Transfer = field(default_factory=Transfer)
 
     @property
     def ranks(self) -> int:
@@ -209,7 +211,9 @@ class _Cohort:
         retries = Retries(clock=network.clock, sleep=network.sleep)
         driver = VirtualDriver(network, self._scale.factor, self.part_bytes)
         background = partial(Background, network)
-        store = RemoteStore("s3://bucket/run", driver, retries, background=background)
+        given, factor = run.transfer, self._scale.factor
+        transfer = Transfer(given.connections, given.block_bytes // factor, given.budget_bytes // factor)
+        store = RemoteStore("s3://bucket/run", driver, retries, transfer=transfer, background=background)
         timing = Timing(
             join_timeout=_LIMIT, sync_timeout=_LIMIT, clock=network.clock, sleep=network.sleep, repeat=network.repeat
         )

@@ -27,6 +27,7 @@ CUTTING = {
     "PART_BYTES",
     "SHARD_BYTES",
     "BUDGET_BYTES",
+    "_LEAST_BLOCK_BYTES",
 }
 """Constants that say how values are cut, in bytes."""
 OTHERS = {
@@ -36,7 +37,6 @@ OTHERS = {
     "RECORD_BYTES",
     "_FAIR_BYTES",
     "_FIRST_BYTES",
-    "_LEAST_BLOCK_BYTES",
     "_MOST_HEADER_BYTES",
     "_PART_OF_RANGE",
 }

@@ -65,7 +65,11 @@ def describe(
         for fragment in fragments:
             for name, digest in fragment.digests().items():
                 tensors[name] += f" with values {digest}"
-    return Schema(tensors, settings, [fragment.table() for fragment in fragments], unsynced)
+
+    def outer_state() -> float:
+        return max((fragment.outer.tensors_kept() for fragment in fragments if fragment.outer is not None), default=0)
+
+    return Schema(tensors, settings, [fragment.table() for fragment in fragments], unsynced, outer_state)
 
 
 def load_fragments(state: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer]]) -> None:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ._checks import check_positive, check_whole
 from ._errors import ConfigurationError
 from ._planner import USUAL_BANDWIDTH, plan_exchange
+
+if TYPE_CHECKING:
+    from ._transfer import Transfer
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +70,16 @@ class Elastic:
             check_whole(name, getattr(self, name))
 
 
-def choose_topology(asked: str, *, state_bytes: int, world_size: int, publish_every: int, near: bool) -> str:
+def choose_topology(
+    asked: str,
+    *,
+    state_bytes: int,
+    world_size: int,
+    publish_every: int,
+    near: bool,
+    transfer: Transfer | None = None,
+    outer_state: float = 1.0,
+) -> str:
     """The topology of a new run: on S3-like stores the quicker one by :func:`plan_exchange`.
 
     Gather saves round trips and most publications of the state, but every replica reads every contribution and keeps all of
@@ -80,10 +92,19 @@ def choose_topology(asked: str, *, state_bytes: int, world_size: int, publish_ev
         world_size: Number of replicas.
         publish_every: Every how many syncs the state is published in the gather topology.
         near: Whether requests cost microseconds.
+        transfer: How the replica that begins the run reads and writes; the usual way if left out.
+        outer_state: Tensors that the outer optimizer keeps of every parameter.
     """
     if asked != "auto":
         return asked
     if near:
         return "sharded"
     params = max(state_bytes / 4, 1)
-    return plan_exchange(params, world_size, USUAL_BANDWIDTH, publish_every=publish_every).topology
+    return plan_exchange(
+        params,
+        world_size,
+        USUAL_BANDWIDTH,
+        outer_state=outer_state,
+        publish_every=publish_every,
+        transfer=transfer,
+    ).topology

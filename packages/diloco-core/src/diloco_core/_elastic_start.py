@@ -234,6 +234,8 @@ def _initial(
             world_size=world_size,
             publish_every=settings.publish_every,
             near=store.near,
+            transfer=store.store.transfer if isinstance(store.store, InBackground) else None,
+            outer_state=schema.outer_state(),
         ),
         publish_every=settings.publish_every,
         retention=settings.retention,

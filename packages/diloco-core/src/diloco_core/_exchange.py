@@ -13,7 +13,7 @@ from json import dumps
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ._sync_job import SyncJob
     from ._unsynced import Unsynced
@@ -77,12 +77,14 @@ class Schema:
         fragments: What the files of every fragment hold, for those who read them without a replica; it follows from the
             rest, and is not compared.
         unsynced: What belongs to the model and is not synced; whoever begins the run stores it. Not compared.
+        outer_state: Tells how many tensors the outer optimizer keeps of every parameter, for plans. Not compared.
     """
 
     tensors: Mapping[str, str]
     settings: Mapping[str, str]
     fragments: Sequence[Mapping[str, Any]] = ()
     unsynced: Unsynced | None = field(default=None, compare=False)
+    outer_state: Callable[[], float] = field(default=lambda: 1.0, compare=False)
 
 
 class Exchange(Protocol):

@@ -154,6 +154,7 @@ class ElasticExchange:
                 store=self.store,
                 sync_timeout=self._timing.sync_timeout,
                 strict=False,
+                outer_state=self._schema.outer_state,
                 topology=manifest.topology,
                 publish_every=manifest.publish_every,
             )

@@ -122,6 +122,7 @@ class ObjectStoreExchange:
             store=self.store,
             sync_timeout=self._timing.sync_timeout,
             strict=True,
+            outer_state=schema.outer_state,
         )
         store, timing, liveness = self._store, self._timing, self._liveness
         own = claim(store, self.rank, self.world_size, self.run_id, self._nonce, schema, self._chunk_bytes, timing)

@@ -12,13 +12,12 @@ import torch
 
 from ._checks import kind_of, number, yes_or_no
 from ._errors import ConfigurationError
+from ._layout import Piece
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from contextlib import AbstractContextManager
     from typing import TypeAlias
-
-    from ._layout import Piece
 
     OuterOptimizerFactory: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
 
@@ -76,6 +75,7 @@ class OuterOptimizer:
 
     def __init__(self, factory: OuterOptimizerFactory) -> None:
         probe = [torch.nn.Parameter(torch.zeros(1, device="cpu"))]
+        self._factory = factory
         self._optimizer = make(factory, probe)
         self._optimizer.param_groups[0]["params"] = []
         self._chunks: dict[Piece, torch.nn.Parameter] = {}
@@ -98,6 +98,14 @@ class OuterOptimizer:
     def lr(self) -> float:
         """The learning rate."""
         return float(self._optimizer.param_groups[0].get("lr", 1.0))
+
+    def tensors_kept(self) -> int:
+        """How many tensors of the values' size it keeps: 1 for SGD with momentum, 2 for Adam. Known by taking one step."""
+        piece, outer = Piece(0, 0, 1), OuterOptimizer(self._factory)
+        # Some optimizers draw random numbers, and those of the training are to stay as they are.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            outer.step(piece, torch.zeros(1), torch.zeros(1))
+        return len(outer.tensors(piece))
 
     def not_finite(self, piece: Piece) -> int | None:
         """Index of an element of a chunk whose state is NaN or infinite; None where there is none.

@@ -139,6 +139,7 @@ class Costs:
         self.sent = 0.0
         self.received = 0.0
         self._passed = 0.0  # seconds
+        self._met = self._longest = 0.0
         self._queues = _Queue(), _Queue()
 
     @property
@@ -146,9 +147,15 @@ class Costs:
         """Seconds until the last replica is through."""
         return self._passed + max(queue.delay for queue in self._queues)
 
+    @property
+    def longest_part(self) -> float:
+        """Seconds of the longest part between two moments at which everybody waits for the last replica."""
+        return max(self._longest, self.seconds - self._met)
+
     def meet(self) -> None:
         """Everybody waits until the last replica has come here, and needs a moment to see it."""
-        self._passed = self.seconds + self.store.poll
+        self._longest = self.longest_part
+        self._passed = self._met = self.seconds + self.store.poll
         self._queues = _Queue(), _Queue()
 
     def ask(
@@ -178,13 +185,14 @@ class Costs:
             self._step("PUT", 1, self._one("PUT", size), 1)
             return
         parts = math.ceil(size / PART_BYTES)
-        rounds, left = divmod(parts, at_once)
-        seconds = rounds * self._one("PUT", PART_BYTES)
-        if left:  # the last part is smaller, which matters where it is the only one of its round
-            seconds += self._one("PUT", PART_BYTES if left > 1 else size - (parts - 1) * PART_BYTES)
+        rounds = math.ceil(parts / at_once)
+        # The last part is smaller, which matters where it is the only one of its round.
+        alone = (parts - 1) % at_once == 0
+        last = size - (parts - 1) * PART_BYTES if alone else PART_BYTES
+        seconds = (rounds - 1) * self._one("PUT", PART_BYTES) + self._one("PUT", last)
         seconds = max(seconds, self.store.put + size / self.bandwidth)
         # One request begins it, and one ends it.
-        self._step("PUT", parts + 2, seconds + 2 * self.store.put, 2 + math.ceil(parts / at_once))
+        self._step("PUT", parts + 2, seconds + 2 * self.store.put, 2 + rounds)
 
     def create(self, objects: float, size: float, at_once: int, times: float = 1.0) -> None:
         """Create objects that must not be there, each with one request, of which so many go up at the same time."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from ._store_api import most_values
+from ._store_remote import MOST_PARTS
+from ._transfer import PART_BYTES
+
 if TYPE_CHECKING:
     from ._plan_costs import Costs
     from ._plan_model import Model
@@ -25,6 +29,8 @@ def limits(topology: str, costs: Costs, unlimited: Costs, model: Model, better: 
         better: The other topology and what it would make of a sync, where that is quicker.
     """
     said = []
+    if model.values > most_values(MOST_PARTS * PART_BYTES):
+        said.append(_too_large(model))
     if costs.seconds > _FELT * unlimited.seconds:
         said += _rate(costs, unlimited, model)
         if topology == "sharded":
@@ -32,6 +38,16 @@ def limits(topology: str, costs: Costs, unlimited: Costs, model: Model, better: 
     if better:
         said.append(f"Another topology is quicker, {better}.")
     return tuple(said)
+
+
+def _too_large(model: Model) -> str:
+    largest = MOST_PARTS * PART_BYTES
+    fragments = math.ceil(model.values / most_values(largest))
+    return (
+        f"Such a sync is refused when the run begins: its contributions of {model.values / 1e9:.3g} GB are too large for an "
+        f"object, which can have {largest / 1e9:.0f} GB. Cut the model into {fragments} fragments or more, and plan the sync of "
+        "one of them."
+    )
 
 
 def _rate(costs: Costs, unlimited: Costs, model: Model) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ._checks import check_positive, check_whole
+from ._checks import check_positive, check_whole, kind_of
 from ._errors import ConfigurationError
 from ._plan_costs import StoreModel
 from ._plan_limits import limits
@@ -47,6 +47,8 @@ class ExchangePlan:
         cost: US dollars for the requests of the whole cohort.
         memory_bytes: Outer side's memory of a replica (the fp32 local and global copy, outer state), buffers left out.
         limits: What holds such a sync up and what helps, in sentences. Empty where nothing but its bytes do.
+        longest_part: Seconds of the longest part of the sync between two moments at which all replicas wait for each other.
+            For a replica that is half as fast as the others they wait so much longer.
     """
 
     topology: str
@@ -60,6 +62,7 @@ class ExchangePlan:
     cost: float
     memory_bytes: float
     limits: tuple[str, ...] = ()
+    longest_part: float = 0.0
 
     def blocked(self, period: float) -> float:
         """Share of the time spent in syncs, if a sync comes after every ``period`` seconds of training."""
@@ -81,6 +84,8 @@ def plan_exchange(
 ) -> ExchangePlan:
     """Foresee one sync of all parameters in the middle of a run, as it is when no replica is late.
 
+    Requests are those of the obstore driver. s3fs sends others: it opens an object with a HEAD, writes every large object in
+    parts, half as many at once, and removes objects one by one.
     Saving what belongs to a replica alone (``save_inner_every``) is left out.
 
     Args:
@@ -94,7 +99,8 @@ def plan_exchange(
         strict: Whether membership is strict: then nobody sends the part of its contribution that it uses itself.
         publish_every: In the gather topology, every how many syncs the state is published; all figures are means.
         store: How the store behaves; S3 by default.
-        transfer: How the replicas read and write, as given to :func:`connect`, which refuses what cannot work there.
+        transfer: How the replicas read and write, as given to :func:`connect`. Which also looks at how many connections its
+            process may have.
 
     Returns:
         The plan of the topology.
@@ -102,7 +108,13 @@ def plan_exchange(
     Raises:
         ConfigurationError: An argument is impossible.
     """
-    store = store or StoreModel()
+    store = StoreModel() if store is None else store
+    transfer = Transfer() if transfer is None else transfer
+    if not isinstance(store, StoreModel):
+        raise ConfigurationError(f"store must be a StoreModel, not {kind_of(store)}")
+    if not isinstance(transfer, Transfer):
+        raise ConfigurationError(f"transfer must be a Transfer, not {kind_of(transfer)}")
+    transfer.check_memory()
     for name, value in (("params", params), ("bandwidth", bandwidth), ("bytes_per_param", bytes_per_param)):
         check_positive(name, value)
     check_whole("replicas", replicas)
@@ -115,7 +127,6 @@ def plan_exchange(
         raise ConfigurationError("strict runs are sharded: topology='gather' is for elastic ones")
     if topology not in {"auto", *TOPOLOGIES}:
         raise ConfigurationError(f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}")
-    transfer = transfer or Transfer()
     size = params * bytes_per_param
     model = Model.of(size, size * outer_state, replicas, transfer, strict=strict)
     syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
@@ -146,4 +157,5 @@ def _plan(topology: str, costs: Costs, model: Model, params: float, said: tuple[
         cost=model.replicas * dollars,
         memory_bytes=4 * params + model.values + model.outer_state / (1 if topology == "gather" else model.replicas),
         limits=said,
+        longest_part=costs.longest_part,
     )

@@ -221,6 +221,11 @@ def creates_once(store: Store, attempt: Callable[[Callable[[], bool]], bool] = l
         attempt(clean_up)
 
 
+def most_values(largest: int) -> float:
+    """Most bytes of values that a contribution can have, which is one object of at most ``largest`` bytes."""
+    return 0.99 * largest  # its header and checksums are far below a hundredth
+
+
 def check_size(store: Store, size: int) -> None:
     """Refuse fragments whose contributions the store could not take.
 
@@ -231,9 +236,8 @@ def check_size(store: Store, size: int) -> None:
     Raises:
         ConfigurationError: It says how many fragments it takes.
     """
-    # A contribution is about as large as the values; its header and checksums are far below a hundredth.
-    if store.largest is not None and size > 0.99 * store.largest:
+    if store.largest is not None and size > most_values(store.largest):
         raise ConfigurationError(
             f"a fragment of {size / 1e9:.0f} GB is too large for one object in {store.uri}, which can have "
-            f"{store.largest / 1e9:.0f} GB: cut it into {math.ceil(size / (0.99 * store.largest))} fragments or more"
+            f"{store.largest / 1e9:.0f} GB: cut it into {math.ceil(size / most_values(store.largest))} fragments or more"
         )

@@ -49,7 +49,22 @@ class Transfer:
             object.__setattr__(self, name, whole(name, getattr(self, name)))
 
     def check(self) -> None:
-        """Refuse what cannot work.
+        """Refuse what cannot work in this process.
+
+        Raises:
+            ConfigurationError: It names the setting, what was given and what would work.
+        """
+        self.check_memory()
+        files = most_files()
+        if files is not None and self.connections > files // 2:
+            raise ConfigurationError(
+                f"connections must be at most {files // 2}, not {self.connections}: each needs a file descriptor, and of the "
+                f"{files} that this process may have, half are left for everything else. Use fewer, or raise the limit "
+                "(ulimit -n)."
+            )
+
+    def check_memory(self) -> None:
+        """Refuse what cannot work in any process.
 
         Raises:
             ConfigurationError: It names the setting, what was given and what would work.
@@ -64,13 +79,6 @@ class Transfer:
             raise ConfigurationError(
                 f"budget_bytes must be at least {least}, not {self.budget_bytes}: it has to hold two blocks "
                 f"({self.block_bytes} bytes each) and two parts of an upload ({PART_BYTES} bytes each).{advice}"
-            )
-        files = most_files()
-        if files is not None and self.connections > files // 2:
-            raise ConfigurationError(
-                f"connections must be at most {files // 2}, not {self.connections}: each needs a file descriptor, and of the "
-                f"{files} that this process may have, half are left for everything else. Use fewer, or raise the limit "
-                "(ulimit -n)."
             )
 
     def gather_budget(self) -> int:
