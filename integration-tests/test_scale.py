@@ -80,6 +80,19 @@ class TestTheModel:
         assert left == {}
         assert seconds == pytest.approx(7 * 0.03)
 
+    def test_s3fs_removes_objects_one_by_one_and_several_at_a_time(self, scale):
+        def act(network, store):
+            for number in range(33):
+                network.bucket.write(f"deltas/{number:05}", scale.weights.Weighed("", b"", 1))
+            before, start = network.requests.copy(), network.clock()
+            store.delete([f"deltas/{number:05}" for number in range(33)])
+            return network.requests - before, network.clock() - start, store.list("deltas/")
+
+        (requests, seconds, left), _ = in_virtual_time(scale, act, bulk=1, head_reads=False)
+        assert requests == {"DELETE": 33}
+        assert left == {}
+        assert seconds == pytest.approx(3 * 0.03), "16 at a time"
+
     def test_what_is_asked_for_in_the_background_waits_for_its_turn(self, scale):
         """A request that follows another one in the background begins when that has ended, and not before."""
 

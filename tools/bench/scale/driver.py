@@ -38,14 +38,13 @@ class VirtualDriver:
     name = "S3 in virtual time"
     near = False
     exclusive = True
-    deletes_many = True  # DELETE requests are counted by the model's own bulk size
-
     def __init__(self, network: Network, factor: int, part_bytes: int) -> None:
         self.network = network
         self._bucket = network.bucket
         self._factor = factor
         self._part_bytes = part_bytes
         self.copies = 0 if network.s3.head_reads else 2  # as obstore and s3fs do
+        self.deletes_many = network.s3.bulk > 1
 
     def put(self, key: str, data: Any, *, exclusive: bool) -> None:
         """Write an object with one request."""
@@ -112,7 +111,10 @@ class VirtualDriver:
         for start in range(0, len(keys), self._bucket.s3.bulk):
             self.network.request("DELETE")
             for key in keys[start : start + self._bucket.s3.bulk]:
-                self._bucket.remove(key)
+                if self.network.in_background:
+                    self.network.time.call_at(self.network.clock(), partial(self._bucket.remove, key))
+                else:
+                    self._bucket.remove(key)
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
         """What an error means."""
