@@ -181,7 +181,10 @@ class TestScaling:
 SIZES = (3, 6, 12)
 
 MOST_GETS = {"strict": (2, 2), "sharded": (2, 6), "gather": (1, 8)}
-"""At most a N + b GETs of a replica in a sync of a model whose contributions are one block each: (a, b)."""
+"""At most a N + b GETs of a replica in a sync of a model whose contributions are one block each: (a, b).
+
+Gather: but for the sync after a publication, in which one replica sends 2 N + 4.
+"""
 
 
 class TestLaws:
@@ -190,6 +193,16 @@ class TestLaws:
         a, b = MOST_GETS[kind]
         most = {replicas: scale.measure(kind, replicas).most["GET"] for replicas in SIZES}
         assert all(gets <= a * replicas + b for replicas, gets in most.items()), most
+
+    @pytest.mark.parametrize("replicas", SIZES[:2])
+    def test_after_a_publication_one_replica_looks_at_its_shards(self, scale, replicas):
+        """Not before the fifth sync, so that the law above says nothing of it."""
+        run = scale.cohort.Run("gather", 1e5, replicas, warm=5, measured=4, tensors=4)
+        outcome = scale.cohort.simulate(run)
+        most = [sorted((cost.requests["GET"] for cost in costs), reverse=True) for costs in outcome.syncs]
+        assert max(first for first, *_ in most) == 2 * replicas + 4
+        assert all(second <= replicas + 8 for _, second, *_ in most)
+        assert scale.figures.sync_of(run, outcome).requests["GET"] <= replicas + 5
 
     @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
     def test_everything_else_does_not_grow(self, scale, kind):

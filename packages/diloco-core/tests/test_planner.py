@@ -142,6 +142,17 @@ class TestTheRateOfAPrefix:
         assert not any("block_bytes" in text for text in plan.limits)
         assert plan.seconds < plan_exchange(1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0)).seconds / 4
 
+    @pytest.mark.parametrize("options", [{"strict": True}, {"topology": "sharded"}])
+    def test_writes_of_large_models_are_named(self, options):
+        _, _, writes, ranges = plan_exchange(1e9, 256, NIC, **options).limits
+        assert "parts of uploads" in writes
+        assert "block_bytes" in ranges
+        large = Transfer(64, 32 * MIB, 512 * MIB)
+        limits = plan_exchange(1e9, 64, NIC, store=StoreModel(writes=500.0), transfer=large, **options).limits
+        assert "parts of uploads" in limits[-1]
+        assert not any("block_bytes" in text for text in limits), "reads are not what holds it up"
+        assert not any("parts of uploads" in text for text in plan_exchange(1e6, 1000, NIC, **options).limits)
+
     def test_nothing_is_said_of_shards_where_everybody_reads_everything(self):
         plan = plan_exchange(1e5, 200, NIC, topology="gather", store=StoreModel(reads=100.0))
         assert len(plan.limits) == 2

@@ -38,6 +38,7 @@ class VirtualDriver:
     name = "S3 in virtual time"
     near = False
     exclusive = True
+
     def __init__(self, network: Network, factor: int, part_bytes: int) -> None:
         self.network = network
         self._bucket = network.bucket

@@ -33,7 +33,13 @@ def limits(topology: str, costs: Costs, unlimited: Costs, model: Model, better: 
         said.append(_too_large(model))
     if costs.seconds > _FELT * unlimited.seconds:
         said += _rate(costs, unlimited, model)
-        if topology == "sharded":
+        reads, writes = _seconds(costs, model)
+        if writes > reads / 2:
+            said.append(
+                "Many of the writes are parts of uploads, of 5 MiB each. Their number follows from the bytes and cannot be "
+                "chosen: fewer replicas send fewer of them."
+            )
+        if topology == "sharded" and reads > writes / 2:
             said += _shards(model)
     if better:
         said.append(f"Another topology is quicker, {better}.")
@@ -59,6 +65,13 @@ def _rate(costs: Costs, unlimited: Costs, model: Model) -> list[str]:
         f"the prefix takes {_rate_of(store.reads)} and {_rate_of(store.writes)} per second.",
         "A longer sync_every makes such syncs rarer. So do fewer fragments: the sync of each sends as many requests.",
     ]
+
+
+def _seconds(costs: Costs, model: Model) -> tuple[float, float]:
+    """How long the prefix needs for the reads of all replicas, and for their writes."""
+    count, n = costs.requests, model.replicas
+    reads, writes = n * (count["GET"] + count["LIST"]), n * (count["PUT"] + count["DELETE"])
+    return reads / costs.store.rate("GET"), writes / costs.store.rate("PUT")
 
 
 def _shards(model: Model) -> list[str]:

@@ -30,7 +30,9 @@ class Transfer:
     Folders and ``memory://`` have no use for it: there it is checked, and makes no difference.
 
     Attributes:
-        connections: Requests under way at the same time, each with a file descriptor and a thread; 16.
+        connections: Most reads under way at the same time, and most parts of one upload, each with a file descriptor and a
+            thread; 16. There are some more requests where several things happen at once: small ones of the training thread,
+            signs of life, and when a run begins, several objects that go up in parts of their own.
         block_bytes: Most bytes that one request reads; 8 MiB. Larger blocks are fewer requests.
         budget_bytes: Memory for what is read ahead and for uploads on their way; 80 MiB. It has to hold two blocks, and two parts
             of an upload (5 MiB each). In the gather topology, where every replica keeps all of the outer state as well, reads
