@@ -229,20 +229,18 @@ class BlockReader:
                 f"{self._name} is truncated: it has {self.size} bytes, and bytes {offset} to {end} were asked for"
             )
         while offset < end:
+            into = buffer[len(buffer) - (end - offset) :]
             if offset < len(self._head):
-                at, block = 0, self._head
-            else:
-                if not 0 <= offset - self._at < len(self._block):
-                    self._turn_to(offset, end)
-                at, block = self._at, self._block
-            part = block[offset - at : end - at]
-            start = len(buffer) - (end - offset)
-            buffer[start : start + len(part)] = part
-            offset += len(part)
-            if block is self._block:
-                self._unread -= len(part)
-                if self._unread <= 0:  # nobody reads anything twice, but for errors
-                    self._let_go()
+                offset += _copy(self._head, offset, into)
+                continue
+            if not 0 <= offset - self._at < len(self._block):
+                self._turn_to(offset, end)
+            # No name for the block here: it would be held while the next one is waited for.
+            count = _copy(self._block, offset - self._at, into)
+            offset += count
+            self._unread -= count
+            if self._unread <= 0:  # nobody reads anything twice, but for errors
+                self._let_go()
 
     def close(self) -> None:
         """Let go of the blocks; repeatable."""
@@ -287,3 +285,10 @@ class BlockReader:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def _copy(block: memoryview, start: int, into: memoryview) -> int:
+    """Copy what a block has from ``start`` on, as far as there is room; returns how many bytes that were."""
+    part = block[start : start + len(into)]
+    into[: len(part)] = part
+    return len(part)

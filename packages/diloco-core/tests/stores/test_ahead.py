@@ -1,6 +1,7 @@
 """Reading many objects: several requests at once, in the order of use, in bounded memory."""
 
 import threading
+import weakref
 from contextlib import ExitStack
 
 import pytest
@@ -8,6 +9,7 @@ import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectNotFoundError
 from diloco_core._store_ahead import open_ahead
+from diloco_core._store_blocks import BlockReader
 from diloco_core._store_open import open_store
 from diloco_core._store_remote import RemoteStore
 from diloco_core._transfer import PART_BYTES
@@ -149,3 +151,40 @@ def test_gather_reads_ahead_in_less_memory(store, topology, budget):
     exchange = ElasticExchange(store, 0, 1, Elastic(1, topology=topology))
     with DiLoCo(model, torch.optim.SGD(model.parameters(), lr=0.1), exchange, sync_every=1):
         assert store.budget == budget
+
+
+def test_a_block_is_let_go_before_the_next_one_is_waited_for():
+    """Also in one reading that spans both: otherwise two are held where the budget counts one."""
+
+    class Block(bytearray):
+        """Unlike its parent, weak references to it can be made."""
+
+    fetched = []
+
+    def fetch(start, stop):
+        assert all(block() is None for block in fetched)
+        block = Block(range(start, stop))
+        fetched.append(weakref.ref(block))
+        return block
+
+    class Waits:
+        """Fetches a range no sooner than it is waited for."""
+
+        block_bytes = 10
+
+        def announce(self, wanted):
+            pass
+
+        def take(self, wanted):
+            return wanted.fetch(wanted.start, wanted.stop)
+
+        def drop(self, ranges):
+            pass
+
+    reader = BlockReader(fetch, 30, b"", "k", Waits())
+    reader.expect(0, 30)
+    buffer = bytearray(25)
+    reader.read_into(0, memoryview(buffer)[:5])
+    reader.read_into(5, memoryview(buffer)[5:])
+    assert bytes(buffer) == bytes(range(25))
+    assert len(fetched) == 3
