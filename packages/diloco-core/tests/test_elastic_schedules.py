@@ -90,6 +90,12 @@ def test_trouble_while_the_store_is_tried_out(first, second, at):
         _check((schedule, Elastic(1, grace=2.0, topology="sharded"), (40,)))
 
 
+@pytest.mark.parametrize("at", range(1, 8))
+def test_an_answer_that_takes_a_minute_and_gets_lost_is_no_outage(at):
+    faults = [Fault(0, 1, at, "delay", 60.0), Fault(0, 1, at + 1, "lose request")]
+    _check((Schedule(2, faults=faults, latency=0.001), Elastic(1, grace=2.0, topology="sharded"), (40,)))
+
+
 def test_a_simulation_is_repeatable_to_the_last_request():
     faults = [Fault(1, 1, 30, "kill after"), Fault(0, 1, 50, "zombie", 90.0), Fault(2, 1, 40, "delay", 60.0)]
     traces = []

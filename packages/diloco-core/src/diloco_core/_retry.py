@@ -23,7 +23,7 @@ class Retries:
     """Exponential back-off with full jitter: replicas that failed together do not come back together. Thread-safe.
 
     Attributes:
-        patience: Seconds after the first try from which on nothing is tried again.
+        patience: Seconds after the beginning of the first try from which on nothing is tried a third time; 0: there is one try.
         first_pause: Longest first pause in seconds; every further one may be twice as long.
         longest_pause: Where that ends, in seconds.
         clock: Monotonic clock; injected in tests.
@@ -56,7 +56,7 @@ class Retries:
         start = began = self.clock()
         pause = self.first_pause
         most = self.patience if patience is None else patience
-        waiting = False
+        waiting = tried = False
         try:
             while True:
                 try:
@@ -69,8 +69,10 @@ class Retries:
                     if downtime is not None and not waiting:
                         waiting = True
                         downtime.begin(began)
-                    if self.clock() - start + seconds > most:
+                    # However long the first try took, there is a second one: a slow answer that gets lost is no outage.
+                    if self.clock() - start + seconds > most and (tried or not most):
                         raise
+                tried = True
                 self.sleep(seconds)
                 began = self.clock()
                 pause = min(2 * pause, self.longest_pause)
