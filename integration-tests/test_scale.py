@@ -7,11 +7,11 @@ from itertools import pairwise
 import pytest
 import torch
 
-from diloco_core._layout import Group, Layout, Rule
+from diloco_core._arithmetic._layout import Group, Layout, Rule
 from diloco_core._retry import Retries
-from diloco_core._store_remote import RemoteStore
-from diloco_core._transfer import PART_BYTES
-from diloco_core._wire import Section, header, section_parts
+from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core._store._transfer import PART_BYTES
+from diloco_core._wire._sections import Section, header, section_parts
 
 
 def in_virtual_time(scale, act, **s3):
@@ -173,8 +173,8 @@ class TestScaling:
         assert small.received == pytest.approx(large.received, rel=0.01)
 
     def test_constants_that_nobody_has_thought_of_are_told_of(self, scale, monkeypatch):
-        monkeypatch.setattr("diloco_core._store_ahead._AHEAD_BYTES", 2**20, raising=False)
-        with pytest.raises(RuntimeError, match=r"_store_ahead\._AHEAD_BYTES"), scale.scaling.scaled(2):
+        monkeypatch.setattr("diloco_core._store._ahead._AHEAD_BYTES", 2**20, raising=False)
+        with pytest.raises(RuntimeError, match=r"_store\._ahead\._AHEAD_BYTES"), scale.scaling.scaled(2):
             pass
 
 

@@ -24,12 +24,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from diloco_core._store_api import Store
+    from diloco_core._store._api import Store
 
 MIB = 2**20
 PART = 8 * MIB

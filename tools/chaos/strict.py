@@ -33,7 +33,7 @@ def leave_contributions(exchange: Any, folder: Path, counted: Callable[[], int])
     import torch
     from safetensors.torch import save_file
 
-    from diloco_core._layout import Piece
+    from diloco_core._arithmetic._layout import Piece
 
     folder.mkdir(parents=True, exist_ok=True)
     sync, number = exchange.sync, 0

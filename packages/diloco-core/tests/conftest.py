@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, ObjectStoreExchange, Timing
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 sys.path.insert(0, str(Path(__file__).parent))  # for the modules that several tests share

@@ -12,7 +12,7 @@ from diloco_core import (
     ElasticExchange,
     ObjectStoreExchange,
 )
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 
 
 class Everything(nn.Module):

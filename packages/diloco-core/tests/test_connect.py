@@ -21,7 +21,7 @@ from diloco_core import (
     connect,
     in_process,
 )
-from diloco_core._exchange import Schema
+from diloco_core._exchange._base import Schema
 
 
 @pytest.fixture
@@ -206,7 +206,7 @@ class TestArguments:
     )
     def test_the_wrong_kind_is_refused_by_name(self, environ, tmp_path, monkeypatch, name, value):
         monkeypatch.setattr("diloco_core._connect.open_store", lambda *_, **__: pytest.fail("opened"))
-        monkeypatch.setattr("diloco_core._transfer.most_files", lambda: 1024)
+        monkeypatch.setattr("diloco_core._store._transfer.most_files", lambda: 1024)
         given = value if name in {"block_bytes", "budget_bytes", "connections"} else {name: value}
         with pytest.raises(ConfigurationError, match=name):
             connect(**{"environ": environ, **given})

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
-from diloco_core._elastic_attendance import Attendance
-from diloco_core._elastic_farewell import farewell
-from diloco_core._elastic_keys import Delta, Hint
-from diloco_core._elastic_records import Commit
+from diloco_core._elastic._log._attendance import Attendance
+from diloco_core._elastic._log._farewell import farewell
+from diloco_core._elastic._log._keys import Delta, Hint
+from diloco_core._elastic._log._records import Commit
 from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, MismatchError, RendezvousTimeoutError, RunExistsError, Timing
-from diloco_core._elastic_beginning import beginning, wait_for_manifest
-from diloco_core._elastic_keys import BEGINNING, MANIFEST
+from diloco_core._elastic._beginning import beginning, wait_for_manifest
+from diloco_core._elastic._log._keys import BEGINNING, MANIFEST
 from diloco_core._errors import StoreUnavailableError
-from diloco_core._patient import Patient
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
+from diloco_core._store._patient import Patient
 from diloco_core._timing import repeat_in_thread
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 

@@ -14,12 +14,12 @@ from diloco_core import (
     Timing,
     connect,
 )
-from diloco_core._elastic_adopt import Adoption
-from diloco_core._elastic_keys import commit_key
-from diloco_core._elastic_records import Commit
+from diloco_core._elastic._log._keys import commit_key
+from diloco_core._elastic._log._records import Commit
+from diloco_core._elastic._sync._adopt import Adoption
 from diloco_core._retry import Retries
-from diloco_core._store_fsspec import FsspecDriver
-from diloco_core._store_remote import RemoteStore
+from diloco_core._store._drivers._fsspec import FsspecDriver
+from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 

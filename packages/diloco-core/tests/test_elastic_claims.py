@@ -7,13 +7,13 @@ import torch
 from damage_lab import run_of
 
 from diloco_core import Elastic, FencedError, Timing
-from diloco_core._elastic_claims import claim
-from diloco_core._elastic_keys import MANIFEST, Hint, claim_key, commit_key, highest_epochs, inner_key
-from diloco_core._patient import Patient
-from diloco_core._sealed import seal
-from diloco_core._sim_scheduler import Scheduler
-from diloco_core._sim_store import Connection
+from diloco_core._elastic._claims import claim
+from diloco_core._elastic._log._keys import MANIFEST, Hint, claim_key, commit_key, highest_epochs, inner_key
+from diloco_core._store._patient import Patient
+from diloco_core._wire._sealed import seal
 from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing._scheduler import Scheduler
+from diloco_core.testing._store import Connection
 
 
 def _next(store, rank=0):

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from diloco_core import CorruptedObjectError, Elastic
-from diloco_core._elastic_adopt import Adoption, PreviousStateError
-from diloco_core._elastic_repair import check_shard, readable_done
-from diloco_core._published import shard_metadata
+from diloco_core._elastic._repair import check_shard, readable_done
+from diloco_core._elastic._sync._adopt import Adoption, PreviousStateError
+from diloco_core._wire._published import shard_metadata
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 _KEY = "state/00000003/000.00000.safetensors"

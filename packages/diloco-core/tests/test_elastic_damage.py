@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
-from diloco_core._elastic_keys import MANIFEST
-from diloco_core._elastic_repair import rewrite_shard
+from diloco_core._elastic._log._keys import MANIFEST
+from diloco_core._elastic._repair import rewrite_shard
 from diloco_core.testing import DAMAGES, Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 _SYNCS = 4

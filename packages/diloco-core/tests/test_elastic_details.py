@@ -4,9 +4,10 @@ import pytest
 import torch
 from safetensors.torch import load
 
-from diloco_core import Elastic, StoreUnavailableError, _elastic_publish
-from diloco_core._elastic_keys import MANIFEST, Delta, commit_key, deltas, done_key, shard_key
-from diloco_core._elastic_records import Commit, Manifest
+from diloco_core import Elastic, StoreUnavailableError
+from diloco_core._elastic._log._keys import MANIFEST, Delta, commit_key, deltas, done_key, shard_key
+from diloco_core._elastic._log._records import Commit, Manifest
+from diloco_core._elastic._states import _publish as _elastic_publish
 from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 

@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 
 from diloco_core import CorruptedObjectError, Elastic
-from diloco_core._elastic_keys import commit_key, done_key
-from diloco_core._elastic_records import Commit
-from diloco_core._sim_checks import read_log
+from diloco_core._elastic._log._keys import commit_key, done_key
+from diloco_core._elastic._log._records import Commit
 from diloco_core.testing import Killed, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing._checks import read_log
 
 LOST = 3
 

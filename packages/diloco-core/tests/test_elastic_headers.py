@@ -11,10 +11,12 @@ import pytest
 import torch
 from damage_lab import flip
 
-from diloco_core import Elastic, _elastic_adopt, _elastic_catchup
-from diloco_core._sim_checks import read_log
-from diloco_core._sim_store import Connection
+from diloco_core import Elastic
+from diloco_core._elastic._sync import _adopt as _elastic_adopt
+from diloco_core._elastic._sync import _catchup as _elastic_catchup
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing._checks import read_log
+from diloco_core.testing._store import Connection
 
 _SYNCS, _END = 4, 8
 _SIZES = (96, 80)

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from diloco_core import CorruptedObjectError, DiLoCo, Elastic, ElasticExchange
-from diloco_core._elastic_load import load
-from diloco_core._store_open import open_store
+from diloco_core._elastic._states._load import load
+from diloco_core._store._open import open_store
 from diloco_core.testing import Fault, Schedule, SimulatedStore, simulate
 
 SETTINGS = {"grace": 10.0, "publish_every": 4}

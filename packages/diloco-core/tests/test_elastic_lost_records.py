@@ -6,10 +6,12 @@ import pytest
 import torch
 from damage_lab import run_of
 
-from diloco_core import CorruptedObjectError, Elastic, FencedError, _elastic_catchup, _elastic_rollback
-from diloco_core._elastic_keys import commit_key, commit_sync
-from diloco_core._elastic_life import RolledBack
-from diloco_core._elastic_records import Rollback, read_record
+from diloco_core import CorruptedObjectError, Elastic, FencedError
+from diloco_core._elastic._life import RolledBack
+from diloco_core._elastic._log._keys import commit_key, commit_sync
+from diloco_core._elastic._log._records import Rollback, read_record
+from diloco_core._elastic._states import _rollback as _elastic_rollback
+from diloco_core._elastic._sync import _catchup as _elastic_catchup
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 _SETTINGS = Elastic(1, grace=5.0, topology="gather", publish_every=3, retention=4)

@@ -3,9 +3,9 @@
 import pytest
 
 from diloco_core import DivergedError, Elastic
-from diloco_core._elastic_adopt import Adoption
-from diloco_core._elastic_keys import Delta, commit_key, deltas
-from diloco_core._elastic_records import Commit
+from diloco_core._elastic._log._keys import Delta, commit_key, deltas
+from diloco_core._elastic._log._records import Commit
+from diloco_core._elastic._sync._adopt import Adoption
 from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 

@@ -7,28 +7,23 @@ from dataclasses import replace
 import pytest
 import torch
 
-from diloco_core import (
-    CoreError,
-    Elastic,
-    ElasticExchange,
-    _elastic_adopt,
-    _elastic_catchup,
-    _elastic_publish,
-    _elastic_records,
-    _elastic_sync,
-    _exchange_elastic,
-    _published,
-    _reread,
-)
-from diloco_core._elastic_adopt import Adoption
-from diloco_core._elastic_keys import Delta, deltas, done_key, inner_key, shard_key
-from diloco_core._elastic_records import Commit, Rollback
-from diloco_core._elastic_repair import read_commit
-from diloco_core._elastic_rules import newest_done
-from diloco_core._elastic_sync import ElasticSync
-from diloco_core._patient import Patient
-from diloco_core._sharded import adopt_shard
-from diloco_core._sim_checks import read_log
+from diloco_core import CoreError, Elastic, ElasticExchange
+from diloco_core._arithmetic._sharded import adopt_shard
+from diloco_core._elastic import _exchange as _exchange_elastic
+from diloco_core._elastic._log import _records as _elastic_records
+from diloco_core._elastic._log._keys import Delta, deltas, done_key, inner_key, shard_key
+from diloco_core._elastic._log._records import Commit, Rollback
+from diloco_core._elastic._log._rules import newest_done
+from diloco_core._elastic._repair import read_commit
+from diloco_core._elastic._states import _publish as _elastic_publish
+from diloco_core._elastic._sync import _adopt as _elastic_adopt
+from diloco_core._elastic._sync import _catchup as _elastic_catchup
+from diloco_core._elastic._sync import _sync as _elastic_sync
+from diloco_core._elastic._sync._adopt import Adoption
+from diloco_core._elastic._sync._sync import ElasticSync
+from diloco_core._store import _reread
+from diloco_core._store._patient import Patient
+from diloco_core._wire import _published
 from diloco_core.testing import (
     Fault,
     Schedule,
@@ -38,6 +33,7 @@ from diloco_core.testing import (
     simulate,
     violations,
 )
+from diloco_core.testing._checks import read_log
 
 _HARMFUL = ("kill before", "kill after", "delay", "zombie", "jump", "lose answer")
 

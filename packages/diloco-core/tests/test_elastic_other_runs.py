@@ -8,10 +8,10 @@ import torch
 from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, RunExistsError
-from diloco_core._elastic_delta import schema
-from diloco_core._elastic_kept import bring_back, mend_from_copies
-from diloco_core._elastic_keys import commit_sync, done_key, shard_key
-from diloco_core._elastic_records import Commit, of_run, read_record
+from diloco_core._elastic._log._delta import schema
+from diloco_core._elastic._log._keys import commit_sync, done_key, shard_key
+from diloco_core._elastic._log._records import Commit, of_run, read_record
+from diloco_core._elastic._states._kept import bring_back, mend_from_copies
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
 _EMPTIED, _LATE = 30.0, 44.0  # when the prefix is emptied and used again, and when a replica of the new run comes late

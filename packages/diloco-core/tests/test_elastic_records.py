@@ -2,10 +2,18 @@
 
 import pytest
 
-from diloco_core._elastic_keys import Delta, commit_key, commit_sync, done_key, epochs, highest_epochs, parse_inner
-from diloco_core._elastic_records import Commit, Done, Manifest, Rollback, read_record
+from diloco_core._elastic._log._keys import (
+    Delta,
+    commit_key,
+    commit_sync,
+    done_key,
+    epochs,
+    highest_epochs,
+    parse_inner,
+)
+from diloco_core._elastic._log._records import Commit, Done, Manifest, Rollback, read_record
 from diloco_core._errors import CorruptedObjectError, FormatError
-from diloco_core._sealed import seal, unseal
+from diloco_core._wire._sealed import seal, unseal
 
 _BASE, _SCHEMA, _RUN = "0" * 16, "f" * 16, "a" * 16
 

@@ -7,11 +7,10 @@ import torch
 from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic_history import History
-from diloco_core._elastic_keys import commit_key, commit_sync, done_key, shard_key
-from diloco_core._elastic_records import digest, read_record
-from diloco_core._elastic_rollback import named_syncs
-from diloco_core._sim_checks import read_log
+from diloco_core._elastic._log._keys import commit_key, commit_sync, done_key, shard_key
+from diloco_core._elastic._log._records import digest, read_record
+from diloco_core._elastic._states._history import History
+from diloco_core._elastic._states._rollback import named_syncs
 from diloco_core.testing import (
     Fault,
     Killed,
@@ -22,6 +21,7 @@ from diloco_core.testing import (
     simulate,
     violations,
 )
+from diloco_core.testing._checks import read_log
 
 _SIZES = (40, 30)
 
@@ -239,7 +239,7 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
 
 def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped, monkeypatch):
     # As it is for replicas that begin with other values than the run did.
-    monkeypatch.setattr("diloco_core._elastic_load.shards_in_memory", lambda *_: set())
+    monkeypatch.setattr("diloco_core._elastic._states._load.shards_in_memory", lambda *_: set())
     topology, training, original, last = stopped
     store = copy.deepcopy(original)
     for key in list(store.objects):

@@ -8,12 +8,12 @@ from damage_lab import run_of
 from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic_fork import look_back
-from diloco_core._elastic_keys import Delta, commit_key, shard_key
-from diloco_core._elastic_life import Reload, RolledBack
-from diloco_core._elastic_records import Commit, Rollback
-from diloco_core._elastic_repair import read_commit
-from diloco_core._elastic_sync import ElasticSync
+from diloco_core._elastic._life import Reload, RolledBack
+from diloco_core._elastic._log._keys import Delta, commit_key, shard_key
+from diloco_core._elastic._log._records import Commit, Rollback
+from diloco_core._elastic._repair import read_commit
+from diloco_core._elastic._sync._fork import look_back
+from diloco_core._elastic._sync._sync import ElasticSync
 from diloco_core.testing import (
     Schedule,
     SimulatedStore,

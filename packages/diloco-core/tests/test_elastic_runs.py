@@ -19,9 +19,9 @@ from diloco_core import (
     StoreUnavailableError,
     SyncTimeoutError,
 )
-from diloco_core._elastic_keys import MANIFEST, commit_key
-from diloco_core._elastic_records import Commit
-from diloco_core._sealed import seal
+from diloco_core._elastic._log._keys import MANIFEST, commit_key
+from diloco_core._elastic._log._records import Commit
+from diloco_core._wire._sealed import seal
 from diloco_core.testing import (
     Fault,
     Killed,

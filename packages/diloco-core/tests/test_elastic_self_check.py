@@ -5,7 +5,7 @@ import logging
 import pytest
 
 from diloco_core import DivergedError, Elastic
-from diloco_core._elastic_adopt import Adoption
+from diloco_core._elastic._sync._adopt import Adoption
 from diloco_core.testing import Schedule, SimulatedTraining, simulate, violations
 
 

@@ -5,8 +5,9 @@ import threading
 import pytest
 import torch
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, StoreUnavailableError, _store_folder, export
-from diloco_core._store_open import open_store
+from diloco_core import DiLoCo, Elastic, ElasticExchange, StoreUnavailableError, export
+from diloco_core._store._drivers import _folder as _store_folder
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 

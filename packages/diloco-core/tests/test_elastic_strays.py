@@ -15,10 +15,10 @@ from diloco_core import (
     StoreUnavailableError,
     Timing,
 )
-from diloco_core._elastic_kept import bring_back, forget_kept
-from diloco_core._elastic_keys import Hint, claim_key, commit_key, epochs, highest_epochs, inner_key, parse_inner
-from diloco_core._elastic_rules import collectable
-from diloco_core._store_open import open_store
+from diloco_core._elastic._log._keys import Hint, claim_key, commit_key, epochs, highest_epochs, inner_key, parse_inner
+from diloco_core._elastic._log._rules import collectable
+from diloco_core._elastic._states._kept import bring_back, forget_kept
+from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, run_replicas, simulate, violations
 
 _STRAYS = {

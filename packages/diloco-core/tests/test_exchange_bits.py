@@ -20,10 +20,10 @@ from diloco_core import (
     Timing,
     export,
 )
-from diloco_core._layout import Group, Layout, Rule
-from diloco_core._published import Shard
-from diloco_core._sharded import Scratch
-from diloco_core._wire import seed as wire_seed
+from diloco_core._arithmetic._layout import Group, Layout, Rule
+from diloco_core._arithmetic._sharded import Scratch
+from diloco_core._wire._published import Shard
+from diloco_core._wire._sections import seed as wire_seed
 from diloco_core.testing import run_replicas
 
 KINDS = {
@@ -158,7 +158,7 @@ class TestExport:
     @pytest.fixture
     def exported(self, healthy, tmp_path, monkeypatch):
         """What ``export`` makes of the run when an object is harmed."""
-        monkeypatch.setattr("diloco_core._export._PAUSES", (0.0, 0.0))
+        monkeypatch.setattr("diloco_core._export._export._PAUSES", (0.0, 0.0))
         folder, target = tmp_path / "run", tmp_path / "model"
         for key, data in healthy.objects.items():
             (folder / key).parent.mkdir(parents=True, exist_ok=True)

@@ -18,14 +18,14 @@ from diloco_core import (
     Timing,
 )
 from diloco_core._allreduce import Mean
-from diloco_core._endings import Ending, Progress
-from diloco_core._exchange import Schema
-from diloco_core._liveness import Liveness
-from diloco_core._patient import Patient
-from diloco_core._sharded import Scratch, carried_groups, contributions
-from diloco_core._store_open import open_store
-from diloco_core._strict_delta import DeltaFile, DeltaPlan, ShardDelta
-from diloco_core._strict_records import (
+from diloco_core._arithmetic._sharded import Scratch, carried_groups, contributions
+from diloco_core._exchange._base import Schema
+from diloco_core._exchange._endings import Ending, Progress
+from diloco_core._store._open import open_store
+from diloco_core._store._patient import Patient
+from diloco_core._strict._delta import DeltaFile, DeltaPlan, ShardDelta
+from diloco_core._strict._liveness import Liveness
+from diloco_core._strict._records import (
     Claim,
     check_commit,
     commit,
@@ -35,7 +35,7 @@ from diloco_core._strict_records import (
     read_note,
     schema_digest,
 )
-from diloco_core._wire import seed as wire_seed
+from diloco_core._wire._sections import seed as wire_seed
 from diloco_core.testing import run_replicas
 
 

@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 
 from diloco_core import CorruptedObjectError, DiLoCo, ObjectStoreAllReduce, RunExistsError, export
-from diloco_core._endings import Ending, Progress
-from diloco_core._liveness import Liveness
-from diloco_core._patient import Patient
-from diloco_core._store_open import open_store
-from diloco_core._strict_records import note
+from diloco_core._exchange._endings import Ending, Progress
+from diloco_core._store._open import open_store
+from diloco_core._store._patient import Patient
+from diloco_core._strict._liveness import Liveness
+from diloco_core._strict._records import note
 from diloco_core._timing import Timing
 from diloco_core.testing import run_replicas
 

@@ -16,7 +16,7 @@ from diloco_core import (
     UnequalSyncsError,
     in_process,
 )
-from diloco_core._endings import Ending, Progress, conclude, failure
+from diloco_core._exchange._endings import Ending, Progress, conclude, failure
 from diloco_core.testing import run_replicas
 
 KINDS = ["store", "threads"]

@@ -17,11 +17,11 @@ from diloco_core import (
     UnequalSyncsError,
     in_process,
 )
-from diloco_core._endings import Progress
-from diloco_core._exchange import Schema
-from diloco_core._liveness import Liveness
-from diloco_core._patient import Patient
-from diloco_core._store_open import open_store
+from diloco_core._exchange._base import Schema
+from diloco_core._exchange._endings import Progress
+from diloco_core._store._open import open_store
+from diloco_core._store._patient import Patient
+from diloco_core._strict._liveness import Liveness
 from diloco_core.testing import run_replicas
 
 

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from diloco_core import ConfigurationError, MismatchError, ObjectStoreAllReduce, ObjectStoreExchange, in_process
 from diloco_core._allreduce import Mean
-from diloco_core._exchange import Schema
-from diloco_core._fragments import NamedTensor
-from diloco_core._layout import Rule
-from diloco_core._store_open import open_store
+from diloco_core._arithmetic._layout import Rule
+from diloco_core._exchange._base import Schema
+from diloco_core._model._partition import NamedTensor
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 _prefixes = itertools.count()

@@ -15,10 +15,10 @@ from diloco_core import (
     export,
 )
 from diloco_core._allreduce import Mean
-from diloco_core._endings import Progress
-from diloco_core._exchange import Schema
-from diloco_core._sharded import Scratch
-from diloco_core._store_sync import Participant, StoreSync
+from diloco_core._arithmetic._sharded import Scratch
+from diloco_core._exchange._base import Schema
+from diloco_core._exchange._endings import Progress
+from diloco_core._strict._sync import Participant, StoreSync
 from diloco_core.testing import run_replicas
 
 

@@ -18,13 +18,13 @@ from diloco_core import (
     ElasticExchange,
     ObjectStoreAllReduce,
     RendezvousError,
-    _export,
-    _export_elastic,
-    _export_source,
     export,
 )
-from diloco_core._elastic_records import Done
-from diloco_core._store_open import open_store
+from diloco_core._elastic._log._records import Done
+from diloco_core._export import _elastic as _export_elastic
+from diloco_core._export import _export
+from diloco_core._export import _source as _export_source
+from diloco_core._store._open import open_store
 
 
 class Net(torch.nn.Module):

@@ -11,17 +11,11 @@ from export_lab import Adapted, exchanges, loads_exactly
 from safetensors import safe_open
 from safetensors.torch import load_file
 
-from diloco_core import (
-    ConfigurationError,
-    CorruptedObjectError,
-    DiLoCo,
-    RendezvousError,
-    _export,
-    export,
-)
-from diloco_core._elastic_keys import MANIFEST, commit_key
-from diloco_core._elastic_records import Rollback, digest
-from diloco_core._store_open import open_store
+from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, RendezvousError, export
+from diloco_core._elastic._log._keys import MANIFEST, commit_key
+from diloco_core._elastic._log._records import Rollback, digest
+from diloco_core._export import _export
+from diloco_core._store._open import open_store
 
 
 class TestEarlierStates:

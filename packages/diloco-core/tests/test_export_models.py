@@ -9,19 +9,11 @@ from export_lab import WRAPPERS, Adapted, Distributed, Everything, Wrapped, load
 from safetensors.torch import load_file
 from torch import nn
 
-from diloco_core import (
-    ConfigurationError,
-    CorruptedObjectError,
-    DiLoCo,
-    Elastic,
-    ElasticExchange,
-    _unsynced,
-    export,
-    in_process,
-)
-from diloco_core._names import plain_name
-from diloco_core._store_open import open_store
-from diloco_core._unsynced import Unsynced
+from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, ElasticExchange, export, in_process
+from diloco_core._model import _unsynced
+from diloco_core._model._names import plain_name
+from diloco_core._model._unsynced import Unsynced
+from diloco_core._store._open import open_store
 
 
 @pytest.mark.parametrize("make", [Everything, Adapted, Wrapped], ids=lambda make: make.__name__)
@@ -181,7 +173,7 @@ def test_without_a_manifest_the_error_says_what_to_do(lab, tmp_path, kind, harm)
 
 def test_padding_is_covered_too(lab, tmp_path, monkeypatch):
     """Three truth values are followed by five bytes that nobody needs: whatever changes there is noticed all the same."""
-    monkeypatch.setattr("diloco_core._export._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("diloco_core._export._export._PAUSES", (0.0, 0.0))
     model = lab.fill(nn.Linear(2, 2))
     model.register_buffer("mask", torch.tensor([True, False, True]))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)

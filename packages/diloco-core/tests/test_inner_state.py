@@ -18,9 +18,9 @@ from diloco_core import (
     FencedError,
     in_process,
 )
-from diloco_core._elastic_keys import claim_key, inner_key
-from diloco_core._inner_state import InnerState, check_inner
-from diloco_core._store_open import open_store
+from diloco_core._elastic._log._keys import claim_key, inner_key
+from diloco_core._inner._state import InnerState, check_inner
+from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
@@ -308,7 +308,7 @@ class TestRefusals:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
         inner = InnerState([optimizer], {"loader": loader})
         inner.try_out()
-        monkeypatch.setattr("diloco_core._inner_state._HEADER_BYTES", 5000)
+        monkeypatch.setattr("diloco_core._inner._state._HEADER_BYTES", 5000)
         with pytest.raises(
             ConfigurationError, match=r"stateful.loader \(Loader\) saves .* hold long lists .* as tensors"
         ):

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load
 
 from diloco_core import CorruptedObjectError
-from diloco_core._layout import Group, Layout, Piece, Rule
-from diloco_core._store_open import open_store
-from diloco_core._wire import (
+from diloco_core._arithmetic._layout import Group, Layout, Piece, Rule
+from diloco_core._store._open import open_store
+from diloco_core._wire._sections import (
     SAFETENSORS_DTYPES,
     Section,
     SectionReader,

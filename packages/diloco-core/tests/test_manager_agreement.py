@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from diloco_core import ConfigurationError, DiLoCo, ManagerExchange, MismatchError, MockManager, in_process
-from diloco_core._agreement import Compared, first_difference, numbers
+from diloco_core._torchft._agreement import Compared, first_difference, numbers
 from diloco_core.testing import run_replicas
 
 REPLICAS = 2

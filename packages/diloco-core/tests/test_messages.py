@@ -4,11 +4,11 @@ import pytest
 from torch import nn, optim
 
 from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, RunExistsError, in_process
-from diloco_core._diloco_state import STATE_VERSION
-from diloco_core._elastic_keys import MANIFEST
-from diloco_core._elastic_rollback import named_syncs
-from diloco_core._endings import Ending, Progress, conclude, failure
-from diloco_core._exchange import Schema
+from diloco_core._elastic._log._keys import MANIFEST
+from diloco_core._elastic._states._rollback import named_syncs
+from diloco_core._exchange._base import Schema
+from diloco_core._exchange._endings import Ending, Progress, conclude, failure
+from diloco_core._loop._state import STATE_VERSION
 from diloco_core.testing import Schedule, SimulatedTraining, simulate
 
 

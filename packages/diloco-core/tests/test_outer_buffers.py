@@ -21,12 +21,12 @@ from diloco_core import (
     Timing,
     in_process,
 )
-from diloco_core._elastic_delta import DeltaFormat
-from diloco_core._fragment import Fragment
-from diloco_core._fragments import Buffers, split
-from diloco_core._sharded import may_carry
-from diloco_core._store_open import open_store
-from diloco_core._wire import SAFETENSORS_DTYPES, view
+from diloco_core._arithmetic._sharded import may_carry
+from diloco_core._elastic._log._delta import DeltaFormat
+from diloco_core._model._partition import Buffers, split
+from diloco_core._outer._fragment import Fragment
+from diloco_core._store._open import open_store
+from diloco_core._wire._sections import SAFETENSORS_DTYPES, view
 from diloco_core.testing import Fault, Schedule, run_replicas, simulate
 
 REPLICAS = 3

@@ -6,7 +6,7 @@ from torch import nn
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreAllReduce, ObjectStoreExchange, in_process
 from diloco_core import export as export_model
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 
 OUTER = {
     "SGD": {},

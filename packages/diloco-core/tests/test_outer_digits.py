@@ -11,10 +11,10 @@ import torch
 from sklearn.datasets import load_digits
 from torch.nn import functional
 
-import diloco_core._exchange_threads as threads
+import diloco_core._exchange._threads as threads
 from diloco_core import DiLoCo, in_process
-from diloco_core._fragment import Fragment
-from diloco_core._outer import OuterOptimizer
+from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer
 
 REPLICAS, PERIOD, ROUNDS, BATCH = 4, 10, 20, 16
 THRESHOLD = 0.60

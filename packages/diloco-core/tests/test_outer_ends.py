@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, UnequalSyncsError, in_process
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 

@@ -22,10 +22,10 @@ from diloco_core import (
     export,
     in_process,
 )
-from diloco_core._fragment import Fragment
-from diloco_core._fragments import NamedTensor
-from diloco_core._layout import Piece, Rule
-from diloco_core._store_open import open_store
+from diloco_core._arithmetic._layout import Piece, Rule
+from diloco_core._model._partition import NamedTensor
+from diloco_core._outer._fragment import Fragment
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 _prefixes = itertools.count()

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from diloco_core import DiLoCo, ManagerExchange, MockManager, ObjectStoreExchange, in_process
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 
 _prefixes = itertools.count()
 AVERAGING = {"outer_lr": 1.0, "outer_momentum": 0.0}

@@ -12,8 +12,8 @@ from diloco_core import (
     ObjectStoreExchange,
     in_process,
 )
-from diloco_core._model_values import checksum, named_buffers
-from diloco_core._store_open import open_store
+from diloco_core._model._values import checksum, named_buffers
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 
@@ -78,8 +78,8 @@ class TestWhatReplicasHaveInCommon:
     def test_nothing_of_it_is_copied_whole(self, lab, monkeypatch):
         """A frozen model may fill the memory."""
         largest = []
-        monkeypatch.setattr("diloco_core._model_values._HASHED_AT_ONCE", 8)
-        monkeypatch.setattr("diloco_core._model_values.view", lambda t: largest.append(t.numel()) or b"")
+        monkeypatch.setattr("diloco_core._model._values._HASHED_AT_ONCE", 8)
+        monkeypatch.setattr("diloco_core._model._values.view", lambda t: largest.append(t.numel()) or b"")
         _, _, outer = make(lab, model=nn.Sequential(nn.Linear(40, 40).requires_grad_(False), nn.Linear(2, 2)))
         with outer:
             pass

@@ -19,8 +19,8 @@ from diloco_core import (
     export,
     in_process,
 )
-from diloco_core._model_memory import first_overlap
-from diloco_core._model_values import checksum
+from diloco_core._model._memory import first_overlap
+from diloco_core._model._values import checksum
 
 
 def make(model, inner=None, **options):
@@ -205,7 +205,7 @@ class TestOptimizers:
 
 class TestComparedValues:
     def test_all_of_a_large_tensor_counts(self, monkeypatch):
-        monkeypatch.setattr("diloco_core._model_values._HASHED_AT_ONCE", 4)
+        monkeypatch.setattr("diloco_core._model._values._HASHED_AT_ONCE", 4)
         values = torch.zeros(10)
         sums = [checksum(values)]
         for index in range(10):
@@ -213,7 +213,7 @@ class TestComparedValues:
             changed[index] = 1.0
             sums.append(checksum(changed))
         assert len(set(sums)) == 11
-        monkeypatch.setattr("diloco_core._model_values._HASHED_AT_ONCE", 100)
+        monkeypatch.setattr("diloco_core._model._values._HASHED_AT_ONCE", 100)
         assert checksum(values) == sums[0]
 
     def test_a_buffer_that_is_synced_elsewhere_may_differ(self, lab):

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-import diloco_core._exchange_threads as threads
+import diloco_core._exchange._threads as threads
 from diloco_core import (
     ConfigurationError,
     DiLoCo,
@@ -18,7 +18,7 @@ from diloco_core import (
     in_process,
     make_diloco_outer_loop,
 )
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 

@@ -8,7 +8,7 @@ from resuming_lab import OUTER, REPLICAS, STEPS, Experiment, equal
 from torch import nn
 
 from diloco_core import ConfigurationError, DiLoCo, MismatchError, ObjectStoreExchange, in_process
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 

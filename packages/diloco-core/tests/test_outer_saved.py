@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, in_process
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 
 
 class Saved:

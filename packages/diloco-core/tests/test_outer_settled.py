@@ -6,7 +6,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ModelChangedError, export, in_process
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, simulate
 
 

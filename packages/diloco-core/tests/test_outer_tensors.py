@@ -5,9 +5,9 @@ import torch
 from torch import nn
 
 from diloco_core import DiLoCo, ObjectStoreExchange, in_process
-from diloco_core._fragment import Fragment
-from diloco_core._fragments import Buffers, split
-from diloco_core._store_open import open_store
+from diloco_core._model._partition import Buffers, split
+from diloco_core._outer._fragment import Fragment
+from diloco_core._store._open import open_store
 
 AVERAGING = {"outer_lr": 1.0, "outer_momentum": 0.0}
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, ManagerExchange, MockManager, ObjectStoreExchange, in_process
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 
 FOLDER = Path(__file__).parent / "trajectories"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.json"))

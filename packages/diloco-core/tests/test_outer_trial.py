@@ -7,9 +7,9 @@ import torch
 from torch import nn
 
 from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, in_process
-from diloco_core._outer import OuterOptimizer
-from diloco_core._outer_trial import try_out
-from diloco_core._store_open import open_store
+from diloco_core._outer._optimizer import OuterOptimizer
+from diloco_core._outer._trial import try_out
+from diloco_core._store._open import open_store
 
 
 class Changed(torch.optim.SGD):

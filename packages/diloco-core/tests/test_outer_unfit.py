@@ -6,7 +6,7 @@ from resuming_lab import Experiment, make_model
 from torch import nn
 
 from diloco_core import ConfigurationError, DiLoCo, MismatchError, SyncError, in_process
-from diloco_core._diloco_state import digest_of
+from diloco_core._loop._state import digest_of
 from diloco_core.testing import run_replicas
 
 

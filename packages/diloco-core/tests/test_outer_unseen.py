@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ReplicaLostError, UnseenStepsError, in_process
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 OPTIMIZERS = {

@@ -11,7 +11,7 @@ from diloco_core import (
     ModelChangedError,
     in_process,
 )
-from diloco_core._model_memory import first_overlap
+from diloco_core._model._memory import first_overlap
 from diloco_core.testing import run_replicas
 
 CHANGES = {

@@ -20,11 +20,11 @@ from diloco_core import (
     Transfer,
     plan_exchange,
 )
-from diloco_core._elastic_settings import choose_topology
-from diloco_core._elastic_sizes import SHARD_BYTES
-from diloco_core._plan_warning import warn_of_long_syncs
-from diloco_core._store_open import open_store
-from diloco_core._transfer import BLOCK_BYTES, PART_BYTES
+from diloco_core._arithmetic._elastic_sizes import SHARD_BYTES
+from diloco_core._elastic._settings import choose_topology
+from diloco_core._planner._warning import warn_of_long_syncs
+from diloco_core._store._open import open_store
+from diloco_core._store._transfer import BLOCK_BYTES, PART_BYTES
 
 MIB = 2**20
 
@@ -214,7 +214,7 @@ class TestTheChoiceOfARun:
     def test_what_is_handed_on(self, tmp_path, monkeypatch):
         asked = []
         monkeypatch.setattr(
-            "diloco_core._elastic_start.choose_topology", lambda *_, **named: asked.append(named) or "sharded"
+            "diloco_core._elastic._start.choose_topology", lambda *_, **named: asked.append(named) or "sharded"
         )
         store = open_store("memory://chosen")
         store.transfer = Transfer(7)
@@ -548,7 +548,7 @@ class TestWarned:
         """Of the topology, the replicas and the limits that the run has."""
         asked = []
         monkeypatch.setattr(
-            "diloco_core._exchange_elastic.warn_of_long_syncs", lambda *a, **named: asked.append((a, named))
+            "diloco_core._elastic._exchange.warn_of_long_syncs", lambda *a, **named: asked.append((a, named))
         )
         store = open_store(str(tmp_path))
         elastic = Elastic(1, grace=1.0, topology="gather", publish_every=3)

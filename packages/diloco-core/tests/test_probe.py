@@ -3,7 +3,7 @@
 import pytest
 
 from diloco_core import ConfigurationError, StoreUnavailableError
-from diloco_core import _store_open as stores
+from diloco_core._store import _open as stores
 from diloco_core.probe import run
 
 

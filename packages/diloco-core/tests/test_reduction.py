@@ -4,9 +4,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_core._layout import Group, Layout, Piece, Rule
-from diloco_core._reduction import blocks, reduce_shards
-from diloco_core._sharded import Scratch
+from diloco_core._arithmetic._layout import Group, Layout, Piece, Rule
+from diloco_core._arithmetic._reduction import blocks, reduce_shards
+from diloco_core._arithmetic._sharded import Scratch
 
 groups = st.lists(
     st.tuples(

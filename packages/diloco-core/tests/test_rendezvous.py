@@ -17,11 +17,11 @@ from diloco_core import (
     Timing,
     in_process,
 )
-from diloco_core._endings import Ending, Progress
-from diloco_core._exchange import Schema
-from diloco_core._sealed import seal, unseal
-from diloco_core._store_open import open_store
-from diloco_core._strict_records import Claim, note, read_note, schema_digest, schema_key
+from diloco_core._exchange._base import Schema
+from diloco_core._exchange._endings import Ending, Progress
+from diloco_core._store._open import open_store
+from diloco_core._strict._records import Claim, note, read_note, schema_digest, schema_key
+from diloco_core._wire._sealed import seal, unseal
 from diloco_core.testing import run_replicas
 
 

@@ -7,8 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_core import CorruptedObjectError, FormatError
-from diloco_core._sealed import FORMAT, seal, unseal
-from diloco_core._store_api import RECORD_BYTES
+from diloco_core._store._api import RECORD_BYTES
+from diloco_core._wire._sealed import FORMAT, seal, unseal
 
 KEY = "commits/00000001.json"
 RECORD = seal("commit", KEY, {"sync": 1, "members": [{"rank": 0, "to": 20}]})
@@ -66,7 +66,7 @@ def test_a_record_of_an_older_version_is_refused_by_name(old):
 
 
 def test_a_record_of_a_newer_version_is_refused_by_name(monkeypatch):
-    monkeypatch.setattr("diloco_core._sealed.FORMAT", FORMAT + 1)
+    monkeypatch.setattr("diloco_core._wire._sealed.FORMAT", FORMAT + 1)
     newer = seal("commit", KEY, {})
     monkeypatch.undo()
     with pytest.raises(FormatError, match=f"has format {FORMAT + 1}"):

@@ -11,10 +11,10 @@ from diloco_core import (
     ConfigurationError,
     StoreUnavailableError,
 )
-from diloco_core._store_api import creates_once
-from diloco_core._store_folder import FolderStore
-from diloco_core._store_open import open_store
-from diloco_core._store_remote import RemoteStore
+from diloco_core._store._api import creates_once
+from diloco_core._store._drivers._folder import FolderStore
+from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core._store._open import open_store
 from diloco_protocol import MissingDependencyError
 
 LARGE = 2**16  # bytes from which on the file of a deleted object is kept
@@ -33,7 +33,7 @@ def test_other_schemes_go_through_fsspec():
 
 _WRITE_OFTEN = """
 import sys
-from diloco_core._store_api import creates_once; from diloco_core._store_open import open_store
+from diloco_core._store._api import creates_once; from diloco_core._store._open import open_store
 store, value = open_store(sys.argv[1]), 0
 while True:
     value = (value + 1) % 256

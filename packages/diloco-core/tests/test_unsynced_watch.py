@@ -9,11 +9,12 @@ from damage_lab import flip
 from safetensors.torch import load_file
 from torch import nn
 
-from diloco_core import CorruptedObjectError, DiLoCo, Elastic, _unsynced, export
-from diloco_core._exchange_elastic import ElasticExchange
-from diloco_core._sim_store import Connection
-from diloco_core._store_open import open_store
+from diloco_core import CorruptedObjectError, DiLoCo, Elastic, export
+from diloco_core._elastic._exchange import ElasticExchange
+from diloco_core._model import _unsynced
+from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
+from diloco_core.testing._store import Connection
 
 _SETTINGS = Elastic(2, grace=5.0, topology="sharded")
 _AGAIN = "Writing it again with the same content. Something else deletes or changes objects of this run."

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from diloco_core._liveness import Liveness
+from diloco_core._strict._liveness import Liveness
 
 from .driver import VirtualDriver
 

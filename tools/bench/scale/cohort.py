@@ -14,9 +14,9 @@ from unittest import mock
 import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, Timing, Transfer
-from diloco_core._layout import CHUNK_BYTES, Layout, Piece
+from diloco_core._arithmetic._layout import CHUNK_BYTES, Layout, Piece
 from diloco_core._retry import Retries
-from diloco_core._store_remote import RemoteStore
+from diloco_core._store._drivers._remote import RemoteStore
 
 from .beats import VirtualLiveness
 from .driver import VirtualDriver
@@ -134,8 +134,8 @@ def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcom
         scaled(scale.factor) as sizes,
         mock.patch.object(Layout, "chunks", chunks),
         # Every loop is compared with all others of its process, of which there is one in reality.
-        mock.patch("diloco_core._loops.Place._check"),
-        mock.patch("diloco_core._exchange_store.Liveness", VirtualLiveness),
+        mock.patch("diloco_core._loop._place.Place._check"),
+        mock.patch("diloco_core._strict._exchange.Liveness", VirtualLiveness),
     ):
         cohort.part_bytes = sizes["PART_BYTES"]
         for rank in range(run.ranks):

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import diloco_core
-from diloco_core._elastic_sizes import shards_of
+from diloco_core._arithmetic._elastic_sizes import shards_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,10 +43,10 @@ OTHERS = {
 """Constants that count bytes of something else, or are not used here."""
 _ELSEWHERE = {
     "diloco_core._connect",
-    "diloco_core._exchange_group",
-    "diloco_core._export",
-    "diloco_core._inner_state",
-    "diloco_core._manager",
+    "diloco_core._exchange._process_group",
+    "diloco_core._export._export",
+    "diloco_core._inner._state",
+    "diloco_core._torchft._manager",
 }
 """Modules that have no part in what is simulated."""
 _SIZE = re.compile(r"_?[A-Z_]*(BYTES|BLOCK|BUDGET|SIZE|RANGE|MEMORY)[A-Z_]*")

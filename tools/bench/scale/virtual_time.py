@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 
-from diloco_core._sim_scheduler import Killed, Scheduler
+from diloco_core.testing._scheduler import Killed, Scheduler
 
 
 class StuckError(Exception):

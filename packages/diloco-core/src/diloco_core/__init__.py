@@ -3,9 +3,8 @@
 from .__about__ import __version__ as __version__
 from ._allreduce import ObjectStoreAllReduce
 from ._connect import connect
-from ._diloco import DiLoCo
-from ._diloco_factory import make_diloco_outer_loop
-from ._elastic_settings import Elastic
+from ._elastic._exchange import ElasticExchange
+from ._elastic._settings import Elastic
 from ._errors import (
     ConfigurationError,
     CoreError,
@@ -29,18 +28,19 @@ from ._errors import (
     UnequalSyncsError,
     UnseenStepsError,
 )
-from ._exchange import Exchange, SyncReport
-from ._exchange_elastic import ElasticExchange
-from ._exchange_group import ProcessGroupExchange
-from ._exchange_manager import ManagerExchange
-from ._exchange_store import ObjectStoreExchange
-from ._exchange_threads import InProcessExchange, in_process
-from ._export import export
-from ._manager import MockManager
-from ._plan_costs import StoreModel
-from ._planner import ExchangePlan, plan_exchange
+from ._exchange._base import Exchange, SyncReport
+from ._exchange._process_group import ProcessGroupExchange
+from ._exchange._threads import InProcessExchange, in_process
+from ._export._export import export
+from ._loop._diloco import DiLoCo
+from ._loop._factory import make_diloco_outer_loop
+from ._planner._costs import StoreModel
+from ._planner._plan import ExchangePlan, plan_exchange
+from ._store._transfer import Transfer
+from ._strict._exchange import ObjectStoreExchange
 from ._timing import Timing
-from ._transfer import Transfer
+from ._torchft._exchange import ManagerExchange
+from ._torchft._manager import MockManager
 
 __all__ = [
     "ConfigurationError",

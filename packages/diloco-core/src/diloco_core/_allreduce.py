@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, Self
 
 import torch
 
+from ._arithmetic._layout import Rule
 from ._connect import connect
 from ._errors import ConfigurationError
-from ._exchange import Schema
-from ._fragment import Fragment
-from ._fragments import NamedTensor
-from ._layout import Rule
+from ._exchange._base import Schema
+from ._model._partition import NamedTensor
+from ._outer._fragment import Fragment
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from types import TracebackType
 
-    from ._exchange import Exchange, SyncReport
-    from ._layout import Piece
+    from ._arithmetic._layout import Piece
+    from ._exchange._base import Exchange, SyncReport
 
 
 class Mean(Fragment):

@@ -11,17 +11,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+from ._arithmetic._layout import CHUNK_BYTES
 from ._checks import check_identity, whole
-from ._elastic_settings import Elastic
+from ._elastic._exchange import ElasticExchange
+from ._elastic._settings import Elastic
 from ._errors import ConfigurationError
-from ._exchange_elastic import ElasticExchange
-from ._exchange_store import ObjectStoreExchange
-from ._layout import CHUNK_BYTES
 from ._redact import redact_uri
-from ._store_folder import FolderStore
-from ._store_open import open_store
+from ._store._drivers._folder import FolderStore
+from ._store._open import open_store
+from ._store._transfer import Transfer
+from ._strict._exchange import ObjectStoreExchange
 from ._timing import Timing
-from ._transfer import Transfer
 
 Exchange: TypeAlias = ObjectStoreExchange | ElasticExchange
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ._store_api import creates_once
-from ._store_open import open_store
+from ._store._api import creates_once
+from ._store._open import open_store
 
 
 def run(uri: str) -> dict[str, Any]:

@@ -22,8 +22,8 @@ from ._errors import ConfigurationError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ._exchange_elastic import ElasticExchange
-    from ._exchange_store import ObjectStoreExchange
+    from ._elastic._exchange import ElasticExchange
+    from ._strict._exchange import ObjectStoreExchange
 
 
 def run(

@@ -12,9 +12,9 @@ import pytest
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
 
-from diloco_core._store_fsspec import FsspecDriver
-from diloco_core._store_obstore import ObstoreDriver
-from diloco_core._store_open import open_store
+from diloco_core._store._drivers._fsspec import FsspecDriver
+from diloco_core._store._drivers._obstore import ObstoreDriver
+from diloco_core._store._open import open_store
 
 _spec = importlib.util.spec_from_file_location("small_s3", Path(__file__).with_name("small_s3.py"))
 _module = importlib.util.module_from_spec(_spec)

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectNotFoundError
-from diloco_core._store_ahead import open_ahead
-from diloco_core._store_blocks import BlockReader
-from diloco_core._store_open import open_store
-from diloco_core._store_remote import RemoteStore
-from diloco_core._transfer import PART_BYTES
+from diloco_core._store._ahead import open_ahead
+from diloco_core._store._drivers._blocks import BlockReader
+from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core._store._open import open_store
+from diloco_core._store._transfer import PART_BYTES
 
 
 @pytest.fixture(params=["obstore", "fsspec"])

@@ -5,8 +5,8 @@ import torch
 from safetensors.torch import load_file
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange, export
-from diloco_core._store_open import open_store
-from diloco_core._store_remote import RemoteStore
+from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 REPLICAS = 3
@@ -64,7 +64,7 @@ def assert_equal(values, expected):
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 def test_several_shards_of_every_member(small_s3, small_s3_drivers, tmp_path, monkeypatch, topology):
     """They are computed and uploaded at the same time; what the records say of them is what a resumed run believes."""
-    monkeypatch.setattr("diloco_core._elastic_sizes.SHARD_BYTES", 1024)
+    monkeypatch.setattr("diloco_core._arithmetic._elastic_sizes.SHARD_BYTES", 1024)
     folder = str(tmp_path / "run")
     expected = [run([open_store(folder) for _ in range(REPLICAS)], topology, SYNCS)]
     expected.append(run([open_store(folder) for _ in range(REPLICAS)], topology, SYNCS + 2, resume=True))

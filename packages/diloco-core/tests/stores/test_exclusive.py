@@ -8,9 +8,9 @@ import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
 from diloco_core import ConfigurationError, Elastic, ElasticExchange, connect
-from diloco_core._store_api import creates_once
-from diloco_core._store_fsspec import FsspecDriver
-from diloco_core._store_open import open_store
+from diloco_core._store._api import creates_once
+from diloco_core._store._drivers._fsspec import FsspecDriver
+from diloco_core._store._open import open_store
 
 
 @pytest.fixture

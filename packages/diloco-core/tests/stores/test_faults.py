@@ -11,20 +11,15 @@ import fsspec
 import pytest
 from aiobotocore.session import AioSession
 
-from diloco_core import (
-    ConfigurationError,
-    CorruptedObjectError,
-    ObjectNotFoundError,
-    StoreUnavailableError,
-    _store_remote,
-)
+from diloco_core import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from diloco_core._retry import Retries
-from diloco_core._store_api import creates_once
-from diloco_core._store_fsspec import FsspecDriver
-from diloco_core._store_obstore import ObstoreDriver
-from diloco_core._store_open import open_store
-from diloco_core._store_remote import RemoteStore
-from diloco_core._transfer import PART_BYTES, Transfer
+from diloco_core._store._api import creates_once
+from diloco_core._store._drivers import _remote as _store_remote
+from diloco_core._store._drivers._fsspec import FsspecDriver
+from diloco_core._store._drivers._obstore import ObstoreDriver
+from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core._store._open import open_store
+from diloco_core._store._transfer import PART_BYTES, Transfer
 from diloco_protocol import MissingDependencyError
 
 

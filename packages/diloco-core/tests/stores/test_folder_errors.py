@@ -6,7 +6,7 @@ import os
 import pytest
 
 from diloco_core import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import threading
 import pytest
 
 from diloco_core import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, connect
-from diloco_core import _store_files as files
-from diloco_core._store_open import open_store
+from diloco_core._store._drivers import _files as files
+from diloco_core._store._open import open_store
 
 LARGE = 2**16
 
@@ -313,13 +313,13 @@ class TestFoldersThatAreMade:
             with pytest.raises(StoreUnavailableError, match="cannot be written: Permission denied"):
                 connect(base / "a" / "b" / "c", rank=0, world_size=1)
         with monkeypatch.context() as patch:
-            patch.setattr("diloco_core._store_folder.create_file", lambda *_: refuses("c"))
+            patch.setattr("diloco_core._store._drivers._folder.create_file", lambda *_: refuses("c"))
             with pytest.raises(StoreUnavailableError, match="cannot be written: Permission denied"):
                 connect(base / "a" / "b", rank=0, world_size=1)
         assert list(base.iterdir()) == []
 
     def test_for_a_run_that_this_store_cannot_carry_are_removed(self, base, monkeypatch):
-        monkeypatch.setattr("diloco_core._exchange_elastic.Patient.creates_once", lambda _: False)
+        monkeypatch.setattr("diloco_core._elastic._exchange.Patient.creates_once", lambda _: False)
         with pytest.raises(ConfigurationError, match="created twice"):
             connect(base / "a" / "b", rank=0, world_size=2, min_replicas=1)
         assert list(base.iterdir()) == []
@@ -331,10 +331,10 @@ class TestFoldersThatAreMade:
             (base / "theirs" / "a" / "note").touch()
             return False
 
-        monkeypatch.setattr("diloco_core._exchange_elastic.Patient.creates_once", lambda _: False)
+        monkeypatch.setattr("diloco_core._elastic._exchange.Patient.creates_once", lambda _: False)
         with pytest.raises(ConfigurationError, match="created twice"):
             connect(base / "theirs", rank=0, world_size=2, min_replicas=1)
-        monkeypatch.setattr("diloco_core._exchange_elastic.Patient.creates_once", somebody_comes)
+        monkeypatch.setattr("diloco_core._elastic._exchange.Patient.creates_once", somebody_comes)
         with pytest.raises(ConfigurationError, match="created twice"):
             connect(base / "theirs" / "a" / "b", rank=0, world_size=2, min_replicas=1)
         assert [path.relative_to(base).as_posix() for path in sorted(base.rglob("*"))] == [
@@ -466,12 +466,12 @@ class TestStoppedForLong:
         real = files.keep_aside
 
         def late(root, folder, name, spare):
-            monkeypatch.setattr("diloco_core._store_folder.keep_aside", real)
+            monkeypatch.setattr("diloco_core._store._drivers._folder.keep_aside", real)
             other.delete(["deltas/0", "deltas/1"], unread=True)
             other.put("deltas/2", [b"o" * LARGE])
             real(root, folder, name, spare)
 
-        monkeypatch.setattr("diloco_core._store_folder.keep_aside", late)
+        monkeypatch.setattr("diloco_core._store._drivers._folder.keep_aside", late)
         store.delete(["deltas/0", "deltas/1"], unread=True)
         store.put("deltas/3", [b"z" * LARGE])
         assert other.get("deltas/2") == b"o" * LARGE

@@ -9,7 +9,7 @@ import traceback
 import pytest
 
 from diloco_core import StoreUnavailableError, connect
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),

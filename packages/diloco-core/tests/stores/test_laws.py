@@ -7,8 +7,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diloco_core import CorruptedObjectError, ObjectNotFoundError
-from diloco_core._store_api import ReadsAhead, creates_once
-from diloco_core._transfer import PART_BYTES
+from diloco_core._store._api import ReadsAhead, creates_once
+from diloco_core._store._transfer import PART_BYTES
 
 laws = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 names = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,11}", fullmatch=True)

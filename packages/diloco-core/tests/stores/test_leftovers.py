@@ -10,13 +10,13 @@ import threading
 import pytest
 
 from diloco_core import StoreUnavailableError
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 
 LARGE = 2**16
 
 _KEEP_AND_WRITE = """
 import sys, time
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 store = open_store(sys.argv[1])
 for number in range(3):
     store.put(f"deltas/{number}", [bytes(2**17)])
@@ -159,7 +159,7 @@ _OWN_IDS = ["unshare", "--user", "--map-root-user", "--pid", "--fork", "--mount-
 def test_a_container_takes_no_process_outside_for_gone(tmp_path, worker):
     """It has the host's name here; but ids that are taken outside are free in it."""
     there = temporary(tmp_path)
-    code = "import sys; from diloco_core._store_open import open_store; open_store(sys.argv[1])"
+    code = "import sys; from diloco_core._store._open import open_store; open_store(sys.argv[1])"
     subprocess.run([*_OWN_IDS, sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
     assert temporary(tmp_path) == there
 
@@ -240,7 +240,7 @@ def test_a_child_process_does_not_write_over_its_parents_files(tmp_path, spare):
     """Both would take the same one."""
     code = """
 import os, sys
-from diloco_core._store_open import open_store
+from diloco_core._store._open import open_store
 store = open_store(sys.argv[1])
 store.put("deltas/1", [bytes(2**16)])
 store.delete(["deltas/1"], unread=True)

@@ -13,10 +13,10 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from diloco_core import ConfigurationError, StoreUnavailableError
 from diloco_core._retry import Retries
-from diloco_core._store_fsspec import FsspecDriver
-from diloco_core._store_open import open_store
-from diloco_core._store_opening import OPENING_SECONDS, in_time
-from diloco_core._store_remote import RemoteStore, Verdict
+from diloco_core._store._drivers._fsspec import FsspecDriver
+from diloco_core._store._drivers._remote import RemoteStore, Verdict
+from diloco_core._store._guard import OPENING_SECONDS, in_time
+from diloco_core._store._open import open_store
 from diloco_protocol import MissingDependencyError
 
 SECRET = "hunter2/Zx+9q"

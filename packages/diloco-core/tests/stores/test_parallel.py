@@ -7,11 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from diloco_core._elastic_publications import Publications
-from diloco_core._store_api import InBackground
-from diloco_core._store_open import open_store
-from diloco_core._store_parallel import in_parallel
-from diloco_core._store_remote import RemoteStore
+from diloco_core._elastic._states._publications import Publications
+from diloco_core._store._api import InBackground
+from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core._store._open import open_store
+from diloco_core._store._parallel import in_parallel
 
 
 @pytest.fixture

@@ -15,8 +15,8 @@ from diloco_core import (
     ObjectStoreExchange,
 )
 from diloco_core._retry import Retries
-from diloco_core._store_open import open_store
-from diloco_core._store_remote import RemoteStore
+from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
 REPLICAS = 3

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, Transfer, _transfer, connect
-from diloco_core._elastic_inputs import Inputs
-from diloco_core._store_api import block_bytes_of
-from diloco_core._store_fsspec import FsspecDriver
-from diloco_core._store_open import open_store
-from diloco_core._store_remote import RemoteStore, creates_at_once, parts_at_once
+from diloco_core import ConfigurationError, DiLoCo, Elastic, ElasticExchange, Transfer, connect
+from diloco_core._elastic._sync._inputs import Inputs
+from diloco_core._store import _transfer
+from diloco_core._store._api import block_bytes_of
+from diloco_core._store._drivers._fsspec import FsspecDriver
+from diloco_core._store._drivers._remote import RemoteStore, creates_at_once, parts_at_once
+from diloco_core._store._open import open_store
 
 MIB = 2**20
 

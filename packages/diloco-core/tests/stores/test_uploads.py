@@ -7,11 +7,12 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, _elastic_sizes
-from diloco_core._elastic_life import Life
-from diloco_core._store_fsspec import FsspecDriver
-from diloco_core._store_remote import RemoteStore, parts_at_once
-from diloco_core._transfer import BUDGET_BYTES, CONNECTIONS, PART_BYTES, Transfer
+from diloco_core import DiLoCo, Elastic, ElasticExchange
+from diloco_core._arithmetic import _elastic_sizes
+from diloco_core._elastic._life import Life
+from diloco_core._store._drivers._fsspec import FsspecDriver
+from diloco_core._store._drivers._remote import RemoteStore, parts_at_once
+from diloco_core._store._transfer import BUDGET_BYTES, CONNECTIONS, PART_BYTES, Transfer
 
 _numbers = count()
 

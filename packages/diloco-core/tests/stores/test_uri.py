@@ -3,10 +3,10 @@
 import pytest
 
 from diloco_core import ConfigurationError, StoreUnavailableError, connect, export
-from diloco_core import _store_open as stores
-from diloco_core._store_obstore import ObstoreDriver
-from diloco_core._store_open import open_store
-from diloco_core._store_uri import check_uri
+from diloco_core._store import _open as stores
+from diloco_core._store._drivers._obstore import ObstoreDriver
+from diloco_core._store._open import open_store
+from diloco_core._store._uri import check_uri
 
 SECRET = "hunter2/Zx+9q"
 

@@ -1,0 +1,166 @@
+"""The arithmetic that every sharded exchange shares: contribute and adopt; :mod:`._reduction` is between."""
+
+from __future__ import annotations
+
+import math
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from .._errors import NonFiniteDeltaError
+from ._layout import Layout, Piece, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from ._sync_job import SyncJob
+
+    # Fills the buffer with a rank's contribution to a chunk and returns it, or returns a view that holds it already.
+    Source: TypeAlias = Callable[[Piece, torch.Tensor], torch.Tensor]
+
+
+_WORD = 64  # so that the parts of a buffer are aligned as whole tensors are
+
+
+class Scratch:
+    """Two chunk-sized buffers, reused for every chunk. The first one grows to the size of a block. Not thread-safe."""
+
+    def __init__(self, chunk_bytes: int) -> None:
+        self._buffers = [_bytes(max(chunk_bytes, _WORD)) for _ in range(2)]
+
+    def tensor(self, which: int, layout: Layout, piece: Piece) -> torch.Tensor:
+        """Buffer 0 or 1 as a tensor that fits ``piece``."""
+        return self._buffers[which].view(layout.groups[piece.group].dtype)[: piece.numel]
+
+    def totals(self, layout: Layout, pieces: Sequence[Piece]) -> list[torch.Tensor]:
+        """Parts of the first buffer as tensors that fit these pieces, side by side."""
+        starts = [0, *accumulate(_rounded(layout.piece_bytes(piece)) for piece in pieces)]
+        if starts[-1] > len(self._buffers[0]):
+            self._buffers[0] = _bytes(starts[-1])
+        return [
+            self._buffers[0][start:stop].view(layout.groups[piece.group].dtype)[: piece.numel]
+            for (start, stop), piece in zip(pairwise(starts), pieces, strict=True)
+        ]
+
+
+def _bytes(size: int) -> torch.Tensor:
+    return torch.empty(_rounded(size), dtype=torch.uint8, device="cpu")
+
+
+def _rounded(size: int) -> int:
+    return -(-size // _WORD) * _WORD
+
+
+def carried_groups(job: SyncJob) -> int:
+    """Which groups the contribution to a sync has to carry, as bits: all but those that have not changed.
+
+    Who reads it takes the values of the others from its own global copy, which is the same at all replicas.
+    """
+    unchanged = job.unchanged()
+    return sum(1 << group for group in range(len(job.layout.groups)) if group not in unchanged)
+
+
+def carries(groups: int, group: int) -> bool:
+    """Whether a contribution of such groups carries a group."""
+    return bool(groups >> group & 1)
+
+
+def may_carry(layout: Layout, groups: int) -> bool:
+    """Whether a contribution may carry these groups: none that is unknown, and everything that takes an outer step."""
+    known = groups >> len(layout.groups) == 0
+    return known and all(carries(groups, g) for g, group in enumerate(layout.groups) if group.rule is Rule.OUTER)
+
+
+def sent_pieces(layout: Layout, shard: int, rank: int, groups: int) -> tuple[Piece, ...]:
+    """The pieces of a shard that ``rank`` sends, of the groups that its contribution carries."""
+    return tuple(
+        p
+        for p in layout.shard(shard)
+        if carries(groups, p.group) and (rank == 0 or layout.groups[p.group].rule is not Rule.FIRST)
+    )
+
+
+def contributions(
+    job: SyncJob,
+    shard: int,
+    rank: int,
+    chunk_bytes: int,
+    scratch: Scratch,
+    *,
+    everything: bool = False,
+    groups: int | None = None,
+) -> Iterator[torch.Tensor]:
+    """The own contribution to a shard, chunk by chunk, each checked: what takes an outer step has to be finite.
+
+    ``everything``: also what only the first member's values are taken of, since anybody may turn out to be the first.
+    ``groups``: only these groups, as bits.
+
+    Raises:
+        NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer NaN where there was none before.
+    """
+    layout = job.layout
+    for chunk in layout.chunks(shard, chunk_bytes):
+        if rank != 0 and not everything and layout.groups[chunk.group].rule is Rule.FIRST:
+            continue
+        if groups is not None and not carries(groups, chunk.group):
+            continue
+        values = job.contribution(chunk, scratch.tensor(0, layout, chunk))
+        if job.must_be_finite(chunk):
+            _check_finite(job, chunk, values, rank)
+        else:
+            _check_buffers(job, chunk, values, rank)
+        yield values
+
+
+def with_unchanged(job: SyncJob, groups: int, source: Source) -> Source:
+    """A source of a contribution that carries these groups; what it does not carry is as in the global copy."""
+
+    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        if carries(groups, piece.group):
+            return source(piece, out)
+        copy = job.destination(piece)
+        assert copy is not None  # what has no global copy is never unchanged
+        return out.copy_(copy)
+
+    return read
+
+
+def adopt_shard(job: SyncJob, shard: int, read: Source, chunk_bytes: int, scratch: Scratch) -> None:
+    """Read a published shard chunk by chunk and adopt it."""
+    for chunk in job.layout.chunks(shard, chunk_bytes):
+        values = job.destination(chunk)
+        if values is None:
+            values = scratch.tensor(0, job.layout, chunk)
+        read(chunk, values)
+        job.adopt(chunk, values)
+
+
+def _check_finite(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -> None:
+    # The sum of finite values can overflow, but NaN or infinity always shows in it; and it costs a fifth of isfinite().
+    if not values.is_floating_point() or math.isfinite(values.sum().item()):
+        return
+    finite = values.isfinite()
+    if not bool(finite.all()):
+        raise NonFiniteDeltaError(job.locate(chunk, _first(~finite)), rank)
+
+
+def _check_buffers(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -> None:
+    """Infinity may be meant (masks, the start of a running minimum); NaN is refused unless all replicas hold it already."""
+    if not values.is_floating_point():
+        return
+    nan = _is_nan(values)
+    before = job.destination(chunk)
+    if bool(nan.any()) and before is not None:
+        nan &= ~_is_nan(before)
+    if bool(nan.any()):
+        raise NonFiniteDeltaError(job.locate(chunk, _first(nan)), rank)
+
+
+def _is_nan(values: torch.Tensor) -> torch.Tensor:
+    return (values if values.dtype.itemsize > 1 else values.float()).isnan()  # torch cannot tell it of eight bits
+
+
+def _first(found: torch.Tensor) -> int:
+    """Index of the first element that is true."""
+    return int(found.nonzero()[0].item())

@@ -1,0 +1,1 @@
+"""Elastic membership: replicas may die, come back, join late and leave."""

@@ -1,0 +1,445 @@
+"""The exchange over an object store with elastic membership: replicas may die, come back, join late and leave.
+
+The protocol is a log of syncs: contributions first, then one create-once record that says which of them count. What the
+store holds is always enough to go on: the newest published state, and everything that was committed after it.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from contextlib import suppress
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .._arithmetic._elastic_sizes import shards_of
+from .._arithmetic._layout import CHUNK_BYTES
+from .._arithmetic._sharded import Scratch
+from .._checks import check_identity, check_whole
+from .._errors import ConfigurationError, CorruptedObjectError, FencedError, RunExistsError, SyncError
+from .._exchange._base import Schema, SyncReport
+from .._exchange._endings import as_text
+from .._inner._state import SavedInner, check_inner
+from .._model._unsynced_watch import UnsyncedWatch
+from .._planner._warning import warn_of_long_syncs
+from .._store._api import InBackground, check_size
+from .._store._patient import Patient
+from .._store._reread import read_again
+from .._timing import WATCH_EVERY, Timing
+from ._claims import check_claim, claim, watch_claim
+from ._life import Life, Position, Progress, Reload, RolledBack, layout_bytes
+from ._log._farewell import farewell
+from ._log._keys import Hint, inner_key, parse_inner
+from ._log._records import Rollback
+from ._repair import read_commit
+from ._settings import Elastic
+from ._start import check_run, open_run, watch_manifest
+from ._states._history import given_up_since
+from ._states._publish import finish
+from ._states._rollback import obey_rollback, saying_what_to_do
+from ._sync._catchup import catch_up
+from ._sync._fork import look_back
+from ._sync._sync import Changed, Differs, ElasticSync, GaveUp
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from .._arithmetic._sync_job import SyncJob
+    from .._outer._fragment import Fragment
+    from .._store._api import Buffer, Store
+
+_TELL_SECONDS = 5.0
+
+_log = logging.getLogger("diloco_core")
+
+
+class ElasticExchange:
+    """Replicas that may come and go meet in an object store; see :class:`._base.Exchange`. One thread at a time.
+
+    It carries one outer loop (:class:`DiLoCo`). There are at most ``world_size`` ranks; a sync needs contributions of
+    ``min_replicas`` of them. A rank that comes back is a new life of it and takes the place of the earlier one.
+
+    Args:
+        store: The run's prefix; it must create objects exclusively.
+        rank: This replica.
+        world_size: How many ranks there may be; the number of shards, fixed for the run.
+        settings: How membership behaves.
+        run_id: The launch they belong to.
+        timing: Limits in seconds.
+        chunk_bytes: Size of the buffers; two of them are held.
+
+    Raises:
+        ConfigurationError: A setting is impossible, or the store does not create exclusively.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        settings: Elastic,
+        *,
+        run_id: str = "",
+        timing: Timing | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        check_identity(rank, world_size)
+        check_whole("chunk_bytes", chunk_bytes)
+        self._timing = timing or Timing()
+        settings.check(world_size, self._timing.sync_timeout)
+        if not Patient(store, self._timing).creates_once():
+            raise ConfigurationError(
+                f"{store.uri} lets an object be created twice: it ignores conditional writes, so replicas could not agree on "
+                "who takes part. Use a store with exclusive creation, or strict membership (leave min_replicas out)."
+            )
+        self.rank = rank
+        self.world_size = world_size
+        self.run_id = run_id
+        self.store = store
+        self.settings = settings
+        self._chunk_bytes = chunk_bytes
+        self._schema: Schema | None = None
+        self._life: Life | None = None
+        self.when_ended: Callable[[], object] = bool  # told when this replica has left or failed
+        self._ended = ""
+        self._first = True
+        self._hinted = 0
+        self._unsynced: UnsyncedWatch | None = None
+
+    def join(self, schema: Schema) -> None:
+        """Say what the replicas must have in common; they meet in :meth:`restore`."""
+        self._check_open()
+        if schema.settings.get("operation"):
+            raise ConfigurationError(
+                f"an elastic exchange carries a DiLoCo outer loop, not {schema.settings['operation']!r}: plain means have no "
+                "state that a replica could come back to. Connect without min_replicas."
+            )
+        if self._schema is not None:
+            raise ConfigurationError("this exchange has already joined its run; connect again for another outer loop")
+        self._schema = schema
+
+    def restore(self, jobs: Sequence[Fragment]) -> Position:
+        """Begin or join the run, and take its newest state: published shards, and what was committed after them.
+
+        Args:
+            jobs: All fragments, in the order in which they are synced. Without a run, theirs is the initial state.
+
+        Raises:
+            RunExistsError: The prefix belongs to another run.
+            MismatchError: This replica has another model or other settings.
+            RendezvousError: There is no run to resume.
+            CorruptedObjectError: The store does not hold what its records promise.
+            FencedError: The run has gone back to older states since this life began, and it had not agreed to that.
+        """
+        self._check_open()
+        if self._schema is None:
+            raise SyncError("join() comes before restore()")
+        store = Patient(self.store, self._timing)
+        try:
+            manifest = open_run(
+                store,
+                jobs,
+                self._schema,
+                rank=self.rank,
+                world_size=self.world_size,
+                run_id=self.run_id,
+                settings=self.settings,
+                timing=self._timing,
+                chunk_bytes=self._chunk_bytes,
+            )
+            warn_of_long_syncs(
+                max(layout_bytes(job.layout) for job in jobs),
+                rank=self.rank,
+                replicas=self.world_size,
+                store=self.store,
+                sync_timeout=self._timing.sync_timeout,
+                strict=False,
+                outer_state=self._schema.outer_state,
+                topology=manifest.topology,
+                publish_every=manifest.publish_every,
+            )
+            if manifest.topology == "gather" and isinstance(self.store, InBackground):
+                self.store.budget = self.store.transfer.gather_budget()
+            seen_at = self._timing.clock()
+            epoch, record = claim(store, self.rank, manifest.run())
+            life = Life(
+                store=store,
+                timing=self._timing,
+                settings=self.settings,
+                manifest=manifest,
+                rank=self.rank,
+                epoch=epoch,
+                claim=record,
+                chunk_bytes=self._chunk_bytes,
+                scratch=Scratch(self._chunk_bytes),
+                fragments=[Progress.empty(job) for job in jobs],
+                seen_at=seen_at,
+            )
+            self._life = life
+            store.before_writing = partial(check_run, life)
+            with saying_what_to_do(life, going_back=self.settings.resume == "newest-whole"):
+                catch_up(life, first=True)
+            for rollback, _ in life.rollbacks:
+                obey_rollback(life, rollback)
+            life.attendance.begin(life.rank, life.members, life.now, store.get)
+            self._unsynced = UnsyncedWatch(store, self._timing, self.rank, manifest.unsynced, self._schema.unsynced)
+            if life.sync:  # of a run that begins, somebody has just written it
+                self._unsynced.look(self.rank, self.world_size, whole=True)
+            store.patience = self._timing.sync_timeout
+        except BaseException as error:
+            self.abort(error)
+            raise
+        _log.info("rank %d: life %d begins at sync %d, inner step %d", self.rank, life.epoch, life.sync, self.counted)
+        return self.position
+
+    def behind(self) -> bool:
+        """Whether there is a sync that this replica can take without contributing.
+
+        So it is when the sync is committed already, or when an earlier life of this rank has contributed to it. To be asked
+        between syncs: it also announces this replica where nobody expects it.
+        """
+        life = self._running()
+        try:
+            if read_commit(life, life.sync + 1) is not None:
+                return True
+        except (RolledBack, CorruptedObjectError, RunExistsError):
+            return True  # it is there, and the sync sees to it
+        if self._first and ElasticSync(life).stands_in():
+            return True
+        self._first = False
+        if life.members.get(life.rank) != life.epoch and self._hinted != life.sync + 1:
+            life.store.put(Hint(life.sync + 1, life.rank, life.epoch, "join").key, lambda: [b"\n"])
+            self._hinted = life.sync + 1
+        return False
+
+    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
+        """Contribute, obey the record, adopt; see :meth:`._base.Exchange.sync`.
+
+        With ``reloaded=True`` in the report this replica has reloaded the published state, and trains on from there. The
+        sync may have been decided and adopted all the same, with its contribution.
+
+        Args:
+            job: The fragment whose turn it is.
+            last: The sync may be left out where too few replicas are left for it: after two graces, or at once when all
+                that were expected are gone, the report says ``committed=False``.
+
+        Raises:
+            FencedError: A newer life of this rank has taken over.
+            RunExistsError: The prefix is another run's by now, or holds records of one.
+            SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
+            DivergedError: This replica computes other values than the others, even after reloading.
+        """
+        self._check_open()
+        life = self._running()
+        try:
+            check_claim(life)
+            with saying_what_to_do(life, going_back=False):
+                return self._sync(life, job, last)
+        except BaseException as error:
+            self.abort(error)
+            raise
+
+    def _sync(self, life: Life, job: SyncJob, last: bool) -> SyncReport:
+        if job is not life.fragments[life.index(life.sync + 1)].job:
+            raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
+        self._first = False
+        sync = ElasticSync(life, 2 * self.settings.grace if last else None)
+        try:
+            report = sync.run()
+            life.differed = False
+            if life.sync % WATCH_EVERY == 0:
+                watch_manifest(life)
+                watch_claim(life)
+                self._watch_unsynced(life)
+        except GaveUp:
+            report = self._nothing(life, job, "none" if life.open is None else "open")
+        except Reload as reason:
+            if isinstance(reason, RolledBack):
+                obey_rollback(life, reason.rollback)
+            if isinstance(reason, (Differs, Changed)):
+                if life.differed:
+                    raise reason.again(self.rank) from None
+                life.differed = True
+            elif reason.__cause__ is not None:
+                text = "rank %d: %s. Reloading the published state."
+                _log.warning(text, self.rank, str(reason.__cause__).rstrip("."))
+            before = life.rollback
+            catch_up(life)
+            self._obey_since(life, before)
+            report = sync.after_reloading()
+        return report
+
+    def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
+        """Keep what belongs to this replica alone, for the next life of its rank; replaces what was kept before.
+
+        A life that has a successor touches nothing of it: it keeps nothing any more, and what it may have begun to write just
+        then is of its own epoch, which is older than anything of the successor's.
+
+        Raises:
+            FencedError: A newer life of this rank has taken over.
+            RunExistsError: The prefix is another run's by now.
+        """
+        life = self._running()
+        try:
+            check_run(life)
+            check_claim(life)
+            own = life.epoch, life.sync
+            key = inner_key(life.rank, *own)
+            # Without another look at the run: nothing may come between that for a successor and the writing.
+            life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
+            life.store.delete([key for written, key in self._inner_keys(life) if written < own])
+        except (FencedError, RunExistsError) as error:
+            self.abort(error)
+            raise
+
+    def saved_inner(self) -> Iterator[SavedInner]:
+        """What earlier lives of this rank have kept, the newest first."""
+        life = self._running()
+        for (_, sync), key in sorted(self._inner_keys(life), reverse=True):
+            data = _read_inner(life, key)
+            if data is not None:
+                yield SavedInner(sync, life.bound(key), life.origin(key), data)
+
+    def given_up(self, sync: int, rollback: int) -> bool:
+        """Whether something that the model held after a sync was given up since, or cannot be told from that.
+
+        Args:
+            sync: Number of the sync in the log.
+            rollback: Number of the newest rollback at that time.
+        """
+        life = self._running()
+        return given_up_since(life, sync, rollback)
+
+    @staticmethod
+    def _inner_keys(life: Life) -> Iterator[tuple[tuple[int, int], str]]:
+        for key in life.store.list(f"inner/{life.rank:05}/"):
+            written = parse_inner(key)
+            if written is not None:
+                yield written, key
+
+    def shards(self, size: int) -> int:
+        """Some for every replica: a shard is published in one piece, and several are on their way at a time."""
+        check_size(self.store, size)
+        return shards_of(size, self.world_size)
+
+    @property
+    def position(self) -> Position:
+        """Where this replica stands in the run."""
+        life = self._running()
+        return Position(life.sync, life.outer_steps, self.counted, life.rollback)
+
+    @property
+    def counted(self) -> int:
+        """How many inner steps of this rank the run has counted, in all of its lives."""
+        fragments = self._life.fragments if self._life else []
+        return max((progress.positions.get(self.rank, 0) for progress in fragments), default=0)
+
+    @property
+    def epoch(self) -> int:
+        """Which life of its rank this is, from 1; 0 before :meth:`restore`."""
+        return self._life.epoch if self._life else 0
+
+    @property
+    def ended(self) -> bool:
+        """Whether this replica has left its run or failed."""
+        return bool(self._ended)
+
+    def leave(self) -> None:
+        """Tell the others that this replica is done, and see to it that the run can be resumed; repeatable."""
+        if not self._ended:
+            self._ended = "left"
+            self.when_ended()
+            try:
+                if self._life is not None and self._life.fragments[0].sums:
+                    watch_manifest(self._life)
+                    self._say_goodbye(self._life, None)
+                    if self._unsynced is not None:
+                        self._unsynced.look()
+                    with suppress(Reload):  # which says that there is nothing to publish
+                        look_back(self._life)
+                        finish(self._life)
+            finally:
+                self.store.close()
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the others not to wait for this replica; repeatable, never raises."""
+        if self._ended:
+            return
+        self._ended = f"failed ({as_text(error)})"
+        self.when_ended()
+        try:
+            try:
+                if self._life is not None:
+                    # Where the store is away, waiting for it once more would only delay the error.
+                    self._life.store.patience = min(self._life.store.patience, _TELL_SECONDS)
+                    with suppress(RunExistsError):  # nobody there is to be told
+                        if isinstance(error, RunExistsError):
+                            watch_manifest(self._life)
+                        self._say_goodbye(self._life, error)
+                        # It may have failed in a sync that is committed already.
+                        self._say_goodbye(self._life, error, 2)
+            finally:
+                self.store.close()
+        except Exception as second:  # noqa: BLE001 - the first error is the one to tell
+            error.add_note(f"the other replicas could not be told: {second}")
+
+    def _watch_unsynced(self, life: Life) -> None:
+        """One member looks at each of the objects, another one every time, so that not all write the same at once."""
+        members = sorted(life.members)
+        if self._unsynced is not None and self.rank in members:
+            turn = (members.index(self.rank) - life.sync // WATCH_EVERY) % len(members)
+            self._unsynced.look(turn, len(members))
+
+    @staticmethod
+    def _obey_since(life: Life, before: int) -> None:
+        """Loading may have met a rollback that this life did not come across in the log."""
+        if life.rollback > before:
+            record = life.log(life.rollback)
+            if record is not None and isinstance(record[0], Rollback):
+                obey_rollback(life, record[0])
+
+    @staticmethod
+    def _nothing(life: Life, job: SyncJob, contribution: str) -> SyncReport:
+        return SyncReport(
+            sync=life.sync,
+            fragment=job.name,
+            committed=False,
+            members=0,
+            bytes_sent=life.traffic.sent,
+            bytes_received=life.traffic.received,
+            wait_seconds=life.traffic.waited,
+            exchange_seconds=0.0,
+            contribution=contribution,
+        )
+
+    @staticmethod
+    def _say_goodbye(life: Life, error: BaseException | None, ahead: int = 1) -> None:
+        key = Hint(life.sync + ahead, life.rank, life.epoch, "leave").key
+        life.store.put(key, lambda: [farewell(key, error)])
+
+    def _running(self) -> Life:
+        self._check_open()
+        if self._life is None:
+            raise SyncError("restore() comes before the first sync")
+        return self._life
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise SyncError(f"this exchange has ended: it {self._ended}. Connect again to go on with the run.")
+
+
+def _read_inner(life: Life, key: str) -> bytes | None:
+    """What was kept, read again where it is not as it was written; the last reading where it never is."""
+    data: bytes | None = None
+
+    def read() -> bytes | None:
+        nonlocal data
+        data = life.store.get(key, largest=sys.maxsize)
+        if data is not None:
+            check_inner(data, life.bound(key), life.origin(key))
+        return data
+
+    try:
+        return read_again(life.timing, read)
+    except CorruptedObjectError:
+        return data or b""

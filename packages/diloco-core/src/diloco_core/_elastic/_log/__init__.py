@@ -1,0 +1,1 @@
+"""What an elastic run writes: keys, records, contributions; and the rules of who counts, as pure functions."""

@@ -1,0 +1,153 @@
+"""Who takes part in an elastic run, as far as one life has heard. It decides nothing: it is what the log and errors tell."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ._farewell import read_farewell
+from ._keys import Delta, Hint
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Mapping
+
+    from ._records import Commit
+
+
+class Attendance:
+    """What one life has heard of the other ranks. Times are seconds of a clock that stands still while the store is away."""
+
+    def __init__(self) -> None:
+        self._rank = -1
+        self._began = 0.0
+        self._present: dict[int, int] = {}  # epoch by rank of those that are counted on
+        self._gone: set[int] = set()  # those that were, and have left or were lost
+        self._left: dict[int, Hint] = {}  # by rank, of its highest epoch that said that it leaves
+        self._endings: dict[Hint, tuple[str, str]] = {}
+        self._read: Callable[[str], bytes | None] = lambda _: None
+        self._heard: dict[int, float] = {}  # when something new of a rank was seen last
+        self._seen: set[str] = set()  # keys of the sync in progress
+        self._came: set[int] = set()  # who has contributed to it, be it too late or from another state
+        self._known: set[int] = set()  # who has been in a sync since this life began
+        self._warned: set[tuple[int, int]] = set()
+
+    def begin(
+        self,
+        rank: int,
+        members: Mapping[int, int],
+        now: float,
+        read: Callable[[str], bytes | None] = lambda _: None,
+    ) -> None:
+        """This life begins.
+
+        Args:
+            rank: Its rank.
+            members: Epoch by rank of those that it expects.
+            now: The time.
+            read: The object under a key, if it is there.
+        """
+        self._rank, self._began, self._read = rank, now, read
+        self._present = {other: epoch for other, epoch in members.items() if other != rank}
+
+    def look(self, listing: Iterable[str], now: float) -> None:
+        """Take note of what lies in the folder of the sync in progress."""
+        for key in listing:
+            if key in self._seen:
+                continue
+            self._seen.add(key)
+            if (hint := Hint.parse(key)) is not None:
+                if hint.event != "leave":
+                    self._hear(hint.rank, hint.epoch, now)
+                elif hint.rank != self._rank:
+                    self._heard[hint.rank] = now
+                    if hint.epoch >= self._left_in(hint.rank):
+                        self._left[hint.rank] = hint
+            elif (delta := Delta.parse(key)) is not None:
+                self._hear(delta.rank, delta.epoch, now)
+                self._came.add(delta.rank)
+
+    def committed(self, commit: Commit, listing: Callable[[], Iterable[str]], now: float) -> list[tuple[int, str]]:
+        """A sync is decided: levels and texts of what is to be said about who is not in it, and who is in it again.
+
+        Args:
+            commit: Its record.
+            listing: What lies in its folder; asked for only if somebody is missing.
+            now: The time.
+        """
+        self.look((member.key for member in commit.members), now)
+        members = {member.rank for member in commit.members}
+        said = [
+            (
+                logging.INFO,
+                f"rank {rank} {'is back' if rank in self._known else 'has come'}: it takes part in sync {commit.sync}",
+            )
+            for rank in sorted(self._gone & members)
+        ]
+        self._gone -= members
+        self._known |= members
+        missing = sorted(self._present.keys() - members)
+        # Who was not there itself cannot tell who else was not.
+        if missing and self._rank in members:
+            self.look(listing(), now)
+            said += [self._missed(rank, commit.sync, now) for rank in missing if rank not in self._came]
+        self._seen.clear()
+        self._came.clear()
+        return said
+
+    def describe(self, ranks: Iterable[int], lives: Mapping[int, int], elsewhere: Collection[int], now: float) -> str:
+        """What is known of ranks that have not contributed.
+
+        Args:
+            ranks: Which ranks.
+            lives: The highest claimed epoch of every rank that ever started.
+            elsewhere: Ranks that have contributed from another state.
+            now: The time.
+        """
+        kinds: dict[str, list[str]] = {}
+        for rank in ranks:
+            if rank not in lives:
+                kind, text = "never started", f"{rank}"
+            elif rank in elsewhere:
+                kind, text = "at another state", f"{rank}"
+            elif self._left_in(rank) >= lives[rank]:
+                kind, why = self._ending(rank)
+                text = f"{rank} ({why})" if why else f"{rank}"
+            else:
+                kind, text = "silent", f"{rank} ({self._silence(rank, now)})"
+            kinds.setdefault(kind, []).append(text)
+        return "; ".join(f"{kind}: rank {', '.join(texts)}" for kind, texts in sorted(kinds.items()))
+
+    def _hear(self, rank: int, epoch: int, now: float) -> None:
+        if rank != self._rank:
+            self._heard[rank] = now
+            self._present[rank] = max(epoch, self._present.get(rank, 0))
+
+    def _missed(self, rank: int, sync: int, now: float) -> tuple[int, str]:
+        epoch = self._present.pop(rank)
+        self._gone.add(rank)
+        if self._left_in(rank) >= epoch:
+            kind, why = self._ending(rank)
+            text = f"rank {rank} has {kind}: sync {sync} goes on without it"
+            return (logging.WARNING, f"{text}. Its error: {why}") if kind == "failed" else (logging.INFO, text)
+        level = logging.INFO if (rank, epoch) in self._warned else logging.WARNING
+        self._warned.add((rank, epoch))
+        return (
+            level,
+            f"sync {sync} goes on without rank {rank}, which has not contributed in time: {self._silence(rank, now)}",
+        )
+
+    def _left_in(self, rank: int) -> int:
+        """The highest epoch in which a rank has said that it leaves; -1 if it has not."""
+        return self._left[rank].epoch if rank in self._left else -1
+
+    def _ending(self, rank: int) -> tuple[str, str]:
+        """How a rank that has said that it leaves has ended, and why."""
+        hint = self._left[rank]
+        if hint not in self._endings:
+            self._endings[hint] = read_farewell(hint.key, self._read)
+        return self._endings[hint]
+
+    def _silence(self, rank: int, now: float) -> str:
+        if rank in self._heard:
+            return f"last heard of {now - self._heard[rank]:.1f} s ago"
+        return f"not heard of since this replica began, {now - self._began:.1f} s ago"

@@ -1,0 +1,182 @@
+"""The file of a contribution to an elastic sync: every shard of it, since any member may have to update any shard."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+import xxhash
+
+from ..._arithmetic._sharded import carries, contributions, may_carry
+from ..._errors import CorruptedObjectError
+from ..._store._api import ReadsAhead
+from ..._wire._sections import Section, SectionReader, fingerprint, header, section_parts, section_starts, seed, view
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    import torch
+
+    from ..._arithmetic._sharded import Scratch
+    from ..._arithmetic._sync_job import SyncJob
+    from ..._store._api import Buffer, ObjectReader
+    from ..._wire._published import Shard
+    from ._keys import Delta
+
+_SCHEMA_DIGITS = 16
+
+
+def schema(run: str, job: SyncJob) -> str:
+    """What the keys of contributions to a fragment have in common: a digest of the run's name and of its fingerprint.
+
+    It is in the seeds of their checksums too, which are made of the keys.
+    """
+    return fingerprint(run, job.fingerprint)[:_SCHEMA_DIGITS]
+
+
+class ChangedError(Exception):
+    """A shard of the global copy changed in memory. Never leaves the exchange."""
+
+
+class _Plan(NamedTuple):
+    """The files of contributions that carry the same groups."""
+
+    header: bytes
+    sections: list[Section]
+    starts: list[int]
+    size: int
+
+
+class DeltaFormat:
+    """What the contributions to a fragment look like. Those that carry the same groups have the same size.
+
+    Args:
+        job: The fragment.
+    """
+
+    def __init__(self, job: SyncJob) -> None:
+        self._job = job
+        self._plans: dict[int, _Plan] = {}
+
+    def size(self, groups: int) -> int | None:
+        """Size in bytes of a contribution that carries these groups; None where none may carry just these."""
+        return self._plan(groups).size if may_carry(self._job.layout, groups) else None
+
+    def parts(
+        self, delta: Delta, chunk_bytes: int, scratch: Scratch, base: Callable[[int], Shard], sums: Sequence[int]
+    ) -> Iterator[Buffer]:
+        """The file, from the job's contribution.
+
+        On the way the global copy that it is taken from is compared with the checksums of what was published: here it is in
+        the processor's cache anyway.
+
+        Args:
+            delta: Whose it is.
+            chunk_bytes: Bytes handled at once.
+            scratch: Buffers.
+            base: The shards of the state that it is made from.
+            sums: Their checksums.
+
+        Raises:
+            ChangedError: The global copy is not what was published.
+            NonFiniteDeltaError: It holds NaN or infinity.
+        """
+        yield self._plan(delta.groups).header
+        layout, groups = self._job.layout, delta.groups
+        for shard in range(layout.shards):
+            found = xxhash.xxh3_64(seed=base(shard).values().seed)
+            chunks = contributions(self._job, shard, delta.rank, chunk_bytes, scratch, everything=True, groups=groups)
+
+            def checked(
+                values: Iterator[torch.Tensor] = chunks, shard: int = shard, found: xxhash.xxh3_64 = found
+            ) -> Iterator[torch.Tensor]:
+                for piece in layout.chunks(shard, chunk_bytes):
+                    value = next(values) if carries(groups, piece.group) else None
+                    found.update(view(self._job.published(piece)))
+                    if value is not None:
+                        yield value
+
+            yield from section_parts(self._section(shard, groups, self._seed(delta, shard)), checked())
+            if found.intdigest() != sums[shard]:
+                raise ChangedError(shard)
+
+    def reader(self, delta: Delta, reader: ObjectReader, shards: Iterable[int], origin: str) -> DeltaReader:
+        """A reader of some shards of a contribution, in file order: of the groups that it carries."""
+        plan = self._plan(delta.groups)
+        if reader.size != plan.size:
+            raise CorruptedObjectError(
+                f"{origin} has {reader.size} bytes, and not {plan.size}: it is truncated or damaged"
+            )
+        layout = self._job.layout
+        sections = {
+            shard: SectionReader(
+                reader,
+                layout,
+                replace(plan.sections[shard], seed=self._seed(delta, shard)),
+                plan.starts[shard],
+                origin,
+            )
+            for shard in shards
+        }
+        return DeltaReader(reader, sections)
+
+    def _plan(self, groups: int) -> _Plan:
+        if groups not in self._plans:
+            layout = self._job.layout
+            sections = [self._section(shard, groups, 0) for shard in range(layout.shards)]
+            metadata = {"diloco": "delta", "name": self._job.name, "fingerprint": self._job.fingerprint}
+            beginning = header(layout, sections, metadata)
+            *starts, size = (len(beginning) + start for start in section_starts(layout, sections))
+            self._plans[groups] = _Plan(beginning, sections, starts, size)
+        return self._plans[groups]
+
+    def _section(self, shard: int, groups: int, checksum_seed: int) -> Section:
+        pieces = (piece for piece in self._job.layout.shard(shard) if carries(groups, piece.group))
+        return Section(f"shard.{shard}", tuple(pieces), checksum_seed)
+
+    def _seed(self, delta: Delta, shard: int) -> int:
+        return seed(self._job.fingerprint, delta.key, shard)
+
+
+class DeltaReader:
+    """Reads shards of a contribution one after another, each piece by piece. Not thread-safe.
+
+    Args:
+        reader: The open file; it is not closed here.
+        sections: The shards, in the order in which they are read.
+    """
+
+    def __init__(self, reader: ObjectReader, sections: Mapping[int, SectionReader]) -> None:
+        self._expect = reader.expect if isinstance(reader, ReadsAhead) else None  # asked once: that is slow
+        self._sections = sections
+        self._left = list(sections.values())[::-1]
+
+    def announce(self, sizes: Mapping[int, int]) -> None:
+        """So many bytes of these shards will be read next, where the store profits from knowing that.
+
+        What lies side by side in the file is one request.
+        """
+        if self._expect is None:
+            return
+        spans: list[tuple[int, int]] = []
+        for shard, size in sizes.items():
+            start, stop = self._sections[shard].span(size)
+            if spans and spans[-1][1] == start:
+                start = spans.pop()[0]
+            spans.append((start, stop))
+        for start, stop in spans:
+            self._expect(start, stop)
+
+    def read(self, out: torch.Tensor) -> None:
+        """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
+        while self._left[-1].finished:
+            self._left.pop()
+        self._left[-1].read(out)
+
+    def verify(self, shard: int) -> None:
+        """Compare the checksum of a shard.
+
+        Raises:
+            CorruptedObjectError: What was read is not what was written.
+        """
+        self._sections[shard].verify()

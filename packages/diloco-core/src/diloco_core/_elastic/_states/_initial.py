@@ -1,0 +1,118 @@
+"""The initial state of a run, where a replica has its values already: a model of the same seed, or of the same checkpoint.
+
+Until a newer state is complete it is the only one of the run, and nothing can compute it again. But most replicas bring the
+same values, and need neither read them nor fear for them: what is damaged or gone in the store they write again, when they
+begin and when others ask for it. Later they hold other values.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..._arithmetic._sharded import adopt_shard
+from ..._errors import CorruptedObjectError
+from ..._wire._published import shard_metadata
+from .._life import Progress, not_as_recorded
+from .._log._keys import Delta, commit_key, commit_sync, deltas
+from .._log._rules import newest_done
+from .._repair import computed_otherwise
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import torch
+
+    from ..._arithmetic._layout import Piece
+    from ..._store._api import ObjectReader
+    from .._life import Life
+    from .._log._records import Done
+
+_log = logging.getLogger("diloco_core")
+
+
+def shards_in_memory(life: Life, index: int, done: Done) -> set[int]:
+    """The shards of a fragment's initial state whose values are those in memory."""
+    return {number for number, values in enumerate(done.sums) if life.shard(0, index, number).digest() == values}
+
+
+def shards_to_look_at(life: Life, held: Iterable[int]) -> set[int]:
+    """Those of the shards in memory whose files this rank reads when it begins, so that damage is found while it can be mended.
+
+    Where a run begins, each rank looks at the shards with ``number % world_size == rank``: who cannot read another one asks
+    for it. Where there are syncs already, a rank looks at all: it will replay those, and not have these values any more.
+    """
+    if any(map(commit_sync, life.store.list("commits/"))):
+        return set(held)
+    return {number for number in held if number % life.manifest.world_size == life.rank}
+
+
+def mend_initial(life: Life) -> None:
+    """Another replica cannot read something: see to the initial states whose values are still in memory."""
+    for index, progress in enumerate(life.fragments):
+        if progress.sync or progress.commit is not None:
+            continue
+        done = life.manifest.done(index)
+        held = shards_in_memory(life, index, done)
+        if held and not _is_collected(life, index):
+            for number in held:
+                _look_at(life, index, number, Progress.recorded(progress.job, done))
+
+
+def take_from_memory(
+    life: Life, index: int, number: int, fresh: Progress, listing: Mapping[str, int], *, look: bool
+) -> bool:
+    """Take a shard of the initial state from memory, and see to the one in the store.
+
+    Args:
+        life: Whose.
+        index: The fragment's.
+        number: The shard's, one of :func:`shards_in_memory`.
+        fresh: The fragment's initial state as it is recorded.
+        listing: What the store holds of it.
+        look: Whether its file is read, if it is there.
+
+    Returns:
+        False where it was collected, since there are (or were) newer states.
+    """
+    key, job = life.key(0, index, number), fresh.job
+    if key not in listing and _is_collected(life, index):
+        return False
+
+    def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        return out.copy_(job.published(piece))
+
+    adopt_shard(job, number, read, life.chunk_bytes, life.scratch)
+    if look or key not in listing:
+        _look_at(life, index, number, fresh)
+    return True
+
+
+def _is_collected(life: Life, index: int) -> bool:
+    """Whether the initial state of a fragment has gone as a rule: nothing could be computed from it any more."""
+    if newest_done(life.store.list("state/"), len(life.fragments))[index]:
+        return True
+    first = index + 1
+    return life.store.get(commit_key(first)) is not None and not any(map(Delta.parse, life.store.list(deltas(first))))
+
+
+def _look_at(life: Life, index: int, number: int, fresh: Progress) -> None:
+    shard, key = life.shard(0, index, number), life.key(0, index, number)
+    expected = fresh.sums[number], fresh.rests[number]
+
+    def check(reader: ObjectReader) -> bool:
+        if shard.check(reader, life.origin(key), life.scratch, whole=True) != expected:
+            raise not_as_recorded(life.origin(key))
+        return True
+
+    damage: object = f"{life.origin(key)} is gone"
+    try:
+        if life.again(lambda: life.store.read(key, check)):
+            return
+    except CorruptedObjectError as error:
+        damage = error
+    metadata = shard_metadata(fresh.job, 0)
+    if shard.sums(metadata) != expected:
+        raise computed_otherwise(life, key)
+    _log.error("rank %d: %s. Writing it again: this replica has the same values.", life.rank, str(damage).rstrip("."))
+    life.store.put(key, lambda: shard.parts(metadata))

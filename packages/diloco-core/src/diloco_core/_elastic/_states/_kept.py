@@ -1,0 +1,138 @@
+"""Copies of the states that a run has gone back to, where a life that does not know of it may still delete them.
+
+A life that collects lists first and deletes then, and anything may lie between the two. Only keys that it has never heard of
+are safe from it. So what may be in its plans is copied before the run goes back to it, and written again where it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..._errors import CorruptedObjectError, RunExistsError
+from .._log._keys import done_key
+from .._log._records import Done, of_run
+from .._log._rules import is_state
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Self
+
+    from ..._store._api import Buffer, ObjectReader
+    from .._life import Life
+
+_FOLDER = "kept/"
+
+_log = logging.getLogger("diloco_core")
+
+
+def keep(life: Life, index: int, sync: int) -> bool:
+    """Copy a fragment's state; False where a part of it is gone already, or damaged."""
+    for key in _keys(life, index, sync):
+        data = _verified(life, key, key)
+        if data is None:
+            return False
+        life.store.create(_FOLDER + key, lambda: data)  # noqa: B023 - called at once
+    return True
+
+
+def bring_back(life: Life) -> bool:
+    """Write those objects again of which there are copies and that are gone; returns whether there were any."""
+    kept = _copies(life)
+    if not kept:
+        return False
+    there = life.store.list("state/").keys() | life.store.list("initial/").keys()
+    missing = [key.removeprefix(_FOLDER) for key in kept if key.removeprefix(_FOLDER) not in there]
+    why = "a life that did not know yet that the run has gone back to it has deleted it"
+    return any([_write_again(life, key, why) for key in missing])  # noqa: C419 - all of them
+
+
+def mend_from_copies(life: Life, index: int, sync: int) -> bool:
+    """Write those objects of a fragment's state again that are damaged and have a whole copy; returns whether there were any."""
+    kept = {key.removeprefix(_FOLDER) for key in _copies(life)}
+    damaged = [key for key in _keys(life, index, sync) if key in kept and _verified(life, key, key) is None]
+    return any([_write_again(life, key, "it is damaged") for key in damaged])  # noqa: C419 - all of them
+
+
+def forget_kept(life: Life, needed_from: Sequence[int]) -> None:
+    """Delete copies of fragments that have two newer states by now.
+
+    Args:
+        life: Whose.
+        needed_from: As :func:`._rules.kept_from` has found it.
+    """
+    gone = [
+        key
+        for key in _copies(life)
+        for fragment in [key.rpartition("/")[2][:3]]
+        if int(fragment) < len(needed_from) and needed_from[int(fragment)] > 0
+    ]
+    if gone:
+        life.store.delete(gone)
+
+
+def _copies(life: Life) -> list[str]:
+    return [key for key in life.store.list(_FOLDER) if is_state(key.removeprefix(_FOLDER))]
+
+
+def _keys(life: Life, index: int, sync: int) -> list[str]:
+    keys = [life.key(sync, index, number) for number in range(life.fragments[index].job.layout.shards)]
+    return [*keys, done_key(sync, index)] if sync else keys
+
+
+def _write_again(life: Life, key: str, why: str) -> bool:
+    data = _verified(life, _FOLDER + key, key)
+    if data is None:
+        return False
+    _log.error("rank %d: writing %s again from its copy: %s", life.rank, life.origin(key), why)
+    life.store.put(key, lambda: [data])
+    return True
+
+
+def _verified(life: Life, key: str, original: str) -> bytes | None:
+    """The bytes of a part of a state or of its copy; None where they are gone or are not what was written."""
+    name = original.rpartition("/")[2]
+    index, sync = int(name[:3]), int(original.split("/")[1]) if original.startswith("state/") else 0
+    is_done = name.endswith(".done.json")
+    if index >= len(life.fragments) or not (is_done or life.key(sync, index, int(name[4:9])) == original):
+        return None  # of another run
+
+    def use(reader: ObjectReader) -> bytes:
+        data = bytearray(reader.size)
+        reader.read_into(0, memoryview(data))
+        if is_done:
+            of_run(Done.from_json(bytes(data), sync, index, life.origin(key)), life.run, life.origin(key))
+        else:
+            shard = life.shard(sync, index, int(name[4:9]))
+            shard.check(InMemory(data, life.origin(key)), life.origin(key), life.scratch, whole=True)
+        return bytes(data)
+
+    try:
+        return life.again(lambda: life.store.read(key, use))
+    except (CorruptedObjectError, RunExistsError) as error:
+        _log.error("rank %d: %s", life.rank, error)
+        return None
+
+
+class InMemory:
+    """Bytes as an open object; see :class:`._api.ObjectReader`."""
+
+    def __init__(self, data: Buffer, name: str) -> None:
+        self._data = memoryview(data)
+        self._name = name
+        self.size = len(data)
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill ``buffer`` from ``offset``; see :meth:`._api.ObjectReader.read_into`."""
+        if offset + len(buffer) > self.size:
+            raise CorruptedObjectError(f"{self._name} is truncated")
+        buffer[:] = self._data[offset : offset + len(buffer)]
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass

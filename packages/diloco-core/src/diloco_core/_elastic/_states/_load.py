@@ -1,0 +1,198 @@
+"""Loading what a run's store holds: the newest complete state of every fragment, or the one before where that is damaged."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..._errors import CorruptedObjectError
+from ..._store._ahead import open_ahead
+from ..._store._api import ReadsAhead
+from ..._store._reread import read_again
+from .._life import Progress, not_as_recorded
+from .._log._keys import commit_key, commit_sync, done_key
+from .._log._rules import newest_done
+from .._repair import read_commit, read_done
+from ._history import History, close_gaps
+from ._initial import shards_in_memory, shards_to_look_at, take_from_memory
+from ._kept import bring_back, mend_from_copies
+
+if TYPE_CHECKING:
+    from ..._store._api import ObjectReader
+    from .._life import Life
+
+_TRIES = 8
+
+
+class NothingWholeError(CorruptedObjectError):
+    """No state of a fragment is whole, not even the initial one; never leaves the exchange."""
+
+
+_log = logging.getLogger("diloco_core")
+
+
+def load(life: Life) -> None:
+    """Take the newest published state of every fragment; what was committed after it is up to the caller.
+
+    Where that is damaged it is the state before, and ``life.mending`` says which one is to be written again on the way.
+
+    Raises:
+        CorruptedObjectError: The store does not hold what its records promise.
+    """
+    count = len(life.fragments)
+    for attempt in range(_TRIES):
+        life.timing.sleep(0.2 * attempt)  # a listing may be old
+        history = History(life)
+        if history.rollbacks and bring_back(life):
+            history = History(life)
+        close_gaps(life, history)
+        life.rollbacks = history.rollbacks
+        life.mending.clear()
+        try:
+            if all([_load_newest(life, index, history) for index in range(count)]):  # noqa: C419 - all of them
+                break
+        except CorruptedObjectError:
+            # Damaged, or removed while it was read, and its space written over? Then there is newer state.
+            if newest_done(life.store.list("state/"), count) == history.newest:
+                raise
+    else:
+        raise CorruptedObjectError(f"the published state in {life.store.uri} kept vanishing while it was read")
+    oldest = min(progress.sync for progress in life.fragments)
+    for rollback, record in reversed(life.rollbacks):
+        if rollback.sync > oldest and life.stands_at(rollback):
+            life.turn_back(rollback, record)
+            return
+    _stand(life, oldest)
+
+
+def _stand(life: Life, sync: int) -> None:
+    """Begin after a sync whose record is known to be there."""
+    if not sync:
+        life.sync = life.rollback = 0
+        life.previous = life.run
+        life.members = dict.fromkeys(range(life.manifest.world_size), 0)
+        return
+    found = read_commit(life, sync, decided=True)
+    if found is None:
+        raise CorruptedObjectError(f"{life.origin(commit_key(sync))} is gone, but commit records are never deleted")
+    life.skip(*found)
+
+
+def _load_newest(life: Life, index: int, history: History) -> bool:
+    """Load the newest of a fragment's states that is whole; False where they were collected in the meantime."""
+    first: CorruptedObjectError | None = None
+    for sync in history.states(index):
+        try:
+            if (index, sync) in life.bad and not (life.rollbacks and mend_from_copies(life, index, sync)):
+                raise CorruptedObjectError(
+                    f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged"
+                )
+            missing = _load_or_mend(life, index, sync)
+            if missing is None:
+                return True
+            if newest_done(life.store.list("state/"), len(life.fragments))[index] > history.newest[index]:
+                return False
+            if sync:
+                raise CorruptedObjectError(f"{life.origin(missing)} is gone")
+            gone = _initial_gone(life, index, missing, others=first is not None)
+            if gone is not None:
+                raise gone
+        except CorruptedObjectError as error:
+            if first is None:
+                first = error
+                life.mending[index], life.reasons[index] = sync, str(error)
+            if sync:
+                todo = "Trying to make it again from the state before."
+                _log.error("rank %d: %s. %s", life.rank, str(error).rstrip("."), todo)
+    if first is None:
+        return False
+    raise NothingWholeError(str(first)) from first
+
+
+def _load_or_mend(life: Life, index: int, sync: int) -> str | None:
+    try:
+        return _load_fragment(life, index, sync)
+    except CorruptedObjectError:
+        if not life.rollbacks or not mend_from_copies(life, index, sync):
+            raise
+    return _load_fragment(life, index, sync)
+
+
+def _initial_gone(life: Life, index: int, missing: str, *, others: bool) -> CorruptedObjectError | None:
+    """The error where the initial state is not there; None where others that are damaged are to be named instead.
+
+    The initial state goes when there are two newer ones, so what has been lost may be those.
+    """
+    if others:
+        return None
+    recorded = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
+    if not recorded:
+        return CorruptedObjectError(f"{life.origin(missing)} is gone")
+    return CorruptedObjectError(
+        f"the run's log goes up to sync {recorded}, but neither a whole state of fragment {index} after any sync nor its initial "
+        f"state is in {life.store.uri}: something has removed objects below state/"
+    )
+
+
+def _load_fragment(life: Life, index: int, sync: int) -> str | None:
+    """Load a fragment's state; returns the key of an object that is not there (any more), if one is missing."""
+    job = life.fragments[index].job
+    if sync:
+        found = read_done(life, sync, index)
+        if found is None:
+            return done_key(sync, index)
+        done = found
+    else:
+        done = life.manifest.done(index)
+    shards = job.layout.shards
+    if not len(done.sums) == len(done.rests) == shards:
+        raise CorruptedObjectError(f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}")
+    fresh = Progress.recorded(job, done)
+    numbers = {life.key(sync, index, number): number for number in range(shards)}
+    listing = life.store.list(f"{next(iter(numbers)).rpartition('/')[0]}/")
+
+    def announce(key: str, reader: ObjectReader) -> None:
+        if life.gather and sync:
+            if isinstance(reader, ReadsAhead):
+                reader.expect(0, reader.size)
+        else:
+            life.shard(sync, index, numbers[key]).announce(reader, life.origin(key))
+
+    held = set() if sync else shards_in_memory(life, index, done)
+    looked_at = shards_to_look_at(life, held) if held else set()
+    for key, number in numbers.items():
+        life.fragments[index].forget_outer(number, life.chunk_bytes)
+        if number in held:
+            if not take_from_memory(life, index, number, fresh, listing, look=number in looked_at):
+                return key
+            fresh.values_at[number] = sync
+    sizes = {key: listing.get(key) for key, number in numbers.items() if number not in held}
+    with open_ahead(life.store.store, sizes, announce) as readers:
+        for key, reader in zip(sizes, readers, strict=True):
+            if not _load_shard(life, fresh, index, numbers[key], key, reader):
+                return key
+            fresh.values_at[numbers[key]] = sync
+    life.fragments[index] = fresh
+    return None
+
+
+def _load_shard(life: Life, fresh: Progress, index: int, number: int, key: str, opened: ObjectReader | None) -> bool:
+    """Load a shard; False where it was collected in the meantime."""
+    shard = life.shard(fresh.sync, index, number)
+    expected = fresh.sums[number], fresh.rests[number]
+
+    def use(reader: ObjectReader) -> bool:
+        life.traffic.received += reader.size
+        if life.gather and fresh.sync:
+            fresh.job.install_outer(*shard.outer_state(reader, life.origin(key), expected[1]))
+            fresh.outer_at[number] = fresh.sync
+        if shard.adopt(reader, life.origin(key), life.scratch) != expected:
+            raise not_as_recorded(life.origin(key))
+        return True
+
+    def read() -> bool:
+        nonlocal opened
+        first, opened = opened, None
+        return life.store.read(key, use, first) or False
+
+    return read_again(life.timing, read)

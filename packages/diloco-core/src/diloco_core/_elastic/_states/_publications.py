@@ -1,0 +1,57 @@
+"""Publishing shards while the next ones are computed, where a request takes long."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ..._store._api import InBackground
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from concurrent.futures import Future
+
+    from ..._store._api import Store
+
+
+class Publications:
+    """Uploads in the background, a few at a time; their results are used in the thread that began them, in order.
+
+    What an upload reads must not change before its result was used.
+
+    Args:
+        store: Where to. Stores that have no threads, or need none, upload at once.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store if isinstance(store, InBackground) and not store.near else None
+        self._begun: deque[tuple[Future[None], Callable[[], object]]] = deque()
+
+    def add(self, upload: Callable[[], None], use: Callable[[], object]) -> None:
+        """Upload something; ``use`` is called when it is through, now or later. Raises what they raise, or earlier ones."""
+        if self._store is None:
+            upload()
+            use()
+            return
+        while len(self._begun) >= self._store.creates_at_once:
+            self._use_next()
+        self._begun.append((self._store.submit(upload), use))
+
+    def finish(self) -> None:
+        """Wait for all uploads, and use their results. Raises what they raise."""
+        while self._begun:
+            self._use_next()
+
+    def abandon(self) -> None:
+        """Wait until no upload reads anything any more; their results are of no use."""
+        while self._begun:
+            future, _ = self._begun.popleft()
+            if not future.cancel():
+                with contextlib.suppress(Exception):
+                    future.result()
+
+    def _use_next(self) -> None:
+        future, use = self._begun.popleft()
+        future.result()
+        use()

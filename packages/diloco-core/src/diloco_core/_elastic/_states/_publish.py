@@ -1,0 +1,242 @@
+"""Publishing and collecting: when a state counts as complete, and what may go then."""
+
+from __future__ import annotations
+
+import logging
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..._errors import CorruptedObjectError, ObjectNotFoundError
+from ..._store._parallel import in_parallel
+from ..._store._reread import read_again
+from ..._store._transfer import CONNECTIONS
+from ..._wire._published import shard_metadata
+from .._log._keys import done_key
+from .._log._records import Done
+from .._log._rules import collectable, kept_from, newest_done
+from .._repair import check_shard, readable_done, rewrite_shard
+from ._kept import forget_kept
+from ._publications import Publications
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ..._wire._published import Shard, Sums
+    from .._life import Life, Progress
+    from .._log._records import Commit
+
+LOOK_AGAIN = 64
+"""Every how many syncs it is looked for what is collected early in a run as a rule; it costs a listing or two."""
+
+_log = logging.getLogger("diloco_core")
+
+
+def write_done(life: Life, commit: Commit) -> None:
+    """All shards of a sync are published and adopted: say so."""
+    _create_done(life, _own_done(life, life.fragments[commit.fragment], commit))
+
+
+def publish_previous(life: Life, commit: Commit, member: int | None) -> None:
+    """Gather: publish the state that a sync starts from, if it is due; memory still holds it.
+
+    By now all members have agreed on it: the record names its digest. Member k publishes the shards k, k + members, ….
+    Whether all arrived is seen when the next sync of the fragment comes; if not, the next publication makes up for it.
+    """
+    progress = life.fragments[commit.fragment]
+    before, progress.unfinished = progress.unfinished, None
+    members = len(commit.members)
+    if before is not None and member == commit.sync % members and _is_published(life, before):
+        _create_done(life, before)
+    if progress.commit is None or not life.published(progress.sync):
+        return
+    shards = range(progress.job.layout.shards)
+    written = {} if member is None else _publish(life, progress, shards[member::members])
+    progress.unfinished = _own_done(life, progress, progress.commit, written)
+
+
+def finish(life: Life) -> None:
+    """The last thing a life does: see to it that the state it stands at is a place to start from."""
+    listing = life.store.list("state/")
+    for index, newest in enumerate(newest_done(listing, len(life.fragments))):
+        progress = life.fragments[index]
+        if newest > progress.sync or None in progress.values_at or not progress.commit:
+            continue
+        done = _own_done(life, progress, progress.commit)
+        shards = range(progress.job.layout.shards)
+        if newest == progress.sync:
+            if life.gather:
+                _compare_done(life, done)
+            continue
+        missing = [shard for shard in shards if life.key(progress.sync, index, shard) not in listing]
+        if not life.gather and missing:
+            continue
+        if not life.gather or _publish_whole(life, progress, done, missing):
+            _create_done(life, done)
+
+
+def publish_when_asked(life: Life) -> None:
+    """Gather: another replica cannot compute what this one holds. Publish it now, whatever the rule is."""
+    newest = newest_done(life.store.list("state/"), len(life.fragments)) if life.gather else []
+    for before, progress in zip(newest, life.fragments, strict=False):
+        if progress.commit is None or before >= progress.sync or None in progress.values_at:
+            continue
+        done = _own_done(life, progress, progress.commit)
+        if _publish_whole(life, progress, done, range(progress.job.layout.shards)):
+            _log.error("rank %d: the state after sync %d is published, since others asked", life.rank, progress.sync)
+            _create_done(life, done)
+
+
+def collect(life: Life) -> None:
+    """Remove what no life can need any more."""
+    states = life.store.list("state/")
+    keys = [*life.store.list("deltas/"), *states]
+    kept = kept_from(states, len(life.fragments), last=life.sync, rollback=life.rollback)
+    recent = life.manifest.retention + len(life.fragments) * life.manifest.publish_every * 3
+    # Later now and then, for what had to stay until then or was left by a life that died.
+    if life.sync - life.rollback <= recent or life.sync % LOOK_AGAIN == 0:
+        keys += life.store.list("initial/")
+        if life.rollback:
+            forget_kept(life, kept)
+    gone = collectable(
+        keys,
+        last=life.sync,
+        kept=kept,
+        retention=life.manifest.retention,
+        keep_deltas=life.gather,
+        initial=life.manifest.initial,
+    )
+    if gone:
+        # A reader that lags far behind may see other bytes in them; its checksums tell, and it loads newer state.
+        life.store.delete(gone, unread=True)
+
+
+def _publish_whole(life: Life, progress: Progress, done: Done, missing: Sequence[int]) -> bool:
+    """Gather: publish the shards that are missing, and mend those that are damaged; whether all are there then."""
+    shards = range(progress.job.layout.shards)
+    # Lives that do this at the same time begin at different shards.
+    start = life.rank % len(shards)
+    _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
+    found = [_whole_sums(life, progress, done.fragment, shard) for shard in shards]  # all are looked at, and mended
+    return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(found))
+
+
+def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int, Sums]:
+    """Publish shards of the state in memory; returns the checksums of those that this call wrote."""
+    written: dict[int, Sums] = {}
+    publications = Publications(life.store.store)
+    try:
+        for number in shards:
+            sums: list[Sums] = []
+            upload = partial(_create_shard, life, progress, number, sums)
+            publications.add(upload, partial(_note, written, number, sums))
+        publications.finish()
+    finally:
+        publications.abandon()
+    return written
+
+
+def _create_shard(life: Life, progress: Progress, number: int, sums: list[Sums]) -> None:
+    """Create a shard of the state in memory; ``sums`` gets its checksums where this call wrote it."""
+    sync, index = progress.sync, life.index(progress.sync)
+    found: list[Sums] = []
+    parts = partial(life.shard(sync, index, number).parts, shard_metadata(progress.job, sync), found.append)
+    if life.create(life.key(sync, index, number), parts):
+        sums.append(found[-1])
+
+
+def _note(written: dict[int, Sums], number: int, sums: list[Sums]) -> None:
+    if sums:
+        written[number] = sums[0]
+
+
+def _own_done(life: Life, progress: Progress, commit: Commit, written: Mapping[int, Sums] | None = None) -> Done:
+    """The record of the state in memory after a sync; ``written``: checksums of files that this life has just written.
+
+    Gather: outer state takes no part in the digest that the members agree on, so its checksums are computed here, from
+    memory, and what others have published is compared with them. That costs a pass over it, once per publication.
+    """
+    rests = progress.rests
+    if life.gather:
+        metadata, known = shard_metadata(progress.job, commit.sync), written or {}
+        rests = [
+            known[number].rest if number in known else life.shard(commit.sync, commit.fragment, number).rest(metadata)
+            for number in range(progress.job.layout.shards)
+        ]
+    return Done(commit.sync, commit.fragment, tuple(progress.sums), tuple(r for r in rests if r is not None), commit)
+
+
+def _compare_done(life: Life, own: Done) -> None:
+    """Somebody else has called a state complete: say so where it is not what this life has computed."""
+    done = readable_done(life, own.sync, own.fragment)
+    if done is not None and done != own:
+        _log.error(
+            "rank %d: what %s says of the published state is not what this replica has computed: the outer optimizer's tensors "
+            "differ, or the values. Look at the memory of the machines before this run is gone on with.",
+            life.rank,
+            life.origin(done_key(own.sync, own.fragment)),
+        )
+
+
+def _is_published(life: Life, done: Done) -> bool:
+    """Whether the files of all shards are there and are, as they say at their ends, what this life has computed."""
+    sync, index = done.sync, done.fragment
+    listing = life.store.list(f"state/{sync:08}/")
+    keys = [life.key(sync, index, shard) for shard in range(len(done.sums))]
+    if not all(key in listing for key in keys):
+        return False
+    ends = (
+        partial(_stored_end, life, life.shard(sync, index, shard), key, listing[key]) for shard, key in enumerate(keys)
+    )
+    found = in_parallel(life.store.store, ends, CONNECTIONS)
+    return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(found))
+
+
+def _is_own(life: Life, done: Done, shard: int, found: Sums | None) -> bool:
+    """Whether a published shard is what this life has computed; says so where it is not."""
+    if found is None or found == (done.sums[shard], done.rests[shard]):
+        return found is not None
+    what = "values" if found.values != done.sums[shard] else "outer optimizer's tensors"
+    _log.error(
+        "rank %d: the %s in %s differ from what this replica has computed. Nobody will begin from this state; a later one takes "
+        "its place. Where this goes on, look at the memory of the machines.",
+        life.rank,
+        what,
+        life.origin(life.key(done.sync, done.fragment, shard)),
+    )
+    return False
+
+
+def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
+    """What a published shard says at its end; None where that cannot be used: a later publication makes up for it."""
+
+    def read() -> Sums | None:
+        try:
+            opened = life.store.store.open(key, size)  # so that it is one small request
+        except ObjectNotFoundError:
+            return None
+        return life.store.read(key, lambda reader: shard.end(reader, life.origin(key)), opened)
+
+    try:
+        return read_again(life.timing, read)
+    except CorruptedObjectError as error:
+        text = "rank %d: %s. Nobody will begin from this state; a later one takes its place."
+        _log.error(text, life.rank, str(error).rstrip("."))
+        return None
+
+
+def _whole_sums(life: Life, progress: Progress, index: int, number: int) -> Sums | None:
+    """The checksums of a published shard, all of which was verified; where it is damaged, it is written again from memory.
+
+    None where it was removed, since there is newer state.
+    """
+    try:
+        return check_shard(life, progress.sync, index, number)
+    except CorruptedObjectError as error:
+        if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
+            return None  # it was removed while it was read, and its space written over
+        return rewrite_shard(life, progress, progress.sync, number, error)
+
+
+def _create_done(life: Life, done: Done) -> None:
+    if not life.store.create(done_key(done.sync, done.fragment), done.to_json):
+        readable_done(life, done.sync, done.fragment)  # somebody was faster; it must have been a life of this run

@@ -1,0 +1,210 @@
+"""Catching up with the log: the newest published state, then every sync that was committed after it."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from ..._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
+from ..._store._ahead import open_ahead
+from ..._store._reread import read_again
+from .._life import Reload
+from .._log._keys import commit_key, commit_sync
+from .._log._rules import in_force, newest_done, states
+from .._repair import ask_for_repair, mend_published, read_commit
+from .._states._load import load
+from .._states._rollback import roll_back
+from ._adopt import Adoption, make_again
+from ._held import begin_to_hold, hold
+
+if TYPE_CHECKING:
+    from ..._store._api import ObjectReader
+    from .._life import Life
+
+_PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after a try that found the state of no use
+_ASKING = 2  # how often it is tried again while others are asked
+_MOST_ROLLBACKS = 3
+
+_log = logging.getLogger("diloco_core")
+
+
+def catch_up(life: Life, *, first: bool = False) -> None:
+    """Take the newest state that the store holds, finishing what others left undone and mending what is damaged.
+
+    Args:
+        life: Whose.
+        first: It begins here; only then it may go back to older states, if it was started so.
+
+    Raises:
+        CorruptedObjectError: The store does not hold what its records promise.
+        DivergedError: Replaying the log gives other values than the others had.
+        NonFiniteUpdateError: A sync that is committed would make a tensor NaN or infinite.
+    """
+    for progress in life.fragments:
+        progress.job.begin()
+    error = _take_newest(life)
+    if error is not None:
+        _take_mended(life, error, first=first)
+    for progress in life.fragments:
+        progress.job.finish()
+
+
+def _take_mended(life: Life, error: CorruptedObjectError | NonFiniteUpdateError, *, first: bool) -> None:
+    """Others may know what this life cannot read: ask them, and wait for them for a grace. Else go back, if that is agreed."""
+    left: CorruptedObjectError | NonFiniteUpdateError | None = error
+    if isinstance(error, CorruptedObjectError):  # what would be infinite is so for everybody
+        left = _ask(life, error)
+        if left is None:
+            return
+    if first and life.settings.resume == "newest-whole":
+        for _ in range(_MOST_ROLLBACKS):
+            with suppress(Reload):  # somebody else has decided meanwhile: look again
+                roll_back(life, left or error)
+            left = _take_newest(life)
+            if left is None:
+                return
+    raise left or error
+
+
+def _ask(life: Life, error: CorruptedObjectError) -> CorruptedObjectError | NonFiniteUpdateError | None:
+    """Have the others write again what cannot be read; returns what is wrong still, if something is."""
+    _log.error(
+        "rank %d: %s. Asking the other replicas to write it again, for %g s.",
+        life.rank,
+        str(error).rstrip("."),
+        life.settings.grace,
+    )
+    ask_for_repair(life)
+    left: CorruptedObjectError | NonFiniteUpdateError | None = error
+    for _ in range(_ASKING):
+        life.timing.sleep(life.settings.grace / _ASKING)
+        left = _take_newest(life)
+        if left is None:
+            break
+    return left
+
+
+def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | None:
+    """Load and replay; returns what could not be read or computed, if something could not."""
+    cause: BaseException | None = None
+    for pause in _PAUSES:
+        try:
+            load(life)
+            replay(life)
+            _hold_own_part(life)
+        except Reload as reason:
+            cause = reason.__cause__
+            life.timing.sleep(pause)
+        except (CorruptedObjectError, NonFiniteUpdateError) as error:
+            return error
+        else:
+            return None
+    if isinstance(cause, CorruptedObjectError):
+        return cause
+    if cause is not None:
+        raise cause
+    return CorruptedObjectError(f"the state in {life.store.uri} kept changing while it was read")
+
+
+def replay(life: Life) -> None:
+    """Adopt every sync that is committed and not adopted yet."""
+    published = max((sync for sync, _ in states(life.store.list("state/"))), default=0)
+    # What is published shows that its sync was decided, even if the record is gone.
+    turns = {rollback.sync: (rollback, record) for rollback, record in life.rollbacks}
+    known = [rollback for rollback, _ in life.rollbacks]
+    while True:
+        sync = life.sync + 1
+        if sync in turns:
+            if not life.stands_at(turns[sync][0]):
+                raise Reload
+            life.turn_back(*turns[sync])
+            continue
+        if not in_force(sync, life.index(sync), known):
+            life.pass_over(sync)
+            continue
+        found = read_commit(life, sync, decided=life.sync < published)
+        if found is None:
+            break
+        commit, record = found
+        life.verify(commit)
+        progress = life.fragments[commit.fragment]
+        if commit.sync <= progress.sync:
+            life.skip(commit, record)
+            continue
+        if commit.base != progress.digest:
+            raise diverged(life.rank)
+        Adoption(life, commit, local=False).run()
+        life.advance(commit, record)
+        if life.mending.get(commit.fragment) == commit.sync:
+            mend_published(life, commit.fragment)
+            del life.mending[commit.fragment]
+            life.bad.discard((commit.fragment, commit.sync))
+    # Several records in a row may be lost. The next one may just have been decided, so it is looked for once more.
+    newest = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
+    beyond = newest > life.sync + 1 and life.log(life.sync + 1) is None
+    if life.sync < published or beyond:
+        raise CorruptedObjectError(
+            f"{life.origin(commit_key(life.sync + 1))} is gone, but what came after it is there, and a run never deletes commit "
+            "records: something else has, or a replica of another run writes below this prefix"
+        )
+
+
+def _hold_own_part(life: Life) -> None:
+    """Read what the outer optimizer keeps of every N-th shard, those that this rank updates where all N ranks take part.
+
+    So it is not to be read at the next sync. And what is damaged shows before anybody trains: loading reads the values
+    only, and with all ranks there, somebody looks at everything else. What is damaged is made again at once.
+
+    Raises:
+        Reload: It is damaged, and the whole state has to be made again.
+    """
+    if life.gather:
+        return  # every replica has read everything
+    for index, progress in enumerate(life.fragments):
+        shards = range(life.rank, progress.job.layout.shards, life.manifest.world_size)
+        own = {life.key(progress.sync, index, shard): shard for shard in shards if begin_to_hold(life, progress, shard)}
+        listing = life.store.list(f"{next(iter(own)).rpartition('/')[0]}/") if own and not life.store.near else {}
+
+        def announce(key: str, reader: ObjectReader, index: int = index, own: dict[str, int] = own) -> None:
+            life.shard(life.fragments[index].sync, index, own[key]).announce_rest(reader)
+
+        with open_ahead(life.store.store, {key: listing.get(key) for key in own}, announce) as readers:
+            for (key, shard), reader in zip(own.items(), readers, strict=True):
+                _hold_or_make_again(life, index, shard, key, reader)
+
+
+def _hold_or_make_again(life: Life, index: int, shard: int, key: str, opened: ObjectReader | None) -> None:
+    progress = life.fragments[index]
+
+    def use(reader: ObjectReader) -> bool:
+        hold(life, progress, index, shard, reader)
+        return True
+
+    def read() -> bool:
+        nonlocal opened
+        first, opened = opened, None
+        return life.store.read(key, use, first) or False
+
+    damage: CorruptedObjectError | None = None
+    try:
+        # The others may be waiting. Where this accuses a file wrongly, the same is computed once more.
+        if read_again(life.timing, read, most=2):
+            return
+    except CorruptedObjectError as error:
+        damage = error
+        progress.forget_outer(shard, life.chunk_bytes)
+    if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
+        return  # it was removed while it was read: the others have gone on
+    if not make_again(life, index, shard, damage):
+        life.bad.add((index, progress.sync))
+        raise Reload from damage or CorruptedObjectError(f"{life.origin(key)} is gone")
+
+
+def diverged(rank: int) -> DivergedError:
+    """The error of a replica that computes other values than the others."""
+    return DivergedError(
+        f"rank {rank} computes other values than most other replicas, also from the published state. Different kinds of "
+        "processors round differently: use topology='sharded', where every shard is computed once and all read the same "
+        "bytes."
+    )

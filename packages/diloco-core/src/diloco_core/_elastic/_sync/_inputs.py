@@ -1,0 +1,107 @@
+"""The contributions that an elastic sync names, opened to be added up: each is read once, in the order of use."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from ..._arithmetic._reduction import blocks
+from ..._arithmetic._sharded import carries, with_unchanged
+from ..._store._api import block_bytes_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import torch
+
+    from ..._arithmetic._layout import Layout, Piece
+    from ..._arithmetic._sharded import Source
+    from .._life import Life, Progress
+    from .._log._delta import DeltaReader
+    from .._log._records import Commit
+
+
+class Inputs:
+    """Contributions to some shards. Not thread-safe.
+
+    Args:
+        life: Who reads them.
+        progress: The fragment.
+        commit: The record that names them.
+        batches: The shards, in the order in which they are updated; those of a batch together.
+        local: Whether this life's own contribution is taken from memory.
+
+    Attributes:
+        sources: For every member, in rank order, what gives its contribution chunk by chunk.
+        block_bytes: How much is read of one contribution before the next one's turn.
+
+    Raises:
+        ObjectNotFoundError: One of them is gone.
+        CorruptedObjectError: One of them has not the size that it should have.
+    """
+
+    def __init__(
+        self, life: Life, progress: Progress, commit: Commit, batches: Sequence[Sequence[int]], *, local: bool
+    ) -> None:
+        self._life = life
+        self._layout = progress.job.layout
+        self._readers: list[tuple[int, DeltaReader]] = []
+        self._stack = ExitStack()
+        self.sources: list[Source] = []
+        self.block_bytes = block_bytes_of(life.store.store) // (2 if life.gather else 1)
+        shards = [shard for batch in batches for shard in batch]
+        try:
+            for member in commit.members:
+                if local and (member.rank, member.epoch) == (life.rank, life.epoch):
+                    self.sources.append(progress.job.contribution)
+                    continue
+                # Its size is known, since nothing else is valid.
+                size = progress.format.size(member.groups)
+                opened = self._stack.enter_context(life.store.store.open(member.key, size))
+                reader = progress.format.reader(member, opened, shards, life.origin(member.key))
+                self._readers.append((member.groups, reader))
+                self.sources.append(with_unchanged(progress.job, member.groups, self._source(reader)))
+            if not life.store.near:
+                self._announce(batches)
+        except BaseException:
+            self.close()
+            raise
+
+    def verify(self, shards: Iterable[int]) -> None:
+        """Compare the checksums of these shards, which have been read.
+
+        Raises:
+            CorruptedObjectError: What was read is not what was written.
+        """
+        for shard in shards:
+            for _, reader in self._readers:
+                reader.verify(shard)
+
+    def close(self) -> None:
+        """Let go of all of them; repeatable."""
+        self._stack.close()
+
+    def _announce(self, batches: Iterable[Sequence[int]]) -> None:
+        for batch in batches:
+            for block in blocks(self._layout, batch, self._life.chunk_bytes, self.block_bytes):
+                sizes: dict[int, dict[int, int]] = {}
+                for groups, reader in self._readers:
+                    if groups not in sizes:
+                        sizes[groups] = _sizes(self._layout, block, groups)
+                    reader.announce(sizes[groups])
+
+    def _source(self, reader: DeltaReader) -> Source:
+        def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
+            reader.read(out)
+            self._life.traffic.received += self._layout.piece_bytes(piece)
+            return out
+
+        return read
+
+
+def _sizes(layout: Layout, block: Iterable[tuple[int, Piece]], groups: int) -> dict[int, int]:
+    """Bytes of every shard in a block, of the groups that a contribution carries."""
+    sizes: dict[int, int] = {}
+    for shard, piece in block:
+        sizes[shard] = sizes.get(shard, 0) + (layout.piece_bytes(piece) if carries(groups, piece.group) else 0)
+    return sizes

@@ -1,0 +1,1 @@
+"""What an exchange is, what all of them need, and those that need no store."""

@@ -1,0 +1,142 @@
+"""How a replica's part in a strict run ended, and what the others conclude from it.
+
+A failure travels: when one replica dies, the others fail because of it, and each of them says so. What is to be named in
+the end is the replica that died first, not the messenger.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from .._errors import RendezvousTimeoutError, ReplicaLostError, SyncError, SyncTimeoutError, UnequalSyncsError
+from .._redact import redact
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+
+_LONGEST = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a replica has come.
+
+    Attributes:
+        number: How many syncs it has finished, all counted: the number of the next one.
+        syncs: Without those that only shared the initial values: what is told to people.
+    """
+
+    number: int = 0
+    syncs: int = 0
+
+    def plus(self, kind: str) -> Progress:
+        """After one more sync of a kind; see :attr:`._sync_job.SyncJob.kind`."""
+        return Progress(self.number + 1, self.syncs + (kind != "initial"))
+
+    @property
+    def next(self) -> int:
+        """Number of the next sync as people count: from 1."""
+        return self.syncs + 1
+
+    def __str__(self) -> str:
+        return "1 sync" if self.syncs == 1 else f"{self.syncs} syncs"
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """How a replica's part in the run ended.
+
+    Attributes:
+        rank: The replica.
+        event: Whether it has ``left`` after its last sync, or ``failed``.
+        progress: How many syncs it had finished.
+        message: Its error.
+        cause_rank: The replica that its failure was caused by, if it was another one.
+    """
+
+    rank: int
+    event: Literal["left", "failed"]
+    progress: Progress
+    message: str = ""
+    cause_rank: int | None = None
+
+
+def as_text(error: BaseException) -> str:
+    """The class of an error, and what it says, if it says anything."""
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+
+
+def failure(rank: int, progress: Progress, error: BaseException) -> Ending:
+    """The ending of a replica that fails with an error."""
+    message = redact(as_text(error))
+    return Ending(rank, "failed", progress, message[:_LONGEST], _cause(rank, error))
+
+
+def conclude(
+    endings: Mapping[int, Ending], missing: Collection[int], rank: int, progress: Progress
+) -> SyncError | None:
+    """The error that follows from the endings of other replicas, if any does.
+
+    Args:
+        endings: Of the other replicas, by rank.
+        missing: The ranks that this replica waits for.
+        rank: This replica.
+        progress: How many syncs it has finished.
+    """
+    failed = [ending for _, ending in sorted(endings.items()) if ending.event == "failed"]
+    for ending in failed:
+        if ending.cause_rank is None:
+            return ReplicaLostError(f"rank {ending.rank} failed after {ending.progress}: {ending.message}", ending.rank)
+    finished = set()
+    for other, ending in sorted(endings.items()):
+        if ending.event != "left":
+            continue
+        if ending.progress.number > progress.number:
+            finished.add(other)  # it has given what it had to give to the sync at hand
+        elif other in missing or any(late.cause_rank == other for late in failed):
+            return UnequalSyncsError(
+                f"rank {other} has left the run after {ending.progress}, so this replica (rank {rank}) cannot take sync "
+                f"{progress.next}, for which all replicas are needed. All must take the same number of syncs.",
+                other,
+            )
+    for ending in failed:
+        if ending.cause_rank == rank:
+            text = f"rank {ending.rank} has given up this replica (rank {rank}) after {ending.progress}"
+            return ReplicaLostError(f"{text}: {ending.message}", ending.rank)
+    for ending in failed:
+        # Where it was caused by one that has left after the sync at hand, so was it in a later sync, and this one is whole.
+        if ending.cause_rank is not None and ending.cause_rank not in finished:
+            return ReplicaLostError(_as_told(ending), ending.cause_rank)
+    return None
+
+
+def _as_told(ending: Ending) -> str:
+    """What a replica that failed because of another one has said, without saying twice which one is lost."""
+    found = f"rank {ending.rank} found after {ending.progress}"
+    _, _, told = ending.message.partition(": ")
+    if told.startswith(f"rank {ending.cause_rank} "):
+        return f"{told.rstrip('.')} (as {found})"
+    return f"rank {ending.cause_rank} is lost, as {found}: {ending.message}"
+
+
+def describe(kind: str, name: str, progress: Progress) -> str:
+    """What the next sync is called in errors, counted from 1.
+
+    Args:
+        kind: What kind of sync it is; see :attr:`._sync_job.SyncJob.kind`.
+        name: Name of what is synced.
+        progress: What was finished before.
+    """
+    if kind == "initial":
+        return f"the exchange of the initial values of fragment {name}"
+    return f"mean {progress.next}" if kind == "mean" else f"sync {progress.next} (fragment {name})"
+
+
+def _cause(rank: int, error: BaseException) -> int | None:
+    other: int | None = None
+    if isinstance(error, (ReplicaLostError, UnequalSyncsError)):
+        other = error.rank
+    elif isinstance(error, (SyncTimeoutError, RendezvousTimeoutError)) and len(error.missing) == 1:
+        other = error.missing[0]
+    return None if other == rank else other

@@ -1,0 +1,1 @@
+"""Taking a model out of a run's store, without any replica."""

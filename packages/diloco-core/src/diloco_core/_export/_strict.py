@@ -1,0 +1,94 @@
+"""Where the published states of a strict run lie: a state is complete when all of its shards are there."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from .._errors import CorruptedObjectError, FormatError, ObjectNotFoundError
+from .._outer._initial import initial_fingerprint
+from .._strict._records import committed_sync, note_key, noted_ranks, read_note
+from .._strict._sync import state_key
+from .._wire._sections import fingerprint, seed
+from ._source import PublishedFile
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from .._elastic._log._records import Rollback
+    from .._store._api import Store
+
+
+_SHARD = re.compile(r"state/(\d{8})/\d{5}\.([0-9a-f]{16})\.safetensors", re.ASCII)
+
+
+class StrictSource:
+    """A strict run has no records of what is complete: a state is, when all of its shards are there."""
+
+    def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
+        self.rollbacks: Sequence[Rollback] = []
+        self.unknown = 0
+        self.run_id = manifest["run_id"]
+        self._run = manifest["run"]
+        self.fragments = manifest["fragments"]
+        self.unsynced = manifest.get("unsynced", {})
+        self.first = int(manifest["settings"]["committed"])
+        self._store = store
+
+    def complete(self) -> list[set[int]]:
+        """For every fragment, after which syncs its state is completely published, and was not given up."""
+        count = len(self.fragments)
+        listing = self._store.list("state/")
+        found: list[set[int]] = [set() for _ in range(count)]
+        for sync in self._published(listing):
+            step = self._step(sync)
+            index = sync if sync < count else (step - 1) % count
+            if all(state_key(self._run, sync, number) in listing for number in range(self.fragments[index]["shards"])):
+                found[index].add(step)
+        return found
+
+    def outer_steps(self, number: int) -> int:
+        """How many outer steps the model had taken after a number of the log: the number itself."""
+        return number
+
+    def files(self, index: int, sync: int) -> list[PublishedFile]:
+        """The shards of a fragment's state after a sync."""
+        table = self.fragments[index]
+        own = table["fingerprint"]
+        # In the store, the syncs of the initial values count too.
+        stored = index if sync == self.first else sync - self.first + len(self.fragments) - 1
+        identity = fingerprint(self._run, initial_fingerprint(own) if sync == self.first else own)
+        return [
+            PublishedFile(state_key(self._run, stored, number), seed(identity, stored, "values", number))
+            for number in range(table["shards"])
+        ]
+
+    def expected(self) -> list[int]:
+        """Numbers of the log whose states must once have been there, or are just being published; the newest first."""
+        syncs = self._published(self._store.list("state/"))
+        syncs |= {sync for sync in map(committed_sync, self._store.list("commits/")) if sync is not None}
+        # A replica's last note says how many syncs it has finished.
+        syncs |= {finished - 1 for finished in map(self._finished, noted_ranks(self._store.list("notes/"))) if finished}
+        return list(range(self._step(max(syncs)), self.first, -1)) if syncs else []
+
+    def missing(self, index: int, sync: int) -> list[str]:
+        """Keys that a fragment's state after a sync is made of, and that are not there."""
+        keys = [file.key for file in self.files(index, sync)]
+        listing = self._store.list("state/")
+        return [key for key in keys if key not in listing]
+
+    def _step(self, sync: int) -> int:
+        """How many outer steps had been taken after a sync: the first of every fragment is that of the initial values."""
+        return self.first + max(0, sync + 1 - len(self.fragments))
+
+    def _finished(self, rank: int) -> int:
+        key = note_key(rank)
+        try:
+            return read_note(self._store.get(key), rank, f"{self._store.uri}/{key}")[0].progress.number
+        except (CorruptedObjectError, FormatError, ObjectNotFoundError):
+            return 0  # the log is more certain anyway
+
+    def _published(self, listing: Mapping[str, int]) -> set[int]:
+        """Of which syncs something is published."""
+        found = filter(None, map(_SHARD.fullmatch, listing))
+        return {int(match[1]) for match in found if match[2] == self._run[:16]}

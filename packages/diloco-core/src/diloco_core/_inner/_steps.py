@@ -1,0 +1,159 @@
+"""The steps of the inner optimizers, seen through hooks."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from types import FrameType
+
+    from torch.utils.hooks import RemovableHandle
+
+_lock = threading.Lock()
+# Weak on both sides: who watches holds on to optimizers, and through the outer loop to a model. The hooks keep it alive.
+_watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[InnerSteps]] = weakref.WeakKeyDictionary()
+
+
+def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
+    """The inner optimizers as a list, whether one was given or several.
+
+    Raises:
+        ConfigurationError: There is none, one of them is something else, or one comes twice.
+    """
+    optimizers: list[torch.optim.Optimizer] = []
+    for optimizer in given if isinstance(given, (list, tuple)) else [given]:
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise ConfigurationError(
+                f"inner_optimizer must be a torch.optim.Optimizer, or several of them, not {optimizer!r}"
+            )
+        if not (hasattr(optimizer, "_optimizer_step_pre_hooks") and getattr(type(optimizer).step, "hooked", False)):
+            raise ConfigurationError(
+                f"the steps of {type(optimizer).__name__} cannot be counted, since it was made without the constructor of "
+                "torch.optim.Optimizer: pass the optimizer that it wraps"
+            )
+        if any(optimizer is other for other in optimizers):
+            raise ConfigurationError("inner_optimizer names the same optimizer twice")
+        optimizers.append(optimizer)
+    if not optimizers:
+        raise ConfigurationError("inner_optimizer is empty: pass the optimizer that the training loop steps")
+    return optimizers
+
+
+class InnerSteps:
+    """Calls a function before, and another one after every step of some optimizers. Not thread-safe.
+
+    An optimizer is watched by one outer loop at a time: a loop that was made and never entered gives way to the next.
+
+    Args:
+        optimizers: Which to watch.
+        before: Called with the optimizer's number before each of its steps.
+        after: The same, after each of its steps.
+
+    Attributes:
+        in_use: Whether the outer loop has been entered, so that no other one may take the optimizers over.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        before: Callable[[int], None],
+        after: Callable[[int], None],
+    ) -> None:
+        self.in_use = False
+        self._optimizers = tuple(optimizers)
+        self._before = before
+        self._after = after
+        self._handles: list[RemovableHandle] = []
+        self._under_way: dict[int, FrameType] = {}
+        self._used: dict[int, tuple[torch.Tensor, weakref.ref[torch.Tensor], int]] = {}
+
+    def watch(self) -> None:
+        """Begin; repeatable.
+
+        Raises:
+            ConfigurationError: Another outer loop is under way with one of the optimizers.
+        """
+        with _lock:
+            watching = [_watched[o]() for o in self._optimizers if o in _watched]
+            others = {id(o): o for o in watching if o is not None and o is not self}
+            if any(other.in_use for other in others.values()):
+                raise ConfigurationError(
+                    "another outer loop is under way with this inner optimizer: leave its block before the next one is made"
+                )
+            for other in others.values():
+                other.stop()
+            for number, optimizer in enumerate(self._optimizers if not self._handles else ()):
+                _watched[optimizer] = weakref.ref(self)
+                self._handles += [
+                    optimizer.register_step_pre_hook(partial(self._begins, number)),
+                    optimizer.register_step_post_hook(partial(self._ends, number)),
+                ]
+
+    def stop(self) -> None:
+        """End; repeatable."""
+        self.in_use = False
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._under_way.clear()
+        self._used.clear()
+
+    # A class that overrides step() and calls its parent's has both calls hooked by torch. Only the outer one is a step: it
+    # is known by the frame of torch's wrapper, which calls the hooks.
+
+    def _begins(self, number: int, *_: Any) -> None:
+        wrapper = sys._getframe(1)  # noqa: SLF001
+        if not _is_below(self._under_way.get(number), wrapper):  # one that an exception has ended is no longer there
+            self._under_way[number] = wrapper
+            self._before(number)
+
+    def _ends(self, number: int, *_: Any) -> None:
+        if self._under_way.get(number) is sys._getframe(1):  # noqa: SLF001
+            del self._under_way[number]
+            if len(self._optimizers) > 1:
+                self._remember_gradient(number)
+            self._after(number)
+
+    def describe(self, number: int) -> str:
+        """What an optimizer is called in messages."""
+        return f"inner optimizer {number} ({type(self._optimizers[number]).__name__})"
+
+    def has_used_gradient(self, number: int) -> bool:
+        """Whether an optimizer has the gradients that it has stepped by last."""
+        if number not in self._used:
+            return False
+        parameter, used, version = self._used[number]
+        gradient = parameter.grad
+        return gradient is not None and gradient is used() and gradient._version == version  # noqa: SLF001 - no other way
+
+    def has_new_gradient(self, number: int) -> bool:
+        """Whether an optimizer has other gradients than those that it has stepped by last: it is about to step."""
+        gradient = self._used[number][0].grad if number in self._used else None
+        if gradient is None or self.has_used_gradient(number):
+            return False
+        return gradient.layout is not torch.strided or bool(gradient.any())  # zero_grad(set_to_none=False) is no news
+
+    def _remember_gradient(self, number: int) -> None:
+        self._used.pop(number, None)
+        for group in self._optimizers[number].param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is not None:
+                    self._used[number] = parameter, weakref.ref(parameter.grad), parameter.grad._version  # noqa: SLF001
+                    return
+
+
+def _is_below(frame: FrameType | None, top: FrameType | None) -> bool:
+    while top is not None and frame is not None:
+        if top is frame:
+            return True
+        top = top.f_back
+    return False

@@ -1,0 +1,1 @@
+"""The outer loop, which calls everything else."""

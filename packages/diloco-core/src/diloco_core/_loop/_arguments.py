@@ -1,0 +1,94 @@
+"""Arguments of an outer loop that are of the wrong kind are refused before anything is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+import torch
+
+from .._checks import kind_of, whole
+from .._elastic._exchange import ElasticExchange
+from .._errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._inner._state import Stateful
+
+_EXCHANGE_METHODS = ("join", "sync", "shards", "leave", "abort")
+
+
+def check_parties(model: object, exchange: object, on_sync: object) -> None:
+    """Refuse what is not a model, not an exchange, or not a function.
+
+    Raises:
+        ConfigurationError: It names the argument and what is expected.
+    """
+    if torch.is_inference_mode_enabled():
+        raise ConfigurationError(
+            "an outer loop cannot be made inside torch.inference_mode(): nothing made there can be trained"
+        )
+    if not isinstance(model, torch.nn.Module):
+        raise ConfigurationError(f"model must be a torch.nn.Module, not {kind_of(model)}")
+    missing = [name for name in _EXCHANGE_METHODS if not callable(getattr(exchange, name, None))]
+    if missing or isinstance(exchange, type):
+        # Not its repr: a URI may hold a password.
+        raise ConfigurationError(
+            "exchange must be what connect() or in_process() returns, or something with the methods "
+            f"{', '.join(_EXCHANGE_METHODS)}; this {type(exchange).__name__} is not"
+        )
+    world_size = whole("exchange.world_size", getattr(exchange, "world_size", None))
+    if whole("exchange.rank", getattr(exchange, "rank", None), 0) >= world_size:
+        raise ConfigurationError(f"exchange.rank must be less than exchange.world_size, which is {world_size}")
+    if on_sync is not None and not callable(on_sync):
+        raise ConfigurationError(f"on_sync must be a function that takes a report, not {kind_of(on_sync)}")
+
+
+def steps_per_cycle(sync_every: object, fragments: int) -> int:
+    """``sync_every`` as a number that the fragments divide.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    steps = whole("sync_every", sync_every)
+    if steps % fragments:
+        raise ConfigurationError(
+            f"sync_every is {steps}, but must be a multiple of the number of fragments, which is {fragments}: every fragment "
+            "is synced once per sync_every inner steps, at equal distances"
+        )
+    return steps
+
+
+def fragments_of(given: object) -> int | Sequence[torch.nn.Module]:
+    """``fragments`` as a number or a list of modules.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if isinstance(given, (list, tuple, torch.nn.ModuleList, torch.nn.Sequential)):
+        return list(given)
+    if isinstance(given, (Iterable, torch.nn.Module)):
+        raise ConfigurationError(
+            f"fragments must be a number, or a list of modules that make up one fragment each, not {kind_of(given)}"
+        )
+    return whole("fragments", given)
+
+
+def stateful_of(given: object, exchange: object) -> dict[str, Stateful]:
+    """What is to be saved beside the inner optimizer, by name.
+
+    Raises:
+        ConfigurationError: It is no mapping from names, or the run is not elastic.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise ConfigurationError(
+            f'stateful must be a mapping from names, such as {{"loader": loader}}, not {kind_of(given)}'
+            if not isinstance(given, Mapping)
+            else f"the names in stateful must be text, not {next(n for n in given if not isinstance(n, str))!r}"
+        )
+    if given and not isinstance(exchange, ElasticExchange):
+        raise ConfigurationError("stateful= is for elastic runs: connect with min_replicas, or save it yourself")
+    return dict(given)

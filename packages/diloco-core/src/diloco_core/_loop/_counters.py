@@ -1,0 +1,72 @@
+"""How far an outer loop has come on one replica."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from .._elastic._life import Position
+
+
+@dataclass(slots=True)
+class Counters:
+    """Counts inner steps and outer steps.
+
+    Attributes:
+        since_sync: For every fragment, the inner steps since its last sync: those that its next contribution covers.
+        committed: Outer steps taken.
+        inner_steps: Inner steps of this rank.
+        since_event: Inner steps since the last sync of any fragment.
+        given_up: Decisions of the run that are no outer steps of the model: rollbacks, and the syncs that they gave up.
+    """
+
+    since_sync: list[int]
+    committed: int = 0
+    inner_steps: int = 0
+    since_event: int = 0
+    given_up: int = 0
+
+    @property
+    def turn(self) -> int:
+        """Which fragment is synced next: all decisions count for this, so that replicas agree on it by the log alone."""
+        return (self.committed + self.given_up) % len(self.since_sync)
+
+    @property
+    def steps(self) -> tuple[int, int] | None:
+        """The inner steps that the next sync covers, as first and first one after; None where there are none."""
+        covered = self.since_sync[self.turn]
+        return (self.inner_steps - covered, self.inner_steps) if covered else None
+
+    def stand_at(self, position: Position) -> None:
+        """Go on from the outer steps that an elastic run has taken. Inner steps of a replica are never counted back."""
+        self.committed, self.given_up = position.outer_steps, position.sync - position.outer_steps
+
+    def count(self) -> None:
+        """One more inner step."""
+        self.inner_steps += 1
+        self.since_event += 1
+        self.since_sync = [steps + 1 for steps in self.since_sync]
+
+    def close_all(self) -> None:
+        """No fragment has inner steps that are still to be synced."""
+        self.since_sync = [0] * len(self.since_sync)
+        self.since_event = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """The counters by name."""
+        return {
+            "committed": self.committed,
+            "inner_steps": self.inner_steps,
+            "since_event": self.since_event,
+            "since_sync": list(self.since_sync),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from saved counters; other entries are passed over."""
+        self.committed = int(state["committed"])
+        self.inner_steps = int(state["inner_steps"])
+        self.since_event = int(state["since_event"])
+        self.since_sync = [int(steps) for steps in state["since_sync"]]

@@ -1,0 +1,686 @@
+"""The outer loop: H inner steps alone, then one step together."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import os
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import torch
+
+from .._arithmetic._layout import Rule
+from .._checks import one_of, whole
+from .._elastic._exchange import ElasticExchange
+from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
+from .._inner._step_counter import StepCounter
+from .._inner._steps import InnerSteps, optimizers_of
+from .._inner._unseen_changes import UnseenChanges
+from .._model._frozen import FrozenValues
+from .._model._names import plain_name
+from .._model._partition import Buffers, split
+from .._model._unsynced import Unsynced
+from .._model._values import compared_tensors
+from .._model._watch import ModelWatch
+from .._outer._fragment import Fragment
+from .._outer._initial import Initial
+from .._outer._optimizer import OuterOptimizer, check_settings, outer_factory
+from .._outer._trial import try_out
+from . import _notices as notices
+from ._arguments import check_parties, fragments_of, stateful_of, steps_per_cycle
+from ._counters import Counters
+from ._place import Place
+from ._state import (
+    STATE_VERSION,
+    OwnState,
+    check_model,
+    check_saved,
+    describe,
+    digest_of,
+    load_fragments,
+    model_checksums,
+    warn_of_lost_inner_state,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from types import TracebackType
+
+    from .._exchange._base import Exchange, Schema, SyncReport
+    from .._inner._state import Stateful
+    from .._outer._optimizer import OuterOptimizerFactory
+
+_log = logging.getLogger("diloco_core")
+
+
+class DiLoCo:
+    """DiLoCo's outer optimization around an ordinary training loop (Douillard et al., arXiv 2311.08105).
+
+    Inside the ``with`` block every ``inner_optimizer.step()`` counts as one inner step; of several inner optimizers, all
+    have to step for it, in any order (one that a gradient scaler skips is not waited for). After ``sync_every / fragments``
+    inner steps the next fragment is synced: the mean of the replicas' pseudo-gradients (global copy minus local parameters)
+    goes through the outer optimizer, and every replica adopts the result. So each fragment is synced once per
+    ``sync_every`` steps (Streaming DiLoCo, arXiv 2501.18512, with no delay). Inner optimizer state stays with its replica.
+
+    The global copy and the outer state are kept on the CPU in ``promote_types(parameter dtype, float32)``. Gradients of what
+    was adopted are dropped, since they belong to values that are gone. Only trainable parameters are synced, tied ones
+    once; what happens to buffers is declared by ``buffers``.
+
+    What is synced is fixed when the loop is made. At every sync the model and the optimizers are looked at: a parameter that
+    was replaced, converted, added, removed or unfrozen since, and an optimizer that holds something else, are refused by
+    name. Freezing a parameter is allowed, and so are new tensors in the places of buffers. What was frozen when the loop was
+    made keeps its values: they are looked at too, a part at every sync and all at the end. When replicas meet, frozen
+    parameters and buffers that are not persistent have to hold the same values everywhere: a replica that joins an elastic
+    run later is compared with the values at the run's start. What is to differ belongs into plain attributes.
+
+    Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it cleanly flushes a partial period,
+    puts back what was changed after the last sync without a step (buffers too, such as running statistics), and tells the
+    others that this replica is done; leaving it by an exception tells them that it failed, so that they need not wait. A
+    sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync. If its error is
+    caught inside the block, every further use raises, and so does leaving the block.
+
+    The optimizers have to stay those that were given. Where parameters are trained and none of these steps, that is an
+    :class:`UnseenStepsError`: after many backward passes (at most ``3 * max(sync_every, 10)``), or when the block is left after
+    more than ``max(sync_every, 10)`` of them. After fewer, what they have changed is put back with a warning.
+
+    In strict runs all replicas have to take the same number of syncs. Where another one has left after fewer, because it
+    has taken fewer inner steps, what this one has learned since the last sync is dropped with a warning, and it ends with
+    the same values as all. If it still trains after ``sync_every`` steps were dropped, that is an ``UnequalSyncsError``.
+    Where all train until :attr:`committed` has the wanted value, nothing is dropped.
+
+    In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's newest state instead, and
+    leaving it syncs a partial period only if enough replicas are left. Train until :attr:`committed` has the wanted value:
+    it counts the outer steps of the run's model, also those before this replica came.
+
+    Not thread-safe: use it from the thread that trains.
+
+    Args:
+        model: The model; its parameters may be on any device, in bf16, fp16, fp32 or fp64.
+        inner_optimizer: The optimizer that the training loop steps, or a list of those that make one step together.
+        exchange: The connection to the other replicas, from :func:`connect` or :func:`in_process`.
+        sync_every: H, inner steps (calls of ``step()``, not micro-batches) between two syncs of the same fragment; a
+            positive multiple of the number of fragments.
+        fragments: Into how many fragments of about equal size to cut the model, or the modules that make up one each.
+        outer_lr: Learning rate of the outer SGD; 0.7 if left out.
+        outer_momentum: Its momentum, in [0, 1); 0.9 if left out.
+        nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``); True if left out.
+        outer_optimizer: Instead of these three: makes any element-wise torch optimizer from a list of parameters. It is
+            tried out on a small tensor, whole and cut into pieces.
+        buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or ``"none"``. With several
+            fragments, buffers are synced with the last one.
+        init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused.
+        flush: What happens to a partial period when the block is left. ``"partial"``: it is synced. That is a full outer
+            step, with the whole learning rate and momentum, however few inner steps it covers: after a single one, most of
+            it is the momentum of the steps before. ``"none"``: it is dropped, and the model ends as the last committed
+            state, which is the same on all replicas.
+        stateful: Elastic runs only: what else belongs to this replica and is saved and restored with its inner optimizer
+            and random generators: ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``). Whether
+            it can be saved is tried when the block is entered, and after the first inner step.
+        save_inner_every: Elastic runs only: every how many syncs they are saved (and when the block is left); 0 for never.
+        on_sync: Called after every sync with its report, inside of the inner optimizer's ``step()``.
+
+    Raises:
+        ConfigurationError: An argument is not allowed; nothing has been started. Also where tensors share memory without
+            being tied, or optimizers and model do not hold the same parameters.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        inner_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+        exchange: Exchange,
+        *,
+        sync_every: int,
+        fragments: int | Sequence[torch.nn.Module] = 1,
+        outer_lr: float | None = None,
+        outer_momentum: float | None = None,
+        nesterov: bool | None = None,
+        outer_optimizer: OuterOptimizerFactory | None = None,
+        buffers: Literal["mean", "rank0", "none"] = "mean",
+        init: Literal["rank0", "check"] = "rank0",
+        flush: Literal["partial", "none"] = "partial",
+        stateful: Mapping[str, Stateful] | None = None,
+        save_inner_every: int = 10,
+        on_sync: Callable[[SyncReport], None] | None = None,
+    ) -> None:
+        check_parties(model, exchange, on_sync)
+        optimizers = optimizers_of(inner_optimizer)
+        factory = outer_factory(outer_optimizer, outer_lr, outer_momentum, nesterov)
+        if outer_optimizer is not None:
+            try_out(factory)
+        policy = Buffers(one_of("buffers", buffers, Buffers))
+        parts = split(model, fragments_of(fragments), policy)
+        self._sync_every = steps_per_cycle(sync_every, len(parts))
+        self._period = self._sync_every // len(parts)
+        self._exchange = exchange
+        self._init = one_of("init", init, ("rank0", "check"))
+        self._flush = one_of("flush", flush, ("partial", "none"))
+        names = {id(parameter): plain_name(model, name) for name, parameter in model.named_parameters()}
+        self._own = OwnState(
+            optimizers, stateful_of(stateful, exchange), whole("save_inner_every", save_inner_every, 0), names
+        )
+        self._buffers = policy
+        self._on_sync = on_sync
+        self._outers = [OuterOptimizer(factory) for _ in parts]
+        self._outer_settings = self._outers[0].settings
+        check_settings(self._outers, self._outer_settings)
+        self._fragments = [
+            Fragment(str(number), tensors, outer, exchange.shards(sum(tensor.wire_bytes for tensor in tensors)))
+            for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
+        ]
+        Unsynced(
+            model, [named for part in parts for named in part]
+        )  # refuses what is made again when the block is entered
+        self._model = model
+        synced_buffers = [named for named in parts[-1] if named.rule is not Rule.OUTER]
+        self._watch = ModelWatch(model, optimizers, None if policy is Buffers.NONE else synced_buffers)
+        self._frozen = FrozenValues(self._watch.frozen)
+        self._count = Counters([0] * len(parts))
+        self._published: list[int | None] = [None] * len(parts)
+        self._restored = False
+        self._loaded_model: dict[str, str | None] = {}
+        self._had_inner_state: list[bool] = []
+        self._optimizers = optimizers
+        self._entered = False
+        self._process = os.getpid()
+        self._has_values = False
+        self._failure = ""
+        self._parted: tuple[str, int] | None = None  # what UnequalSyncsError says
+        self._dropped_steps = 0
+        self._steps = StepCounter(len(optimizers))
+        self._steps_outside = [0] * len(optimizers)
+        self._idle = set(range(len(optimizers)))  # those that have not stepped since the last sync
+        self._told_of_idle = False
+        self._inner_steps_before = 0
+        self._tried_own = False
+        trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
+        self._unseen = UnseenChanges(trained, self._sync_every)
+        self._place = Place(self._synced_tensors, self._held_tensors, exchange)
+        self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
+        self._watch_steps(self._place.check)
+
+    @property
+    def exchange(self) -> Exchange:
+        """The connection to the other replicas."""
+        return self._exchange
+
+    @property
+    def sync_every(self) -> int:
+        """Inner steps between two syncs of the same fragment."""
+        return self._sync_every
+
+    @property
+    def committed(self) -> int:
+        """Outer steps that the model has taken so far.
+
+        Where an elastic run has gone back to older states (``resume="newest-whole"``), this is less than before: what was
+        given up is not in the model, and does not count. In the store's log the syncs keep their numbers, so that the
+        numbers there are higher from then on.
+        """
+        return self._count.committed
+
+    @property
+    def inner_steps(self) -> int:
+        """Inner steps taken so far."""
+        return self._count.inner_steps
+
+    @property
+    def batches_to_skip(self) -> int:
+        """Inner steps of this rank that the run has counted since the inner state that was restored had been saved.
+
+        A data loader that was restored with it has to pass over so many batches, so that none is learned twice. Where
+        nothing was saved yet, these are all that the run has counted of this rank; 0 in a rank's first life. So it is too where
+        what was saved is damaged, or belongs to what the run has given up since: the loader is as new then.
+
+        It says where this life has begun, and does not change. What an earlier life has sent may be counted later too:
+        :attr:`SyncReport.batches_to_skip` says so. Who takes batch number :attr:`inner_steps` each time needs neither.
+        """
+        return self._own.behind
+
+    def __enter__(self) -> Self:
+        if self._entered:
+            raise SyncError("this outer loop has been entered already; make a new one for another run")
+        self._process = os.getpid()
+        # Not below: a loop under way, because of which this one is refused, may have the same exchange.
+        self._watch_steps(self._place.take)
+        try:
+            self._look_at_model()
+            self._try_own()
+            if self._restored:
+                check_model(self._fragments, self._loaded_model)
+                warn_of_lost_inner_state(self._had_inner_state, self._optimizers, self._exchange.rank)
+            else:
+                for fragment in self._fragments:
+                    fragment.take_snapshot()
+            self._has_values = True
+            self._exchange.join(self._schema())
+            if isinstance(self._exchange, ElasticExchange):
+                self._restore(self._exchange)
+            else:
+                self._share_initial()
+        except BaseException as error:
+            self._stop()
+            self._exchange.abort(error)
+            raise
+        self._inner_steps_before = self.inner_steps
+        self._entered = self._inner.in_use = True
+        self._unseen.watch()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if os.getpid() != self._process:
+            # The parent goes on with the run, so that nothing is told to the others, and an error of the child stays its own.
+            if error is None:
+                self._check_process()
+            return
+        self._stop()
+        if error is not None:
+            self._exchange.abort(error)
+            return
+        try:
+            self._unseen.check()
+            self._frozen.check(everything=True)
+            if self._flush == "partial":
+                self.flush()
+                self._put_back()
+            else:
+                self._check_whole()
+                self._look_at_model()
+                self._catch_up()
+                self._say_nothing_was_synced()
+                self._drop_open_steps()
+            self._settle()
+        except BaseException as late:
+            self._exchange.abort(late)
+            raise
+        elastic = isinstance(self._exchange, ElasticExchange)
+        if self.inner_steps == self._inner_steps_before:
+            notices.left_without_a_step(self._exchange.rank, self.committed if elastic else None)
+        if isinstance(self._exchange, ElasticExchange):
+            self._own.save(self._exchange, self.inner_steps, leaving=True)
+        self._exchange.leave()
+
+    def flush(self) -> list[SyncReport]:
+        """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.
+
+        All replicas must call it at the same point; leaving the ``with`` block does. It is a full outer step, however few
+        inner steps it covers. In elastic runs a sync is left out where too few replicas are left for it. In strict runs, if
+        another replica has left after fewer syncs (it has taken fewer steps, say because its gradient scaler has skipped
+        some), what is open here is dropped with a warning: all replicas end as the last committed state. Returns the
+        reports.
+        """
+        self._check_whole()
+        if self._steps.end():
+            self._count.count()
+        self._look_at_model()
+        reports = []
+        # In turn, also a fragment that has nothing open because its last sync was refused: the others come after it.
+        for _ in self._fragments:
+            if not any(self._count.since_sync):
+                break
+            try:
+                report = self._sync(last=True)
+            except UnequalSyncsError as error:
+                self._part(error)
+                break
+            reports.append(report)
+            if not report.committed:
+                break
+        return reports
+
+    def state_dict(self) -> dict[str, Any]:
+        """The outer loop's state on this replica: counters, the global copy, and the outer state of its own shards.
+
+        The values are references, as in ``torch.nn.Module.state_dict``: write them to a file at once, or copy them. A digest
+        is saved with them, so that values that were changed since are refused when they are loaded.
+
+        Save it with the model's and the inner optimizer's state, per replica, and on all replicas after the same outer step:
+        where gradient scalers skip steps, do it by :attr:`committed` (in ``on_sync``, say), not by the number of batches.
+        :meth:`load_state_dict` wants the same rank and world size. Elastic runs need none of it: their store holds the state.
+
+        Raises:
+            SyncError: There is no state yet, before the block is entered; or a sync has failed, so that the state is undefined.
+            ModelChangedError: The model is no longer what is synced.
+        """
+        if not self._has_values:
+            raise SyncError("the outer loop has no state yet: state_dict() comes after its block is entered")
+        self._check_whole()
+        self._look_at_model()
+        state = {
+            **self._identity(),
+            "settings": self._settings(),
+            "tensors": {name: line for fragment in self._fragments for name, line in fragment.schema().items()},
+            "model": model_checksums(self._fragments),
+            **self._count.state_dict(),
+            "stepped": self._steps.stepped,
+            "has_inner_state": [bool(optimizer.state) for optimizer in self._optimizers],
+            "fragments": [{"copy": list(f.copy), "outer": o.state_dict()} for f, o in self._pairs()],
+        }
+        return {**state, "digest": digest_of(state)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a saved state; call it before entering the block, after loading the model and the inner optimizer.
+
+        The replicas meet on a fresh prefix and refuse each other if their global copies differ. ``sync_every`` may be
+        another one than before, for all replicas alike: a period that is over is synced after the next step. When the block
+        is entered, the model must hold what it held when the state was saved.
+
+        Raises:
+            ConfigurationError: It was saved by another rank, world size, version or model, or with other settings, which it
+                names; or the exchange is elastic.
+            SyncError: The block has been entered already.
+        """
+        if self._entered:
+            raise SyncError("load_state_dict() comes before the block is entered")
+        if isinstance(self._exchange, ElasticExchange):
+            raise ConfigurationError(
+                "an elastic run is resumed from its store: connect to its prefix, and load nothing"
+            )
+        check_saved(state, self._identity(), self._settings(), self._fragments)
+        load_fragments(state, self._pairs())
+        self._loaded_model = dict(state["model"])
+        self._had_inner_state = list(state["has_inner_state"])
+        self._count.load_state_dict(state)
+        self._steps.load(state["stepped"])
+        self._restored = self._has_values = True
+
+    def _synced_tensors(self) -> dict[str, torch.Tensor]:
+        return {named.name: named.tensor for fragment in self._fragments for named in fragment.followed()}
+
+    def _held_tensors(self) -> dict[str, torch.Tensor]:
+        buffers = dict(self._model.named_buffers(remove_duplicate=False))
+        return {**self._synced_tensors(), **self._watch.parameters, **buffers}
+
+    def _watch_steps(self, check: Callable[[], None]) -> None:
+        self._inner.watch()
+        try:
+            check()
+        except ConfigurationError:
+            self._inner.stop()
+            raise
+
+    def _stop(self) -> None:
+        self._inner.stop()
+        self._unseen.stop()
+        self._place.leave()
+
+    def _before_inner_step(self, optimizer: int) -> None:
+        if self._entered:
+            self._check_process()
+            self._unseen.steps()
+        if self._parted is not None and self._dropped_steps >= self._sync_every:
+            self._refuse_to_go_on(*self._parted)
+        if self._entered and self._steps.before(optimizer, self._inner.has_used_gradient):
+            self._count.count()
+
+    def _after_inner_step(self, optimizer: int) -> None:
+        if not self._entered:
+            self._steps_outside[optimizer] += 1
+            if self._steps_outside[optimizer] >= self.sync_every:
+                raise SyncError(
+                    f"{self._steps_outside[optimizer]} inner steps were taken since this outer loop was made, and it was never "
+                    "entered, so nothing is synced: train inside its block (with DiLoCo(...) as outer: ...)"
+                )
+            return
+        self._unseen.seen()
+        self._idle.discard(optimizer)
+        if self._steps.after(optimizer, self._inner.has_new_gradient):
+            self._count.count()
+            if not self._tried_own:  # again: optimizers make their state in their first step
+                self._try_own()
+                self._tried_own = True
+        # Not within a step: what the optimizers that are still to come would step by, the sync would drop. But one that
+        # never steps again is waited for one period only.
+        if self._count.since_event >= (2 * self._period if self._steps.stepped else self._period):
+            self._tell_of_idle()
+            try:
+                self._sync()
+            except UnequalSyncsError as error:
+                self._part(error)
+
+    def _tell_of_idle(self) -> None:
+        """Once: a sync came late, since an inner optimizer was waited for that has not stepped at all."""
+        if self._idle and not self._told_of_idle:
+            self._told_of_idle = True
+            idle = [self._inner.describe(number) for number in sorted(self._idle)]
+            notices.sync_came_late(self._exchange.rank, self._period, self._count.since_event, idle)
+        self._idle = set(range(len(self._steps_outside)))
+
+    def _try_own(self) -> None:
+        if isinstance(self._exchange, ElasticExchange):
+            self._own.try_out()
+
+    def _share_initial(self) -> None:
+        for number, fragment in enumerate(self._fragments):
+            fragment.begin()
+            report = self._exchange.sync(Initial(fragment, into_model=not self._restored))
+            fragment.finish()
+            self._published[number] = report.sync
+
+    def _restore(self, exchange: ElasticExchange) -> None:
+        for fragment in self._fragments:
+            fragment.elastic = True
+        position = exchange.restore(self._fragments)
+        self._count.stand_at(position)
+        self._count.inner_steps = position.inner_steps
+        self._catch_up()
+        self._count.inner_steps = exchange.counted  # also where it had to go back to older states
+        self._own.restore(exchange, self.inner_steps)
+
+    def _catch_up(self) -> None:
+        """Take the syncs that were committed without this replica."""
+        exchange = self._exchange
+        while isinstance(exchange, ElasticExchange) and exchange.behind():
+            self._sync_once(last=True)  # if the others have gone, there is nothing to wait for
+
+    def _sync(self, last: bool = False) -> SyncReport:
+        report = self._sync_once(last)
+        self._catch_up()
+        if isinstance(self._exchange, ElasticExchange):
+            self._own.save(self._exchange, self.inner_steps)
+        return report
+
+    def _sync_once(self, last: bool = False) -> SyncReport:
+        self._check_whole()
+        if self._parted is not None:
+            raise UnequalSyncsError(*self._parted)
+        self._look_at_model()
+        count, number = self._count, self._count.turn
+        fragment = self._fragments[number]
+        previous = self._published[number]
+        fragment.supersedes = [] if previous is None else [previous]
+        fragment.steps, inner_steps = count.steps, count.since_sync[number]
+        fragment.begin()
+        counted = self._exchange.counted if isinstance(self._exchange, ElasticExchange) else 0
+        try:
+            with _ordinary_mode():
+                # A strict run may be over for this replica at any sync, if another one has left before it.
+                report = self._exchange.sync(fragment, last=last or not isinstance(self._exchange, ElasticExchange))
+                fragment.finish()
+            report = self._account_for(report, number, inner_steps, counted)
+        except BaseException as error:
+            if not isinstance(error, UnequalSyncsError):
+                self._failure = (
+                    f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
+                )
+            raise
+        _log.debug("rank %d: %s", self._exchange.rank, report)
+        if self._on_sync is not None:
+            self._on_sync(report)
+        return report
+
+    def _account_for(self, report: SyncReport, number: int, inner_steps: int, counted: int) -> SyncReport:
+        """Count what a sync has brought; its report, complete.
+
+        Args:
+            report: What the exchange says of it.
+            number: Of which fragment it was.
+            inner_steps: How many inner steps this replica had taken for it.
+            counted: How many inner steps of this rank the run had counted before it.
+        """
+        count = self._count
+        self._unseen.seen()
+        if report.contribution in {"carried", "open"}:
+            inner_steps = 0  # the fragment's next sync covers them, and its report counts them
+        else:
+            count.since_sync[number] = 0
+        count.since_event = 0
+        if report.committed:
+            self._published[number] = report.sync
+            count.committed += 1
+        if report.reloaded and isinstance(self._exchange, ElasticExchange):
+            count.stand_at(self._exchange.position)
+            self._say_what_is_lost(number, inner_steps if report.contribution == "dropped" else 0)
+            count.close_all()
+            if self._exchange.counted < counted and self._entered:
+                notices.went_back(self._exchange.rank, self._exchange.counted, count.inner_steps)
+        return dataclasses.replace(
+            report,
+            sync=count.committed,
+            inner_steps=inner_steps,
+            batches_to_skip=self._jump(),
+            total_inner_steps=count.inner_steps,
+        )
+
+    def _say_what_is_lost(self, number: int, inner_steps: int) -> None:
+        """This replica has reloaded the whole model.
+
+        Args:
+            number: Of which fragment the sync was.
+            inner_steps: How many inner steps are dropped of that one.
+        """
+        steps = list(self._count.since_sync)
+        steps[number] = inner_steps
+        lost = [(fragment.name, count) for fragment, count in zip(self._fragments, steps, strict=True) if count]
+        notices.reloaded(self._exchange.rank, self.committed, lost)
+
+    def _jump(self) -> int:
+        """Go to where the run counts this rank's inner steps; returns how many of them this life has not taken.
+
+        An earlier life of this rank had a part in the sync: its data is not to be learned again. Fragments with open steps
+        start again, since between those and the next ones there are steps now that they never took.
+        """
+        count = self._count
+        if not isinstance(self._exchange, ElasticExchange) or self._exchange.counted <= count.inner_steps:
+            return 0
+        skipped = self._exchange.counted - count.inner_steps
+        count.inner_steps = self._exchange.counted
+        self._drop_open_steps()
+        if not self._entered:
+            return 0  # the inner state is still to be restored: batches_to_skip will tell
+        self._own.overtaken = True
+        notices.overtaken(self._exchange.rank, skipped)
+        return skipped
+
+    def _settle(self) -> None:
+        """End as the last committed state: what was changed after it without a step would differ between the replicas."""
+        self._look_at_model()
+        open_steps = zip(self._fragments, self._count.since_sync, strict=True)
+        changed = [name for fragment, steps in open_steps if not steps for name in fragment.settle()]
+        if not changed:
+            return
+        if self.inner_steps == self._inner_steps_before:
+            raise UnseenStepsError(
+                f"rank {self._exchange.rank}: parameters were changed inside the block ({notices.some(changed)}), "
+                "but not a single step of the inner optimizer was seen, so nothing was synced, and the run's values were "
+                "put back. Was the optimizer made anew, or its step() replaced? Pass the optimizer that the training loop steps "
+                "to DiLoCo(...), and keep it; what is to be done to a model that is not trained belongs after the block.",
+                changed[0],
+            )
+        notices.put_back(self._exchange.rank, changed)
+
+    def _put_back(self) -> None:
+        """What the last syncs of an elastic run have not taken would be in this replica's model alone."""
+        if any(self._count.since_sync):
+            notices.left_out(self._exchange.rank, max(self._count.since_sync), self.committed)
+            self._drop_open_steps()
+
+    def _part(self, error: UnequalSyncsError) -> None:
+        """Another replica has left, so there can be no more syncs: end with what all have, unless training goes on."""
+        notices.parted(self._exchange.rank, str(error), max(self._count.since_sync), self.committed)
+        self._dropped_steps += self._count.since_event
+        self._drop_open_steps()
+        self._parted = str(error), error.rank
+
+    def _refuse_to_go_on(self, why: str, rank: int) -> None:
+        error = UnequalSyncsError(
+            f"{why} This replica still trains, but nothing that it learns could become part of the model any more. Rank "
+            f"{rank} has taken fewer inner steps: its gradient scaler may have skipped some, or its data has come to an end. "
+            "Let all replicas train until `outer.committed` has the same value, or give all the same number of steps.",
+            rank,
+        )
+        self._failure = f"{type(error).__name__}: {error}"
+        raise error
+
+    def _drop_open_steps(self) -> None:
+        """Take the fragments with inner steps since their last sync back to what that sync has left."""
+        for fragment, steps in zip(self._fragments, self._count.since_sync, strict=True):
+            if steps:
+                fragment.start_over()
+        self._count.close_all()
+
+    def _check_whole(self) -> None:
+        """Refuse to go on after a sync that has failed, whoever has caught its error: copies and model are undefined."""
+        self._check_process()
+        if self._failure:
+            raise SyncError(
+                "an earlier sync of this outer loop has failed, so what this replica holds is undefined, although the error "
+                "was caught. Let it leave the block, and begin again from a checkpoint or, in an elastic run, by connecting "
+                f"again. The error was {self._failure}"
+            )
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise SyncError(
+                f"this process ({os.getpid()}) was forked from the one that trains ({self._process}), and is no replica of its "
+                "own: it must neither step the inner optimizer nor use the outer loop. Start processes that are to train by "
+                "spawn, each with a rank of its own."
+            )
+
+    def _say_nothing_was_synced(self) -> None:
+        open_steps = self._count.since_event
+        if open_steps and open_steps >= self.inner_steps - self._inner_steps_before:
+            notices.left_before_a_sync(self._exchange.rank, open_steps, self._period)
+
+    def _look_at_model(self) -> None:
+        """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""
+        check_settings(self._outers, self._outer_settings)
+        buffers = self._watch.check()
+        self._frozen.check()
+        for fragment in self._fragments:
+            fragment.follow(buffers)
+
+    def _identity(self) -> dict[str, Any]:
+        return {"version": STATE_VERSION, "rank": self._exchange.rank, "world_size": self._exchange.world_size}
+
+    def _pairs(self) -> list[tuple[Fragment, OuterOptimizer]]:
+        return list(zip(self._fragments, self._outers, strict=True))
+
+    def _settings(self) -> dict[str, str]:
+        """What must be the same on all replicas."""
+        return {
+            "sync_every": str(self._sync_every),
+            "fragments": str(len(self._fragments)),
+            "buffers": str(self._buffers),
+            "init": self._init,
+            "flush": self._flush,
+            **self._outer_settings,
+        }
+
+    def _schema(self) -> Schema:
+        settings = {**self._settings(), "committed": str(self.committed)}
+        sums: dict[int, str | None] = {}
+        compared = compared_tensors(self._model, self._watch.frozen, sums)
+        self._frozen.remember(sums)
+        values = self._init == "check" or self._restored
+        unsynced = Unsynced(self._model, [named for fragment in self._fragments for named in fragment.followed()])
+        return describe(self._fragments, settings, compared, unsynced, values=values)
+
+
+def _ordinary_mode() -> AbstractContextManager[Any]:
+    """Optimizer state that is made inside torch.inference_mode(), where somebody flushes, could not be written to later."""
+    return torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()

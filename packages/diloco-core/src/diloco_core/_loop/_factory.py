@@ -1,0 +1,37 @@
+"""The factory of outer loops."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from .._connect import connect
+from ._diloco import DiLoCo
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from .._exchange._base import Exchange
+
+
+def make_diloco_outer_loop(
+    model: torch.nn.Module,
+    inner_optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
+    exchange: Exchange | None = None,
+    *,
+    sync_every: int = 500,
+    **options: Any,
+) -> DiLoCo:
+    """Make an outer loop with the usual settings: H = 500, outer SGD with Nesterov momentum, lr 0.7, momentum 0.9.
+
+    Args:
+        model: The model.
+        inner_optimizer: The optimizer that the training loop steps, or several.
+        exchange: The connection to the other replicas; :func:`connect` with no arguments where it is left out.
+        sync_every: Inner steps between two syncs.
+        **options: Everything else that :class:`DiLoCo` takes.
+    """
+    if exchange is None:
+        exchange = connect()
+    return DiLoCo(model, inner_optimizer, exchange, sync_every=sync_every, **options)

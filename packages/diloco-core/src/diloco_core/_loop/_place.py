@@ -1,0 +1,97 @@
+"""The outer loops that are under way in this process: a tensor is synced by one of them at most, an exchange carries one.
+
+Two loops around one model, each with an optimizer of its own, would take outer steps from each other's results, and no
+replica would end with what its run has committed.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import TYPE_CHECKING
+
+from .._errors import ConfigurationError
+from .._model._memory import address, first_overlap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    import torch
+
+    from .._exchange._base import Exchange
+
+_lock = threading.Lock()
+_under_way: weakref.WeakSet[Place] = weakref.WeakSet()
+
+
+class Place:
+    """The place of one outer loop among those that are under way. Thread-safe.
+
+    Args:
+        synced: The tensors that the loop syncs, by name.
+        held: All of its model's, these among them.
+        exchange: What it syncs over.
+    """
+
+    def __init__(
+        self,
+        synced: Callable[[], Mapping[str, torch.Tensor]],
+        held: Callable[[], Mapping[str, torch.Tensor]],
+        exchange: Exchange,
+    ) -> None:
+        self._exchange = exchange
+        self._synced = synced
+        self._held = held
+
+    def check(self) -> None:
+        """See whether the loop may be entered.
+
+        Raises:
+            ConfigurationError: Another one is under way that syncs what this one holds, or holds what this one syncs. It
+                names the tensor. Or its exchange carries another one.
+        """
+        with _lock:
+            self._check()
+
+    def take(self) -> None:
+        """The loop is entered. Raises as :meth:`check` does."""
+        with _lock:
+            self._check()
+            _under_way.add(self)
+
+    def leave(self) -> None:
+        """The loop is over; repeatable."""
+        with _lock:
+            _under_way.discard(self)
+
+    def _check(self) -> None:
+        for other in _under_way:
+            if other is not self and other._exchange is self._exchange:  # noqa: SLF001 - of the same class
+                # Syncs have nothing but numbers: of two models that look alike, one would be taken for the other.
+                raise ConfigurationError(
+                    "this exchange carries another outer loop, which is under way, and an exchange carries one: connect to "
+                    "another prefix for this one. (For the same URI and rank, connect() returns the same exchange.)"
+                )
+            _compare(self._synced(), other._held())  # noqa: SLF001
+            _compare(self._held(), other._synced())  # noqa: SLF001
+
+
+def _compare(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+    names = {id(tensor): name for name, tensor in reversed([*ours.items()]) if address(tensor)}
+    mine = {id(tensor): tensor for tensor in ours.values() if id(tensor) in names}
+    # Nothing overlaps within a loop. What lies in other storages cannot overlap at all.
+    storages = {_storage(tensor) for tensor in mine.values()}
+    near = {id(tensor): tensor for tensor in theirs.values() if address(tensor) and _storage(tensor) in storages}
+    shared = [tensor for tensor in mine.values() if id(tensor) in near and tensor.numel()]
+    overlap = shared or (first_overlap([*mine.values(), *near.values()]) if near else None)
+    if overlap:
+        name = next(names[id(tensor)] for tensor in overlap if id(tensor) in names)
+        raise ConfigurationError(
+            f"another outer loop is under way that holds {name!r} too, and one of the two syncs it: they would change each "
+            "other's results. Use one loop for the model, with all of its optimizers (DiLoCo(model, [a, b], ...)), or leave "
+            "the other one's block first."
+        )
+
+
+def _storage(tensor: torch.Tensor) -> tuple[str, int]:
+    return str(tensor.device), tensor.untyped_storage().data_ptr()

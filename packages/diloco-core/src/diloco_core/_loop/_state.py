@@ -1,0 +1,320 @@
+"""What an outer loop saves and loads: its own state by hand (strict runs), a replica's inner state by itself (elastic)."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._checks import is_whole, kind_of
+from .._errors import ConfigurationError, CorruptedObjectError
+from .._exchange._base import Schema
+from .._inner._state import InnerState
+from .._model._values import checksum
+from .._wire._sections import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._elastic._exchange import ElasticExchange
+    from .._inner._state import Stateful
+    from .._model._unsynced import Unsynced
+    from .._outer._fragment import Fragment
+    from .._outer._optimizer import OuterOptimizer
+
+STATE_VERSION = 3
+
+MAY_CHANGE = frozenset({"sync_every", "init", "flush", "committed"})
+"""Settings that a run may go on with other values of, as long as all replicas have the same."""
+
+_SAVED = {
+    "settings",
+    "tensors",
+    "model",
+    "committed",
+    "inner_steps",
+    "since_event",
+    "since_sync",
+    "stepped",
+    "fragments",
+    "has_inner_state",
+    "digest",
+}
+
+_log = logging.getLogger("diloco_core")
+
+
+def describe(
+    fragments: Sequence[Fragment],
+    settings: Mapping[str, str],
+    compared: Mapping[str, str],
+    unsynced: Unsynced,
+    *,
+    values: bool,
+) -> Schema:
+    """What replicas must have in common: settings, tensors, and with ``values`` also what the global copies hold.
+
+    ``compared`` are further lines, of tensors that are not synced.
+    """
+    tensors: dict[str, str] = dict(compared)
+    for fragment in fragments:
+        tensors.update(fragment.schema())
+    if values:
+        for fragment in fragments:
+            for name, digest in fragment.digests().items():
+                tensors[name] += f" with values {digest}"
+
+    def outer_state() -> float:
+        return max((fragment.outer.tensors_kept() for fragment in fragments if fragment.outer is not None), default=0)
+
+    return Schema(tensors, settings, [fragment.table() for fragment in fragments], unsynced, outer_state)
+
+
+def load_fragments(state: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer]]) -> None:
+    """Copy saved global copies and outer state into the fragments; :func:`check_saved` comes before."""
+    for (fragment, outer), part in zip(pairs, state["fragments"], strict=True):
+        for copy, saved in zip(fragment.copy, part["copy"], strict=True):
+            copy.copy_(saved)
+        outer.load_state_dict(part["outer"])
+
+
+def check_saved(
+    state: Any, identity: Mapping[str, Any], settings: Mapping[str, str], fragments: Sequence[Fragment]
+) -> None:
+    """Refuse a saved outer loop that another replica, or one with other settings, has saved.
+
+    Args:
+        state: What ``DiLoCo.state_dict`` returned.
+        identity: What it must say of the replica.
+        settings: The settings of this outer loop. Some of them may have changed; see :data:`MAY_CHANGE`.
+        fragments: The fragments of this outer loop.
+
+    Raises:
+        ConfigurationError: It names the first difference.
+    """
+    if not isinstance(state, Mapping):
+        raise ConfigurationError(
+            f"the saved outer loop must be what state_dict() of one has returned, not {kind_of(state)}"
+        )
+    for key, value in identity.items():
+        _same(key, state.get(key), value)
+    missing = sorted(_SAVED - state.keys())
+    if missing:
+        raise ConfigurationError(f"the saved outer loop is not whole: it has no {missing[0]!r}")
+    if not _is_whole_state(state):
+        raise ConfigurationError(
+            "the saved outer loop is not as state_dict() has returned it: something in it is missing, or of another kind. Load "
+            "one that was saved whole."
+        )
+    for key in [*settings, *(key for key in state["settings"] if key not in settings)]:
+        if key not in MAY_CHANGE:
+            _same(f"setting {key!r}", state["settings"].get(key, "absent"), settings.get(key, "absent"))
+    tensors: dict[str, str] = {}
+    for fragment in fragments:
+        tensors.update(fragment.schema())
+    for name in [*tensors, *(name for name in state["tensors"] if name not in tensors)]:
+        _same(f"tensor {name!r}", state["tensors"].get(name, "absent"), tensors.get(name, "absent"))
+    copies = [[(copy.numel(), str(copy.dtype)) for copy in fragment.copy] for fragment in fragments]
+    saved = [[(copy.numel(), str(copy.dtype)) for copy in part["copy"]] for part in state["fragments"]]
+    _same("order of tensors", saved, copies)
+    if state["digest"] != digest_of(state):
+        raise ConfigurationError(
+            "the saved outer loop does not hold any more what it held when it was saved: its values are references, which "
+            "further training changes, unless they are written to a file at once (torch.save) or copied (copy.deepcopy). "
+            "Otherwise the file is damaged."
+        )
+
+
+def _is_whole_state(state: Mapping[str, Any]) -> bool:
+    """Whether what belongs to a saved outer loop is of the right kinds."""
+    lists = [state["since_sync"], state["stepped"], state["fragments"], state["has_inner_state"]]
+    if not all(isinstance(state[key], Mapping) for key in ("settings", "tensors", "model")):
+        return False
+    if not all(isinstance(values, list) for values in lists):
+        return False
+    counters = [state["committed"], state["inner_steps"], state["since_event"], *state["since_sync"], *state["stepped"]]
+    if not all(is_whole(count) and count >= 0 for count in counters):
+        return False
+    if state["settings"].get("fragments") != str(len(state["fragments"])) or len(state["since_sync"]) != len(
+        state["fragments"]
+    ):
+        return False
+    return all(
+        isinstance(part, Mapping)
+        and isinstance(part.get("copy"), list)
+        and all(isinstance(copy, torch.Tensor) for copy in part["copy"])
+        and isinstance(part.get("outer"), Mapping)
+        and {"ranges", "scalars"} <= part["outer"].keys()
+        for part in state["fragments"]
+    )
+
+
+def digest_of(state: Mapping[str, Any]) -> str:
+    """A digest of all that a saved outer loop holds, but the digest itself."""
+    parts = [
+        {
+            "copy": [checksum(copy) for copy in part["copy"]],
+            "ranges": [
+                [[int(number) for number in entry["range"]], _checksums(entry["tensors"])]
+                for entry in part["outer"]["ranges"]
+            ],
+            "scalars": {name: float(value) for name, value in sorted(part["outer"]["scalars"].items())},
+        }
+        for part in state["fragments"]
+    ]
+    return fingerprint(sorted((key, state[key]) for key in state if key not in {"fragments", "digest"}), parts)
+
+
+def _checksums(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str | None]]:
+    return [(name, checksum(tensor)) for name, tensor in sorted(tensors.items())]
+
+
+def warn_of_lost_inner_state(had: Sequence[bool], optimizers: Sequence[torch.optim.Optimizer], rank: int) -> None:
+    """Say so where an inner optimizer had a state when the outer loop was saved, and has none now.
+
+    Args:
+        had: For every inner optimizer, whether it had one.
+        optimizers: The inner optimizers.
+        rank: This replica.
+    """
+    lost = [type(o).__name__ for o, before in zip(optimizers, had, strict=False) if before and not o.state]
+    if lost:
+        _log.warning(
+            "rank %d: the inner optimizer (%s) had a state when this outer loop was saved, and has none now. Load its state_dict "
+            "too, unless it is to begin anew.",
+            rank,
+            ", ".join(lost),
+        )
+
+
+def check_model(fragments: Sequence[Fragment], saved: Mapping[str, str | None]) -> None:
+    """Refuse a model that does not hold what it held when the outer loop's state was saved.
+
+    Args:
+        fragments: What of the model is synced.
+        saved: What :func:`model_checksums` returned then.
+
+    Raises:
+        ConfigurationError: It names tensors that differ, and what is to be loaded.
+    """
+    here = model_checksums(fragments)
+    differing = [name for name in here if here[name] != saved.get(name)]
+    if differing:
+        more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
+        raise ConfigurationError(
+            "the model does not hold what it held when the state of this outer loop was saved; different are "
+            f"{', '.join(map(repr, differing[:3]))}{more}. Load the model's state that was saved at the same moment too "
+            "(model.load_state_dict), and the inner optimizer's, before the block is entered."
+        )
+
+
+def model_checksums(fragments: Sequence[Fragment]) -> dict[str, str | None]:
+    """A checksum of what the model holds in every synced tensor."""
+    return {named.name: checksum(named.tensor) for fragment in fragments for named in fragment.followed()}
+
+
+def _same(what: str, saved: object, here: object) -> None:
+    if saved != here:
+        if str(saved) == str(here):  # such as 2 and '2'
+            saved, here = f"{saved!r} ({kind_of(saved)})", f"{here!r} ({kind_of(here)})"
+        raise ConfigurationError(f"the saved outer loop does not fit: its {what} is {saved}, here it is {here}")
+
+
+class OwnState:
+    """When a replica of an elastic run saves what belongs to it alone, and what it gets back.
+
+    Args:
+        optimizers: The inner optimizers.
+        stateful: More things to save, by name.
+        every: Every how many syncs; 0 for never.
+        names: The model's parameters by ``id``.
+
+    Attributes:
+        behind: Inner steps that the run has counted since what was restored had been saved (all, where nothing was restored).
+        overtaken: The run has counted steps of this rank that this life never took, so its data loader does not stand where
+            the counted steps end. Nothing is saved from then on: the rank's next life takes what was saved before, and
+            passes over what was counted since.
+
+    Raises:
+        ConfigurationError: Something cannot be saved.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        stateful: Mapping[str, Stateful],
+        every: int,
+        names: Mapping[int, str],
+    ) -> None:
+        self.behind = 0
+        self.overtaken = False
+        self._inner = InnerState(optimizers, stateful, names)
+        self._every = every
+        self._saved_at = 0
+
+    def try_out(self) -> None:
+        """See whether everything can be saved as it is now, so that this does not turn out after many syncs.
+
+        Raises:
+            ConfigurationError: It names what cannot be saved.
+        """
+        if self._every:
+            self._inner.try_out()
+
+    def restore(self, exchange: ElasticExchange, inner_steps: int) -> None:
+        """Take over what the rank's earlier lives have saved last, of those states that the run has not given up."""
+        self.behind = inner_steps
+        self._saved_at = exchange.position.sync
+        passed_over = False
+        for saved in exchange.saved_inner() if self._every else ():
+            try:
+                if exchange.given_up(saved.sync, saved.rollback()):
+                    _log.warning(
+                        "rank %d: the inner state in %s was saved after sync %d, and the run has gone back behind that",
+                        exchange.rank,
+                        saved.origin,
+                        saved.sync,
+                    )
+                    passed_over = True
+                    continue
+                steps = self._inner.restore(saved.data, saved.identity, saved.origin)
+            except CorruptedObjectError as error:
+                _log.error("rank %d: %s", exchange.rank, error)
+                passed_over = True
+                continue
+            self.behind = max(0, inner_steps - steps)
+            if self._inner.overwritten:
+                _log.log(
+                    logging.INFO if self._inner.scheduled else logging.WARNING,
+                    "rank %d: inner optimizers go on with the settings that were saved, not with those that they were made with "
+                    "now: %s. To change a setting of a run under way, set it in optimizer.param_groups inside the block.",
+                    exchange.rank,
+                    "; ".join(self._inner.overwritten),
+                )
+            if passed_over:
+                _log.warning(
+                    "rank %d takes the inner state after sync %d instead: %d batches are to be passed over",
+                    exchange.rank,
+                    saved.sync,
+                    self.behind,
+                )
+            return
+        if passed_over or (self.behind and self._every):
+            why = "" if passed_over else ", since the store holds none of this rank"
+            _log.warning(
+                "rank %d goes on with a fresh inner state%s: optimizer, random generators and stateful= begin anew, and a data "
+                "loader has to pass over the %d batches that the run has counted of this rank (batches_to_skip)",
+                exchange.rank,
+                why,
+                self.behind,
+            )
+
+    def save(self, exchange: ElasticExchange, inner_steps: int, *, leaving: bool = False) -> None:
+        """Save it, if it is time; not while something that was learned is still to be counted, or it could be lost."""
+        position = exchange.position
+        due = position.sync - self._saved_at >= (1 if leaving else self._every)
+        if self._every and due and position.inner_steps >= inner_steps and not self.overtaken:
+            exchange.save_inner(lambda identity: self._inner.parts(inner_steps, identity, position.rollback))
+            self._saved_at = position.sync

@@ -1,0 +1,61 @@
+"""Where the tensors of a model lie in the flat values that are synced and stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .._arithmetic._layout import Group, Layout, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
+    from ._partition import NamedTensor
+
+
+@dataclass(slots=True)
+class Segment:
+    """Where a tensor lies in its group, and its values as a flat tensor while a sync runs."""
+
+    named: NamedTensor
+    start: int
+    values: torch.Tensor | None = None
+
+    @property
+    def stop(self) -> int:
+        return self.start + self.named.tensor.numel()
+
+
+def arrange(tensors: Sequence[NamedTensor]) -> tuple[tuple[Group, ...], list[list[Segment]]]:
+    """Lay tensors out in groups by dtype and rule, widest dtype first; and where in its group each tensor lies."""
+    members: dict[tuple[torch.dtype, Rule], list[NamedTensor]] = {}
+    for named in tensors:
+        members.setdefault((named.wire_dtype, named.rule), []).append(named)
+    groups: list[Group] = []
+    placed: list[list[Segment]] = []
+    for dtype, rule in sorted(members, key=lambda key: (-key[0].itemsize, str(key))):
+        segments: list[Segment] = []
+        for named in members[dtype, rule]:
+            segments.append(Segment(named, segments[-1].stop if segments else 0))
+        placed.append(segments)
+        groups.append(Group(dtype, segments[-1].stop, rule))
+    return tuple(groups), placed
+
+
+def tensor_table(layout: Layout, placed: Sequence[Sequence[Segment]]) -> dict[str, Any]:
+    """Groups and tensors, for those who read the files without a model."""
+    groups = [{"dtype": str(g.dtype), "numel": g.numel, "rule": str(g.rule)} for g in layout.groups]
+    tensors = [
+        {
+            "name": segment.named.name,
+            "group": group,
+            "start": segment.start,
+            "shape": list(segment.named.tensor.shape),
+            "dtype": str(segment.named.tensor.dtype),
+        }
+        for group, segments in enumerate(placed)
+        for segment in segments
+    ]
+    return {"groups": groups, "tensors": tensors}

@@ -1,0 +1,243 @@
+"""Whether the tensors that are synced are still the model's, and the model's trainable tensors are still those that are synced.
+
+A parameter that is replaced, converted or unfrozen, and an optimizer that trains something else, would go unnoticed
+otherwise: replicas would drift apart without a word. Looking costs time in proportion to the number of tensors, not to
+their size: no value is read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from .._errors import ConfigurationError, ModelChangedError
+from ._memory import address, first_overlap
+from ._values import describe, named_buffers
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    import torch
+
+    from ._partition import NamedTensor
+
+_WHEN = "when the outer loop was made"
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A tensor as it was when the outer loop was made."""
+
+    tensor: torch.Tensor
+    dtype: torch.dtype
+    shape: torch.Size
+    frozen: bool
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor, *, frozen: bool = False) -> _Known:
+        return cls(tensor, tensor.dtype, tensor.shape, frozen)
+
+    def looks_like(self, tensor: torch.Tensor) -> bool:
+        return tensor.dtype is self.dtype and tensor.shape == self.shape
+
+    @property
+    def description(self) -> str:
+        return describe(self.dtype, self.shape)
+
+
+class ModelWatch:
+    """Remembers a model's tensors, and compares. Not thread-safe.
+
+    Args:
+        model: The model.
+        optimizers: The inner optimizers.
+        buffers: The buffers that are synced; None where none are to be.
+
+    Raises:
+        ConfigurationError: Two tensors share memory without being the same one, an optimizer holds what is no parameter of
+            the model, or a trainable parameter is held by none.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        buffers: Sequence[NamedTensor] | None,
+    ) -> None:
+        self._model = model
+        self._optimizers = tuple(optimizers)
+        self._parameters = {
+            name: _Known.of(parameter, frozen=not parameter.requires_grad)
+            for name, parameter in model.named_parameters(remove_duplicate=False)
+        }
+        persistent = {} if buffers is None else named_buffers(model, persistent=True)
+        # All names of a buffer lead to one tensor, which is synced under one of them, without the names of wrappers.
+        synced_as = {id(named.tensor): named.name for named in buffers or ()}
+        self._buffers = {name: _Known.of(buffer) for name, buffer in persistent.items()}
+        self._synced_as = {name: synced_as[id(buffer)] for name, buffer in persistent.items()}
+        self._synced = buffers is not None
+        self._addresses: list[tuple[int, tuple[int, ...]]] = []
+        self._check_optimizers(_refuse_argument)
+        self._check_memory(_refuse_argument)
+
+    @property
+    def parameters(self) -> dict[str, torch.Tensor]:
+        """All parameters, under all of their names."""
+        return {name: known.tensor for name, known in self._parameters.items()}
+
+    @property
+    def frozen(self) -> dict[str, torch.Tensor]:
+        """The parameters that are not synced, since they were not trainable at the start, by name."""
+        return {name: known.tensor for name, known in self._parameters.items() if known.frozen}
+
+    def check(self) -> dict[str, torch.Tensor]:
+        """Compare the model with what it was.
+
+        A parameter that was trainable may be frozen, and unfrozen again. Values, devices and gradients may change.
+
+        Returns:
+            The synced buffers by name. Modules may have put new tensors in their places, which is common in ``forward``.
+
+        Raises:
+            ModelChangedError: It names the first tensor that cannot be synced as it is.
+        """
+        self._check_parameters()
+        buffers = self._check_buffers()
+        self._check_optimizers(_refuse_change)
+        self._check_memory(_refuse_change)
+        return buffers
+
+    def _check_parameters(self) -> None:
+        now = dict(self._model.named_parameters(remove_duplicate=False))
+        self._check_names("parameter", self._parameters, now)
+        for name, parameter in now.items():
+            known = self._parameters[name]
+            if parameter is not known.tensor:
+                _refuse_change(
+                    name,
+                    f"parameter {name!r} is another tensor ({_described(parameter)}) than {_WHEN} ({known.description}), so "
+                    "what is trained is not what is synced. Copy values into the tensor that is there (load_state_dict "
+                    "without assign=True, model.to without replacing parameters), or make the outer loop afterwards.",
+                )
+            if not known.looks_like(parameter):
+                _refuse_change(
+                    name,
+                    f"parameter {name!r} was {known.description} {_WHEN}, and is {_described(parameter)} now. Convert the model "
+                    "before the outer loop is made.",
+                )
+            if known.frozen and parameter.requires_grad:
+                _refuse_change(
+                    name,
+                    f"parameter {name!r} was frozen {_WHEN}, and is trainable now: it would never be synced, since what is "
+                    "synced is fixed for the run. Make the outer loop while it is trainable; it may be frozen afterwards.",
+                )
+
+    def _check_buffers(self) -> dict[str, torch.Tensor]:
+        if not self._synced:
+            return {}
+        now = named_buffers(self._model, persistent=True)
+        self._check_names("buffer", self._buffers, now)
+        found: dict[str, torch.Tensor] = {}
+        for name, buffer in now.items():
+            known = self._buffers[name]
+            if not known.looks_like(buffer):
+                _refuse_change(
+                    name,
+                    f"buffer {name!r} was {known.description} {_WHEN}, and is {_described(buffer)} now; only its values can be "
+                    "synced. Keep its shape and dtype, register it with persistent=False, or pass buffers='none'.",
+                )
+            if buffer.is_inference():
+                _refuse_change(
+                    name,
+                    f"buffer {name!r} was made inside torch.inference_mode(), which lets nobody write to it, so it cannot be "
+                    "synced. Evaluate the model inside torch.no_grad() instead, or without assigning new buffers.",
+                )
+            first = self._synced_as[name]
+            if found.setdefault(first, buffer) is not buffer:
+                _refuse_change(
+                    name,
+                    f"buffers {first!r} and {name!r} were one tensor {_WHEN}, and are two now, of which one would be synced. "
+                    "Assign a new tensor under all of its names, or copy values into the one that is there.",
+                )
+        return found
+
+    def _check_names(self, kind: str, known: Mapping[str, _Known], now: Mapping[str, torch.Tensor]) -> None:
+        if known.keys() == now.keys():
+            return
+        for name in known:
+            if name not in now:
+                _refuse_change(
+                    name,
+                    f"{kind} {name!r} ({known[name].description}) is no longer in the model, or has another name now. Change "
+                    "the model before the outer loop is made.",
+                )
+        for name, tensor in now.items():
+            if name not in known:
+                _refuse_change(
+                    name,
+                    f"{kind} {name!r} ({_described(tensor)}) was not in the model {_WHEN}: it would never be synced. Change the "
+                    "model before the outer loop is made.",
+                )
+
+    def _check_optimizers(self, refuse: Callable[[str, str], None]) -> None:
+        ours = {id(known.tensor) for known in self._parameters.values()}
+        held: set[int] = set()
+        for number, optimizer in enumerate(self._optimizers):
+            for index, group in enumerate(optimizer.param_groups):
+                for position, tensor in enumerate(group["params"]):
+                    if id(tensor) not in ours:
+                        which = f"inner optimizer {number} ({type(optimizer).__name__})"
+                        refuse(
+                            "",
+                            f"{which} holds a tensor that is not a parameter of the model: number {position} of its group "
+                            f"{index}, {_described(tensor)}. It would be trained and never synced. Make the optimizer of the "
+                            "parameters of this model, after everything that replaces them.",
+                        )
+                    held.add(id(tensor))
+        for name, known in self._parameters.items():
+            if known.tensor.requires_grad and id(known.tensor) not in held:
+                refuse(
+                    name,
+                    f"parameter {name!r} ({known.description}) is trainable, but no inner optimizer holds it. Pass all "
+                    "optimizers of the training loop (inner_optimizer=[a, b]), add it to one of them, or freeze it.",
+                )
+
+    def _check_memory(self, refuse: Callable[[str, str], None]) -> None:
+        names: dict[int, str] = {}
+        tensors: list[torch.Tensor] = []
+        for name, known in self._parameters.items():
+            if names.setdefault(id(known.tensor), name) == name:
+                tensors.append(known.tensor)
+        for name, buffer in (named_buffers(self._model, persistent=True) if self._synced else {}).items():
+            if names.setdefault(id(buffer), name) == name:
+                tensors.append(buffer)
+        addresses = [(address(tensor), tensor.stride()) if address(tensor) else (0, ()) for tensor in tensors]
+        if addresses == self._addresses:
+            return
+        overlap = first_overlap(tensors)
+        if overlap is not None:
+            first, second = (names[id(tensor)] for tensor in overlap)
+            if first == second:
+                refuse(
+                    first,
+                    f"elements of {first!r} ({_described(overlap[0])}) share memory with each other (an expanded tensor?), so "
+                    "they cannot be synced one by one. Give it memory of its own: clone() it.",
+                )
+            refuse(
+                second,
+                f"{first!r} and {second!r} share memory without being the same tensor, so their values would be synced twice. "
+                "Tie them by assignment (module.weight = other.weight), or give each a memory of its own: clone() it.",
+            )
+        self._addresses = addresses
+
+
+def _refuse_argument(name: str, message: str) -> None:  # noqa: ARG001 - the signature of _refuse_change
+    raise ConfigurationError(message)
+
+
+def _refuse_change(name: str, message: str) -> None:
+    raise ModelChangedError(message, name)
+
+
+def _described(tensor: torch.Tensor) -> str:
+    return describe(tensor.dtype, tensor.shape)

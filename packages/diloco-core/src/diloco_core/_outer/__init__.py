@@ -1,0 +1,1 @@
+"""The outer step: fragments with their global copies, and the outer optimizer."""

@@ -1,0 +1,73 @@
+"""The first sync of a fragment: all replicas begin with the values of rank 0."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._arithmetic._layout import Group, Layout, Rule
+from .._wire._sections import fingerprint
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from .._arithmetic._layout import Piece
+    from ._fragment import Fragment
+
+
+class Initial:
+    """The first sync of a fragment: everybody adopts rank 0's global copy, and the store holds a state to start from.
+
+    Args:
+        fragment: The fragment.
+        into_model: Whether the model takes the values too; not so where it was restored from a checkpoint.
+    """
+
+    kind = "initial"
+    supersedes: Sequence[int] = ()
+
+    def __init__(self, fragment: Fragment, into_model: bool) -> None:
+        self.fragment = fragment
+        self._into_model = into_model
+        self.name = fragment.name
+        groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
+        self.layout = Layout(tuple(groups), fragment.layout.shards)
+        self.fingerprint = initial_fingerprint(fragment.fingerprint)
+        self.locate = fragment.locate
+        self.must_be_finite = fragment.must_be_finite
+        self.unchanged = list[int]  # copies differ before the first sync
+        self.destination = fragment.destination
+        self.published = fragment.destination
+
+    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the protocol's signature
+        """The global copy of a piece."""
+        return self.destination(piece)
+
+    def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
+        """Global copy := rank 0's."""
+        values = self.destination(piece)
+        if values.data_ptr() != reduced.data_ptr():
+            values.copy_(reduced)
+        return values
+
+    def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
+        """Nothing to check: contributions are checked, and nothing is computed."""
+
+    def adopt(self, piece: Piece, values: torch.Tensor) -> None:
+        """Model := ``values``, where asked for."""
+        if self._into_model:
+            self.fragment.adopt(piece, values)
+
+    def outer_scalars(self, piece: Piece) -> Mapping[str, float]:  # noqa: ARG002 - the protocol's signature
+        """None: no outer step has been taken."""
+        return {}
+
+    def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - the protocol's signature
+        """None: no outer step has been taken."""
+        return {}
+
+
+def initial_fingerprint(fragment: str) -> str:
+    """The fingerprint of the first sync of a fragment, from that of the fragment."""
+    return fingerprint("initial", fragment)

@@ -1,0 +1,274 @@
+"""The outer optimizer: any element-wise torch optimizer, applied chunk by chunk to the shards a replica owns."""
+
+from __future__ import annotations
+
+import copy
+import math
+from contextlib import nullcontext
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._arithmetic._layout import Piece
+from .._checks import kind_of, number, yes_or_no
+from .._errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+    from typing import TypeAlias
+
+    OuterOptimizerFactory: TypeAlias = Callable[[list[torch.nn.Parameter]], torch.optim.Optimizer]
+
+
+def outer_factory(
+    optimizer: OuterOptimizerFactory | None, lr: float | None, momentum: float | None, nesterov: bool | None
+) -> OuterOptimizerFactory:
+    """What makes the outer optimizer: the caller's own function, or SGD in its fused form (one pass over the memory).
+
+    Args:
+        optimizer: The caller's function.
+        lr: Learning rate of the SGD; 0.7 if None.
+        momentum: Its momentum; 0.9 if None.
+        nesterov: Whether the momentum is Nesterov's; True if None.
+
+    Raises:
+        ConfigurationError: A value is out of range, or there are settings of the SGD beside an optimizer.
+    """
+    if optimizer is not None:
+        settings = {"outer_lr": lr, "outer_momentum": momentum, "nesterov": nesterov}
+        given = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
+        if given:
+            raise ConfigurationError(
+                f"{', '.join(given)} beside outer_optimizer: these are settings of the SGD that is used without an "
+                "outer_optimizer. Leave them out, and give yours its settings where it is made."
+            )
+        if not callable(optimizer):
+            raise ConfigurationError(
+                "outer_optimizer must be a function that makes an optimizer from a list of parameters, such as "
+                f"lambda parameters: torch.optim.SGD(parameters, lr=0.7), not {kind_of(optimizer)}"
+            )
+        return optimizer
+    lr = number("outer_lr", 0.7 if lr is None else lr)
+    momentum = number("outer_momentum", 0.9 if momentum is None else momentum)
+    nesterov = yes_or_no("nesterov", True if nesterov is None else nesterov)
+    if not lr > 0:
+        raise ConfigurationError(f"outer_lr must be positive, not {lr}; usual are 0.4 to 1.0")
+    if not 0 <= momentum < 1:
+        raise ConfigurationError(f"outer_momentum must be in [0, 1), not {momentum}; usual is 0.9")
+    return partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True)
+
+
+class OuterOptimizer:
+    """One torch optimizer whose parameters are chunks of flat shards, stepped one chunk at a time.
+
+    Torch keeps its state per parameter, so handing it one chunk at a time leaves the arithmetic as it is, while the chunk
+    is still in the processor's cache. Not thread-safe.
+
+    Args:
+        factory: Makes the optimizer from a list of parameters.
+
+    Raises:
+        ConfigurationError: What the factory makes is no optimizer of these parameters, or its settings are impossible.
+    """
+
+    def __init__(self, factory: OuterOptimizerFactory) -> None:
+        probe = [torch.nn.Parameter(torch.zeros(1, device="cpu"))]
+        self._factory = factory
+        self._optimizer = make(factory, probe)
+        self._optimizer.param_groups[0]["params"] = []
+        self._chunks: dict[Piece, torch.nn.Parameter] = {}
+        self._loaded: dict[str, Any] = {}
+
+    @property
+    def name(self) -> str:
+        """The optimizer's class."""
+        return type(self._optimizer).__name__
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """Class and hyperparameters, as text: what replicas must have in common."""
+        group = self._optimizer.param_groups[0]
+        # A function's text would name an address in memory.
+        values = {key: _text(value) for key, value in group.items() if key != "params"}
+        return {"outer_optimizer": self.name, **{f"outer_{key}": value for key, value in sorted(values.items())}}
+
+    @property
+    def lr(self) -> float:
+        """The learning rate."""
+        return float(self._optimizer.param_groups[0].get("lr", 1.0))
+
+    def tensors_kept(self) -> int:
+        """How many tensors of the values' size it keeps: 1 for SGD with momentum, 2 for Adam. Known by taking one step."""
+        piece, outer = Piece(0, 0, 1), OuterOptimizer(self._factory)
+        # Some optimizers draw random numbers, and those of the training are to stay as they are.
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+            outer.step(piece, torch.zeros(1), torch.zeros(1))
+        return len(outer.tensors(piece))
+
+    def not_finite(self, piece: Piece) -> int | None:
+        """Index of an element of a chunk whose state is NaN or infinite; None where there is none.
+
+        Plain SGD is not looked at: what overflows in its momentum shows in the values too.
+        """
+        if isinstance(self._optimizer, torch.optim.SGD):
+            return None
+        for values in self.tensors(piece).values():
+            if not math.isfinite(values.sum().item()) and not bool((finite := values.isfinite()).all()):
+                return int(finite.logical_not().nonzero()[0].item())
+        return None
+
+    def step(self, piece: Piece, values: torch.Tensor, gradient: torch.Tensor) -> None:
+        """Update ``values`` (a flat view that stays the same from step to step) in place."""
+        parameter = self._chunks.get(piece)
+        if parameter is None:
+            parameter = self._chunks[piece] = torch.nn.Parameter(values)
+            self._restore(piece, parameter)
+        parameter.grad = gradient
+        self._optimizer.param_groups[0]["params"] = [parameter]
+        with _on_cpu():
+            self._optimizer.step()
+        self._optimizer.param_groups[0]["params"] = []
+        parameter.grad = None
+
+    def tensors(self, piece: Piece) -> dict[str, torch.Tensor]:
+        """State that belongs to the elements of a chunk: flat tensors of its size. Empty before its first step."""
+        return {name: value for name, value in self.state(piece).items() if _is_elementwise(value)}
+
+    def scalars(self, piece: Piece) -> dict[str, float]:
+        """State of a chunk that is one number, such as a step count. Empty before its first step."""
+        state = self.state(piece)
+        return {name: float(v) for name, v in state.items() if v is not None and not _is_elementwise(v)}
+
+    def install(
+        self, piece: Piece, values: torch.Tensor, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]
+    ) -> None:
+        """Replace the state of a chunk; ``values`` is the flat view that is stepped, ``tensors`` are taken over."""
+        self.forget([piece])
+        parameter = self._chunks[piece] = torch.nn.Parameter(values)
+        if tensors or scalars:
+            self._optimizer.state[parameter] = {**_as_tensors(scalars), **tensors}
+
+    def forget(self, pieces: Iterable[Piece]) -> None:
+        """Let go of the state of some chunks."""
+        for piece in pieces:
+            parameter = self._chunks.pop(piece, None)
+            if parameter is not None:
+                self._optimizer.state.pop(parameter, None)
+
+    def state_dict(self) -> dict[str, Any]:
+        """All of its state: the ranges it covers (group, start, stop), their tensors, and the scalars."""
+        ranges = [
+            {"range": [piece.group, piece.start, piece.stop], "tensors": self.tensors(piece)} for piece in self._chunks
+        ]
+        return {
+            "ranges": ranges or self._loaded.get("ranges", []),
+            "scalars": next(map(self.scalars, self._chunks), {}) or self._loaded.get("scalars", {}),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Use this state from the next steps on, whatever the size of their chunks."""
+        # A copy, since it is used when the first steps come: until then the caller may change what was loaded.
+        self._loaded = copy.deepcopy(dict(state))
+        self._chunks.clear()
+        self._optimizer.state.clear()
+
+    def _restore(self, piece: Piece, parameter: torch.nn.Parameter) -> None:
+        if not self._loaded.get("ranges"):
+            return
+        state: dict[str, Any] = _as_tensors(self._loaded["scalars"])
+        done = 0
+        for entry in self._loaded["ranges"]:
+            group, first, last = entry["range"]
+            start, stop = max(first, piece.start), min(last, piece.stop)
+            if group == piece.group and start < stop:
+                done += stop - start
+                for name, values in entry["tensors"].items():
+                    target = state.setdefault(name, torch.empty_like(parameter, requires_grad=False))
+                    target[start - piece.start : stop - piece.start] = values[start - first : stop - first]
+        if done != piece.numel:
+            raise ConfigurationError(
+                "the loaded state holds the outer optimizer's state for other shards: load the state that was saved by "
+                "the same rank of a run with the same world size"
+            )
+        self._optimizer.state[parameter] = state
+
+    def state(self, piece: Piece) -> Mapping[str, Any]:
+        """What the optimizer keeps for a chunk. Empty before its first step."""
+        return self._optimizer.state[self._chunks[piece]] if piece in self._chunks else {}
+
+
+def check_settings(outers: Sequence[OuterOptimizer], settings: Mapping[str, str]) -> None:
+    """Refuse outer optimizers with other settings than the run's.
+
+    Args:
+        outers: One for every fragment.
+        settings: What was compared with all replicas when they met.
+
+    Raises:
+        ConfigurationError: It names the setting, both values and the fragment.
+    """
+    for index, outer in enumerate(outers):
+        for name, value in outer.settings.items():
+            if value != settings.get(name):
+                raise ConfigurationError(
+                    f"{name} is {value} for fragment {index}, and the run's is {settings.get(name)}: all outer "
+                    "optimizers of a run have the same settings, from its start to its end. Give outer_optimizer a function "
+                    "that makes the same at every call, and do not change what it has made."
+                )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, torch.Tensor):  # its own text has four digits
+        value = value.tolist()
+    return getattr(value, "__qualname__", None) or str(value)
+
+
+def _is_elementwise(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.dim() == 1
+
+
+def make(factory: OuterOptimizerFactory, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer of some parameters, looked at before it is used.
+
+    Raises:
+        ConfigurationError: It cannot be made, is no optimizer of these parameters, or its settings are impossible.
+    """
+    try:
+        optimizer = factory(parameters)
+    except Exception as error:
+        raise ConfigurationError(
+            "outer_optimizer could not make an optimizer of flat parameters, which is what shards consist of: "
+            f"{type(error).__name__}: {error}"
+        ) from error
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigurationError(f"outer_optimizer must make a torch.optim.Optimizer, not {kind_of(optimizer)}")
+    name = type(optimizer).__name__
+    if len(optimizer.param_groups) != 1:
+        raise ConfigurationError(f"the outer optimizer {name} must have one parameter group")
+    group = optimizer.param_groups[0]
+    if [id(parameter) for parameter in group["params"]] != [id(parameter) for parameter in parameters]:
+        raise ConfigurationError(
+            f"the outer optimizer {name} does not hold the parameters that it was to be made of: make a new one at every "
+            "call, of the list that is passed in"
+        )
+    lr = number("the outer learning rate", group.get("lr", 1.0))
+    if not lr > 0:
+        raise ConfigurationError(f"the outer learning rate must be positive, not {lr}")
+    if group.get("maximize"):
+        raise ConfigurationError(
+            f"the outer optimizer {name} has maximize=True, which leads away from what the replicas have learned"
+        )
+    return optimizer
+
+
+def _on_cpu() -> AbstractContextManager[Any]:
+    """Where an optimizer's new state is made: torch's default device may be another one."""
+    return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
+
+
+def _as_tensors(scalars: Mapping[str, float]) -> dict[str, Any]:
+    """Numbers as torch's own optimizers keep them: double precision only where it is the default."""
+    dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
+    return {name: torch.tensor(value, dtype=dtype, device="cpu") for name, value in scalars.items()}

@@ -1,0 +1,1 @@
+"""What a sync will cost, before a machine is paid for."""

@@ -1,0 +1,100 @@
+"""What is synced, as far as it decides what a sync costs: sizes of contributions, shards and objects."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import torch
+
+from .._arithmetic._elastic_sizes import shards_of
+from .._arithmetic._layout import CHUNK_BYTES, Group, Layout, Piece, Rule
+from .._arithmetic._reduction import blocks
+from .._wire._published import END
+from .._wire._sections import CHECKSUM_BYTES, Section, header
+from ._costs import Ranges
+
+if TYPE_CHECKING:
+    from .._store._transfer import Transfer
+
+_WINDOW = 16  # blocks that are looked at to see how chunks fill them
+_SECTIONS = 32  # of a header that are written down to see how long they are
+_METADATA = {"diloco": "delta", "name": "model", "fingerprint": 32 * "0", "sync": "1000", "rank": "100"}
+
+
+@dataclass(frozen=True)
+class Model:
+    """What is synced, and by how many. All sizes are in bytes.
+
+    Attributes:
+        values: Size of a contribution's values, and of the model's.
+        outer_state: Size of what the outer optimizer keeps of them.
+        replicas: How many replicas there are.
+        shards: Into how many shards it is cut.
+        transfer: How the replicas read and write.
+    """
+
+    values: float
+    outer_state: float
+    replicas: int
+    shards: int
+    transfer: Transfer
+
+    @classmethod
+    def of(cls, values: float, outer_state: float, replicas: int, transfer: Transfer, *, strict: bool) -> Model:
+        """What a strict or an elastic run syncs."""
+        shards = replicas if strict else shards_of(math.ceil(values), replicas)
+        return cls(values, outer_state, replicas, shards, transfer)
+
+    @property
+    def shard(self) -> float:
+        """Size of a shard's values."""
+        return self.values / self.shards
+
+    @property
+    def published(self) -> float:
+        """Size of a published shard."""
+        tensors = math.ceil(self.outer_state / self.values)
+        piece = (Piece(0, 0, self._layout.groups[0].numel),)
+        sections = [*(Section(f"outer.{number}", piece, 0) for number in range(tensors)), Section("values", piece, 0)]
+        beginning = header(self._layout, [*sections, *END], _METADATA)
+        sums = CHECKSUM_BYTES * (len(sections) + len(END))
+        return len(beginning) + (self.values + self.outer_state) / self.shards + sums
+
+    @property
+    def adopted(self) -> Ranges:
+        """What is read of a published shard: its values, and the checksums after them."""
+        size = self.shard + CHECKSUM_BYTES * (1 + len(END))
+        return Ranges(math.ceil(size / self.transfer.block_bytes), size, min(size, self.transfer.block_bytes))
+
+    @property
+    def gathered(self) -> Ranges:
+        """What is read of a contribution by somebody who needs all of it."""
+        block_bytes = self.transfer.gather_block()
+        window = min(self.shards, math.ceil(_WINDOW * block_bytes / self.shard))
+        found, largest = 0, 0
+        for block in blocks(self._layout, range(window), CHUNK_BYTES, block_bytes):
+            values = sum(self._layout.piece_bytes(chunk) for _, chunk in block)
+            ends = sum(chunk.stop == self._layout.shard(shard)[-1].stop for shard, chunk in block)
+            # A block has one chunk at least, which may be larger than what one request reads.
+            found += math.ceil((values + CHECKSUM_BYTES * ends) / self.transfer.block_bytes)
+            largest = max(largest, min(values, self.transfer.block_bytes))
+        size = self.values + CHECKSUM_BYTES * self.shards
+        return Ranges(found * self.shards / window, size, min(size, largest))
+
+    def header(self, sections: int) -> float:
+        """Size of the header of a contribution that has so many sections."""
+        middle = self.shards // 2
+        before = Section("shard.0", (Piece(0, 0, max(1, self._layout.bound(0, middle))),), 0)
+        some = range(middle, min(middle + _SECTIONS, self.shards))
+        written = [Section(f"shard.{number}", self._layout.shard(number), 0) for number in some]
+        least = len(header(self._layout, [before], _METADATA))
+        return least + (len(header(self._layout, [before, *written], _METADATA)) - least) / len(some) * sections
+
+    @cached_property
+    def _layout(self) -> Layout:
+        # Of whichever dtype: only bytes count.
+        values = Group(torch.float32, max(1, round(self.values / torch.float32.itemsize)), Rule.OUTER)
+        return Layout((values,), self.shards)

@@ -1,0 +1,161 @@
+"""What an exchange will cost in time, bytes, requests and money, before a machine is paid for.
+
+It counts what the exchanges do, request by request, with the sizes and limits that they have (:mod:`._topologies`), over
+a store that behaves as a :class:`StoreModel` says. ``hatch run bench-scale`` counts the same in virtual time, and
+``docs/scale.md`` shows both.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .._checks import check_positive, check_whole, kind_of
+from .._errors import ConfigurationError
+from .._store._transfer import Transfer
+from ._costs import StoreModel
+from ._limits import limits
+from ._model import Model
+from ._topologies import gather_sync, sharded_sync, strict_sync
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ._costs import Costs
+
+TOPOLOGIES = ("sharded", "gather")
+USUAL_BANDWIDTH = 1.25e9
+"""Bytes per second of a modest network card, of 10 Gb/s: what is assumed where nobody says anything else."""
+
+
+@dataclass(frozen=True, slots=True)
+class ExchangePlan:
+    """What one sync costs one replica, and the cohort. Requests are means over the replicas, and over syncs that differ.
+
+    Attributes:
+        topology: ``"sharded"`` (owners update and publish) or ``"gather"`` (everybody reads everybody).
+        seconds: From the moment at which all replicas begin the sync until the last one is through. Computing is left out.
+        bytes_sent: Bytes that a replica writes: its contribution, and its part of the published state with the outer state,
+            with their headers and checksums.
+        bytes_received: Bytes of contributions and published state that a replica reads, with their checksums.
+        puts: Write requests of a replica; the parts of an upload, its beginning and its end are one each.
+        gets: Read requests of a replica.
+        lists: LIST requests of a replica.
+        deletes: DELETE requests of a replica.
+        cost: US dollars for the requests of the whole cohort.
+        memory_bytes: Outer side's memory of a replica (the fp32 local and global copy, outer state), buffers left out.
+        limits: What holds such a sync up and what helps, in sentences. Empty where nothing but its bytes do.
+        longest_part: Seconds of the longest part of the sync between two moments at which all replicas wait for each other.
+            For a replica that is half as fast as the others they wait so much longer.
+    """
+
+    topology: str
+    seconds: float
+    bytes_sent: float
+    bytes_received: float
+    puts: float
+    gets: float
+    lists: float
+    deletes: float
+    cost: float
+    memory_bytes: float
+    limits: tuple[str, ...] = ()
+    longest_part: float = 0.0
+
+    def blocked(self, period: float) -> float:
+        """Share of the time spent in syncs, if a sync comes after every ``period`` seconds of training."""
+        return self.seconds / (self.seconds + period)
+
+
+def plan_exchange(
+    params: float,
+    replicas: int,
+    bandwidth: float,
+    *,
+    bytes_per_param: float = 4.0,
+    outer_state: float = 1.0,
+    topology: str = "auto",
+    strict: bool = False,
+    publish_every: int = 4,
+    store: StoreModel | None = None,
+    transfer: Transfer | None = None,
+) -> ExchangePlan:
+    """Foresee one sync of all parameters in the middle of a run, as it is when no replica is late.
+
+    Requests are those of the obstore driver. s3fs sends others: it opens an object with a HEAD, writes every large object in
+    parts, half as many at once, and removes objects one by one.
+    Saving what belongs to a replica alone (``save_inner_every``) is left out.
+
+    Args:
+        params: Number of parameters that are synced.
+        replicas: Number of replicas.
+        bandwidth: Bytes per second that one replica can move, such as 12.5e9 for a network card of 100 Gb/s.
+        bytes_per_param: Bytes of a parameter on the wire: 4 for models in fp32 and narrower dtypes, 8 for float64.
+        outer_state: Tensors that the outer optimizer keeps of every parameter, which are published with it: 1 for SGD with
+            momentum, 0 without, 2 for Adam.
+        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Strict runs are always sharded.
+        strict: Whether membership is strict: then nobody sends the part of its contribution that it uses itself.
+        publish_every: In the gather topology, every how many syncs the state is published; all figures are means.
+        store: How the store behaves; S3 by default.
+        transfer: How the replicas read and write, as given to :func:`connect`. Which also looks at how many connections its
+            process may have.
+
+    Returns:
+        The plan of the topology.
+
+    Raises:
+        ConfigurationError: An argument is impossible.
+    """
+    store = StoreModel() if store is None else store
+    transfer = Transfer() if transfer is None else transfer
+    if not isinstance(store, StoreModel):
+        raise ConfigurationError(f"store must be a StoreModel, not {kind_of(store)}")
+    if not isinstance(transfer, Transfer):
+        raise ConfigurationError(f"transfer must be a Transfer, not {kind_of(transfer)}")
+    transfer.check_memory()
+    for name, value in (("params", params), ("bandwidth", bandwidth), ("bytes_per_param", bytes_per_param)):
+        check_positive(name, value)
+    check_whole("replicas", replicas)
+    check_whole("publish_every", publish_every)
+    if isinstance(outer_state, bool) or not isinstance(outer_state, (int, float)) or not 0 <= outer_state < math.inf:
+        raise ConfigurationError(f"outer_state must be a number of tensors, 0 or more, not {outer_state!r}")
+    if not isinstance(strict, bool):
+        raise ConfigurationError(f"strict must be True or False, not {strict!r}")
+    if strict and topology == "gather":
+        raise ConfigurationError("strict runs are sharded: topology='gather' is for elastic ones")
+    if topology not in {"auto", *TOPOLOGIES}:
+        raise ConfigurationError(f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}")
+    size = params * bytes_per_param
+    model = Model.of(size, size * outer_state, replicas, transfer, strict=strict)
+    syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
+        {"sharded": partial(strict_sync, model)}
+        if strict
+        else {"sharded": partial(sharded_sync, model), "gather": partial(gather_sync, model, publish_every)}
+    )
+    costs = {name: sync(store, bandwidth) for name, sync in syncs.items()}
+    quickest = min(costs, key=lambda name: costs[name].seconds)
+    chosen = quickest if topology == "auto" else topology
+    unlimited = syncs[chosen](replace(store, reads=None, writes=None), bandwidth)
+    better = "" if chosen == quickest else f"{quickest!r}: such a sync takes {costs[quickest].seconds:.3g} s"
+    return _plan(chosen, costs[chosen], model, params, limits(chosen, costs[chosen], unlimited, model, better))
+
+
+def _plan(topology: str, costs: Costs, model: Model, params: float, said: tuple[str, ...]) -> ExchangePlan:
+    store, count = costs.store, costs.requests
+    dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
+    return ExchangePlan(
+        topology=topology,
+        seconds=costs.seconds,
+        bytes_sent=costs.sent,
+        bytes_received=costs.received,
+        puts=count["PUT"],
+        gets=count["GET"],
+        lists=count["LIST"],
+        deletes=count["DELETE"],
+        cost=model.replicas * dollars,
+        memory_bytes=4 * params + model.values + model.outer_state / (1 if topology == "gather" else model.replicas),
+        limits=said,
+        longest_part=costs.longest_part,
+    )

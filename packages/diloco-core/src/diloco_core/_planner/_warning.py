@@ -1,0 +1,95 @@
+"""Saying at the start of a run that its syncs are long for the time that replicas wait for each other."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import torch
+
+from .._store._api import InBackground
+from ._plan import USUAL_BANDWIDTH, plan_exchange
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
+
+    from .._store._api import Store
+
+_BITS = 8
+
+_log = logging.getLogger("diloco_core")
+
+
+def fragment_bytes(table: Mapping[str, Any]) -> int:
+    """Size of a fragment's values on the wire, from the table of its groups in a :class:`._base.Schema`."""
+    return sum(
+        int(group["numel"]) * int(getattr(torch, group["dtype"].removeprefix("torch.")).itemsize)
+        for group in table["groups"]
+    )
+
+
+def warn_of_long_syncs(
+    size: int,
+    *,
+    rank: int,
+    replicas: int,
+    store: Store,
+    sync_timeout: float,
+    strict: bool,
+    topology: str = "sharded",
+    publish_every: int = 1,
+    outer_state: Callable[[], float] = lambda: 1.0,
+) -> None:
+    """Say in the log (level warning) that a slow replica can make the others give up a sync, with the figures and what helps.
+
+    What is limited is how long a replica waits for the others, however long it is itself busy with a sync. Where all are
+    equally fast that is no time at all. For one that is half as fast they wait as long as a part of the sync takes.
+
+    The network is not known here, so a usual one is assumed, and S3. Folders need no plan.
+
+    Args:
+        size: Bytes of a contribution to the largest sync; nothing is said where it is 0.
+        rank: This replica.
+        replicas: How many there are.
+        store: Where they meet.
+        sync_timeout: Seconds after which a replica no longer waits for the others.
+        strict: Whether membership is strict.
+        topology: Of an elastic run.
+        publish_every: Of an elastic run.
+        outer_state: Tells how many tensors the outer optimizer keeps of every parameter.
+    """
+    if store.near or not size:
+        return
+    width = torch.float32.itemsize
+    plan = plan_exchange(
+        size / width,
+        replicas,
+        USUAL_BANDWIDTH,
+        bytes_per_param=width,
+        outer_state=outer_state(),
+        topology=topology,
+        strict=strict,
+        publish_every=publish_every,
+        transfer=store.transfer if isinstance(store, InBackground) else None,
+    )
+    if plan.longest_part <= sync_timeout:
+        return
+    requests = plan.gets + plan.puts + plan.lists + plan.deletes
+    _log.warning(
+        "rank %d: a sync of %.3g GB between %d replicas takes about %.3g s, and %.3g s of these pass between two moments at "
+        "which all wait for each other. That is more than sync_timeout (%g s), so for a replica that is half as fast as the "
+        "others they do not wait long enough. Planned for S3 and a network of %g Gb/s: every replica sends %.3g GB and receives "
+        "%.3g GB with %.0f requests. With a longer sync_timeout such a replica is waited for. %s",
+        rank,
+        size / 1e9,
+        replicas,
+        plan.seconds,
+        plan.longest_part,
+        sync_timeout,
+        USUAL_BANDWIDTH * _BITS / 1e9,
+        plan.bytes_sent / 1e9,
+        plan.bytes_received / 1e9,
+        requests,
+        " ".join(plan.limits or ("With more fragments each sync moves less.",)),
+    )

@@ -1,0 +1,351 @@
+"""Objects as files in a local or shared folder: atomic by rename, exclusive by hard link."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import unquote, urlparse
+
+from ..._errors import ConfigurationError, ObjectNotFoundError, StoreUnavailableError
+from ..._redact import redact_uri
+from .._api import RECORD_BYTES, too_large
+from ._files import (
+    FULL,
+    FileReader,
+    check_replaceable,
+    create_file,
+    is_ours_alone,
+    is_there,
+    keep_aside,
+    link,
+    make_folders,
+    open_to_read,
+    open_to_write_over,
+    opened_below,
+    opened_folder,
+    remove_empty,
+    remove_folders,
+    rename,
+    sizes,
+    split,
+    sync_folder,
+    unavailable,
+    unlink,
+    unreadable,
+)
+from ._temporary import LARGE_BYTES, Spares, new_life, remove_leftovers, temporary_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from .._api import Buffer
+
+
+class FolderStore:
+    """A folder as an object store; see :class:`._api.Store`. Thread-safe, and safe between processes.
+
+    An object is written to a temporary file, then renamed (``put``) or hard-linked (``create``, which POSIX makes
+    exclusive). Files of deleted objects that nobody reads any more are written over by later ones, since getting fresh
+    pages from the kernel costs more than filling them; they hold no more bytes than are written between two deletions.
+    Only a regular file of this user that has no other name is written over, so backups by hard links stay as they are.
+
+    The folder itself may be reached through symbolic links. What is below it and is a link, a pipe, a socket or a device is
+    never followed, read, written, replaced or removed: as an object it is refused by name, and in listings it does not appear.
+
+    Objects of less than 64 KiB (all records) are on the disk, with their names, before ``put`` and ``create`` return. Larger
+    ones are not synced: after a power cut a payload may be missing or torn while the record that names it is there. Checksums
+    show that, and what is damaged can be written again from the rest of the run.
+
+    A full disk is an outage that may end: the files that are kept are given back, and the write can be repeated.
+
+    Temporary files lie in the folder itself. Whoever opens the store or deletes unread objects removes those of processes
+    that were killed: at once those of this machine (and container), after an hour those of others. A process that was stopped
+    for so long misses its file when it goes on: its write fails by name, nothing else is touched, and it can be repeated.
+    """
+
+    near = True
+    retries = False
+    exclusive = True
+    largest: int | None = None
+    patience = 60.0
+    downtime = 0.0
+
+    def __init__(self, uri: str, *, reading: bool = False) -> None:
+        self.root = _folder(uri)
+        self.uri = self.root.as_uri()
+        self._names = itertools.count()
+        self._spares: dict[tuple[int, str], Spares] = {}
+        self._lock = threading.Lock()
+        self._life = new_life(self)
+        self._reading = reading
+        self._made: list[Path] = []
+        if reading:
+            return  # nothing is made, and what is not there is not found
+        made: list[Path] = []
+        try:
+            made = make_folders(self.root)
+            with opened_folder(self.root) as root:
+                probe = self._temporary()
+                os.close(create_file(root, probe))
+                os.unlink(probe, dir_fd=root)
+            remove_leftovers(self.root)
+            self._made = made
+        except OSError as error:
+            remove_folders(made)
+            raise unavailable(
+                f"the folder {str(self.root)!r} cannot be written: {error.strerror or error}. "
+                "Name a folder that this user may create and write.",
+                error,
+            ) from error
+
+    def put(self, key: str, parts: Iterable[Buffer]) -> int:
+        """Write an object in one step; see :meth:`._api.Store.put`."""
+        with self._written(key, parts) as (root, temporary, size):
+            try:
+                self._publish(root, key, size, temporary, rename)
+            except OSError as error:
+                raise unavailable(
+                    f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. "
+                    "See that this user may write the run's folder.",
+                    error,
+                ) from error
+        return size
+
+    def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
+        """Write an object unless the key exists; see :meth:`._api.Store.create`."""
+        small = isinstance(data, bytes)
+        with self._written(key, [data] if isinstance(data, bytes) else data, small=small) as (root, temporary, size):
+            try:
+                self._publish(root, key, size, temporary, link)
+            except FileExistsError:
+                return False
+            except OSError as error:
+                raise unavailable(
+                    f"{str(self._path(key))!r} cannot be created: {error.strerror or error}. Objects are created by hard "
+                    "link: name a folder that this user may write, on a file system that has hard links (FAT and some "
+                    "network shares have none).",
+                    error,
+                ) from error
+        return True
+
+    def get(self, key: str, largest: int = RECORD_BYTES) -> bytes:
+        """Read a whole object; see :meth:`._api.Store.get`."""
+        with self.open(key) as reader:
+            if reader.size > largest:
+                raise too_large(f"{self.uri}/{key}", reader.size, largest)
+            data = bytearray(reader.size)
+            reader.read_into(0, memoryview(data))
+        return bytes(data)
+
+    def open(self, key: str, size: int | None = None) -> FileReader:  # noqa: ARG002 - the file tells
+        """Open an object for ranged reads; see :meth:`._api.Store.open`."""
+        *folders, name = split(key)
+        try:
+            with self._opened() as root, opened_below(root, folders) as folder:
+                return open_to_read(folder, name, self._path(key))
+        except FileNotFoundError:
+            raise ObjectNotFoundError(f"there is no object {key!r} in {self.uri}") from None
+        except OSError as error:
+            raise unreadable(self._path(key), error) from error
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes; see :meth:`._api.Store.list`.
+
+        What is not a regular file is no object, and neither is what has a name that begins with a dot.
+        """
+        found: dict[str, int] = {}
+        wanted = prefix.strip("/")
+        folders = [split(wanted) if wanted else []]
+        while folders:
+            names = folders.pop()
+            below: list[str] = []
+            # A file or folder may vanish while it is listed: then it is not there.
+            with (
+                _named(f"{str(self.root.joinpath(*names))!r} cannot be listed"),
+                contextlib.suppress(FileNotFoundError),
+                self._opened() as root,
+                opened_below(root, names) as folder,
+            ):
+                found.update({"/".join([*names, name]): size for name, size in sizes(folder, below)})
+            folders += [[*names, name] for name in below]
+        return dict(sorted(found.items()))
+
+    def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
+        """Remove objects; see :meth:`._api.Store.delete`."""
+        if unread:
+            remove_leftovers(self.root)
+        for key in keys:
+            *folders, name = split(key)
+            with (
+                _named(f"{str(self._path(key))!r} cannot be deleted"),
+                contextlib.suppress(FileNotFoundError),
+                self._opened() as root,
+            ):
+                with contextlib.suppress(FileNotFoundError), opened_below(root, folders) as folder:
+                    check_replaceable(folder, name)
+                    if not (unread and self._keep(key, root, folder, name)):
+                        os.unlink(name, dir_fd=folder)
+                remove_empty(root, folders)
+
+    def close(self) -> None:
+        """Remove the files kept for reuse; see :meth:`._api.Store.close`."""
+        with self._lock:
+            spares, self._spares = self._spares, {}
+        for name in itertools.chain.from_iterable(kept.files for kept in spares.values()):
+            (self.root / name).unlink(missing_ok=True)
+
+    def unmake(self) -> None:
+        """Remove the folders that this store has made, if nothing is in them: what it was opened for has failed."""
+        self.close()
+        remove_folders(self._made)
+
+    def _spares_of(self, key: str) -> Spares:
+        # By process: after a fork, both would write over the same file.
+        return self._spares.setdefault((os.getpid(), key.partition("/")[0]), Spares())
+
+    def _keep(self, key: str, root: int, folder: int, name: str) -> bool:
+        """Set a large object's file aside, to be written over by the next large object of the same top folder."""
+        with self._lock:
+            spares = self._spares_of(key)
+            spares.writing = False
+            status = os.stat(name, dir_fd=folder, follow_symlinks=False)
+            if status.st_size < LARGE_BYTES or not spares.has_room(status.st_size):
+                return False
+            if not is_ours_alone(status, os.fstat(root)):
+                return False
+            spare = self._temporary()
+            keep_aside(root, folder, name, spare)
+            spares.files[spare] = status.st_size
+        return True
+
+    def _begin(self, root: int, key: str, small: bool) -> tuple[str, int]:
+        """A file to write an object into, which no reader sees yet, and its descriptor."""
+        with self._lock:
+            files = {} if small else self._spares_of(key).files
+            spare = files.popitem()[0] if files else None
+        if spare is not None:
+            descriptor = open_to_write_over(root, spare)
+            if descriptor is not None:
+                os.utime(descriptor)  # in use again
+                return spare, descriptor
+            with contextlib.suppress(OSError):  # somebody has cleaned up the folder, or given it another name too
+                os.unlink(spare, dir_fd=root)
+        name = self._temporary()
+        return name, create_file(root, name)
+
+    def _path(self, key: str) -> Path:
+        return self.root / key
+
+    def _temporary(self) -> str:
+        return temporary_name(self._life, next(self._names))
+
+    @contextlib.contextmanager
+    def _written(self, key: str, parts: Iterable[Buffer], *, small: bool = False) -> Iterator[tuple[int, str, int]]:
+        """An object in a file that no reader sees: the descriptor of its folder, its name, and its size in bytes.
+
+        Unless it was renamed, it is gone afterwards.
+        """
+        split(key)
+        with contextlib.ExitStack() as stack:
+            with self._writing(key):
+                root = stack.enter_context(self._opened())
+                temporary, descriptor = self._begin(root, key, small)
+            stack.callback(unlink, root, temporary)
+            try:
+                size = 0
+                for part in parts:  # which may raise errors of its own
+                    with self._writing(key):
+                        size += _write_all(descriptor, part)
+                with self._writing(key):
+                    os.ftruncate(descriptor, size)  # a file that is written over may have been longer
+                    if size < LARGE_BYTES:
+                        os.fsync(descriptor)
+                if size >= LARGE_BYTES:
+                    with self._lock:
+                        self._spares_of(key).count(size)
+            finally:
+                os.close(descriptor)
+            yield root, temporary, size
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[int]:
+        """The descriptor of the run's folder. It is not made again: it may be a mount that is away for the moment."""
+        with contextlib.ExitStack() as stack:
+            try:
+                root = stack.enter_context(opened_folder(self.root))
+            except FileNotFoundError:
+                if self._reading:
+                    raise
+                raise StoreUnavailableError(
+                    f"the run's folder {str(self.root)!r} is gone: it was removed, or its file system is not mounted any more. "
+                    "Mount it again or put a copy of it back; without that, begin a new run from a checkpoint."
+                ) from None
+            yield root
+
+    def _publish(
+        self, root: int, key: str, size: int, temporary: str, act: Callable[[str, str, int, int], None]
+    ) -> None:
+        """Give an object its name, in a folder that another replica may remove when its last object goes."""
+        *folders, name = split(key)
+        for _ in range(100):
+            with contextlib.suppress(FileNotFoundError), opened_below(root, folders, make=True) as folder:
+                act(temporary, name, root, folder)
+                if size < LARGE_BYTES:
+                    sync_folder(folder)
+                return
+            if not is_there(root, temporary):
+                break
+        raise FileNotFoundError(
+            errno.ENOENT,
+            "its temporary file was removed, as those of processes are that did not run for an hour; or the folder "
+            "is being emptied",
+        )
+
+    @contextlib.contextmanager
+    def _writing(self, key: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno in FULL:
+                self.close()  # what is kept for later takes room that is wanted now
+            raise unavailable(
+                f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Nothing of it is visible to readers.",
+                error,
+            ) from error
+
+
+@contextlib.contextmanager
+def _named(what: str) -> Iterator[None]:
+    """Give the system's errors the name that a store's have, and say what they mean."""
+    try:
+        yield
+    except OSError as error:
+        raise unavailable(
+            f"{what}: {error.strerror or error}. See that this user may read and write the run's folder, and that the file "
+            "system is there and has room.",
+            error,
+        ) from error
+
+
+def _folder(uri: str) -> Path:
+    if "://" not in uri:
+        return Path(uri).expanduser().absolute()
+    parsed = urlparse(uri)
+    if parsed.netloc not in {"", "localhost"} or not parsed.path:
+        raise ConfigurationError(
+            f"{redact_uri(uri)!r} names a host; a folder is written file:///absolute/path, with three slashes"
+        )
+    return Path(unquote(parsed.path))
+
+
+def _write_all(descriptor: int, part: Buffer) -> int:
+    view = memoryview(part).cast("B")
+    size = len(view)
+    while view:
+        view = view[os.write(descriptor, view) :]
+    return size

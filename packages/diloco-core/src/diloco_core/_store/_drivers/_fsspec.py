@@ -1,0 +1,326 @@
+"""Requests through fsspec: S3, GCS, Azure, memory and whatever else has a driver."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import os
+import tempfile
+import threading
+from typing import TYPE_CHECKING, Any
+
+import fsspec
+from fsspec.registry import known_implementations
+
+from diloco_protocol import MissingDependencyError
+
+from ..._errors import ConfigurationError, StoreUnavailableError
+from ..._redact import redact_uri
+from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
+from .._transfer import CONNECTIONS, PART_BYTES
+from ._files import FULL
+from ._remote import MOST_PARTS, TooLargeError, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .._api import Buffer
+
+_PACKAGES = {
+    "s3": "diloco-core[s3]",
+    "s3a": "diloco-core[s3]",
+    "gs": "diloco-core[gcs]",
+    "gcs": "diloco-core[gcs]",
+    "az": "diloco-core[azure]",
+    "abfs": "diloco-core[azure]",
+    "abfss": "diloco-core[azure]",
+}
+_S3 = {"s3", "s3a"}
+_FIRST_BYTES = 2**20
+# Packages whose pipe_file and put_file send a conditional write where mode="create" (s3fs: If-None-Match, also when a
+# multipart upload is completed; gcsfs: ifGenerationMatch=0; adlfs: overwrite=False). Other drivers inherit from fsspec's
+# base class, which looks first and writes then, or do it in ways that nobody has read.
+_EXCLUSIVE = {"s3fs", "gcsfs", "adlfs"}
+# fsspec's memory file system looks first and writes then, too. It is one for the whole process, and so is this.
+_memory_lock = threading.Lock()
+# What a driver may name "no credentials", in classes that are not ours to import.
+_NO_CREDENTIALS = {
+    "NoCredentialsError",
+    "PartialCredentialsError",
+    "CredentialRetrievalError",
+    "DefaultCredentialsError",
+    "ClientAuthenticationError",
+}
+_HOPELESS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
+
+
+class FsspecDriver:
+    """A prefix of any store that fsspec has a driver for; see :class:`._remote.Driver`. Thread-safe.
+
+    Credentials come from the driver's own chain. Listings are never cached. An object of more than 5 MiB goes through a
+    temporary file, from which it can be sent in parts, and once more; so ``$TMPDIR`` needs room for one object. On
+    ``memory://`` there is nothing to send.
+
+    Exclusive writes are one step with s3fs, gcsfs, adlfs and ``memory://``. With any other driver :attr:`exclusive` is False,
+    whatever the store behind it could do.
+    """
+
+    def __init__(self, uri: str, connections: int = CONNECTIONS) -> None:
+        scheme = uri.partition("://")[0]
+        self.near = scheme == "memory"
+        self.name = f"fsspec's driver for {scheme}://"
+        self._fs, self._root = _filesystem(uri, scheme, connections)
+        _try_once(self._fs, scheme)
+        _load(self._fs, scheme)
+        self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
+        self.deletes_many = False
+        self.copies = 2  # s3fs reads a part from the file, and makes a request of it
+        self._in_parts = scheme in _S3
+
+    def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
+        """Write a small object."""
+        self._pipe(key, bytes(data), exclusive)
+
+    def upload(
+        self,
+        key: str,
+        blocks: Iterator[Buffer],
+        *,
+        exclusive: bool,
+        attempt: Callable[..., None],
+        patience: float,  # noqa: ARG002 - ``attempt`` knows it
+        at_once: int,
+    ) -> None:
+        """Write a large object, by way of a temporary file."""
+        if self.near:
+            data = b"".join(blocks)
+            attempt(lambda: self._pipe(key, data, exclusive))
+            return
+        with _spooled(key, blocks, attempt) as (file, size):
+            options = _parts_of(size, at_once) if self._in_parts else {}
+            attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **options))
+
+    def get(self, key: str, largest: int) -> Buffer:
+        """Read a whole object: its beginning, which mostly is all, and then the rest, if that is not too large."""
+        path = self._path(key)
+        try:
+            first = self._fs.cat_file(path, start=0, end=_FIRST_BYTES)
+        except Exception as error:
+            if _status(error)[0] != 416:
+                raise
+            first = b""  # an empty object has no first byte
+        size = len(first) if len(first) < _FIRST_BYTES else int(self._fs.info(path)["size"])
+        if size > largest:
+            raise TooLargeError(size)
+        if size > len(first):
+            return memoryview(first + self._fs.cat_file(path, start=len(first), end=size))
+        return memoryview(first)
+
+    def head(self, key: str) -> tuple[int, Buffer]:
+        """Size of an object."""
+        return int(self._fs.info(self._path(key))["size"]), b""
+
+    def range(self, key: str, start: int, stop: int) -> Buffer:
+        """Bytes ``start`` to ``stop`` of an object."""
+        return memoryview(self._fs.cat_file(self._path(key), start=start, end=stop))
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes."""
+        self._fs.invalidate_cache()
+        found = self._fs.find(self._path(prefix.rstrip("/")), detail=True)
+        start = len(self._root) + 1
+        # Some drivers leave out the "/" at the end of a placeholder, which is empty, as few objects are.
+        return {
+            path[start:]: int(info["size"])
+            for path, info in found.items()
+            if info.get("type") == "file" and (info["size"] or self.near or self._is_file(path))
+        }
+
+    def _is_file(self, path: str) -> bool:
+        try:
+            return bool(self._fs.info(path).get("type") == "file")
+        except FileNotFoundError:
+            return False
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects, one by one."""
+        for key in keys:
+            with contextlib.suppress(FileNotFoundError):
+                self._fs.rm_file(self._path(key))
+
+    def judge(self, error: Exception) -> tuple[Verdict, str]:
+        """What an error means: drivers raise OSErrors, their own errors, and OSErrors caused by their own."""
+        status, code = _status(error)
+        text = f"{type(error).__name__}: {error}" + (f" ({code})" if code else "")
+        if code == "NoSuchBucket":
+            return Verdict.NO_BUCKET, text
+        if code == "PreconditionFailed" or (isinstance(error, FileExistsError) and status != 409):
+            return Verdict.EXISTS, text
+        if isinstance(error, FileNotFoundError):
+            return Verdict.MISSING, text
+        if isinstance(error, PermissionError) or status in {401, 403} or type(error).__name__ in _NO_CREDENTIALS:
+            return Verdict.FORBIDDEN, text
+        if status is not None and 400 <= status < 500 and status not in {408, 409, 425, 429}:
+            return Verdict.PERMANENT, text
+        if isinstance(error, (TypeError, ValueError, NotImplementedError)) or getattr(error, "errno", 0) in _HOPELESS:
+            return Verdict.PERMANENT, text
+        return Verdict.TRANSIENT, text
+
+    def close(self) -> None:
+        """Nothing to do: fsspec's drivers close their connections by themselves."""
+
+    def _pipe(self, key: str, data: bytes, exclusive: bool) -> None:
+        with _memory_lock if self.near else contextlib.nullcontext():
+            self._fs.pipe_file(self._path(key), data, **_mode(exclusive))
+
+    def _path(self, key: str) -> str:
+        return f"{self._root}/{key}" if key else self._root
+
+
+def _filesystem(uri: str, scheme: str, connections: int) -> tuple[Any, str]:
+    try:
+        _check_known(uri, scheme)
+        # Caches would hide what other replicas write, and shared instances would bring them back.
+        fs, root = fsspec.core.url_to_fs(
+            uri, use_listings_cache=False, skip_instance_cache=True, **_limits(scheme, connections)
+        )
+    except ImportError as error:
+        package = _PACKAGES.get(scheme)
+        advice = f"pip install '{package}'" if package else known_implementations.get(scheme, {}).get("err", str(error))
+        raise MissingDependencyError(
+            f"{redact_uri(uri)!r} needs the fsspec driver for {scheme}://, which is missing: {advice}"
+        ) from without_secrets_in(error, uri)
+    except ConfigurationError:
+        raise
+    except Exception as error:  # noqa: BLE001 - every driver has its own errors
+        failed = error
+    else:
+        return fs, str(root).rstrip("/")
+    text = without_secrets(str(failed), uri)
+    raise StoreUnavailableError(
+        f"{redact_uri(uri)} cannot be opened ({type(failed).__name__}: {text})", lasting=True
+    ) from without_secrets_in(failed, uri)
+
+
+def _try_once(fs: Any, scheme: str) -> None:
+    """Make a driver leave it to RemoteStore to try again, which alone knows for how long. What it calls these may change."""
+    if scheme in _S3:
+        fs.retries = 1
+    elif scheme in {"gs", "gcs"}:
+        name = "_request"
+        once = getattr(getattr(type(fs), name, None), "__wrapped__", None)
+        if once is not None:
+            setattr(fs, name, functools.partial(once, fs))
+    elif scheme in {"az", "abfs", "abfss"}:
+        policy = getattr(getattr(getattr(fs, "service_client", None), "_config", None), "retry_policy", None)
+        if policy is not None:
+            policy.total_retries = 0
+
+
+def _load(fs: Any, scheme: str) -> None:
+    """Have s3fs make its client now, as the other drivers have done: that takes seconds, and is no part of any request.
+
+    Else the first request would begin with it, and where that one fails, all of the patience with it might be over.
+    """
+    if scheme in _S3 and hasattr(fs, "connect"):
+        with contextlib.suppress(Exception):  # the first request tries it again, and its error is named
+            fs.connect()
+
+
+def _check_known(uri: str, scheme: str) -> None:
+    if "::" in scheme:
+        return  # a chain, such as simplecache::memory
+    try:
+        fsspec.get_filesystem_class(scheme)
+    except ValueError:
+        known = ", ".join(sorted(fsspec.available_protocols()))
+        raise ConfigurationError(
+            f"{redact_uri(uri)!r} has the unknown scheme {scheme!r}. Use a folder, file://, memory://, s3://, gs:// or az://, or "
+            f"one of the others that fsspec knows: {known}."
+        ) from None
+
+
+def _limits(scheme: str, connections: int) -> dict[str, Any]:
+    """Settings with which a driver gives up in time, and leaves it to us to try again; what the user has set wins."""
+    settings = fsspec.config.conf.get(scheme, {})
+    if scheme in _S3:
+        limits = {
+            "connect_timeout": CONNECT_SECONDS,
+            "read_timeout": ANSWER_SECONDS,
+            "retries": {"total_max_attempts": 1},
+            "max_pool_connections": connections,  # others wait their turn, unseen
+        }
+        return {"config_kwargs": {**limits, **(settings.get("config_kwargs") or {})}}
+    if scheme in {"gs", "gcs"}:
+        import aiohttp
+
+        silence = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)
+        return {"session_kwargs": {"timeout": silence, **(settings.get("session_kwargs") or {})}}
+    if scheme in {"az", "abfs", "abfss"}:
+        limits = {"connection_timeout": CONNECT_SECONDS, "read_timeout": ANSWER_SECONDS}
+        return {name: value for name, value in limits.items() if name not in settings}
+    return {}
+
+
+class TemporaryFolderFullError(Exception):
+    """The folder for temporary files has no room at the moment. Never leaves the store."""
+
+
+@contextlib.contextmanager
+def _spooled(key: str, blocks: Iterator[Buffer], attempt: Callable[..., None]) -> Iterator[tuple[str, int]]:
+    """The blocks in a temporary file, which is gone afterwards, and their size in bytes. A full disk is waited for."""
+    with contextlib.ExitStack() as stack:
+        try:
+            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="diloco-upload-", buffering=0))
+        except OSError as error:
+            raise StoreUnavailableError(_not_held(key, error)) from error
+        size = 0
+        for block in blocks:
+            attempt(functools.partial(_write_at, key, file.fileno(), size, block))
+            size += len(block)
+        yield file.name, size
+
+
+def _write_at(key: str, descriptor: int, offset: int, block: Buffer) -> None:
+    rest = memoryview(block)
+    while rest:
+        try:
+            count = os.pwrite(descriptor, rest, offset)
+        except OSError as error:
+            if error.errno in FULL:
+                raise TemporaryFolderFullError(_not_held(key, error)) from error
+            raise StoreUnavailableError(_not_held(key, error)) from error
+        offset, rest = offset + count, rest[count:]
+
+
+def _not_held(key: str, error: OSError) -> str:
+    return (
+        f"cannot write object {key!r}: the folder for temporary files, which it goes through, cannot hold it "
+        f"({error.strerror or error}). Nothing was sent. Make room, or name another folder in TMPDIR."
+    )
+
+
+def _parts_of(size: int, at_once: int) -> dict[str, int]:
+    """How s3fs shall cut an upload."""
+    return {"chunksize": max(PART_BYTES, -(-size // MOST_PARTS)), "max_concurrency": at_once}
+
+
+def _mode(exclusive: bool) -> dict[str, str]:
+    # Some drivers know no mode, and write over what is there.
+    return {"mode": "create"} if exclusive else {}
+
+
+def _status(error: BaseException) -> tuple[int | None, str | None]:
+    """HTTP status and the store's own code, from the error or what caused it (botocore, google, azure, aiohttp)."""
+    for one in (error, error.__cause__):
+        if type(one).__module__ == "aiohttp.http_exceptions":
+            continue  # an answer that was cut off: its "code" is none that a server has sent
+        response = getattr(one, "response", None)
+        if isinstance(response, dict):
+            return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get("Error", {}).get("Code")
+        for name in ("status", "status_code", "code"):
+            value = getattr(one, name, None)
+            if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
+                return int(value), None
+    return None, None

@@ -1,0 +1,247 @@
+"""Requests to S3 through obstore, which is faster than s3fs and needs no botocore."""
+
+from __future__ import annotations
+
+import os
+import re
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from diloco_protocol import MissingDependencyError
+
+from ..._errors import ConfigurationError, StoreUnavailableError
+from ..._redact import redact_uri
+from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, check_endpoint, without_secrets, without_secrets_in
+from .._transfer import PART_BYTES
+from ._blocks import HEAD_BYTES
+from ._remote import TooLargeError, Verdict, new_buffer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from obstore.store import BackoffConfig, ClientConfig, RetryConfig
+
+    from .._api import Buffer
+
+_CONNECT = timedelta(seconds=CONNECT_SECONDS)
+_ANSWER = timedelta(seconds=ANSWER_SECONDS)
+# For a part of 8 MiB: 70 kB/s. For the largest of shards: 1 MB/s.
+_TRANSFER = timedelta(seconds=120)
+# Larger ones are put together from the pieces that came in, in memory that every one of our threads then keeps: 2.7 MiB each
+# with parts of 1 MiB, 1.1 MiB with these.
+_PART_OF_RANGE = 2**17
+
+# Where obstore's threads are: in the process that used it first.
+_process: int | None = None
+
+_STATUS = re.compile(r"status code: (\d{3})")
+_CODE = re.compile(r"<Code>(\w+)</Code>")
+
+
+class ObstoreDriver:
+    """A prefix of an S3 bucket; see :class:`._remote.Driver`. Thread-safe.
+
+    Credentials, region and endpoint come from obstore's own chain: ``AWS_*`` variables, web identity, container and
+    instance roles; where the variables hold no key and boto3 is installed, from boto3's chain, which knows profiles too.
+    Source: https://developmentseed.org/obstore/latest/api/store/aws/.
+
+    An object that is created exclusively is one request, whatever its size: obstore has no conditional multipart upload. It
+    takes all of its blocks at once, and S3 allows 5 GiB of it. obstore sends blocks as they are, without a copy.
+    """
+
+    name = "obstore"
+    near = False
+    exclusive = True
+    deletes_many = True
+    copies = 0
+
+    def __init__(self, uri: str) -> None:
+        try:
+            import obstore
+            from obstore import exceptions
+            from obstore.store import S3Store
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"{redact_uri(uri)!r} needs obstore: pip install 'diloco-core[obstore]'"
+            ) from error
+        bucket, _, prefix = uri.partition("://")[2].partition("/")
+        if not bucket:
+            raise ConfigurationError(f"{redact_uri(uri)!r} names no bucket: an S3 prefix is written s3://bucket/folder")
+        check_endpoint("s3", empty=False)
+        _check_process(uri)
+        self._obstore = obstore
+        self._errors = exceptions
+
+        credentials = _boto3_chain()
+
+        def connect(limits: ClientConfig, retries: RetryConfig | None = None) -> S3Store:
+            try:
+                return S3Store(
+                    bucket,
+                    prefix=prefix.strip("/") or None,
+                    # Our own checksums go with every payload; hashing it once more for the signature costs as much as
+                    # sending.
+                    unsigned_payload=True,
+                    client_options={"connect_timeout": _CONNECT, "allow_http": _plain_http(), **limits},
+                    retry_config=retries or {"max_retries": 0},
+                    credential_provider=credentials,
+                )
+            except (exceptions.BaseError, ValueError) as error:
+                raise StoreUnavailableError(
+                    f"{redact_uri(uri)} cannot be opened: {without_secrets(str(error), uri)}", lasting=True
+                ) from without_secrets_in(error, uri)
+
+        # Single requests are repeated by RemoteStore, whatever becomes of them.
+        self._little = connect({"timeout": _ANSWER})
+        self._down = connect({"timeout": _TRANSFER, "read_timeout": _ANSWER})
+        self._up = connect({"timeout": _TRANSFER})
+        # Only obstore can send the parts of an upload again, and its patience cannot be changed later. A part that came
+        # through at last counts anew, so there may be many retries.
+        backoff: BackoffConfig = {
+            "init_backoff": timedelta(seconds=0.2),
+            "max_backoff": timedelta(seconds=5),
+            "base": 2,
+        }
+        self._uploads = {
+            seconds: connect(
+                {"timeout": _TRANSFER},
+                {"max_retries": 10_000, "retry_timeout": timedelta(seconds=seconds), "backoff": backoff},
+            )
+            for seconds in (60, 300, 1800, 7200)
+        }
+
+    def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
+        """Write a small object."""
+        store = self._little if len(data) <= HEAD_BYTES else self._up
+        self._obstore.put(store, key, data, mode="create" if exclusive else "overwrite", use_multipart=False)
+
+    def upload(
+        self,
+        key: str,
+        blocks: Iterator[Buffer],
+        *,
+        exclusive: bool,
+        attempt: Callable[..., None],
+        patience: float,
+        at_once: int,
+    ) -> None:
+        """Write a large object in parts, or in one request where it is to be created."""
+        if exclusive:
+            whole = list(blocks)
+            attempt(lambda: self._obstore.put(self._up, key, iter(whole), mode="create", use_multipart=False))
+        else:
+            fitting = [seconds for seconds in self._uploads if seconds >= patience]
+            store = self._uploads[min(fitting, default=max(self._uploads))]
+            self._obstore.put(store, key, blocks, chunk_size=PART_BYTES, max_concurrency=at_once)
+
+    def get(self, key: str, largest: int) -> Buffer:
+        """Read a whole object; its size comes before its bytes."""
+        found = self._obstore.get(self._little, key)
+        if found.meta["size"] > largest:
+            raise TooLargeError(found.meta["size"])
+        return memoryview(found.bytes())
+
+    def head(self, key: str) -> tuple[int, Buffer]:
+        """Size and first bytes of an object, with one request."""
+        try:
+            found = self._obstore.get(self._little, key, options={"range": (0, HEAD_BYTES)})
+        except self._errors.GenericError as error:
+            if _status(error) != 416:
+                raise
+            return self._obstore.head(self._little, key)["size"], b""  # an empty object has no first byte
+        return found.meta["size"], memoryview(found.bytes())
+
+    def range(self, key: str, start: int, stop: int) -> Buffer:
+        """Bytes ``start`` to ``stop`` of an object."""
+        # In small parts into a buffer of its own: whole ranges grow by doubling in obstore's memory, which keeps what was
+        # freed for later.
+        buffer, filled = new_buffer(stop - start), 0
+        for part in self._obstore.get(self._down, key, options={"range": (start, stop)}).stream(_PART_OF_RANGE):
+            data = memoryview(part)
+            if filled + len(data) > stop - start:
+                break  # the server has sent more than it was asked for: too short an answer is refused
+            buffer[filled : filled + len(data)] = data
+            filled += len(data)
+        return buffer[:filled]
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes."""
+        sizes = {item["path"]: item["size"] for batch in self._obstore.list(self._little, prefix) for item in batch}
+        # obstore leaves out the "/" at the end of a placeholder, which is empty, as few objects are.
+        return {key: size for key, size in sizes.items() if size or self._is_there(key)}
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            self._obstore.head(self._little, key)
+        except FileNotFoundError:
+            return False
+        return True
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove objects, a thousand with one request."""
+        self._obstore.delete(self._little, keys)
+
+    def judge(self, error: Exception) -> tuple[Verdict, str]:
+        """What an error means."""
+        text = str(error).partition("\n\nDebug source")[0]
+        status, codes = _status(error), _CODE.findall(text)
+        if codes:
+            text = f"{text.partition('<?xml')[0].partition('<Error>')[0].strip()} {codes[0]}"
+        if "/latest/" in text:
+            text += " (where obstore asks for the credentials of a machine: the environment holds none)"
+        if "NoSuchBucket" in codes:
+            return Verdict.NO_BUCKET, text
+        if isinstance(error, FileNotFoundError):
+            return Verdict.MISSING, text
+        if isinstance(error, self._errors.AlreadyExistsError):
+            # obstore says so at a conflict of two writers too, and then S3 asks for another try.
+            return (Verdict.TRANSIENT if status == 409 else Verdict.EXISTS), text
+        if isinstance(error, (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)):
+            return Verdict.FORBIDDEN, text
+        if isinstance(error, self._errors.InvalidPathError):
+            return Verdict.PERMANENT, f"{text}. Remove that object, which is not the run's, or use fsspec+s3://"
+        if not isinstance(error, self._errors.GenericError):
+            return Verdict.PERMANENT, text
+        if status in {401, 403} or "Credential" in text:
+            return Verdict.FORBIDDEN, text
+        if status is not None and 400 <= status < 500 and status not in {408, 409, 425, 429}:
+            return Verdict.PERMANENT, text
+        return Verdict.TRANSIENT, text
+
+    def close(self) -> None:
+        """Nothing to do: idle connections close by themselves."""
+
+
+def _check_process(uri: str) -> None:
+    """Refuse a process that was forked from one where obstore is in use: requests of both would hang for ever."""
+    global _process  # noqa: PLW0603 - there is one runtime in obstore, too
+    _process = _process or os.getpid()
+    if _process != os.getpid():
+        raise StoreUnavailableError(
+            f"{redact_uri(uri)} cannot be opened: obstore was used in process {_process} before this one ({os.getpid()}) was "
+            "forked from it, and does not outlive that. Connect after forking only, start processes by spawn "
+            "(multiprocessing.set_start_method('spawn')), or use fsspec+s3://.",
+            lasting=True,
+        )
+
+
+def _status(error: Exception) -> int | None:
+    found = _STATUS.search(str(error))
+    return int(found[1]) if found else None
+
+
+def _plain_http() -> bool:
+    """Whether the environment names an endpoint without TLS: then that is what is meant."""
+    names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+    return any(os.environ.get(name, "").startswith("http://") for name in names)
+
+
+def _boto3_chain() -> Any:
+    if "AWS_ACCESS_KEY_ID" in os.environ:
+        return None
+    try:
+        from obstore.auth.boto3 import Boto3CredentialProvider
+
+        return Boto3CredentialProvider()
+    except (ImportError, ValueError):  # no boto3, or it finds nothing: obstore's own chain may
+        return None

@@ -1,0 +1,77 @@
+"""Opening the store of a URI: which driver it has, and whether it answers.
+
+:mod:`._folder` is for local folders (fsspec's ``file://`` is neither atomic nor exclusive), :mod:`._remote` for
+everything behind a network, through the requests of :mod:`._fsspec` or :mod:`._obstore`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._errors import ConfigurationError
+from .._redact import redact_uri
+from ._guard import OPENING_SECONDS, check_endpoint, in_time
+from ._transfer import Transfer
+from ._uri import check_uri
+
+if TYPE_CHECKING:
+    from ._api import Store
+
+_S3 = {"s3", "s3a"}
+
+
+def open_store(
+    uri: str, *, reading: bool = False, within: float | None = None, transfer: Transfer | None = None
+) -> Store:
+    """The store for a URI, opened and tried out.
+
+    With ``reading`` it is only read: nothing is made or written, a folder that does not exist is an empty store, and the
+    rights to list and get are enough.
+
+    A path or ``file://`` is a folder. ``s3://`` goes through obstore where that is installed and fsspec has no settings for
+    S3, which obstore would not see; all else goes through fsspec. ``obstore+s3://`` and ``fsspec+s3://`` choose by hand.
+
+    Raises:
+        ConfigurationError: The URI is empty or malformed, holds credentials or anything else that its driver would not
+            obey, or its scheme is unknown; or the variable that names the endpoint holds no URL.
+        StoreUnavailableError: The bucket or folder is missing, access is denied, or the store does not answer, which is
+            known after 100 seconds (or those of ``within``) at the latest.
+        MissingDependencyError: The driver of the scheme is not installed.
+    """
+    if not isinstance(uri, str) or not uri.strip():
+        raise ConfigurationError(f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}")
+    check_uri(uri)
+    check_endpoint(uri.rpartition("://")[0].rpartition("::")[2].rpartition("+")[2])
+    return in_time(lambda: _opened(uri, reading, transfer), uri, OPENING_SECONDS if within is None else within)
+
+
+def _opened(uri: str, reading: bool, transfer: Transfer | None) -> Store:
+    from ._drivers._folder import FolderStore
+    from ._drivers._fsspec import FsspecDriver
+    from ._drivers._obstore import ObstoreDriver
+    from ._drivers._remote import RemoteStore
+
+    scheme, separator, rest = uri.partition("://")
+    if not separator or scheme == "file":
+        return FolderStore(uri, reading=reading)
+    asked, plus, scheme = scheme.rpartition("+")
+    plain = f"{scheme}://{rest}"
+    if asked == "obstore" and scheme not in _S3:
+        raise ConfigurationError(
+            f"{redact_uri(uri)!r}: through obstore there is s3:// only; write {redact_uri(plain)!r}"
+        )
+    if asked == "obstore" or (not plus and scheme in _S3 and _prefers_obstore(scheme)):
+        return RemoteStore(plain, ObstoreDriver(plain), reading=reading, transfer=transfer)
+    transfer = transfer or Transfer()
+    driver = FsspecDriver(plain if asked == "fsspec" else uri, transfer.connections)
+    return RemoteStore(plain, driver, reading=reading, transfer=transfer)
+
+
+def _prefers_obstore(scheme: str) -> bool:
+    from fsspec.config import conf
+
+    try:
+        import obstore  # noqa: F401 - only whether it can be
+    except ImportError:
+        return False
+    return not conf.get(scheme)

@@ -1,0 +1,1 @@
+"""Strict membership: all ranks or nothing."""

@@ -1,0 +1,239 @@
+"""The exchange over an object store, with strict membership: all ranks or nothing.
+
+Keys below the run's prefix::
+
+    manifest.json              what this run is, for people and tools (written by rank 0)
+    claims/{rank}.json         who plays which rank; written once
+    schemas/{digest}.json      the tensors and settings that all replicas have in common, so one object; see the claims
+    beats/{rank}               a counter that shows life
+    notes/{rank}.json          "left" or "failed", and because of whom
+    deltas/{sync}/{rank}.{run}.{fingerprint}.{groups}.safetensors    a contribution: immutable, gone when all have used it
+    commits/{sync}.json        who is in the sync; payloads first, this record last
+    state/{sync}/{shard}.{run}.safetensors             new parameters and outer state: the checkpoint
+    unsynced/{nonce}/{number}.safetensors             what belongs to the model and is not synced; written once by rank 0
+    requests/{sync}/{shard}.{rank}                    a rank found the shard damaged; its owner writes it again
+
+Records are sealed (:mod:`._sealed`), payloads checksummed. Whatever else lies below the prefix is passed over.
+
+Every rank writes only its own keys (the commit record has the same bytes whoever writes it), so no conditional write is
+needed and nobody ever decides anything by itself. Anybody who may write below the prefix is trusted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .._arithmetic._layout import CHUNK_BYTES
+from .._arithmetic._sharded import Scratch
+from .._arithmetic._sync_job import SyncJob
+from .._checks import check_identity, check_whole
+from .._errors import ConfigurationError, RunExistsError, SyncError, UnequalSyncsError
+from .._exchange._base import Schema, SyncReport
+from .._exchange._endings import Ending, Progress, failure
+from .._model._unsynced_watch import UnsyncedWatch
+from .._planner._warning import fragment_bytes, warn_of_long_syncs
+from .._store._api import check_size
+from .._store._patient import Patient
+from .._timing import Timing
+from ._liveness import Liveness
+from ._records import MANIFEST, claim_key, manifest
+from ._rendezvous import claim, meet, watch_own
+from ._sync import Participant, StoreSync
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from .._store._api import Buffer, Store
+    from ._records import Claim
+
+_TELL_SECONDS = 10.0
+
+
+class ObjectStoreExchange:
+    """Replicas meet in an object store, and nowhere else; see :class:`._base.Exchange`.
+
+    Rank k reduces, updates and publishes the shards k, k + world_size, …; per sync it sends its contribution to all other
+    shards, and reads theirs to its own. With D bytes of contribution and N replicas that is D·(N-1)/N up, the published
+    shard (with its outer state) and 2·D·(N-1)/N down, for any N. One thread at a time; a daemon thread keeps the beat.
+
+    Args:
+        store: The run's prefix.
+        rank: This replica.
+        world_size: Number of replicas.
+        run_id: The launch they belong to; replicas of different launches refuse each other.
+        timing: Limits in seconds.
+        chunk_bytes: Size of the buffers; two of them are held. The same for all replicas.
+
+    Raises:
+        ConfigurationError: An argument is not allowed.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world_size: int,
+        *,
+        run_id: str = "",
+        timing: Timing | None = None,
+        chunk_bytes: int = CHUNK_BYTES,
+    ) -> None:
+        rank, world_size = check_identity(rank, world_size)
+        check_whole("chunk_bytes", chunk_bytes)
+        if not isinstance(run_id, str):
+            raise ConfigurationError(f"run_id must be text, not {run_id!r}")
+        self.rank = rank
+        self.world_size = world_size
+        self.run_id = run_id
+        self.store = store
+        self._timing = timing or Timing()
+        self._store = Patient(store, self._timing)
+        self._store.patience = self._timing.sync_timeout
+        self._chunk_bytes = int(chunk_bytes)
+        self._nonce = secrets.token_hex(8)
+        self._liveness = Liveness(self._store, rank, world_size, self._timing, self._nonce)
+        self._claim: Claim | None = None
+        self._participant: Participant | None = None
+        self._schema: Schema | None = None
+        self._progress = Progress()
+        self._last: StoreSync | None = None
+        self._obsolete: list[str] = []
+        self._unsynced: UnsyncedWatch | None = None
+        self.when_ended: Callable[[], object] = bool  # told when this replica has left or failed
+        self._ended = ""
+
+    def join(self, schema: Schema) -> None:
+        """Meet the other replicas; see :meth:`._base.Exchange.join`."""
+        self._check_open()
+        if self._schema is not None:
+            if schema != self._schema:
+                raise ConfigurationError(
+                    "this exchange has already joined its run with another model or other settings. "
+                    "One exchange carries one outer loop: connect to another prefix for a second one."
+                )
+            return
+        warn_of_long_syncs(
+            max(map(fragment_bytes, schema.fragments), default=0),
+            rank=self.rank,
+            replicas=self.world_size,
+            store=self.store,
+            sync_timeout=self._timing.sync_timeout,
+            strict=True,
+            outer_state=schema.outer_state,
+        )
+        store, timing, liveness = self._store, self._timing, self._liveness
+        own = claim(store, self.rank, self.world_size, self.run_id, self._nonce, schema, self._chunk_bytes, timing)
+        self._claim = own
+        try:
+            liveness.start()
+            run = meet(store, own, schema, timing, liveness.check_failures, lambda c: liveness.know(c.rank, c.nonce))
+            if self.rank == 0:
+                unsynced = {} if schema.unsynced is None else schema.unsynced.publish(self._put)
+                record = manifest(self.run_id, run, self.world_size, schema, unsynced)
+                store.put(MANIFEST, lambda: [record])
+                self._unsynced = UnsyncedWatch(store, timing, self.rank, unsynced, schema.unsynced)
+        except BaseException as error:
+            self.abort(error)
+            raise
+        self._participant = Participant(
+            store,
+            self.rank,
+            self.world_size,
+            run,
+            timing,
+            liveness,
+            self._chunk_bytes,
+            Scratch(self._chunk_bytes),
+            partial(watch_own, store, own, timing),
+        )
+        self._schema = schema
+
+    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
+        """Contribute, reduce, update, adopt; see :meth:`._base.Exchange.sync`."""
+        self._check_open()
+        if self._participant is None:
+            raise SyncError("join() comes before the first sync")
+        sync = StoreSync(self._participant, self._progress, job, self._last)
+        try:
+            report = sync.run(self._obsolete)
+        except BaseException as error:
+            if last and isinstance(error, UnequalSyncsError):
+                # Nobody can commit to it without the one that has left.
+                self._store.delete(sync.contributed)
+            else:
+                self.abort(error)
+            raise
+        self._obsolete = sync.obsolete_keys()
+        self._last = sync
+        self._progress = self._progress.plus(job.kind)
+        return report
+
+    def shards(self, size: int) -> int:
+        """One for every replica."""
+        check_size(self.store, size)
+        return self.world_size
+
+    @property
+    def ended(self) -> bool:
+        """Whether this replica has left its run or failed."""
+        return bool(self._ended)
+
+    def leave(self) -> None:
+        """Tell the others that this replica is done; repeatable."""
+        if not self._ended:
+            self._ended = "left"
+            self.when_ended()
+            self._last = None
+            self._liveness.stop()
+            try:
+                if self._is_claimed():
+                    self._liveness.tell(Ending(self.rank, "left", self._progress))
+                    if self._unsynced is not None:
+                        self._unsynced.look()
+            finally:
+                self.store.close()
+
+    def abort(self, error: BaseException) -> None:
+        """Tell the others that this replica has failed; repeatable, never raises."""
+        if self._ended:
+            return
+        ending = failure(self.rank, self._progress, error)
+        self._ended = f"failed ({ending.message})"
+        self.when_ended()
+        self._last = None
+        self._liveness.stop()
+        # Where the store is away, waiting for it once more would only delay the error.
+        self._store.patience = min(self._store.patience, _TELL_SECONDS)
+        try:
+            if self._is_ours(error):
+                self._liveness.tell(ending)
+        except Exception as second:  # noqa: BLE001 - the first error is the one to tell
+            error.add_note(f"the other replicas could not be told: {second}")
+        with contextlib.suppress(Exception):
+            self.store.close()
+
+    def _put(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> None:
+        self._store.put(key, parts)
+
+    def _is_ours(self, error: BaseException) -> bool:
+        """Whether the rank's place in the run is this replica's, or free: a note must not end somebody else's run."""
+        if self._claim is not None:
+            return self._is_claimed()
+        return not isinstance(error, RunExistsError) and self._store.get(claim_key(self.rank)) is None
+
+    def _is_claimed(self) -> bool:
+        """Whether the rank's place is still this replica's: a process of an earlier run must not end a later one."""
+        if self._claim is None:
+            return False
+        try:
+            watch_own(self._store, self._claim, self._timing)
+        except RunExistsError:
+            return False
+        return True
+
+    def _check_open(self) -> None:
+        if self._ended:
+            raise SyncError(f"this exchange has ended: it {self._ended}. Start a new run on a new prefix.")

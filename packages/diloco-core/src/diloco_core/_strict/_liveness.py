@@ -1,0 +1,203 @@
+"""How replicas learn of each other's end: beats that stop, and notes of those that left or failed.
+
+A beat carries no time, so clocks need not agree: the observer measures with its own clock since it last saw a change. Time
+in which the observer cannot reach the store does not count.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import partial
+from typing import TYPE_CHECKING
+
+from .._errors import CorruptedObjectError, FormatError, ReplicaLostError, StoreError
+from .._exchange._endings import Progress, conclude
+from .._store._parallel import in_parallel
+from .._store._reread import read_again
+from ._records import note, note_key, noted_ranks, read_note
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from .._exchange._endings import Ending
+    from .._store._patient import Patient
+    from .._timing import Timing
+
+_log = logging.getLogger("diloco_core")
+
+_NOTHING = Progress()
+_AGAIN_SECONDS = 1.0
+_STOP_SECONDS = 5.0
+_MOST_BEATS = 64
+_READS_AT_ONCE = 16
+
+
+class Liveness:
+    """Beats and notes of one replica, and what it knows of the others'. One observer thread; the beat has its own."""
+
+    def __init__(self, store: Patient, rank: int, world_size: int, timing: Timing, nonce: str) -> None:
+        self._store = store
+        self._rank = rank
+        self._nonce = nonce
+        self._nonces: dict[int, str] = {}
+        self._world_size = world_size
+        self._timing = timing
+        self._seen: dict[int, tuple[bytes, float]] = {}
+        self._endings: dict[int, Ending] = {}
+        self._unreadable: set[int] = set()
+        self._foreign: set[int] = set()
+        self._downtime = 0.0
+        self._looked_at = -1
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def know(self, rank: int, nonce: str) -> None:
+        """Who plays another rank. From now on, what other processes have written in its name does not count.
+
+        Such a process is of an earlier run: somebody has emptied the prefix, and it still lives.
+        """
+        self._nonces[rank] = nonce
+
+    def start(self) -> None:
+        """Begin to beat, from a daemon thread."""
+        self._beat(0)
+        self._thread = threading.Thread(target=self._run, name=f"diloco-beat-{self._rank}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the beat; repeatable."""
+        self._stop.set()
+        if self._thread is not None:
+            # It may be waiting for a store that is away, which nobody else has to wait for: one more beat does no harm.
+            self._thread.join(_STOP_SECONDS)
+            self._thread = None
+
+    def tell(self, ending: Ending) -> None:
+        """Leave a note of this replica's end."""
+        self._store.put(note_key(self._rank), lambda: [note(ending, self._nonce)])
+
+    def check(self, missing: Collection[int], progress: Progress, what: str) -> None:
+        """Look for a reason why some ranks may never come.
+
+        Args:
+            missing: The ranks that are waited for.
+            progress: How many syncs this replica has finished.
+            what: What they are waited for in, for errors.
+
+        Raises:
+            ReplicaLostError: A replica failed, or the beat of one of them stopped.
+            UnequalSyncsError: One of them left before this sync.
+        """
+        self.check_failures(missing, progress)
+        now = self._now()
+        ranks = self._next(missing)
+        for rank, beat in zip(ranks, self._read_beats(ranks), strict=True):
+            last, since = self._seen.get(rank, (None, now))
+            # What a process of an earlier run has written is no sign of life.
+            own = self._is_of(rank, beat.partition(b" ")[0].decode("ascii", "replace"))
+            if last is None or (own and beat != last):
+                self._seen[rank] = (beat, now)
+            elif now - since > self._timing.lost_after:
+                unread = " It has left a note of its end, which is damaged." if rank in self._unreadable else ""
+                raise ReplicaLostError(
+                    f"rank {rank} has shown no sign of life for {now - since:.0f} s, so {what} cannot be completed. "
+                    f"Its process or machine is gone, or it cannot reach the store: look at its logs.{unread}",
+                    rank,
+                )
+
+    def check_failures(self, missing: Collection[int] = (), progress: Progress = _NOTHING) -> None:
+        """Read the notes of the other ranks.
+
+        Raises:
+            ReplicaLostError: A replica failed; names the one that failed first.
+            UnequalSyncsError: One of the ``missing`` left.
+        """
+        noted = [
+            rank
+            for rank in noted_ranks(self._store.list("notes/"))
+            if rank != self._rank and rank < self._world_size and rank not in self._endings
+        ]
+        for _ in in_parallel(self._store.store, (partial(self._read_note, rank) for rank in noted), _READS_AT_ONCE):
+            pass
+        error = conclude(self._endings, missing, self._rank, progress)
+        if error is not None:
+            raise error
+
+    def ending(self, rank: int) -> Ending | None:
+        """How another replica has ended, as far as it is known."""
+        return self._endings.get(rank)
+
+    def _read_note(self, rank: int) -> None:
+        if rank in self._unreadable:
+            return
+        key = note_key(rank)
+
+        def read() -> tuple[Ending, str] | None:
+            data = self._store.get(key)
+            return None if data is None else read_note(data, rank, f"{self._store.uri}/{key}")
+
+        try:
+            found = read_again(self._timing, read)
+        except (CorruptedObjectError, FormatError) as error:
+            # It says that the replica has ended, but not how: if it is still needed, its beat will tell that it is gone.
+            _log.error("a note of the end of rank %d is ignored: %s", rank, error)
+            self._unreadable.add(rank)
+            return
+        if found is None:
+            return
+        ending, nonce = found
+        if self._is_of(rank, nonce):
+            self._endings[rank] = ending
+        elif rank not in self._foreign:
+            self._foreign.add(rank)
+            _log.error(
+                "a note of the end of rank %d is ignored: a process of an earlier run has written it, which still lives although "
+                "the prefix was emptied. Stop it.",
+                rank,
+            )
+
+    def _is_of(self, rank: int, nonce: str) -> bool:
+        return self._nonces.get(rank, nonce) == nonce
+
+    def _next(self, missing: Collection[int]) -> list[int]:
+        """Some of these ranks, others every time: while beats are read, nobody looks whether the wait is over."""
+        ranks = sorted(missing)
+        after = [rank for rank in ranks if rank > self._looked_at]
+        chosen = (after + ranks)[: min(_MOST_BEATS, len(ranks))]
+        self._looked_at = chosen[-1] if chosen else -1
+        return chosen
+
+    def _read_beats(self, ranks: Iterable[int]) -> Iterator[bytes]:
+        return in_parallel(self._store.store, (partial(self._read_beat, rank) for rank in ranks), _READS_AT_ONCE)
+
+    def _read_beat(self, rank: int) -> bytes:
+        try:
+            return self._store.get(f"beats/{rank:05}", largest=64) or b""
+        except CorruptedObjectError:  # too large for a beat
+            return b""
+
+    def _now(self) -> float:
+        """The observer's clock, which stands still while it cannot reach the store."""
+        downtime = self._store.downtime
+        now = self._timing.clock() - downtime
+        if downtime - self._downtime > self._timing.beat_interval:
+            # Long enough for beats to be missed, and the others may not be back yet: all are given the whole time again.
+            self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
+        self._downtime = downtime
+        return now
+
+    def _beat(self, count: int) -> None:
+        self._store.put(f"beats/{self._rank:05}", lambda: [f"{self._nonce} {count}".encode()])
+
+    def _run(self) -> None:
+        count, pause = 0, self._timing.beat_interval
+        while not self._stop.wait(pause):
+            count += 1
+            pause = self._timing.beat_interval
+            try:
+                self._beat(count)
+            except (StoreError, OSError) as error:
+                # Not fatal by itself: the next beat may get through before the others give this replica up.
+                _log.warning("rank %d could not write its beat: %s", self._rank, error)
+                pause = min(pause, _AGAIN_SECONDS)

@@ -1,0 +1,1 @@
+"""The bridge to torchft, in both directions."""

@@ -1,0 +1,113 @@
+"""Whether replicas that can only average hold the same things.
+
+Each thing is made into eight numbers, the bytes of its digest. The average of these numbers and that of their squares tell
+whether all replicas have the same: if they do, both averages are what each replica has sent. If they do not, no replica
+finds its own numbers in both, since the average of the squares is then larger than the square of the average.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+import xxhash
+
+from .._arithmetic._layout import Piece
+from .._wire._sections import view
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._arithmetic._sync_job import SyncJob
+    from .._exchange._base import Schema
+
+_VALUES = " with values "
+_SYNCED = " in fragment "
+_DIGEST_BYTES = 8
+# Far above what averaging can round away of squares of bytes, and far below what one replica in a million moves the average.
+_TOLERANCE = 1e-7
+_SHOWN = 400
+
+
+class Compared(NamedTuple):
+    """Something that all replicas must hold alike.
+
+    Attributes:
+        what: Its name in errors.
+        value: All of it, as text.
+        advice: What to do where the replicas differ in it.
+    """
+
+    what: str
+    value: str
+    advice: str
+
+    def shown(self) -> str:
+        """The value as it stands in errors: whole if it is short, and by its digest otherwise."""
+        if len(self.value) <= _SHOWN:
+            return self.value
+        return f"{self.value[:_SHOWN]}… (digest {xxhash.xxh3_64_hexdigest(self.value.encode())})"
+
+
+def compared(schema: Schema) -> list[Compared]:
+    """What the schemas of all replicas must have in common, thing by thing."""
+    lines = {name: line.partition(_VALUES) for name, line in schema.tensors.items()}
+    shapes = {name: shape for name, (shape, _, _) in lines.items()}
+    values = {name: digest for name, (_, _, digest) in lines.items() if digest}
+    initial = {name: digest for name, digest in values.items() if _SYNCED in shapes[name]}
+    frozen = {name: digest for name, digest in values.items() if name not in initial}
+    load = (
+        "Load the same checkpoint on all replicas before the block is entered, or build the model from the same seed."
+    )
+    return [
+        Compared("settings", json.dumps(dict(schema.settings)), "Give all replicas the same arguments."),
+        Compared(
+            "names, shapes or dtypes of the model's tensors", json.dumps(shapes), "Build the same model everywhere."
+        ),
+        Compared("values of frozen parameters, or of buffers that are not saved", json.dumps(frozen), load),
+        Compared("initial values of the model", json.dumps(initial), load),
+    ]
+
+
+def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
+    """What all replicas must hold alike when a fragment is synced: which one it is, and its global copy.
+
+    Args:
+        job: The sync.
+        committed: How many outer steps this replica has taken.
+    """
+    digest = xxhash.xxh3_64()
+    pieces = (Piece(index, 0, group.numel) for index, group in enumerate(job.layout.groups))
+    for values in map(job.destination, pieces):
+        if values is not None:
+            digest.update(view(values))
+    advice = (
+        "Load the same checkpoint on all replicas, or build the model from the same seed: a manager brings the initial values "
+        "only to replicas that it heals at the first step (init_sync=True in torchft)."
+        if not committed
+        else "Some replicas have taken outer steps that others have not. Begin again from a checkpoint, all from the same one."
+    )
+    place = f"fragment {job.name} after {committed} outer steps"
+    return [
+        Compared("the fragment that is synced", f"{place} (digest of its tensors: {job.fingerprint})", advice),
+        Compared("the values from which they have trained", f"{place}: digest {digest.hexdigest()}", advice),
+    ]
+
+
+def numbers(things: Sequence[Compared]) -> torch.Tensor:
+    """What is averaged: for every thing, the bytes of its digest and then their squares, in float64."""
+    own = [byte for thing in things for byte in xxhash.xxh3_64_digest(thing.value.encode())]
+    tensor = torch.tensor(own, dtype=torch.float64, device="cpu").view(len(things), _DIGEST_BYTES)
+    return torch.cat([tensor, tensor * tensor], dim=1)
+
+
+def first_difference(things: Sequence[Compared], mean: torch.Tensor) -> Compared | None:
+    """The first thing in which not all replicas agree; None where they agree on everything.
+
+    Args:
+        things: What this replica has.
+        mean: The average of all replicas' :func:`numbers`.
+    """
+    agrees = ((mean - numbers(things)).abs() < _TOLERANCE).all(dim=1)  # NaN is no agreement
+    return next((thing for thing, same in zip(things, agrees.tolist(), strict=True) if not same), None)

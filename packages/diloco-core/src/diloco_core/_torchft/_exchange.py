@@ -1,0 +1,260 @@
+"""Our outer loop over a torchft-shaped manager, which averages tensors, votes, and decides who takes part."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import TYPE_CHECKING
+
+import torch
+
+from .._arithmetic._layout import CHUNK_BYTES, Rule
+from .._arithmetic._sharded import Scratch, contributions
+from .._checks import check_identity
+from .._errors import ConfigurationError, MismatchError
+from .._exchange._base import SyncReport
+from .._exchange._endings import Progress
+from .._outer._initial import Initial
+from ._agreement import compared, compared_copy, first_difference, numbers
+from ._manager import MockManager
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._arithmetic._layout import Layout
+    from .._arithmetic._sync_job import SyncJob
+    from .._exchange._base import Schema
+    from .._outer._fragment import Fragment
+    from ._agreement import Compared
+    from ._manager import Manager
+
+_log = logging.getLogger("diloco_core")
+
+_MEMBERS = (
+    "start_quorum",
+    "allreduce",
+    "should_commit",
+    "allow_state_dict_read",
+    "disallow_state_dict_read",
+    "current_step",
+)
+_STATE_KEY = "diloco_core.ManagerExchange"
+
+
+class ManagerExchange:
+    """Our outer loop over a torchft-shaped manager; see :class:`._base.Exchange`.
+
+    Every replica averages everything and takes the whole outer step itself. The manager decides who takes part, and votes
+    on the commit. A sync that it refuses leaves the global copy and the outer state as they were, and takes the model back
+    to the global copy: the report says ``committed=False`` and ``contribution="dropped"``, and the log says so too (level
+    warning).
+
+    At every sync the replicas compare their settings, the names, shapes and dtypes of the model's tensors, the values that
+    are not synced, and the global copy of the fragment. A manager only averages, so the error says in which of these
+    things the replicas differ and what this replica has, but not which replica differs. Over a :class:`MockManager` all of
+    this happens when the block is entered, too, with errors that name the rank and the tensor, and all replicas take rank
+    0's initial values.
+
+    Other managers do not give anybody rank 0's values. So the replicas have to begin with the same ones, unless the
+    manager heals at the first step (``init_sync=True`` in torchft): a replica that it heals takes over the initial values
+    of the one that it is healed from, and what it has learned before that is dropped. All replicas have to begin together.
+    One that the manager brings to a later step is refused; the others go on without it.
+
+    Args:
+        manager: ``torchft.Manager`` (with ``use_async_quorum=False``) or anything with its members.
+        rank: This replica's number, for reports and errors only.
+        world_size: The number of replicas, for reports only.
+
+    Raises:
+        ConfigurationError: ``manager`` lacks a member or uses asynchronous quorums, or a number is not allowed.
+    """
+
+    def __init__(self, manager: Manager, *, rank: int = 0, world_size: int = 1) -> None:
+        missing = [name for name in _MEMBERS if not callable(getattr(manager, name, None))]
+        if missing:
+            raise ConfigurationError(
+                f"{manager!r} is not a manager: it has no {', '.join(missing)}. Pass a torchft.Manager or a MockManager."
+            )
+        if getattr(manager, "_use_async_quorum", False):
+            raise ConfigurationError(
+                "the manager uses asynchronous quorums, in which a replica takes part before it has been healed. Make it with "
+                "use_async_quorum=False, as for torchft's own DiLoCo."
+            )
+        self.rank, self.world_size = check_identity(rank, world_size)
+        self._manager = manager
+        self._scratch = Scratch(CHUNK_BYTES)
+        self._progress = Progress()
+        self._schema: Schema | None = None
+        self._things: list[Compared] = []
+        self._fragments: list[Fragment] = []
+        self._committed = 0
+        self._job: SyncJob | None = None
+        self._healed = False
+
+    def join(self, schema: Schema) -> None:
+        """Over a :class:`MockManager`, meet the others and compare; other managers meet at every sync.
+
+        Raises:
+            MismatchError: The replicas disagree; it says on what.
+        """
+        if self._schema is not None:
+            if schema != self._schema:
+                raise ConfigurationError("this exchange has already joined with another model or other settings")
+            return
+        if isinstance(self._manager, MockManager):
+            self._manager.meet(schema)
+        elif callable(getattr(self._manager, "register_state_dict_fn", None)):
+            self._manager.register_state_dict_fn(_STATE_KEY, self._heal, self._state)
+        self._schema, self._things = schema, compared(schema)
+
+    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:  # noqa: ARG002 - the manager knows who is there
+        """Compare, average, vote, update; see :meth:`._base.Exchange.sync`.
+
+        Raises:
+            MismatchError: The replicas differ in what all must have in common, or the others are further than this one.
+        """
+        start = time.monotonic()
+        committed, contribution = True, "counted"
+        if job.kind == "initial":
+            self._begin(job)
+        else:
+            committed = self._average_and_apply(job)
+            contribution = "counted" if committed and not self._healed else "dropped"
+        number = self._progress.number
+        self._progress = self._progress.plus(job.kind)
+        return SyncReport(
+            sync=number,
+            fragment=job.name,
+            committed=committed,
+            members=self.world_size if committed else 0,
+            bytes_sent=0,
+            bytes_received=0,
+            wait_seconds=0.0,
+            exchange_seconds=time.monotonic() - start,
+            contribution=contribution,
+        )
+
+    def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
+        """One: every replica updates everything."""
+        return 1
+
+    def leave(self) -> None:
+        """Nothing to do: the manager belongs to the caller."""
+
+    def abort(self, error: BaseException) -> None:
+        """Nothing to do: the manager belongs to the caller."""
+
+    def _begin(self, job: SyncJob) -> None:
+        if isinstance(job, Initial):
+            _check_rules(job.fragment.layout)
+            self._fragments.append(job.fragment)
+        if isinstance(self._manager, MockManager):
+            self._manager.share(job)
+
+    def _average_and_apply(self, job: SyncJob) -> bool:
+        layout = job.layout
+        _check_rules(layout)
+        sums = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
+        for shard in range(layout.shards):
+            chunks = layout.chunks(shard, CHUNK_BYTES)
+            values = contributions(job, shard, self.rank, CHUNK_BYTES, self._scratch)
+            for chunk, value in zip(chunks, values, strict=True):
+                sums[chunk.group][chunk.start : chunk.stop].copy_(value)
+        self._start_step(job, sums)
+        copies = compared_copy(job, self._committed) if job.kind == "outer" else []
+        self._manager.disallow_state_dict_read()
+        try:
+            committed = self._average_and_vote([*self._things, *copies], sums)
+            for shard in range(layout.shards):
+                for chunk in layout.chunks(shard, CHUNK_BYTES):
+                    if committed:
+                        new = job.update(chunk, sums[chunk.group][chunk.start : chunk.stop])
+                        job.check_update(chunk, new, self._progress.next)
+                        job.adopt(chunk, new)
+                    elif (values_before := job.destination(chunk)) is not None:
+                        job.adopt(chunk, values_before)
+        finally:
+            self._manager.allow_state_dict_read()
+        self._committed += committed
+        if not committed:
+            _log.warning(
+                "rank %d: the manager has voted against the sync of fragment %s after %d outer steps. What this replica has "
+                "learned in the fragment since its last sync is dropped, and the fragment goes back to the values of that sync. "
+                "The log of the manager says why.",
+                self.rank,
+                job.name,
+                self._committed,
+            )
+        return committed
+
+    def _average_and_vote(self, things: Sequence[Compared], sums: Sequence[torch.Tensor]) -> bool:
+        """Average, if all replicas agree on what the averages are of; returns whether the step counts."""
+        mean = numbers(things)
+        # Before the sums are: those of replicas that differ may have other sizes.
+        self._manager.allreduce(mean).wait()
+        difference = first_difference(things, mean)
+        if difference is None:
+            for work in [self._manager.allreduce(total) for total in sums]:
+                work.wait()
+        # Managers keep the errors of averages to themselves until they vote. Where they vote no, the numbers mean nothing.
+        committed = self._manager.should_commit()
+        if committed and difference is not None:
+            raise MismatchError(
+                f"the replicas of this manager differ in the {difference.what}. Rank {self.rank} has {difference.shown()}. Every "
+                f"replica raises this error with what it has itself: compare them. {difference.advice}"
+            )
+        return committed
+
+    def _start_step(self, job: SyncJob, sums: Sequence[torch.Tensor]) -> None:
+        """Meet those who take part; the manager may heal this replica meanwhile."""
+        self._job, self._healed = job, False
+        step = self._manager.current_step()
+        self._manager.start_quorum()
+        reached = self._manager.current_step()
+        if reached != step:
+            raise MismatchError(
+                f"rank {self.rank} has come too late: it was at step {step} of the manager, and the others are at step "
+                f"{reached}. Over a torchft manager all replicas have to begin together, since the manager does not bring the "
+                "outer optimizer's state. The others go on without this one. Where replicas are to come later, or to come "
+                "back, use connect(..., min_replicas=...)."
+            )
+        if self._healed:
+            for total in sums:
+                total.zero_()  # what was learned from other values
+            _log.warning(
+                "rank %d: the manager has healed this replica: it goes on with the initial values of another one. What it had "
+                "learned before is dropped.",
+                self.rank,
+            )
+
+    def _state(self) -> list[list[torch.Tensor]]:
+        return [list(fragment.copy) for fragment in self._fragments]
+
+    def _heal(self, state: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Take over another replica's global copies. Called by the manager, inside of ``start_quorum``."""
+        here = self._state()
+        if [[_kind(copy) for copy in copies] for copies in state] != [
+            [_kind(copy) for copy in copies] for copies in here
+        ]:
+            return  # another model: the comparison that follows says so
+        for fragment, received in zip(self._fragments, state, strict=True):
+            if all(map(torch.equal, fragment.copy, received)):
+                continue
+            for copy, values in zip(fragment.copy, received, strict=True):
+                copy.copy_(values)
+            if fragment is self._job:
+                self._healed = True  # the model takes the new values at the end of the sync
+            else:
+                fragment.start_over()
+
+
+def _kind(copy: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
+    return copy.shape, copy.dtype
+
+
+def _check_rules(layout: Layout) -> None:
+    if any(group.rule is Rule.FIRST for group in layout.groups):
+        raise ConfigurationError(
+            "a torchft manager can only average, but integer buffers are taken from rank 0 (and with buffers='rank0' all "
+            "buffers are): pass buffers='none'"
+        )

@@ -1,0 +1,1 @@
+"""What the objects in a store hold, byte by byte."""

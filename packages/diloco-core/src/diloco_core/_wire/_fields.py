@@ -1,0 +1,118 @@
+"""Reading the fields of a record that has been unsealed: each has a type and a range, or the record is refused by name."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+from .._errors import CorruptedObjectError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+LARGEST = 2**63 - 1
+
+
+class Fields:
+    """The fields of one record, taken one by one.
+
+    Args:
+        fields: Names and values.
+        origin: What the record is called in errors.
+    """
+
+    def __init__(self, fields: object, origin: str) -> None:
+        self._origin = origin
+        if not isinstance(fields, dict):
+            raise CorruptedObjectError(f"{origin}: an object is expected, not {_shown(fields)}")
+        self._fields: Mapping[str, Any] = fields
+
+    def whole(self, name: str, least: int = 0, most: int = LARGEST) -> int:
+        """A whole number from ``least`` to ``most``."""
+        return self._whole(self._take(name), f"field {name!r}", least, most)
+
+    def text(self, name: str, pattern: str | None = None) -> str:
+        """Text, which must match all of ``pattern`` where one is given."""
+        return self._text(self._take(name), f"field {name!r}", pattern)
+
+    def items(self, name: str) -> list[Any]:
+        """A list of anything."""
+        value = self._take(name)
+        if not isinstance(value, list):
+            raise self.wrong(f"field {name!r} must be a list, not {_shown(value)}")
+        return value
+
+    def texts(self, name: str, pattern: str | None = None) -> list[str]:
+        """A list of texts."""
+        return [self._text(value, f"an entry of {name!r}", pattern) for value in self.items(name)]
+
+    def wholes(self, name: str, least: int = 0, most: int = LARGEST) -> list[int]:
+        """A list of whole numbers."""
+        return [self._whole(value, f"an entry of {name!r}", least, most) for value in self.items(name)]
+
+    def numbers(self, name: str, least: int = 0) -> dict[int, int]:
+        """Whole numbers by rank, stored as a list of pairs in the order of the ranks."""
+        pairs = self.items(name)
+        if any(not isinstance(pair, list) or len(pair) != 2 for pair in pairs):
+            raise self.wrong(f"field {name!r} must be a list of pairs")
+        found = {
+            self._whole(rank, f"a rank in {name!r}", 0, 99999): self._whole(
+                value, f"an entry of {name!r}", least, LARGEST
+            )
+            for rank, value in pairs
+        }
+        if len(found) != len(pairs) or list(found) != sorted(found):
+            raise self.wrong(f"field {name!r} must name every rank once, in order")
+        return found
+
+    def texts_by_name(self, name: str) -> dict[str, str]:
+        """Texts by name."""
+        value = self._take(name)
+        if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
+            raise self.wrong(f"field {name!r} must be an object of texts, not {_shown(value)}")
+        return value
+
+    def mapping(self, name: str) -> dict[str, Any]:
+        """An object of anything, which whoever uses it has to check."""
+        value = self._take(name)
+        if not isinstance(value, dict):
+            raise self.wrong(f"field {name!r} must be an object, not {_shown(value)}")
+        return value
+
+    def part(self, name: str) -> Fields:
+        """An object with fields of its own."""
+        return Fields(self._take(name), f"{self._origin}, field {name!r}")
+
+    def parts(self, name: str) -> list[Fields]:
+        """A list of objects."""
+        return [Fields(value, f"{self._origin}, an entry of {name!r}") for value in self.items(name)]
+
+    def agree(self, name: str, expected: object) -> None:
+        """Refuse a field that does not say what the key says."""
+        value = self._take(name)
+        if value != expected or type(value) is not type(expected):
+            raise self.wrong(f"field {name!r} is {_shown(value)}, but by its key it must be {expected!r}")
+
+    def wrong(self, what: str) -> CorruptedObjectError:
+        """The error for a field that is not as it must be."""
+        return CorruptedObjectError(f"{self._origin}: {what}")
+
+    def _take(self, name: str) -> Any:
+        if name not in self._fields:
+            raise self.wrong(f"field {name!r} is missing")
+        return self._fields[name]
+
+    def _whole(self, value: object, what: str, least: int, most: int) -> int:
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.wrong(f"{what} must be a whole number from {least} to {most}, not {_shown(value)}")
+        return value
+
+    def _text(self, value: object, what: str, pattern: str | None) -> str:
+        if not isinstance(value, str) or (pattern is not None and re.fullmatch(pattern, value, re.ASCII) is None):
+            raise self.wrong(f"{what} must be text{f' like {pattern}' if pattern else ''}, not {_shown(value)}")
+        return value
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

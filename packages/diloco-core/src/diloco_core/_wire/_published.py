@@ -1,0 +1,362 @@
+"""Published shards: what a file of the checkpoint holds, how it is written and how it is read.
+
+A file ends with the shard's values, so that they are found from its end and no header decides where they are::
+
+    header | what the outer optimizer keeps | values | checksum of the values | checksum of the rest | checksum of both
+
+The checksum of the rest covers every byte of the header and, through their own checksums, the outer optimizer's tensors. It
+lies beside the values, so that whoever adopts them learns it without another request.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+import xxhash
+
+from .._arithmetic._layout import Rule
+from .._arithmetic._sharded import adopt_shard
+from .._errors import CorruptedObjectError
+from .._store._api import ReadsAhead
+from ._sections import (
+    CHECKSUM_BYTES,
+    Section,
+    SectionReader,
+    header,
+    section_bytes,
+    section_parts,
+    section_starts,
+    view,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from .._arithmetic._layout import Layout, Piece
+    from .._arithmetic._sharded import Scratch
+    from .._arithmetic._sync_job import SyncJob
+    from .._store._api import Buffer, ObjectReader
+
+_LENGTH_BYTES = 8
+_MOST_HEADER_BYTES = 2**24
+# After the values: sections without tensors of their own, which are checksums only.
+END = (Section("rest", (), 0), Section("both", (), 0))
+
+
+class Sums(NamedTuple):
+    """Checksums of a published file.
+
+    Attributes:
+        values: Of the values.
+        rest: Of everything before them.
+    """
+
+    values: int
+    rest: int
+
+
+class ValuesReader:
+    """Reads the values of a published file piece by piece and verifies them at the end. Not thread-safe.
+
+    Args:
+        reader: The open file.
+        layout: The plan of the sync.
+        values: The section of the values.
+        origin: Name of the object, for errors.
+
+    Raises:
+        CorruptedObjectError: The file is too short for them.
+    """
+
+    def __init__(self, reader: ObjectReader, layout: Layout, values: Section, origin: str) -> None:
+        start = reader.size - section_bytes(layout, values) - CHECKSUM_BYTES * len(END)
+        self._reader = reader
+        self._origin = origin
+        self._section = SectionReader(reader, layout, values, start, origin)
+        if isinstance(reader, ReadsAhead):
+            reader.expect(start, reader.size)
+
+    def read(self, out: torch.Tensor) -> None:
+        """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
+        self._section.read(out)
+
+    def verify(self) -> Sums:
+        """Compare the checksums, and return them.
+
+        Raises:
+            CorruptedObjectError: What was read is not what was written.
+        """
+        sums = _end(self._reader, self._origin, self._section.padding)
+        if sums.values != self._section.digest:
+            raise CorruptedObjectError(
+                f"{self._origin}: the checksum of its values is wrong. The object was damaged, or written for another run, "
+                "model or sync."
+            )
+        return sums
+
+
+class Shard:
+    """One shard of a job's state: what the outer optimizer keeps of it, then its values.
+
+    Args:
+        job: Whose state it is.
+        number: Which shard.
+        seed: Makes the seed of a section from what the section is.
+        chunk_bytes: Bytes handled at once.
+    """
+
+    def __init__(self, job: SyncJob, number: int, seed: Callable[..., int], chunk_bytes: int) -> None:
+        self.number = number
+        self._job = job
+        self._layout: Layout = job.layout
+        self._seed = seed
+        self._chunk_bytes = chunk_bytes
+
+    def parts(self, metadata: Mapping[str, str], written: Callable[[Sums], None] | None = None) -> Iterator[Buffer]:
+        """The file. ``written`` gets its checksums when all of it is through."""
+        rest: list[int] = []
+        yield from self._before_values(metadata, rest.append)
+        last: Buffer = b""
+        for last in section_parts(self.values(), map(self._job.published, self._chunks())):
+            yield last
+        sums = Sums(int.from_bytes(last[-CHECKSUM_BYTES:], "little"), rest[0])
+        yield ending(sums)
+        if written is not None:
+            written(sums)
+
+    def digest(self) -> int:
+        """Checksum of the values in memory."""
+        parts = section_parts(self.values(), map(self._job.published, self._chunks()))
+        (last,) = deque(parts, maxlen=1)
+        return int.from_bytes(last[-CHECKSUM_BYTES:], "little")
+
+    def rest(self, metadata: Mapping[str, str]) -> int:
+        """Checksum of what :meth:`parts` would give now before the values: the header and the outer optimizer's tensors."""
+        found: list[int] = []
+        deque(self._before_values(metadata, found.append), maxlen=0)
+        return found[0]
+
+    def summing(self, metadata: Mapping[str, str]) -> tuple[Callable[[Piece], None], Callable[[], int]]:
+        """What :meth:`rest` returns, for somebody who has the chunks in the processor's cache one after the other anyway.
+
+        Returns:
+            A function that takes the next chunk of the shard into account, and one that returns the checksum after the last.
+        """
+        beginning, names = self._beginning(metadata)
+        sums = {name: xxhash.xxh3_64(seed=self.outer(name).seed) for name in names}
+
+        def add(chunk: Piece) -> None:
+            if self._is_outer(chunk):
+                for name, tensor in self._job.outer_state(chunk).items():
+                    sums[name].update(view(tensor))
+
+        def result() -> int:
+            rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
+            for name in names:
+                rest.update(sums[name].intdigest().to_bytes(CHECKSUM_BYTES, "little"))
+            return rest.intdigest()
+
+        return add, result
+
+    def sums(self, metadata: Mapping[str, str]) -> Sums:
+        """Checksums of the file that :meth:`parts` would give now."""
+        found: list[Sums] = []
+        deque(self.parts(metadata, found.append), maxlen=0)
+        return found[0]
+
+    def announce(self, reader: ObjectReader, origin: str) -> None:
+        """Have the values of a file fetched ahead, where the store does that.
+
+        Raises:
+            CorruptedObjectError: The file is too short for them.
+        """
+        self._values_of(reader, origin)
+
+    def announce_rest(self, reader: ObjectReader) -> None:
+        """Have everything but the values of a file fetched ahead, where the store does that."""
+        start = reader.size - section_bytes(self._layout, self.values()) - CHECKSUM_BYTES * len(END)
+        if isinstance(reader, ReadsAhead) and start > 0:
+            reader.expect(0, start)
+
+    def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
+        """Adopt the values of a file; returns its checksums.
+
+        Raises:
+            CorruptedObjectError: They are not what was written. The own values are undefined then.
+        """
+        values = self._values_of(reader, origin)
+
+        def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG001 - the signature of a source
+            values.read(out)
+            return out
+
+        adopt_shard(self._job, self.number, read, self._chunk_bytes, scratch)
+        return values.verify()
+
+    def check(self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False) -> Sums:
+        """Checksums of a file; its values are verified, with ``whole`` also the rest. Nothing is adopted.
+
+        Raises:
+            CorruptedObjectError: It is not what was written.
+        """
+        if whole:
+            self.outer_state(reader, origin)
+        values = self._values_of(reader, origin)
+        for chunk in self._chunks():
+            values.read(scratch.tensor(0, self._layout, chunk))
+        return values.verify()
+
+    def end(self, reader: ObjectReader, origin: str) -> Sums:
+        """The checksums at the end of a file, as it says them of itself; nothing that they cover is read.
+
+        Raises:
+            CorruptedObjectError: They are not what was written.
+        """
+        return _end(reader, origin)
+
+    def outer_state(
+        self, reader: ObjectReader, origin: str, expected: int | None = None
+    ) -> tuple[dict[Piece, dict[str, torch.Tensor]], dict[str, float]]:
+        """The outer optimizer's tensors, chunk by chunk, and its scalars, verified.
+
+        Args:
+            reader: The open file.
+            origin: Name of the object, for errors.
+            expected: What :attr:`Sums.rest` must be, where that is known; otherwise what the file says of itself.
+
+        Raises:
+            CorruptedObjectError: It is not what was written.
+        """
+        beginning, fields = read_header(reader, origin)
+        names, scalars = _described(fields, origin)
+        sections = [*(self.outer(name) for name in names), self.values(), *END]
+        if len(beginning) + section_starts(self._layout, sections)[-1] != reader.size:
+            raise CorruptedObjectError(f"{origin} has not the size that its header speaks of: one of them is damaged")
+        rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
+        chunks: dict[Piece, dict[str, torch.Tensor]] = {piece: {} for piece in self._outer_chunks()}
+        starts = [len(beginning) + start for start in section_starts(self._layout, sections)]
+        if isinstance(reader, ReadsAhead):
+            reader.expect(starts[0], starts[len(names)])
+        for section_of_name, start, name in zip(sections, starts, names, strict=False):
+            section = SectionReader(reader, self._layout, section_of_name, start, origin)
+            for piece, tensors in chunks.items():
+                tensors[name] = torch.empty(piece.numel, dtype=self._layout.groups[piece.group].dtype, device="cpu")
+                section.read(tensors[name])
+            section.verify()
+            rest.update(section.digest.to_bytes(CHECKSUM_BYTES, "little"))
+        if rest.intdigest() != (_end(reader, origin).rest if expected is None else expected):
+            raise CorruptedObjectError(
+                f"{origin}: the checksum of its header and outer state is wrong. It was damaged, or is not what the record of "
+                "its sync says."
+            )
+        return chunks, scalars
+
+    def values(self) -> Section:
+        """The section of the values."""
+        return Section("values", self._layout.shard(self.number), self._seed("values", self.number))
+
+    def outer(self, name: str) -> Section:
+        """The section of one of the outer optimizer's tensors."""
+        pieces = self._layout.shard(self.number)
+        outer = tuple(piece for piece in pieces if self._is_outer(piece))
+        return Section(f"outer.{name}", outer, self._seed("outer", name, self.number))
+
+    def _before_values(self, metadata: Mapping[str, str], checksum: Callable[[int], None]) -> Iterator[Buffer]:
+        beginning, names = self._beginning(metadata)
+        outer = self._outer_chunks()
+        rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
+        yield beginning
+        last: Buffer = b""
+        for name in names:
+            for last in section_parts(self.outer(name), (self._job.outer_state(chunk)[name] for chunk in outer)):
+                yield last
+            rest.update(last[-CHECKSUM_BYTES:])
+        checksum(rest.intdigest())
+
+    def _beginning(self, metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:
+        """The header, and the names of the outer optimizer's tensors."""
+        outer = self._outer_chunks()
+        names = sorted(self._job.outer_state(outer[0])) if outer else []
+        scalars = dict(self._job.outer_scalars(outer[0])) if outer else {}
+        sections = [*map(self.outer, names), self.values(), *END]
+        metadata = {**metadata, "shard": str(self.number), "scalars": json.dumps(scalars), "outer": json.dumps(names)}
+        return header(self._layout, sections, metadata), names
+
+    def _values_of(self, reader: ObjectReader, origin: str) -> ValuesReader:
+        return ValuesReader(reader, self._layout, self.values(), origin)
+
+    def _chunks(self) -> list[Piece]:
+        return list(self._layout.chunks(self.number, self._chunk_bytes))
+
+    def _outer_chunks(self) -> list[Piece]:
+        return list(filter(self._is_outer, self._chunks()))
+
+    def _is_outer(self, piece: Piece) -> bool:
+        return self._layout.groups[piece.group].rule is Rule.OUTER
+
+
+def shard_metadata(job: SyncJob, sync: int) -> dict[str, str]:
+    """What a published shard says of itself to people."""
+    return {"diloco": "state", "sync": str(sync), "name": job.name, "fingerprint": job.fingerprint}
+
+
+def read_header(reader: ObjectReader, origin: str) -> tuple[bytes, dict[str, Any]]:
+    """The header of a safetensors file: its bytes with their length before them, and what it says. Nothing is verified.
+
+    Raises:
+        CorruptedObjectError: It has none.
+    """
+    length = bytearray(_LENGTH_BYTES)
+    if reader.size < _LENGTH_BYTES:
+        raise CorruptedObjectError(f"{origin} has {reader.size} bytes: it is truncated")
+    reader.read_into(0, memoryview(length))
+    size = int.from_bytes(length, "little")
+    if size > min(_MOST_HEADER_BYTES, reader.size - _LENGTH_BYTES):
+        raise CorruptedObjectError(f"{origin} does not begin with the header of a safetensors file")
+    text = bytearray(size)
+    reader.read_into(_LENGTH_BYTES, memoryview(text))
+    try:
+        fields: dict[str, Any] = json.loads(text)
+    except (ValueError, RecursionError):
+        raise CorruptedObjectError(f"the header of {origin} is damaged") from None
+    return bytes(length + text), fields
+
+
+def _described(fields: Any, origin: str) -> tuple[Sequence[str], dict[str, float]]:
+    """Names of the outer optimizer's tensors, and its scalars, as a header tells them."""
+    try:
+        metadata = fields["__metadata__"]
+        names, scalars = json.loads(metadata["outer"]), json.loads(metadata["scalars"])
+        if not all(isinstance(name, str) for name in [*names, *scalars]):
+            raise TypeError("names are text")
+        return list(names), {name: float(value) for name, value in scalars.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        raise CorruptedObjectError(f"the header of {origin} is damaged") from None
+
+
+def ending(sums: Sums) -> bytes:
+    """What follows the checksum of the values in a file."""
+    return b"".join(number.to_bytes(CHECKSUM_BYTES, "little") for number in (sums.rest, _both(*sums)))
+
+
+def _end(reader: ObjectReader, origin: str, padding: int = 0) -> Sums:
+    stored = bytearray(padding + 3 * CHECKSUM_BYTES)
+    if reader.size < len(stored):
+        raise CorruptedObjectError(f"{origin} has {reader.size} bytes: it is truncated")
+    reader.read_into(reader.size - len(stored), memoryview(stored))
+    if any(stored[:padding]):
+        raise CorruptedObjectError(f"{origin}: the bytes between its values and their checksum are damaged")
+    values, rest, both = (
+        int.from_bytes(stored[start : start + CHECKSUM_BYTES], "little")
+        for start in range(padding, len(stored), CHECKSUM_BYTES)
+    )
+    if _both(values, rest) != both:
+        raise CorruptedObjectError(f"{origin}: the checksums at its end are damaged")
+    return Sums(values, rest)
+
+
+def _both(values: int, rest: int) -> int:
+    return xxhash.xxh3_64_intdigest(b"".join(number.to_bytes(CHECKSUM_BYTES, "little") for number in (values, rest)))

@@ -1,0 +1,23 @@
+"""For tests and simulations: several replicas in one process, in real time or in virtual time with faults."""
+
+from ._checks import SimulatedTraining, broken_promises, violations
+from ._replicas import run_replicas
+from ._scheduler import Killed
+from ._simulation import Node, Outcome, Schedule, simulate
+from ._store import DAMAGES, KINDS, Fault, SimulatedStore
+
+__all__ = [
+    "DAMAGES",
+    "KINDS",
+    "Fault",
+    "Killed",
+    "Node",
+    "Outcome",
+    "Schedule",
+    "SimulatedStore",
+    "SimulatedTraining",
+    "broken_promises",
+    "run_replicas",
+    "simulate",
+    "violations",
+]

@@ -1,0 +1,334 @@
+"""What must hold after any simulated run, and a training function whose results can be computed from the log alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._elastic._log._keys import MANIFEST, commit_key, commit_sync, shard_key
+from .._elastic._log._records import Commit, Manifest, Rollback, digest, read_record
+from .._elastic._log._rules import done_states
+from .._errors import FencedError
+from .._loop._diloco import DiLoCo
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from .._exchange._base import SyncReport
+    from ._simulation import Node, Outcome
+    from ._store import SimulatedStore
+
+_OUTER_LR, _OUTER_MOMENTUM = 0.7, 0.9
+_TOLERANCE = 1e-4
+
+
+@dataclass(slots=True)
+class Ledger:
+    """A data loader that only counts: which batch comes next."""
+
+    position: int = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its position."""
+        return {"position": self.position}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a position."""
+        self.position = state["position"]
+
+
+@dataclass(slots=True)
+class SimulatedTraining:
+    """Training of a tiny model with made-up gradients, for :func:`simulate`; remembers what every replica came to.
+
+    Args:
+        syncs: After how many outer steps it ends.
+        sizes: Elements of the model's tensors; each is a fragment.
+        sync_every: Inner steps between two syncs of a fragment.
+        seconds: Virtual seconds that an inner step takes.
+        pauses: More seconds for a rank's first life at an inner step.
+        save_every: Every how many syncs a replica saves its inner state.
+
+    Attributes:
+        states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
+        steps: For every sync, which numbers of outer steps replicas counted after it.
+        reports: All reports, by (rank, life).
+        salts: Which life of a rank an epoch was.
+        agreed: Whether a life had agreed to go back to older states, by rank and epoch.
+        batches: Which batch was learned in an inner step, by (rank, life, step).
+        longest: The longest that a replica spent in one inner step, its syncs included but not its own faults, in virtual
+            seconds.
+    """
+
+    syncs: int = 6
+    sizes: tuple[int, ...] = (40, 30)
+    sync_every: int = 2
+    seconds: float = 1.0
+    pauses: dict[tuple[int, int], float] = field(default_factory=dict)
+    states: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = field(default_factory=dict)
+    steps: dict[int, set[int]] = field(default_factory=dict)
+    reports: dict[tuple[int, int], list[SyncReport]] = field(default_factory=dict)
+    salts: dict[tuple[int, int], int] = field(default_factory=dict)
+    save_every: int = 10
+    agreed: dict[tuple[int, int], bool] = field(default_factory=dict)
+    batches: dict[tuple[int, int, int], int] = field(default_factory=dict)
+    longest: float = 0.0
+
+    def __call__(self, node: Node) -> int:
+        """Train; returns the number of syncs."""
+        model = torch.nn.ParameterList([torch.zeros(size) for size in self.sizes])
+        inner = torch.optim.SGD(model.parameters(), lr=1.0)
+        reports = self.reports.setdefault((node.rank, node.life), [])
+        ledger = Ledger()
+
+        def seen(report: SyncReport) -> None:
+            reports.append(report)
+            ledger.position += report.batches_to_skip
+            if report.committed:
+                copies = [copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]]
+                number = node.exchange.position.sync
+                self.steps.setdefault(number, set()).add(outer.committed)
+                states = self.states.setdefault(number, [])
+                if states and all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
+                    copies = states[0][2]  # long runs would fill the memory
+                states.append((node.rank, node.life, copies))
+
+        outer = DiLoCo(
+            model,
+            inner,
+            node.exchange,
+            sync_every=self.sync_every,
+            fragments=len(self.sizes),
+            outer_lr=_OUTER_LR,
+            outer_momentum=_OUTER_MOMENTUM,
+            on_sync=seen,
+            stateful={"ledger": ledger},
+            save_inner_every=self.save_every,
+        )
+        with outer:
+            self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
+            self.agreed[node.rank, node.exchange.epoch] = node.exchange.settings.resume == "newest-whole"
+            ledger.position += outer.batches_to_skip
+            while outer.committed < self.syncs:
+                start = self._spent(node)
+                step = outer.inner_steps
+                pause = self.pauses.get((node.rank, outer.inner_steps), 0.0) if node.life == 1 else 0.0
+                node.sleep(self.seconds * (0.9 + 0.2 * node.chance.random()) + pause)
+                for tensor in model:
+                    tensor.grad = self.gradient(node.rank, node.life, outer.inner_steps, tensor.numel())
+                self.batches[node.rank, node.life, step] = ledger.position
+                ledger.position += 1
+                inner.step()
+                self.longest = max(self.longest, self._spent(node) - start)
+        return outer.committed
+
+    @staticmethod
+    def _spent(node: Node) -> float:
+        """Time of the simulation, without what faults have cost this replica."""
+        connection = node.connection
+        return connection.clock() - connection.offset - connection.injected
+
+    @staticmethod
+    def gradient(rank: int, life: int, step: int, size: int) -> torch.Tensor:
+        """The gradient of an inner step; a multiple of 1/16, so that sums are exact."""
+        return ((torch.arange(size) * 7 + rank * 13 + life * 5 + step * 29) % 17 - 8).float() / 16
+
+    def expected(self, log: Sequence[Commit | Rollback]) -> dict[int, list[torch.Tensor]]:
+        """What every replica must hold after every sync, computed from the log."""
+        zeros = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
+        states = {(0, index): (zero, zero) for index, zero in enumerate(zeros)}  # values and momentum
+        now = [(zero, zero) for zero in zeros]
+        found = {}
+        for record in log:
+            if isinstance(record, Rollback):
+                now = [states[sync, index] for index, sync in enumerate(record.states)]
+            else:
+                index = record.fragment
+                values, momentum = now[index]
+                mean = torch.zeros_like(values)
+                for member in record.members:
+                    life = self.salts.get((member.rank, member.epoch), 0)
+                    for step in range(member.start, member.stop):
+                        mean += self.gradient(member.rank, life, step, self.sizes[index]) / len(record.members)
+                momentum = _OUTER_MOMENTUM * momentum + mean
+                now[index] = values - _OUTER_LR * (mean + _OUTER_MOMENTUM * momentum), momentum
+                states[record.sync, index] = now[index]
+            found[record.sync] = [values for values, _ in now]
+        return found
+
+    def outer_steps(self, log: Sequence[Commit | Rollback]) -> dict[int, int]:
+        """How many outer steps the model has taken after every record of the log."""
+        steps = dict.fromkeys(((0, index) for index in range(len(self.sizes))), 0)  # by sync and fragment
+        now, found = [0] * len(self.sizes), {}
+        for record in log:
+            if isinstance(record, Rollback):
+                now = [steps[sync, index] for index, sync in enumerate(record.states)]
+            else:
+                now[record.fragment] += 1
+                steps[record.sync, record.fragment] = now[record.fragment]
+            found[record.sync] = sum(now)
+        return found
+
+
+def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float = 700.0) -> list[str]:
+    """What a simulated run has done wrong; empty where nothing.
+
+    Replicas at the same sync hold the same bytes, which are those that the log says: no contribution counted twice, half
+    or not at all, and no batch learned twice by a rank. The log is a chain, with a quorum in every record. A life that has not
+    agreed to go back does not go on after a rollback, and one that has a successor saves nothing. No replica waits
+    past the deadline. Every rank gets to the end, and no life ends by an error unless a newer one took its place.
+
+    Args:
+        outcome: The run.
+        training: What it trained.
+        deadline: Virtual seconds that a replica may spend in one step.
+    """
+    found = [f"life {key} raised {error!r}" for key, error in outcome.errors().items() if not _is_fenced(error)]
+    if not outcome.finished:
+        found.append(f"not every rank came to the end (virtual time {outcome.seconds:.0f} s)")
+    if training.longest > deadline:
+        found.append(f"a replica waited for {training.longest:.0f} s")
+    if MANIFEST not in outcome.store.decided:
+        return [*found, "there is no manifest"]
+    found += [f"{key} was written again with other content" for key in outcome.store.changed]
+    found += [f"{key} was saved by a life that had a successor" for key in outcome.store.intrusions]
+    log, broken = read_log(outcome.store)
+    found += broken
+    expected = training.expected(log)
+    for sync, states in sorted(training.states.items()):
+        for rank, life, copies in states:
+            if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
+                found.append(f"after sync {sync}, rank {rank} (life {life}) differs from rank {states[0][0]}")
+            if sync in expected:
+                far = max(float((a - b).abs().max()) for a, b in zip(copies, expected[sync], strict=True))
+                if not far < _TOLERANCE:
+                    found.append(f"after sync {sync}, rank {rank} (life {life}) is {far:.3g} off what the log says")
+    steps = training.outer_steps(log)
+    found += [
+        f"after sync {sync}, replicas count {sorted(counts)} outer steps, and the model has taken {steps[sync]}"
+        for sync, counts in sorted(training.steps.items())
+        if sync in steps and counts != {steps[sync]}
+    ]
+    return found + ignored_rollbacks(log, training) + learned_twice(log, training)
+
+
+def ignored_rollbacks(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
+    """Lives that went on after a rollback that they had not agreed to."""
+    fence: dict[int, int] = {}
+    found = []
+    for record in log:
+        if isinstance(record, Rollback):
+            fence.update(record.fence)
+            continue
+        found += [
+            f"rank {member.rank} (epoch {member.epoch}) has not agreed to go back, and takes part in sync {record.sync}"
+            for member in record.members
+            if member.epoch <= fence.get(member.rank, 0) and not training.agreed.get((member.rank, member.epoch), True)
+        ]
+    return found
+
+
+def learned_twice(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
+    """Batches that more than one counted step of a rank has learned; what was given up does not count."""
+    given_up = {sync for record in log if isinstance(record, Rollback) for sync in record.given_up}
+    seen: dict[tuple[int, int, int], int] = {}
+    found = []
+    for commit in log:
+        if isinstance(commit, Rollback) or commit.sync in given_up:
+            continue
+        for member in commit.members:
+            life = training.salts.get((member.rank, member.epoch), 0)
+            for step in range(member.start, member.stop):
+                batch = training.batches.get((member.rank, life, step))
+                if batch is None:
+                    continue  # of a simulation before this one
+                key = commit.fragment, member.rank, batch
+                if key in seen:
+                    found.append(f"rank {member.rank} learned batch {batch} in syncs {seen[key]} and {commit.sync}")
+                seen[key] = commit.sync
+    return found
+
+
+def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]:
+    """All records of the log as they were decided, and what is wrong with them."""
+    manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
+    previous, found, log = digest(store.decided[MANIFEST]), [], list[Commit | Rollback]()
+    positions: dict[tuple[int, int], Mapping[int, int]] = {}  # by fragment and sync
+    newest = [0] * len(manifest.fragments)
+    decided = [(sync, data) for key, data in store.decided.items() if (sync := commit_sync(key)) is not None]
+    records = [read_record(data, sync, commit_key(sync)) for sync, data in decided]
+    rollbacks = [record for record in records if isinstance(record, Rollback)]
+    # In place of a record that was lost there is a rollback, and a newer one has given up its number.
+    lost = {record.sync for record in rollbacks} & {sync for record in rollbacks for sync in record.given_up}
+    while (data := store.decided.get(commit_key(len(log) + 1))) is not None:
+        record = read_record(data, len(log) + 1, commit_key(len(log) + 1))
+        log.append(record)
+        if record.run != manifest.run():
+            found.append(f"record {record.sync} is of another run")
+        if isinstance(record, Rollback):
+            newest = list(record.states)
+        else:
+            if record.previous != previous and record.sync - 1 not in lost:
+                found.append(f"record {record.sync} does not follow the one before")
+            ranks = [member.rank for member in record.members]
+            if len(set(ranks)) < manifest.min_replicas or ranks != sorted(set(ranks)):
+                found.append(f"record {record.sync} has members {ranks}")
+            counted = positions.get((record.fragment, newest[record.fragment]), {})
+            found += [
+                f"record {record.sync} counts steps of rank {member.rank} twice"
+                for member in record.members
+                if member.start < counted.get(member.rank, 0)
+            ]
+            newest[record.fragment] = record.sync
+            positions[record.fragment, record.sync] = {**counted, **{m.rank: m.stop for m in record.members}}
+        previous = digest(data)
+    return log, found
+
+
+def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[str]:
+    """What is missing in a store: to go on with its run, or for a life that lags no more than it may.
+
+    The two newest complete states of every fragment must be there (the initial one is one), and everything that was
+    committed after the older of them. Published states of the last ``retention`` syncs must stay, in the gather topology
+    contributions too.
+
+    Args:
+        store: The store.
+        removed: What has just been deleted there.
+    """
+    if MANIFEST not in store.objects:
+        return []
+    manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
+    count = len(manifest.fragments)
+    kept = len(store.below("commits/")) - manifest.retention
+    folders = ("state", "deltas") if manifest.topology == "gather" else ("state",)
+    found = [
+        f"{key} was removed too early"
+        for key in removed
+        if key.partition("/")[0] in folders and int(key.split("/")[1]) > kept
+    ]
+    log, _ = read_log(store)
+    rollbacks = [record for record in log if isinstance(record, Rollback)]
+    given_up = {sync for rollback in rollbacks for sync in rollback.given_up}
+    for index, states in enumerate(done_states(store.objects, count, rollbacks)):
+        newest = rollbacks[-1] if rollbacks else Rollback(0, (0,) * count, (), {}, run=manifest.run())
+        two = sorted({newest.states[index], *(sync for sync in states if sync > newest.sync)}, reverse=True)[:2]
+        shards = range(manifest.fragments[index]["shards"])
+        keys = [shard_key(sync, index, shard, manifest.initial) for sync in two for shard in shards]
+        for record in log:
+            if isinstance(record, Rollback) or record.sync in given_up:
+                continue
+            if record.fragment == index and record.sync > two[-1]:
+                keys += [member.key for member in record.members]
+        found += [
+            f"{key} is gone, and fragment {index} (states {two}) needs it"
+            for key in keys
+            if key not in store.objects and f"kept/{key}" not in store.objects
+        ]
+    return found
+
+
+def _is_fenced(error: BaseException) -> bool:
+    return isinstance(error, FencedError)

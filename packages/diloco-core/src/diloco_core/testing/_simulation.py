@@ -1,0 +1,189 @@
+"""Whole runs in virtual time: replicas as threads over a faulty store, with a supervisor that starts the dead again."""
+
+from __future__ import annotations
+
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from .._arithmetic._layout import CHUNK_BYTES
+from .._elastic._exchange import ElasticExchange
+from .._elastic._settings import Elastic
+from .._timing import Timing
+from ._scheduler import Killed, Scheduler
+from ._store import Connection, Fault, SimulatedStore
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """What happens in a simulated run.
+
+    Attributes:
+        world_size: Number of ranks.
+        seed: Seed of all latencies.
+        starts: When every rank's first life begins, in virtual seconds.
+        faults: What goes wrong.
+        restart_after: Seconds until a dead replica is started again.
+        latency: Mean seconds of a request.
+    """
+
+    world_size: int
+    seed: int = 0
+    starts: Sequence[float] = ()
+    faults: Sequence[Fault] = ()
+    restart_after: float = 5.0
+    latency: float = 0.02
+
+
+@dataclass(slots=True)
+class Node:
+    """One simulated process, as the training function sees it.
+
+    Attributes:
+        rank: Its rank.
+        life: Which life of the rank, from 1.
+        exchange: Its exchange.
+        connection: Its access to the store.
+        chance: A generator of its own.
+    """
+
+    rank: int
+    life: int
+    exchange: ElasticExchange
+    connection: Connection
+    chance: random.Random
+
+    def sleep(self, seconds: float) -> None:
+        """Spend virtual time, training say."""
+        self.connection.sleep(seconds)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What became of a simulated run.
+
+    Attributes:
+        store: The store at the end.
+        results: What every life returned or raised, by (rank, life).
+        finished: Whether every rank had a life that came to its end in time.
+        seconds: Virtual seconds that it took.
+    """
+
+    store: SimulatedStore
+    results: dict[tuple[int, int], Any] = field(default_factory=dict)
+    finished: bool = False
+    seconds: float = 0.0
+
+    def errors(self) -> dict[tuple[int, int], BaseException]:
+        """What lives raised, other than being killed."""
+        return {
+            key: value
+            for key, value in self.results.items()
+            if isinstance(value, BaseException) and not isinstance(value, Killed)
+        }
+
+
+def simulate(
+    train: Callable[[Node], Any],
+    schedule: Schedule,
+    settings: Elastic,
+    *,
+    store: SimulatedStore | None = None,
+    sync_timeout: float = 600.0,
+    limit: float = 20_000.0,
+    most_lives: int = 6,
+    chunk_bytes: int = CHUNK_BYTES,
+) -> Outcome:
+    """Run ``train(node)`` for every rank of an elastic run, in virtual time and deterministically.
+
+    A life that is killed or raises is followed by the next one, unless another life of its rank is there or was done.
+    Only one thread runs at a time, so training functions may share what they like.
+
+    Args:
+        train: The training function; it uses ``node.exchange`` and spends time by ``node.sleep``.
+        schedule: What happens.
+        settings: Of the elastic run.
+        store: To go on with; a fresh one if left out.
+        sync_timeout: Of the exchanges, in virtual seconds.
+        limit: Virtual seconds after which the run counts as stuck.
+        most_lives: How many lives a rank may have.
+        chunk_bytes: Of the exchanges, in bytes.
+    """
+    scheduler = Scheduler()
+    outcome = Outcome(store or SimulatedStore())
+    done: set[int] = set()
+    lives = dict.fromkeys(range(schedule.world_size), 0)
+    running = dict.fromkeys(range(schedule.world_size), 0)
+
+    def start(rank: int, time: float) -> None:
+        if lives[rank] < most_lives:
+            lives[rank] += 1
+            running[rank] += 1
+            life = lives[rank]
+            scheduler.start_at(time, lambda: run(rank, life))
+
+    def run(rank: int, life: int) -> None:
+        chance = random.Random(f"{schedule.seed}/{rank}/{life}")
+        connection = Connection(
+            outcome.store,
+            scheduler,
+            rank=rank,
+            life=life,
+            faults=schedule.faults,
+            latency=schedule.latency,
+            chance=chance,
+            replace=lambda: start(rank, scheduler.now + schedule.restart_after),
+        )
+        timing = Timing(
+            sync_timeout=sync_timeout,
+            clock=connection.clock,
+            sleep=connection.sleep,
+            repeat=partial(_repeat, scheduler, connection),
+        )
+        try:
+            exchange = ElasticExchange(
+                connection, rank, schedule.world_size, settings, timing=timing, chunk_bytes=chunk_bytes
+            )
+            outcome.results[rank, life] = train(Node(rank, life, exchange, connection, chance))
+            exchange.leave()
+        except BaseException as error:  # noqa: BLE001 - handed to the caller
+            outcome.results[rank, life] = error
+            if running[rank] == 1 and rank not in done:
+                start(rank, scheduler.now + schedule.restart_after)
+        else:
+            done.add(rank)
+        finally:
+            running[rank] -= 1
+
+    for rank in range(schedule.world_size):
+        start(rank, schedule.starts[rank] if rank < len(schedule.starts) else 0.0)
+    in_time = scheduler.run(limit)
+    outcome.finished = in_time and done == set(lives)
+    outcome.seconds = scheduler.now
+    return outcome
+
+
+def _repeat(
+    scheduler: Scheduler, connection: Connection, seconds: float, act: Callable[[], object]
+) -> Callable[[], None]:
+    """What a process does every so many seconds beside everything else; see :class:`._timing.Timing`."""
+    over = False
+
+    def body() -> None:
+        with suppress(Killed):
+            connection.sleep(seconds)
+            while not over:
+                act()
+                connection.sleep(seconds)
+
+    def stop() -> None:
+        nonlocal over
+        over = True
+
+    scheduler.start_at(scheduler.now, body)
+    return stop
