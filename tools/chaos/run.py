@@ -36,7 +36,7 @@ from trouble import Trouble
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-SMALL_S3 = Path(__file__).parents[2] / "packages/diloco-core/tests/stores/small_s3.py"
+SMALL_S3 = Path(__file__).parents[2] / "packages/diloco-core/tests/store/small_s3.py"
 SYNC_EVERY = 4
 _MOST_SECONDS_MORE = 240.0
 

@@ -123,9 +123,8 @@ def test_a_short_outage_is_waited_out_and_nobody_is_lost(lab, tmp_path, start):
 
 @pytest.mark.parametrize("start", [60.0, 250.0])
 def test_a_long_outage_is_an_error_of_the_store(lab, tmp_path, monkeypatch, start):
-    monkeypatch.setattr(
-        "diloco_core._strict._liveness._STOP_SECONDS", 0.01
-    )  # real ones, in which no virtual time passes
+    # Real ones, in which no virtual time passes.
+    monkeypatch.setattr("diloco_core._strict._liveness._STOP_SECONDS", 0.01)
     results, time = train(lab, tmp_path, start, 3 * LIMITS["sync_timeout"])
     assert lab.kinds(results) == [StoreUnavailableError] * 3, results
     # Telling the others is not waited for once more.

@@ -1,4 +1,4 @@
-"""What is particular to local folders, and URIs that cannot be used. What every store promises is in ``stores/``."""
+"""What is particular to local folders, and URIs that cannot be used. What every store promises is in ``test_laws.py``."""
 
 import os
 import subprocess

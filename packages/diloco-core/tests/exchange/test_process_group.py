@@ -16,7 +16,7 @@ import datetime, hashlib, json, os, sys
 import torch
 import torch.distributed as dist
 sys.path.insert(0, os.environ["TESTS"])
-from test_exchange_group import digest, replica
+from test_process_group import digest, replica
 from diloco_core import ProcessGroupExchange
 
 torch.set_num_threads(1)

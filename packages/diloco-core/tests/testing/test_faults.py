@@ -7,7 +7,7 @@ import pytest
 from diloco_core import ConfigurationError
 from diloco_core.testing import DAMAGES, KINDS, Fault
 
-README = Path(__file__).parents[1] / "README.md"
+README = Path(__file__).parents[2] / "README.md"
 
 
 @pytest.mark.parametrize("kind", ["kill", "lose", "clock jump", "flipped bit", "nonsense", "", None])
