@@ -170,8 +170,9 @@ class TestWaiting:
         outcome = _run(training, trouble, Schedule(3, restart_after=100.0), Elastic(2, grace=13.0, topology=topology))
         assert violations(outcome, training) == []
         assert list(_epochs(outcome.store, 2)) == [0, 1]
-        for rank in (0, 1):
-            assert 13.0 <= training.reports[rank, 1][1].wait_seconds < 14.5  # the usual looks are 5 s apart
+        waited = [training.reports[rank, 1][1].wait_seconds for rank in (0, 1)]
+        assert 12.0 <= min(waited) <= max(waited) < 14.5  # one may have come later; the usual looks are 5 s apart
+        assert max(waited) >= 13.0
 
 
 class TestPublishedState:

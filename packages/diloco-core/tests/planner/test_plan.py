@@ -582,7 +582,7 @@ class TestWarned:
     @pytest.mark.parametrize("strict", [True, False])
     def test_a_run_knows_what_its_outer_optimizer_keeps(self, tmp_path, monkeypatch, outer, kept, strict):
         asked = []
-        module = "_exchange_store" if strict else "_exchange_elastic"
+        module = "_strict._exchange" if strict else "_elastic._exchange"
         monkeypatch.setattr(
             f"diloco_core.{module}.warn_of_long_syncs", lambda _, **named: asked.append(named["outer_state"]())
         )
