@@ -64,11 +64,13 @@ def main(given: Sequence[str] | None = None) -> int:
     ]
     print(f"{conditions(s3)}\n\na steady sync\n")
     print(line(SYNC, _WIDTHS))
-    done = [(run, _measured(run, arguments.most_requests, arguments.profile)) for run in runs]
+    done: list[tuple[Run, Outcome | None]] = [(run, None) for run in runs]
+    for number, run in enumerate(runs):
+        done[number] = run, _measured(run, arguments.most_requests, arguments.profile)
+        if arguments.write is not None:  # each time, so that a run that is stopped leaves what it has counted
+            write(arguments.write, s3, done)
     starts = markdown(START, [start_cells(run, outcome) for run, outcome in done if outcome is not None])
     print(f"\nthe start\n\n{starts}")
-    if arguments.write is not None:
-        write(arguments.write, s3, done)
     return 0
 
 
