@@ -3,6 +3,7 @@
 from diloco_core import CorruptedObjectError
 from diloco_core._elastic._log._keys import MANIFEST
 from diloco_core._elastic._log._records import digest
+from diloco_core.testing import SimulatedStore
 
 
 def flip(data, bit):
@@ -31,6 +32,28 @@ class InMemory:
 
     def __exit__(self, *args):
         pass
+
+
+class Rotten(SimulatedStore):
+    """A store that harms one of the objects of a kind while it is written.
+
+    Args:
+        folder: Where they lie.
+        which: How many of them are written before.
+        harm: What becomes of its bytes.
+    """
+
+    def __init__(self, folder, which, harm):
+        super().__init__()
+        self.folder, self.left, self.harm, self.harmed = folder, which, harm, ""
+
+    def write(self, key, data):
+        super().write(key, data)
+        if key.startswith(self.folder) and key.endswith(".safetensors"):
+            if not self.left:
+                self.harmed = key
+                self.damage(key, self.harm(data))
+            self.left -= 1
 
 
 def run_of(store):

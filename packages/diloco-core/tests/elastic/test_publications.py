@@ -2,34 +2,22 @@
 
 import logging
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from damage_lab import Rotten
 
-from diloco_core import Elastic
-from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core import CorruptedObjectError, Elastic
+from diloco_core._elastic._log._keys import done_key
+from diloco_core._elastic._states import _publish
+from diloco_core.testing import Schedule, SimulatedTraining, simulate, violations
 
 HARMS = {
     "cut": lambda data: data[:-5],
     "empty": lambda data: b"",
     "its end": lambda data: data[:-1] + bytes([data[-1] ^ 1]),
 }
-
-
-class Rotten(SimulatedStore):
-    """Harms one of the shards of states while it is written."""
-
-    def __init__(self, which, harm):
-        super().__init__()
-        self.left, self.harm, self.harmed = which, harm, ""
-
-    def write(self, key, data):
-        super().write(key, data)
-        if key.startswith("state/") and key.endswith(".safetensors"):
-            if not self.left:
-                self.harmed = key
-                self.damage(key, self.harm(data))
-            self.left -= 1
 
 
 def ended(store, settings, syncs=6, before=None):
@@ -45,7 +33,7 @@ def ended(store, settings, syncs=6, before=None):
 def test_of_a_gathered_state(which, harm, caplog):
     torch.set_num_threads(1)
     settings = Elastic(2, grace=5.0, topology="gather", publish_every=1)
-    store = Rotten(which, HARMS[harm])
+    store = Rotten("state/", which, HARMS[harm])
     with caplog.at_level(logging.ERROR):
         training, outcome = ended(store, settings)
     assert store.harmed
@@ -58,3 +46,18 @@ def test_of_a_gathered_state(which, harm, caplog):
     longer, outcome = ended(store, replace(settings, resume=True), 8, training)
     assert outcome.errors() == {}
     assert violations(outcome, longer) == []
+
+
+@pytest.mark.parametrize("newest", [1, 2])
+def test_what_the_others_have_collected_meanwhile_is_not_written_again(monkeypatch, newest):
+    """Its space may have been written over while it was read, which looks like damage."""
+    wrote = []
+
+    def read(*_):
+        raise CorruptedObjectError("something else lies there")
+
+    monkeypatch.setattr(_publish, "check_shard", read)
+    monkeypatch.setattr(_publish, "rewrite_shard", lambda *_: wrote.append("again"))
+    life = SimpleNamespace(store=SimpleNamespace(list=lambda _: {done_key(newest, 0): 9}), fragments=[None])
+    assert _publish._whole_sums(life, SimpleNamespace(sync=1), 0, 0) is None
+    assert wrote == (["again"] if newest == 1 else [])

@@ -17,6 +17,7 @@ from diloco_core.testing import (
     violations,
 )
 
+_PATIENCE = 500.0  # seconds, less than ``sync_timeout``: a delay may fall on several requests
 _QUIET = [HealthCheck.too_slow, HealthCheck.data_too_large]
 
 
@@ -63,7 +64,12 @@ def _check(run):
     store, broken = SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     outcome = simulate(training, schedule, elastic, store=store)
-    assert violations(outcome, training) == []
+    # Who is held up for longer than the others wait ends their run, by rule and with an error that names it.
+    held_up = [
+        sum(fault.seconds for fault in schedule.faults if fault.rank == rank) for rank in range(schedule.world_size)
+    ]
+    by_rule = ("raised SyncTimeoutError(", "not every rank came to the end") if max(held_up) > _PATIENCE else ()
+    assert [what for what in violations(outcome, training) if not any(part in what for part in by_rule)] == []
     assert broken == []
 
 

@@ -4,25 +4,10 @@ import logging
 
 import pytest
 import torch
+from damage_lab import Rotten
 
 from diloco_core import CorruptedObjectError, Elastic
-from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
-
-
-class Rotten(SimulatedStore):
-    """Harms one of the contributions while it is written."""
-
-    def __init__(self, which, harm):
-        super().__init__()
-        self.left, self.harm, self.harmed = which, harm, ""
-
-    def write(self, key, data):
-        super().write(key, data)
-        if key.startswith("deltas/") and key.endswith(".safetensors"):
-            if not self.left:
-                self.harmed = key
-                self.damage(key, self.harm(data))
-            self.left -= 1
+from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
 
 
 def flip(part):
@@ -53,7 +38,7 @@ def trained(store, topology, publish_every=1, faults=()):
 )
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])  # of the file: each shard has its section
 def test_its_author_does_what_the_others_cannot(topology, publish_every, says, part, caplog):
-    store = Rotten(4, flip(part))
+    store = Rotten("deltas/", 4, flip(part))
     with caplog.at_level(logging.ERROR):
         training, outcome = trained(store, topology, publish_every)
     assert store.harmed
@@ -68,7 +53,7 @@ def test_where_the_author_has_died_the_others_name_it_soon(topology):
     """Within some graces, and not after the whole ``sync_timeout``."""
     errors = {}
     for operation in range(20, 120, 4):  # killed somewhere in the sync
-        store = Rotten(4, flip(0.1))
+        store = Rotten("deltas/", 4, flip(0.1))
         _, outcome = trained(store, topology, faults=[Fault(rank, 1, operation, "kill before") for rank in (0, 1)])
         errors |= {
             key: (error, outcome.seconds)

@@ -401,7 +401,7 @@ class _Block(bytearray):
 @pytest.mark.parametrize("act", ["create", "put"])
 def test_what_could_not_be_written_is_let_go_of_at_once(store, small_s3, monkeypatch, act):
     """An error that held on to it would hold it until the next garbage collection: the memory of a whole shard."""
-    blocks, real = [], _store_remote._blocks
+    blocks, real = [], _store_remote.blocks_of
 
     def watched(parts, size):
         for block in real(parts, size):
@@ -409,7 +409,7 @@ def test_what_could_not_be_written_is_let_go_of_at_once(store, small_s3, monkeyp
             blocks.append(weakref.ref(kept))
             yield kept
 
-    monkeypatch.setattr(_store_remote, "_blocks", watched)
+    monkeypatch.setattr(_store_remote, "blocks_of", watched)
     if act == "create":
         small_s3.objects["run/large"] = b"theirs"
     else:

@@ -13,7 +13,8 @@ from diloco_core._elastic._sync._inputs import Inputs
 from diloco_core._store import _transfer
 from diloco_core._store._api import block_bytes_of
 from diloco_core._store._drivers._fsspec import FsspecDriver
-from diloco_core._store._drivers._remote import RemoteStore, creates_at_once, parts_at_once
+from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core._store._drivers._uploads import creates_at_once, parts_at_once
 from diloco_core._store._open import open_store
 
 MIB = 2**20

@@ -11,7 +11,8 @@ from diloco_core import DiLoCo, Elastic, ElasticExchange
 from diloco_core._arithmetic import _elastic_sizes
 from diloco_core._elastic._life import Life
 from diloco_core._store._drivers._fsspec import FsspecDriver
-from diloco_core._store._drivers._remote import RemoteStore, parts_at_once
+from diloco_core._store._drivers._remote import RemoteStore
+from diloco_core._store._drivers._uploads import parts_at_once
 from diloco_core._store._transfer import BUDGET_BYTES, CONNECTIONS, PART_BYTES, Transfer
 
 _numbers = count()

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from .._store._api import most_values
-from .._store._drivers._remote import MOST_PARTS
+from .._store._drivers._uploads import MOST_PARTS
 from .._store._transfer import PART_BYTES
 
 if TYPE_CHECKING:

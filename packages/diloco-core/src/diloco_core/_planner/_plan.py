@@ -99,8 +99,8 @@ def plan_exchange(
         strict: Whether membership is strict: then nobody sends the part of its contribution that it uses itself.
         publish_every: In the gather topology, every how many syncs the state is published; all figures are means.
         store: How the store behaves; S3 by default.
-        transfer: How the replicas read and write, as given to :func:`connect`. Which also looks at how many connections its
-            process may have.
+        transfer: How the replicas read and write, as given to :func:`connect`, which also looks at how many connections
+            its process may have.
 
     Returns:
         The plan of the topology.

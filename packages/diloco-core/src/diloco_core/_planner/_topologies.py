@@ -9,7 +9,7 @@ import math
 from typing import TYPE_CHECKING
 
 from .._arithmetic._layout import CHUNK_BYTES
-from .._store._drivers._remote import creates_at_once, parts_at_once
+from .._store._drivers._uploads import creates_at_once, parts_at_once
 from .._timing import WATCH_EVERY, Timing
 from .._wire._sections import CHECKSUM_BYTES
 from ._costs import Costs, Ranges

@@ -78,9 +78,9 @@ def warn_of_long_syncs(
     requests = plan.gets + plan.puts + plan.lists + plan.deletes
     _log.warning(
         "rank %d: a sync of %.3g GB between %d replicas takes about %.3g s, and %.3g s of these pass between two moments at "
-        "which all wait for each other. That is more than sync_timeout (%g s), so for a replica that is half as fast as the "
-        "others they do not wait long enough. Planned for S3 and a network of %g Gb/s: every replica sends %.3g GB and receives "
-        "%.3g GB with %.0f requests. With a longer sync_timeout such a replica is waited for. %s",
+        "which all wait for each other. That is more than sync_timeout (%g s): the others would not wait long enough for a "
+        "replica that is half as fast as they are. Planned for S3 and a network of %g Gb/s: every replica sends %.3g GB and "
+        "receives %.3g GB with %.0f requests. A longer sync_timeout gives such a replica the time. %s",
         rank,
         size / 1e9,
         replicas,

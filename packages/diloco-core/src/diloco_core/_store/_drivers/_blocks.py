@@ -7,6 +7,7 @@ or from a thousand: there are always as many requests under way as the budget al
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections import deque
@@ -292,3 +293,8 @@ def _copy(block: memoryview, start: int, into: memoryview) -> int:
     part = block[start : start + len(into)]
     into[: len(part)] = part
     return len(part)
+
+
+def new_buffer(size: int) -> memoryview:
+    """Memory of its own, which goes back to the system as soon as nobody uses it."""
+    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -20,7 +20,8 @@ from ..._redact import redact_uri
 from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
 from .._transfer import CONNECTIONS, PART_BYTES
 from ._files import FULL
-from ._remote import MOST_PARTS, TooLargeError, Verdict
+from ._remote import TooLargeError, Verdict
+from ._uploads import MOST_PARTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -13,8 +13,8 @@ from ..._errors import ConfigurationError, StoreUnavailableError
 from ..._redact import redact_uri
 from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, check_endpoint, without_secrets, without_secrets_in
 from .._transfer import PART_BYTES
-from ._blocks import HEAD_BYTES
-from ._remote import TooLargeError, Verdict, new_buffer
+from ._blocks import HEAD_BYTES, new_buffer
+from ._remote import TooLargeError, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

@@ -6,10 +6,7 @@ A :class:`Driver` sends single requests and says what its errors mean; :class:`R
 from __future__ import annotations
 
 import logging
-import mmap
 import secrets
-import threading
-from contextlib import contextmanager
 from enum import Enum, auto
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -22,6 +19,7 @@ from .._guard import endpoint, without_secrets, without_secrets_in
 from .._parallel import in_parallel
 from .._transfer import PART_BYTES, Transfer
 from ._blocks import BlockReader, Transfers, threads
+from ._uploads import MOST_PARTS, UploadBlocks, Uploads, blocks_of, creates_at_once
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,13 +29,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-MOST_PARTS = 10_000
-"""S3 takes no more (https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)."""
-
 _PROBE_SECONDS = 5.0
 _PROBE_READS = 3
 _HICCUP_SECONDS = 10.0
-_SMALL = 2**16
 
 _log = logging.getLogger("diloco_core")
 
@@ -170,8 +164,7 @@ class RemoteStore:
         self._downtime = Downtime(self._retries.clock)
         self.transfer = transfer or Transfer()
         self._transfers = Transfers(self.transfer, background, self.uri)
-        self._uploading = threading.Lock()
-        self._uploads = 0  # those under way that hold copies
+        self._uploads = Uploads(self.transfer, self._transfers)
         self._probe(reading)
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
@@ -267,14 +260,14 @@ class RemoteStore:
             if size < PART_BYTES:
                 self._send_small(key, b"".join(views), exclusive)
             else:
-                self._send_large(key, _Source(iter(views)), exclusive)
+                self._send_large(key, UploadBlocks(iter(views)), exclusive)
             return size
         whole = exclusive and not self.driver.copies  # sent in one request, and held until that is through
         size = 0
 
         def counted() -> Iterator[memoryview]:
             nonlocal size
-            for block in _blocks(parts, PART_BYTES):
+            for block in blocks_of(parts, PART_BYTES):
                 size += len(block)
                 if whole:
                     self._transfers.hold(len(block))
@@ -286,7 +279,7 @@ class RemoteStore:
             if len(first) < PART_BYTES:
                 self._send_small(key, first, exclusive)
             else:
-                source = _Source(blocks, first)
+                source = UploadBlocks(blocks, first)
                 del first  # the source lets go of a block when it has been sent
                 self._send_large(key, source, exclusive, copies=0 if whole else 1)
         finally:
@@ -298,14 +291,14 @@ class RemoteStore:
         verb = "create" if exclusive else "write"
         self._do(verb, key, lambda: self.driver.put(key, data, exclusive=exclusive), data)
 
-    def _send_large(self, key: str, source: _Source, exclusive: bool, copies: int = 0) -> None:
+    def _send_large(self, key: str, source: UploadBlocks, exclusive: bool, copies: int = 0) -> None:
         """Send an object in parts; ``copies`` is 1 where its blocks are buffers of their own."""
         verb = "create" if exclusive else "write"
 
         def attempt(act: Callable[[], None]) -> None:
             self._do(verb, key, act)
 
-        with self._room(self.driver.copies or copies) as at_once:
+        with self._uploads.room(self.driver.copies or copies) as at_once:
             try:
                 self.driver.upload(
                     key, source, exclusive=exclusive, attempt=attempt, patience=self.patience, at_once=at_once
@@ -322,25 +315,6 @@ class RemoteStore:
             raise self._named(failed, verb, key, None) from without_secrets_in(failed, self._secret)
         finally:
             del failed, source
-
-    @contextmanager
-    def _room(self, copies: int) -> Iterator[int]:
-        """How many parts of an upload may be under way at once; they take their memory from the budget meanwhile."""
-        transfers, at_once = self._transfers, self.transfer.connections
-        with self._uploading:
-            if copies:
-                # Only the first may have memory beyond the budget: several would add up.
-                least = 0 if self._uploads else self.transfer.least_upload()
-                at_once = parts_at_once(self.transfer, transfers.budget - transfers.held, copies, least)
-                self._uploads += 1
-            held = copies * (at_once + 1) * PART_BYTES
-            transfers.hold(held)
-        try:
-            yield at_once
-        finally:
-            transfers.hold(-held)
-            with self._uploading:
-                self._uploads -= bool(copies)
 
     def _delete(self, keys: Sequence[str]) -> None:
         self._do("delete", keys[0], lambda: self.driver.delete(keys))
@@ -433,76 +407,3 @@ class _Exists(Exception):  # noqa: N818 - never leaves this file
     def __init__(self, data: Buffer | None) -> None:
         super().__init__()
         self.data = data
-
-
-class _Source:
-    """The blocks of an upload. Remembers the error that ended them, since a driver may wrap it in one of its own."""
-
-    def __init__(self, rest: Iterator[Buffer], first: Buffer | None = None) -> None:
-        self.error: BaseException | None = None
-        self._first = first
-        self._rest = rest
-
-    def __iter__(self) -> _Source:
-        return self
-
-    def __next__(self) -> Buffer:
-        if self._first is not None:
-            first, self._first = self._first, None
-            return first
-        try:
-            return next(self._rest)
-        except StopIteration:
-            raise
-        except BaseException as error:
-            self.error = error
-            raise
-
-
-def _blocks(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
-    """The same bytes in new buffers of ``size`` (the last one may be shorter): a part is reused by its maker.
-
-    Large buffers are pages of the system, which go back to it at once. The C library would keep many of them for later.
-    """
-    block = memoryview(bytearray(min(size, _SMALL)))
-    end = 0
-    for part in parts:
-        view = memoryview(part).cast("B")
-        while view:
-            if end == len(block) < size:
-                larger = new_buffer(size)
-                larger[:end] = block
-                block = larger
-            count = min(len(view), len(block) - end)
-            block[end : end + count] = view[:count]
-            view = view[count:]
-            end += count
-            if end == size:
-                yield block
-                block, end = memoryview(b""), 0
-    if end:
-        yield block[:end]
-
-
-def creates_at_once(transfer: Transfer) -> int:
-    """How many objects are created at the same time while others are read, where that costs no memory."""
-    return max(1, transfer.connections * 3 // 8)
-
-
-def parts_at_once(transfer: Transfer, free: int, copies: int = 1, least: int | None = None) -> int:
-    """How many parts of an upload are under way at the same time, beside the one that is being made.
-
-    Args:
-        transfer: The store's settings.
-        free: Bytes of the budget that nobody uses.
-        copies: How often a part is held meanwhile.
-        least: Bytes that it may hold however few are free; if left out, those of the only upload.
-    """
-    least = transfer.least_upload() if least is None else least
-    fitting = max(free, least) // (copies * PART_BYTES) - 1
-    return max(1, min(fitting, transfer.connections))
-
-
-def new_buffer(size: int) -> memoryview:
-    """Memory of its own, which goes back to the system as soon as nobody uses it."""
-    return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -1,0 +1,83 @@
+"""What cannot be planned is refused by name."""
+
+import math
+
+import pytest
+
+from diloco_core import (
+    ConfigurationError,
+    StoreModel,
+    Transfer,
+    plan_exchange,
+)
+
+MIB = 2**20
+
+
+@pytest.mark.parametrize(
+    ("arguments", "word"),
+    [
+        ((0, 2, 1e9), "params"),
+        ((1e6, 0, 1e9), "replicas"),
+        ((1e6, 2.5, 1e9), "replicas"),
+        ((1e6, 2, -1), "bandwidth"),
+        ((1e6, 2, math.inf), "bandwidth"),
+        ((1e6, 2, "fast"), "bandwidth"),
+    ],
+)
+def test_impossible_arguments(arguments, word):
+    with pytest.raises(ConfigurationError, match=word):
+        plan_exchange(*arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"transfer": {"connections": 3}}, "transfer must be a Transfer, not "),
+        ({"transfer": 16}, "transfer must be a Transfer, not "),
+        ({"store": {"reads": 3}}, "store must be a StoreModel, not "),
+        ({"transfer": Transfer(block_bytes=1)}, "block_bytes must be at least 65536"),
+        ({"transfer": Transfer(budget_bytes=10 * MIB)}, "budget_bytes must be at least"),
+    ],
+)
+@pytest.mark.parametrize("kind", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}, {}])
+def test_what_connect_would_refuse_is_not_planned(options, word, kind):
+    with pytest.raises(ConfigurationError, match=word):
+        plan_exchange(1e8, 8, 1e9, **kind, **options)
+
+
+def test_a_plan_may_be_made_for_another_machine():
+    """How many connections a process may have is not the same everywhere."""
+    assert plan_exchange(1e8, 8, 1e9, transfer=Transfer(connections=10**7)).seconds > 0
+
+
+def test_impossible_options():
+    with pytest.raises(ConfigurationError, match="outer_state must be a number of tensors, 0 or more, not -1"):
+        plan_exchange(1e6, 2, 1e9, outer_state=-1)
+    with pytest.raises(ConfigurationError, match="publish_every"):
+        plan_exchange(1e6, 2, 1e9, publish_every=0)
+    with pytest.raises(ConfigurationError, match="strict must be True or False, not 'yes'"):
+        plan_exchange(1e6, 2, 1e9, strict="yes")
+    with pytest.raises(ConfigurationError, match="strict runs are sharded"):
+        plan_exchange(1e6, 2, 1e9, strict=True, topology="gather")
+    with pytest.raises(ConfigurationError, match="'auto', 'sharded' or 'gather'"):
+        plan_exchange(1e6, 2, 1e9, topology="ring")
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("connection_bandwidth", 0),
+        ("first_byte", -0.1),
+        ("put", math.inf),
+        ("poll", "often"),
+        ("reads", 0),
+        ("writes", -1),
+        ("page", 0.5),
+        ("put_price", -1),
+        ("get_price", None),
+    ],
+)
+def test_impossible_stores(field, value):
+    with pytest.raises(ConfigurationError, match=f"{field} must be .*, not {value!r}"):
+        StoreModel(**{field: value})
