@@ -23,7 +23,7 @@ class Retries:
     """Exponential back-off with full jitter: replicas that failed together do not come back together. Thread-safe.
 
     Attributes:
-        patience: Seconds after the beginning of the first try from which on nothing is tried a third time; 0: there is one try.
+        patience: Seconds after the beginning of the first try from which on nothing is tried again, but for a second try.
         first_pause: Longest first pause in seconds; every further one may be twice as long.
         longest_pause: Where that ends, in seconds.
         clock: Monotonic clock; injected in tests.
@@ -70,7 +70,7 @@ class Retries:
                         waiting = True
                         downtime.begin(began)
                     # However long the first try took, there is a second one: a slow answer that gets lost is no outage.
-                    if self.clock() - start + seconds > most and (tried or not most):
+                    if self.clock() - start + seconds > most and tried:
                         raise
                 tried = True
                 self.sleep(seconds)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from diloco_core import DiLoCo, in_process
+from diloco_core._outer._optimizer import OuterOptimizer
 
 OPTIMIZERS = {
     "plain SGD": (torch.optim.SGD, {"lr": 0.7}),
@@ -149,3 +150,15 @@ def test_the_numbers_do_not_depend_on_the_chunk_size(lab, chunk_bytes):
 
     wanted = lab.train(make, in_process(3))
     assert lab.identical([*lab.train(make, in_process(3, chunk_bytes=chunk_bytes)), *wanted])
+
+
+def test_to_ask_how_many_tensors_it_keeps_draws_no_random_numbers():
+    class Drawing(torch.optim.SGD):
+        def step(self, closure=None):
+            torch.rand(3)
+            return super().step(closure)
+
+    outer = OuterOptimizer(lambda parameters: Drawing(parameters, lr=0.7, momentum=0.9))
+    before = torch.get_rng_state()
+    assert outer.tensors_kept() == 1
+    assert torch.equal(torch.get_rng_state(), before)
