@@ -17,7 +17,9 @@ def scale():
     """The modules of the harness; ``measured`` gives the figures of a steady sync, and ``measure`` does so once only."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(Path(__file__).parents[1] / "tools/bench")
-        modules = SimpleNamespace(**{name: importlib.import_module(f"scale.{name}") for name in MODULES})
+        modules = SimpleNamespace(
+            **{name: importlib.import_module(f"scale.{name}") for name in MODULES}
+        )
     modules.compared = partial(compared, modules)
     modules.measured = lambda *run, **options: compared(modules, *run, **options)[0]
     modules.compare = cache(modules.compared)
@@ -27,7 +29,12 @@ def scale():
 
 def compared(scale, kind, replicas, parameters=1e6, **options):
     """The figures of a steady sync, and what was planned."""
-    options = {"warm": 1 if kind == "gather" else 2, "measured": 4 if kind == "gather" else 1, "tensors": 4, **options}
+    options = {
+        "warm": 1 if kind == "gather" else 2,
+        "measured": 4 if kind == "gather" else 1,
+        "tensors": 4,
+        **options,
+    }
     run = scale.cohort.Run(kind, parameters, replicas, **options)
     outcome = scale.cohort.simulate(run)
     return scale.figures.sync_of(run, outcome), scale.figures.plan_of(run, outcome.parameters)

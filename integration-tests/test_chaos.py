@@ -53,14 +53,18 @@ def read(monkeypatch):
 
 
 def test_a_short_run_over_a_faulty_s3(tmp_path):
-    result = chaos(tmp_path, "--store", "obstore+s3", "--seconds", "2", "--faults", "1", "--averaging")
+    result = chaos(
+        tmp_path, "--store", "obstore+s3", "--seconds", "2", "--faults", "1", "--averaging"
+    )
     assert sum(result["faults"].values()) > 0
     assert result["checks"]["global ledgers"] > 0
     assert result["checks"].get("steps not recomputed", 0) == 0
 
 
 def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read):
-    result = chaos(tmp_path, "--seconds", "2", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3")
+    result = chaos(
+        tmp_path, "--seconds", "2", "--stop-every", "2", "--grace", "0.4", "--kill-every", "3"
+    )
     assert result["trouble"]["second lives"] >= 1
     assert result["trouble"]["kills"] >= 1
     kept = tmp_path / "kept"
@@ -73,7 +77,10 @@ def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read)
         ),
         (lambda copy: shutil.copy(newest, copy / "store/commits/00000003.json"), "00000003.json"),
         (lambda copy: shift(newest_shard(copy)), "as rounding explains"),
-        (lambda copy: newest_shard(copy, "store").unlink(), "is missing, and it belongs to the newest state"),
+        (
+            lambda copy: newest_shard(copy, "store").unlink(),
+            "is missing, and it belongs to the newest state",
+        ),
     ):
         copy = tmp_path / "copy"
         shutil.copytree(kept, copy)
@@ -84,7 +91,18 @@ def test_a_short_run_with_a_zombie_and_a_reader_that_sees_damage(tmp_path, read)
 
 @pytest.mark.slow
 def test_a_short_strict_run_and_a_reader_that_sees_damage(tmp_path, read):
-    result = chaos(tmp_path, "--strict", "--seconds", "1", "--stop-every", "1", "--grace", "0.2", "--replicas", "2")
+    result = chaos(
+        tmp_path,
+        "--strict",
+        "--seconds",
+        "1",
+        "--stop-every",
+        "1",
+        "--grace",
+        "0.2",
+        "--replicas",
+        "2",
+    )
     assert result["trouble"]["stops"] >= 1
     assert result["checks"]["sent contributions"] > 0
     kept = tmp_path / "kept"
@@ -109,7 +127,9 @@ def shift(path):
     data = bytearray(path.read_bytes())
     size = int.from_bytes(data[:8], "little")
     header = json.loads(data[8 : 8 + size])
-    name = next(name for name in header if name != "__metadata__" and header[name]["dtype"] == "F32")
+    name = next(
+        name for name in header if name != "__metadata__" and header[name]["dtype"] == "F32"
+    )
     start = 8 + size + header[name]["data_offsets"][0]
     value = np.frombuffer(data[start : start + 4], np.float32)[0]
     data[start : start + 4] = np.float32(value + 0.001).tobytes()
@@ -121,15 +141,33 @@ def shift(path):
     "arguments",
     [
         pytest.param(["--kill-every", "4", "--damage-every", "15"], id="killed"),
-        pytest.param(["--topology", "gather", "--kill-every", "6", "--damage-every", "12"], id="gather"),
-        pytest.param(["--stop-every", "4", "--kill-every", "30", "--grace", "0.6", "--fragments", "2"], id="stopped"),
+        pytest.param(
+            ["--topology", "gather", "--kill-every", "6", "--damage-every", "12"], id="gather"
+        ),
+        pytest.param(
+            ["--stop-every", "4", "--kill-every", "30", "--grace", "0.6", "--fragments", "2"],
+            id="stopped",
+        ),
         pytest.param(
             ["--store", "obstore+s3", "--faults", "1", "--kill-every", "15", "--stop-every", "15"],
             id="obstore",
         ),
-        pytest.param(["--store", "fsspec+s3", "--faults", "1", "--kill-every", "20", "--averaging"], id="s3fs"),
         pytest.param(
-            ["--strict", "--store", "obstore+s3", "--faults", "1", "--stop-every", "8", "--fragments", "2"],
+            ["--store", "fsspec+s3", "--faults", "1", "--kill-every", "20", "--averaging"],
+            id="s3fs",
+        ),
+        pytest.param(
+            [
+                "--strict",
+                "--store",
+                "obstore+s3",
+                "--faults",
+                "1",
+                "--stop-every",
+                "8",
+                "--fragments",
+                "2",
+            ],
             id="strict",
         ),
     ],

@@ -70,17 +70,23 @@ def test_the_quick_demo(tmp_path):
         summary["validation_loss"]["lone"] - summary["validation_loss"]["diloco"]
     )
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert sorted((line["run"], line["rank"], line["total_inner_steps"]) for line in lines) == sorted(
+    assert sorted(
+        (line["run"], line["rank"], line["total_inner_steps"]) for line in lines
+    ) == sorted(
         [("diloco", rank, step) for rank in (0, 1) for step in (20, 40, 60)]
         + [("lone", 0, step) for step in (20, 40, 60)]
     )
-    assert load_file(folder / "diloco.safetensors").keys() == load_file(folder / "lone.safetensors").keys()
+    assert (
+        load_file(folder / "diloco.safetensors").keys()
+        == load_file(folder / "lone.safetensors").keys()
+    )
     assert (folder / "demo.png").read_bytes().startswith(b"\x89PNG")
     assert_nothing_runs(tmp_path)
 
 
 @pytest.mark.parametrize(
-    ("number", "moment"), [(signal.SIGINT, "a sync every"), (signal.SIGINT, "sync   1"), (signal.SIGTERM, "sync   1")]
+    ("number", "moment"),
+    [(signal.SIGINT, "a sync every"), (signal.SIGINT, "sync   1"), (signal.SIGTERM, "sync   1")],
 )
 def test_an_interrupted_demo_leaves_no_process(tmp_path, number, moment):
     demo = start(tmp_path, "--replicas", "2", "--sync-every", "10")
@@ -97,7 +103,11 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path, number, moment):
 def test_a_failed_replica_is_named_and_the_others_are_ended(tmp_path):
     demo = start(tmp_path, "--replicas", "2", "--sync-every", "10")
     read_until(demo, "sync   1")
-    (victim,) = [pid for pid, environment in processes_of(tmp_path).items() if b"REPLICA_RANK=1" in environment]
+    (victim,) = [
+        pid
+        for pid, environment in processes_of(tmp_path).items()
+        if b"REPLICA_RANK=1" in environment
+    ]
     os.kill(victim, signal.SIGKILL)
     out, _ = demo.communicate(timeout=60)
     assert demo.returncode == 1
@@ -111,7 +121,10 @@ def test_a_failed_replica_is_named_and_the_others_are_ended(tmp_path):
     [
         (["--replicas", "0"], "--replicas must be from 1 to 64, not 0"),
         (["--steps", "3"], "--steps must be at least 20, not 3"),
-        (["--steps", "50", "--sync-every", "51"], "--sync-every must be from 1 to the number of steps"),
+        (
+            ["--steps", "50", "--sync-every", "51"],
+            "--sync-every must be from 1 to the number of steps",
+        ),
         (["--output", "/proc/nothing/here"], "cannot be written"),
         (["--seed", "-1"], "--seed must be from 0 to 4294967295, not -1"),
         (["--seed", "x"], "invalid int value"),

@@ -113,8 +113,17 @@ class Rehearsal:
         self.mark = uuid.uuid4().hex
         (folder / "small_trainer.py").write_text(TRAINER)
         (folder / "elastic_trainer.py").write_text(ELASTIC)
-        folders = [str(DEMO), str(TOOLS / "chaos"), str(folder), *(entry for entry in sys.path if entry)]
-        self.variables = {"PYTHONPATH": os.pathsep.join(folders), "OMP_NUM_THREADS": "1", MARK: self.mark}
+        folders = [
+            str(DEMO),
+            str(TOOLS / "chaos"),
+            str(folder),
+            *(entry for entry in sys.path if entry),
+        ]
+        self.variables = {
+            "PYTHONPATH": os.pathsep.join(folders),
+            "OMP_NUM_THREADS": "1",
+            MARK: self.mark,
+        }
         self.stand_in = KubernetesProcesses(backoff_seconds=0.5).start()
         self.kubeconfig = self.stand_in.kubeconfig(folder / "kubeconfig")
 
@@ -162,7 +171,12 @@ def training(tmp_path):
             "sync_every": 10, "batch": 4, "lr": 6e-3, "outer_lr": 0.7, "seed": 0,
         }  # fmt: skip
         store = str(tmp_path / f"{name}-store")
-        return {"trainer_module": "trainer", "trainer_fn": "train", "trainer_kwargs": kwargs, "rendezvous_uri": store}
+        return {
+            "trainer_module": "trainer",
+            "trainer_fn": "train",
+            "trainer_kwargs": kwargs,
+            "rendezvous_uri": store,
+        }
 
     return arguments
 
@@ -170,13 +184,19 @@ def training(tmp_path):
 def test_four_pods_train_what_four_local_processes_train(rehearsal, training, tmp_path):
     entrypoint = "diloco_core.replica_entrypoint:run"
     with rehearsal.executor() as executor:
-        handles = executor.launch_replicas(4, entrypoint, training("pods"), run_id="pods", timeout=300)
+        handles = executor.launch_replicas(
+            4, entrypoint, training("pods"), run_id="pods", timeout=300
+        )
         results = executor.collect(handles, timeout=240)
         assert [result["status"] for result in results] == ["succeeded"] * 4, results
-        reports = [json.loads(line) for line in executor.log_iter(handles[2]) if line.startswith("{")]
+        reports = [
+            json.loads(line) for line in executor.log_iter(handles[2]) if line.startswith("{")
+        ]
         assert [report["total_inner_steps"] for report in reports] == [10, 20, 30]
     local = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
-    again = local.collect(local.launch_replicas(4, entrypoint, training("local"), run_id="local"), timeout=240)
+    again = local.collect(
+        local.launch_replicas(4, entrypoint, training("local"), run_id="local"), timeout=240
+    )
     assert [result["result"] for result in again] == [result["result"] for result in results]
     here, there = (torch.load(tmp_path / f"{name}.pt") for name in ("local", "pods"))
     assert all(torch.equal(here[name], there[name]) for name in here)
@@ -185,8 +205,15 @@ def test_four_pods_train_what_four_local_processes_train(rehearsal, training, tm
 def test_a_lost_replica_ends_a_strict_run_and_is_named(rehearsal, training):
     with rehearsal.executor() as executor:
         entrypoint = "diloco_core.replica_entrypoint:run"
-        handles = executor.launch_replicas(3, entrypoint, training("strict", steps=100_000), run_id="strict")
-        wait_for(lambda: executor.stream_logs(handles[1]) if executor.poll(handles[1]) == "running" else "", "a sync")
+        handles = executor.launch_replicas(
+            3, entrypoint, training("strict", steps=100_000), run_id="strict"
+        )
+        wait_for(
+            lambda: executor.stream_logs(handles[1])
+            if executor.poll(handles[1]) == "running"
+            else "",
+            "a sync",
+        )
         rehearsal.stand_in.pods.newest("strict", 1).kill()
         results = executor.collect(handles, timeout=120)
         assert [result["status"] for result in results] == ["failed"] * 3
@@ -198,7 +225,9 @@ def test_a_lost_replica_ends_a_strict_run_and_is_named(rehearsal, training):
 
 def test_cancel_ends_every_process_and_keeps_the_record(rehearsal, tmp_path):
     with rehearsal.executor() as executor:
-        handles = executor.launch_replicas(3, "small_trainer:square", {"folder": str(tmp_path), "seconds": 600})
+        handles = executor.launch_replicas(
+            3, "small_trainer:square", {"folder": str(tmp_path), "seconds": 600}
+        )
         wait_for(lambda: len(rehearsal.processes()) >= 6, "three runners and their children")
         executor.cancel(handles[1])
         results = executor.collect(handles, timeout=60)
@@ -211,7 +240,9 @@ def test_a_launcher_that_was_killed_finds_its_run_again(rehearsal, tmp_path):
     (tmp_path / "launcher.py").write_text(LAUNCHER)
     environment = {**os.environ, "PYTHONPATH": rehearsal.variables["PYTHONPATH"]}
     launcher = subprocess.Popen(
-        [sys.executable, "launcher.py", str(tmp_path), json.dumps(rehearsal.variables)], cwd=tmp_path, env=environment
+        [sys.executable, "launcher.py", str(tmp_path), json.dumps(rehearsal.variables)],
+        cwd=tmp_path,
+        env=environment,
     )
     try:
         wait_for((tmp_path / "handles.json").exists, "the launch")
@@ -219,11 +250,20 @@ def test_a_launcher_that_was_killed_finds_its_run_again(rehearsal, tmp_path):
         launcher.send_signal(signal.SIGKILL)
         launcher.wait()
     with rehearsal.executor() as executor:
-        handles = [ReplicaHandle.from_dict(item) for item in json.loads((tmp_path / "handles.json").read_text())]
-        wait_for(lambda: {executor.poll(handle) for handle in handles} == {"running"}, "the replicas to run")
+        handles = [
+            ReplicaHandle.from_dict(item)
+            for item in json.loads((tmp_path / "handles.json").read_text())
+        ]
+        wait_for(
+            lambda: {executor.poll(handle) for handle in handles} == {"running"},
+            "the replicas to run",
+        )
         (tmp_path / "go").touch()
         results = executor.collect(handles, timeout=60)
-        assert [(entry["status"], entry["result"]) for entry in results] == [("succeeded", 0), ("succeeded", 1)]
+        assert [(entry["status"], entry["result"]) for entry in results] == [
+            ("succeeded", 0),
+            ("succeeded", 1),
+        ]
         assert executor.stream_logs(handles[1]) == "here is 1"
 
 
@@ -234,25 +274,41 @@ def bucket():
     server.start()
     host, port = server.get_host_and_port()
     endpoint = f"http://{host}:{port}"
-    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_DEFAULT_REGION": "us-east-1"}
-    options = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    keys = {
+        "AWS_ACCESS_KEY_ID": "test",
+        "AWS_SECRET_ACCESS_KEY": "test",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
+    options = {
+        "aws_access_key_id": "test",
+        "aws_secret_access_key": "test",
+        "region_name": "us-east-1",
+    }
     boto3.client("s3", endpoint_url=endpoint, **options).create_bucket(Bucket="runs")
     yield {**keys, "AWS_ENDPOINT_URL": endpoint}
     server.stop()
 
 
 @pytest.mark.slow
-def test_an_elastic_run_over_s3_survives_a_kill_and_an_eviction(rehearsal, bucket, tmp_path, monkeypatch):
+def test_an_elastic_run_over_s3_survives_a_kill_and_an_eviction(
+    rehearsal, bucket, tmp_path, monkeypatch
+):
     syncs, options = 16, {"min_replicas": 2, "grace": 3.0, "topology": "sharded"}
 
     def arguments(uri, step_seconds):
         kwargs = {"syncs": syncs, "step_seconds": step_seconds}
-        common = {"trainer_module": "elastic_trainer", "connect_options": options, "rendezvous_uri": uri}
+        common = {
+            "trainer_module": "elastic_trainer",
+            "connect_options": options,
+            "rendezvous_uri": uri,
+        }
         return {**common, "trainer_kwargs": kwargs}
 
     entrypoint = "diloco_core.replica_entrypoint:run"
     with rehearsal.executor(env=bucket, on_replica_failure="continue", backoff_limit=3) as executor:
-        handles = executor.launch_replicas(4, entrypoint, arguments("s3://runs/one", 0.05), run_id="elastic")
+        handles = executor.launch_replicas(
+            4, entrypoint, arguments("s3://runs/one", 0.05), run_id="elastic"
+        )
 
         def made(rank, count):
             return lambda: executor.poll(handles[rank]) == "running" and count <= len(
@@ -282,10 +338,17 @@ def test_an_elastic_run_over_s3_survives_a_kill_and_an_eviction(rehearsal, bucke
 
 def test_check_has_a_pod_try_the_bucket(rehearsal, bucket):
     with rehearsal.executor(env=bucket) as executor:
-        found = {finding.subject: finding for finding in executor.check(2, rendezvous_uri="s3://runs/check")}
+        found = {
+            finding.subject: finding
+            for finding in executor.check(2, rendezvous_uri="s3://runs/check")
+        }
         assert all(finding.ok for finding in found.values()), found
         assert "conditional writes included" in found["rendezvous"].message
-        (wrong,) = [one for one in executor.check(rendezvous_uri="s3://no-such/check") if one.subject == "rendezvous"]
+        (wrong,) = [
+            one
+            for one in executor.check(rendezvous_uri="s3://no-such/check")
+            if one.subject == "rendezvous"
+        ]
         assert wrong.ok is False
         assert "no-such" in wrong.message
         wait_for(lambda: not executor.list_runs(), "the pods that tried to be removed")
@@ -295,10 +358,13 @@ def test_check_has_a_pod_try_the_bucket(rehearsal, bucket):
 def loss_of(path):
     """Loss of the small classifier on examples that no rank has learned."""
     program = "import sys; from elastic_trainer import *; from safetensors.torch import load_file\n"
-    program += (
-        "model = make_model(); model.load_state_dict(load_file(sys.argv[1])); inputs, labels = examples(7, 2000)\n"
-    )
+    program += "model = make_model(); model.load_state_dict(load_file(sys.argv[1])); inputs, labels = examples(7, 2000)\n"
     program += "print(torch.nn.functional.cross_entropy(model(inputs), labels).item())"
     command = [sys.executable, "-c", program, str(path)]
-    variables = {**os.environ, "PYTHONPATH": os.pathsep.join([str(path.parent), str(TOOLS / "chaos"), *sys.path])}
-    return float(subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout)
+    variables = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join([str(path.parent), str(TOOLS / "chaos"), *sys.path]),
+    }
+    return float(
+        subprocess.run(command, env=variables, check=True, capture_output=True, text=True).stdout
+    )

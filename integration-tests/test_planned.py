@@ -80,7 +80,13 @@ class TestPlanned:
             ("gather", 3, 4e6, Transfer(8, 5 * MIB // 2, 10 * MIB), {"latency": 0.05}),
             ("strict", 2, 3167737, Transfer(1), {"latency": 0.01, "connection": 2e7}),
             ("sharded", 2, 1.4e6, Transfer(1), {"latency": 0.01, "connection": 2e7}),
-            ("strict", 2, 3167737, Transfer(16, MIB, 10 * MIB), {"latency": 0.01, "connection": 2e7}),
+            (
+                "strict",
+                2,
+                3167737,
+                Transfer(16, MIB, 10 * MIB),
+                {"latency": 0.01, "connection": 2e7},
+            ),
         ],
         ids=[
             "blocks below a chunk",
@@ -91,7 +97,9 @@ class TestPlanned:
         ],
     )
     def test_with_another_transfer(self, scale, kind, replicas, parameters, transfer, s3):
-        found, plan = scale.compared(kind, replicas, parameters, transfer=transfer, s3=scale.s3.S3(**s3))
+        found, plan = scale.compared(
+            kind, replicas, parameters, transfer=transfer, s3=scale.s3.S3(**s3)
+        )
         assert disagreements(found, plan) == {}
 
     @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
@@ -111,21 +119,35 @@ def test_auto_chooses_the_topology_that_is_found_quicker(scale, parameters, repl
     quicker = min(seconds, key=seconds.get)
     assert min(planned, key=planned.get) == quicker, seconds
     size = round(4 * parameters)
-    chosen = choose_topology("auto", state_bytes=size, world_size=replicas, publish_every=4, near=False)
+    chosen = choose_topology(
+        "auto", state_bytes=size, world_size=replicas, publish_every=4, near=False
+    )
     assert chosen == quicker, "also where nothing is known of the network"
 
 
 class TestThePage:
     """``hatch run bench-scale --write``."""
 
-    RUN = ("--kinds", "strict", "gather", "--parameters", "1M", "--replicas", "2", "3", "--most-requests", "17")
+    RUN = (
+        "--kinds",
+        "strict",
+        "gather",
+        "--parameters",
+        "1M",
+        "--replicas",
+        "2",
+        "3",
+        "--most-requests",
+        "17",
+    )
 
     def test_tables_and_picture(self, scale, tmp_path, capsys):
         page = tmp_path / "docs/scale.md"
         scale.command.main([*self.RUN, "--write", str(page)])
         first = page.read_text()
         page.write_text(
-            first.replace("<!-- bench", "# Title\n\n<!-- bench", 1).replace("| 2 |", "| old |") + "the end\n"
+            first.replace("<!-- bench", "# Title\n\n<!-- bench", 1).replace("| 2 |", "| old |")
+            + "the end\n"
         )
         page.write_text(page.read_text())
         scale.command.main([*self.RUN, "--write", str(page)])
@@ -139,7 +161,11 @@ class TestThePage:
         left_out = [line for line in first.splitlines() if "| - /" in line]
         assert len(left_out) == 2, "two runs have too many requests: their plans are shown alone"
         picture = ET.fromstring(page.with_suffix(".svg").read_text())
-        assert [text.text for text in picture.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "t"] == [
+        assert [
+            text.text
+            for text in picture.iter("{http://www.w3.org/2000/svg}text")
+            if text.get("class") == "t"
+        ] == [
             "strict",
             "gather",
         ]

@@ -11,14 +11,18 @@ README = Path(__file__).parents[1] / "README.md"
 
 def python_blocks():
     """The README's Python files, by the name in their first line."""
-    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n# (\S+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
+    )
     return dict(blocks)
 
 
 def test_the_trainer_and_its_launcher(tmp_path):
     blocks = python_blocks()
     assert sorted(blocks) == ["launch.py", "my_trainer.py"]
-    assert 'result["error"]' in blocks["launch.py"], "a second run on the same prefix fails, and is to say why"
+    assert 'result["error"]' in blocks["launch.py"], (
+        "a second run on the same prefix fails, and is to say why"
+    )
     for name, code in blocks.items():
         (tmp_path / name).write_text(code.replace("/tmp/my-first-run", str(tmp_path / "run")))
     environment = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}

@@ -23,7 +23,12 @@ def in_virtual_time(scale, act, **s3):
     def body():
         driver = scale.driver.VirtualDriver(network, 1, PART_BYTES)
         retries = Retries(clock=network.clock, sleep=network.sleep)
-        store = RemoteStore("s3://bucket/run", driver, retries, background=partial(scale.network.Background, network))
+        store = RemoteStore(
+            "s3://bucket/run",
+            driver,
+            retries,
+            background=partial(scale.network.Background, network),
+        )
         start = network.clock()
         found.extend([act(network, store), network.clock() - start])
 
@@ -37,15 +42,21 @@ class TestTheModel:
 
     def test_requests_in_the_background_share_the_connections(self, scale):
         def act(network, store):
-            futures = [store.submit(lambda: network.request("GET", down=9_000_000)) for _ in range(33)]
+            futures = [
+                store.submit(lambda: network.request("GET", down=9_000_000)) for _ in range(33)
+            ]
             return [future.result() for future in futures]
 
         _, seconds = in_virtual_time(scale, act, network=1e12)
-        assert seconds == pytest.approx(3 * (0.03 + 0.1)), "33 requests over 16 connections are three rounds"
+        assert seconds == pytest.approx(3 * (0.03 + 0.1)), (
+            "33 requests over 16 connections are three rounds"
+        )
 
     def test_the_network_card_is_shared_too(self, scale):
         def act(network, store):
-            for future in [store.submit(lambda: network.request("GET", down=9_000_000)) for _ in range(16)]:
+            for future in [
+                store.submit(lambda: network.request("GET", down=9_000_000)) for _ in range(16)
+            ]:
                 future.result()
 
         _, seconds = in_virtual_time(scale, act, network=144e6)
@@ -57,7 +68,9 @@ class TestTheModel:
 
         _, seconds = in_virtual_time(scale, act, network=1e12)
         part = 0.03 + PART_BYTES / 90e6
-        assert seconds == pytest.approx(0.03 + 2 * part + 0.03), "15 parts, then five, between a beginning and an end"
+        assert seconds == pytest.approx(0.03 + 2 * part + 0.03), (
+            "15 parts, then five, between a beginning and an end"
+        )
 
     def test_the_rate_of_a_prefix(self, scale):
         def act(network, store):
@@ -139,9 +152,15 @@ class TestScaling:
 
         def file(numel):
             layout = Layout((Group(torch.float32, numel, Rule.OUTER),), shards)
-            sections = [Section(f"shard.{number}", layout.shard(number), number) for number in range(shards)]
+            sections = [
+                Section(f"shard.{number}", layout.shard(number), number) for number in range(shards)
+            ]
             values = torch.zeros(numel)
-            parts = [part for s in sections for part in section_parts(s, [values[p.start : p.stop] for p in s.pieces])]
+            parts = [
+                part
+                for s in sections
+                for part in section_parts(s, [values[p.start : p.stop] for p in s.pieces])
+            ]
             return header(layout, sections, {}), b"".join(map(bytes, parts))
 
         small, large = file(160 * shards), file(160 * shards * factor)
@@ -152,7 +171,9 @@ class TestScaling:
         assert sum(weighed.between(a, b) for a, b in pairwise(cuts)) == weighed.between(0, cuts[-1])
         end = weighed.reaching(len(small[0]) + 10 * factor * 4)
         assert end == len(small[0]) + 40
-        assert scale.weights.Weighed("commits/1.json", b"".join(small), factor).weight == len(weighed.data)
+        assert scale.weights.Weighed("commits/1.json", b"".join(small), factor).weight == len(
+            weighed.data
+        )
 
     @pytest.mark.parametrize("kind", ["strict", "sharded"])
     def test_as_many_requests_and_seconds(self, scale, kind, monkeypatch):
@@ -174,7 +195,10 @@ class TestScaling:
 
     def test_constants_that_nobody_has_thought_of_are_told_of(self, scale, monkeypatch):
         monkeypatch.setattr("diloco_core._store._ahead._AHEAD_BYTES", 2**20, raising=False)
-        with pytest.raises(RuntimeError, match=r"_store\._ahead\._AHEAD_BYTES"), scale.scaling.scaled(2):
+        with (
+            pytest.raises(RuntimeError, match=r"_store\._ahead\._AHEAD_BYTES"),
+            scale.scaling.scaled(2),
+        ):
             pass
 
 
@@ -199,7 +223,10 @@ class TestLaws:
         """Not before the fifth sync, so that the law above says nothing of it."""
         run = scale.cohort.Run("gather", 1e5, replicas, warm=5, measured=4, tensors=4)
         outcome = scale.cohort.simulate(run)
-        most = [sorted((cost.requests["GET"] for cost in costs), reverse=True) for costs in outcome.syncs]
+        most = [
+            sorted((cost.requests["GET"] for cost in costs), reverse=True)
+            for costs in outcome.syncs
+        ]
         assert max(first for first, *_ in most) == 2 * replicas + 4
         assert all(second <= replicas + 8 for _, second, *_ in most)
         assert scale.figures.sync_of(run, outcome).requests["GET"] <= replicas + 5
@@ -210,7 +237,11 @@ class TestLaws:
             found = scale.measure(kind, replicas)
             # With one for a beat, and one for a look around.
             limits = {"PUT": 5, "LIST": 5, "DELETE": 1, "HEAD": 0}
-            assert {kind: count for kind, count in found.most.items() if count > limits.get(kind, math.inf)} == {}
+            assert {
+                kind: count
+                for kind, count in found.most.items()
+                if count > limits.get(kind, math.inf)
+            } == {}
 
     @pytest.mark.parametrize("kind", ["strict", "sharded"])
     def test_bytes_stay_flat(self, scale, kind):
@@ -218,7 +249,9 @@ class TestLaws:
         for replicas in SIZES:
             figures = scale.measure(kind, replicas)
             published = size * 2 / replicas
-            assert figures.sent <= 1.03 * (size + published) + 8192 * replicas, "with headers of their own"
+            assert figures.sent <= 1.03 * (size + published) + 8192 * replicas, (
+                "with headers of their own"
+            )
             assert figures.received <= 1.03 * 2 * size * (replicas - 1) / replicas + 8192 * replicas
 
     def test_a_start_does_not_depend_on_how_much_was_before_it(self, scale):

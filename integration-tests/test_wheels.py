@@ -30,20 +30,38 @@ def test_a_wheel_alone(package, tmp_path):
     python = str(tmp_path / "venv" / "bin" / "python")
 
     def run(*command):
-        return subprocess.run([python, *command], check=True, capture_output=True, text=True, cwd=tmp_path).stdout
+        return subprocess.run(
+            [python, *command], check=True, capture_output=True, text=True, cwd=tmp_path
+        ).stdout
 
-    run("-m", "pip", "install", "-q", "--find-links", str(DIST), "-c", str(TOP / "tools" / "constraints.txt"), package)
+    run(
+        "-m",
+        "pip",
+        "install",
+        "-q",
+        "--find-links",
+        str(DIST),
+        "-c",
+        str(TOP / "tools" / "constraints.txt"),
+        package,
+    )
     run("-m", "pip", "check")
-    installed = {entry["name"].lower() for entry in json.loads(run("-m", "pip", "list", "--format", "json"))}
+    installed = {
+        entry["name"].lower() for entry in json.loads(run("-m", "pip", "list", "--format", "json"))
+    }
     assert {name for name in installed if name.startswith("diloco")} <= {package, "diloco-protocol"}
     foreign = FORBIDDEN - OWN.get(package, set())
     assert not installed & (foreign | absent)
     loaded = run("-c", f"import sys, {module}; print(*sys.modules)").split()
     assert not {name.partition(".")[0] for name in loaded} & (FORBIDDEN | absent)
-    assert Path(run("-c", f"import {module}; print({module}.__file__)").strip()).is_relative_to(tmp_path)
+    assert Path(run("-c", f"import {module}; print({module}.__file__)").strip()).is_relative_to(
+        tmp_path
+    )
 
 
 @pytest.mark.wheels
 def test_the_wheels_are_there():
     names = {path.name.partition("-")[0] for path in DIST.glob("*.whl")}
-    assert names == {module for module, _ in PACKAGES.values()}, f"run `hatch run wheels` ({sys.executable})"
+    assert names == {module for module, _ in PACKAGES.values()}, (
+        f"run `hatch run wheels` ({sys.executable})"
+    )

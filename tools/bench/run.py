@@ -27,16 +27,29 @@ MIB = 2**20
 
 def main() -> int:
     """Run the benchmark and print its tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--replicas", type=int, nargs="+", default=[4, 2], help="numbers of replicas (default: 4 2)")
-    parser.add_argument("--parameters", type=int, default=25_000_000, help="fp32 parameters (default: 25 million)")
-    parser.add_argument("--rounds", type=int, default=7, help="counted rounds, after one to warm up (default: 7)")
-    parser.add_argument(
-        "--folder", help="where the replicas meet (default: a memory-backed folder, else a temporary one)"
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--no-memory", action="store_true", help="leave out the measurement of peak memory")
+    parser.add_argument(
+        "--replicas", type=int, nargs="+", default=[4, 2], help="numbers of replicas (default: 4 2)"
+    )
+    parser.add_argument(
+        "--parameters", type=int, default=25_000_000, help="fp32 parameters (default: 25 million)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="counted rounds, after one to warm up (default: 7)"
+    )
+    parser.add_argument(
+        "--folder",
+        help="where the replicas meet (default: a memory-backed folder, else a temporary one)",
+    )
+    parser.add_argument(
+        "--no-memory", action="store_true", help="leave out the measurement of peak memory"
+    )
     arguments = parser.parse_args()
-    print(f"{arguments.parameters:,} fp32 parameters, {os.cpu_count()} cores, one thread per replica")
+    print(
+        f"{arguments.parameters:,} fp32 parameters, {os.cpu_count()} cores, one thread per replica"
+    )
     print(f"medians of {arguments.rounds} rounds")
     for replicas in arguments.replicas:
         timings = _run("times", replicas, arguments)
@@ -44,14 +57,21 @@ def main() -> int:
         _print_plan(replicas, timings, arguments.parameters)
         if not arguments.no_memory:
             _print_memory(replicas, arguments)
-    print(f"\nimport diloco_protocol: {_import_milliseconds():.0f} ms over a bare interpreter (goal: < 50)")
+    print(
+        f"\nimport diloco_protocol: {_import_milliseconds():.0f} ms over a bare interpreter (goal: < 50)"
+    )
     return 0
 
 
 def _run(what: str, replicas: int, arguments: argparse.Namespace) -> dict[str, list[float]]:
     parent = arguments.folder or ("/dev/shm" if os.access("/dev/shm", os.W_OK) else None)
     folder = Path(tempfile.mkdtemp(prefix="diloco-bench-", dir=parent))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "MKL_NUM_THREADS": "1",
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     command = [sys.executable, str(HERE / "worker.py"), what, str(folder), str(replicas)]
     command += [str(arguments.parameters), str(arguments.rounds)]
     if sys.platform != "linux":
@@ -72,23 +92,61 @@ def _run(what: str, replicas: int, arguments: argparse.Namespace) -> dict[str, l
 def _print_times(replicas: int, timings: dict[str, list[float]]) -> None:
     step = 1.0 if replicas >= 4 else 1.1
     rows = [
-        ("exchange alone (mean, checksums on)", "exchange", "exchange floor", "input/output floor, fresh files", 1.2),
-        ("", "exchange", "exchange floor, files reused", "input/output floor, files written over", None),
+        (
+            "exchange alone (mean, checksums on)",
+            "exchange",
+            "exchange floor",
+            "input/output floor, fresh files",
+            1.2,
+        ),
+        (
+            "",
+            "exchange",
+            "exchange floor, files reused",
+            "input/output floor, files written over",
+            None,
+        ),
         ("", "exchange", "gloo", "gloo all_reduce", 1.0),
-        ("whole outer step (checksums, durable state)", "outer step", "gloo step", "gloo in place + fused SGD", step),
+        (
+            "whole outer step (checksums, durable state)",
+            "outer step",
+            "gloo step",
+            "gloo in place + fused SGD",
+            step,
+        ),
         ("", "outer step", "outer floor", "input/output floor, fresh files", None),
-        ("", "outer step", "outer floor, files reused", "input/output floor, files written over", None),
+        (
+            "",
+            "outer step",
+            "outer floor, files reused",
+            "input/output floor, files written over",
+            None,
+        ),
         ("", "outer step", "torch.save step", "torch.save, stack, mean, SGD", 0.2),
-        ("the same, elastic and sharded", "elastic sharded step", "gloo step", "gloo in place + fused SGD", step),
+        (
+            "the same, elastic and sharded",
+            "elastic sharded step",
+            "gloo step",
+            "gloo in place + fused SGD",
+            step,
+        ),
         ("", "elastic sharded step", "outer step", "strict", None),
-        ("the same, elastic and gather", "elastic gather step", "gloo step", "gloo in place + fused SGD", None),
+        (
+            "the same, elastic and gather",
+            "elastic gather step",
+            "gloo step",
+            "gloo in place + fused SGD",
+            None,
+        ),
     ]
     print(f"\nN = {replicas}   {'contender':<44} {'ratio':>6}  {'goal':>7}  against")
     for label, ours, peer, name, goal in rows:
         ratio = statistics.median(a / b for a, b in zip(timings[ours], timings[peer], strict=True))
         limit = f"<= {goal}" if goal else ""
         print(f"        {label:<44} {ratio:6.2f}  {limit:>7}  {name}")
-    seconds = ", ".join(f"{name} {statistics.median(values):.3f}" for name, values in timings.items())
+    seconds = ", ".join(
+        f"{name} {statistics.median(values):.3f}" for name, values in timings.items()
+    )
     print(f"        medians in seconds: {seconds}")
 
 
@@ -105,7 +163,11 @@ def _print_plan(replicas: int, timings: dict[str, list[float]], parameters: int)
 def _print_memory(replicas: int, arguments: argparse.Namespace) -> None:
     size = 4 * arguments.parameters
     sharded = (2.1 * size + size / replicas + 64 * MIB, "2.1 B + B/N + 64 MiB")
-    goals = {"strict": sharded, "sharded": sharded, "gather": (3.1 * size + 64 * MIB, "3.1 B + 64 MiB")}
+    goals = {
+        "strict": sharded,
+        "sharded": sharded,
+        "gather": (3.1 * size + 64 * MIB, "3.1 B + 64 MiB"),
+    }
     for kind, (limit, formula) in goals.items():
         peak = max(_run(kind, replicas, arguments)["bytes"])
         label = kind if kind == "strict" else f"elastic and {kind}"
@@ -117,11 +179,19 @@ def _print_memory(replicas: int, arguments: argparse.Namespace) -> None:
 
 def _import_milliseconds() -> float:
     # As on any machine, what was imported once is compiled.
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
+    environment = {
+        name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"
+    }
 
     def once() -> float:
         code = "import time; t = time.perf_counter(); import diloco_protocol; print(time.perf_counter() - t)"
-        done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, env=environment)
+        done = subprocess.run(
+            [sys.executable, "-c", code],
+            check=True,
+            capture_output=True,
+            text=True,
+            env=environment,
+        )
         return float(done.stdout)
 
     once()

@@ -37,7 +37,9 @@ AT_ONCE = 4
 SMALL = 1024
 SMALL_TIMES = 50
 # moto looks for a signature, and not at it.
-SIGNED = {"Authorization": "AWS4-HMAC-SHA256 Credential=bench/20260101/us-east-1/s3/aws4_request, Signature=0"}
+SIGNED = {
+    "Authorization": "AWS4-HMAC-SHA256 Credential=bench/20260101/us-east-1/s3/aws4_request, Signature=0"
+}
 
 SERVER = """
 import sys
@@ -62,7 +64,11 @@ class Bare:
         self, method: str, path: str, body: bytes | memoryview | None = None, **headers: str
     ) -> http.client.HTTPResponse:
         """Send a request over an idle connection; the answer is to be read to its end, and given to :meth:`done`."""
-        connection = self.connections.pop() if self.connections else http.client.HTTPConnection("127.0.0.1", self.port)
+        connection = (
+            self.connections.pop()
+            if self.connections
+            else http.client.HTTPConnection("127.0.0.1", self.port)
+        )
         connection.request(method, path, body, {**SIGNED, **headers})
         response = connection.getresponse()
         if response.status >= 300:
@@ -91,7 +97,8 @@ class Bare:
 
         tags = self.pool.map(send, range(1, -(-len(data) // PART) + 1))
         parts = "".join(
-            f"<Part><PartNumber>{number}</PartNumber><ETag>{tag}</ETag></Part>" for number, tag in enumerate(tags, 1)
+            f"<Part><PartNumber>{number}</PartNumber><ETag>{tag}</ETag></Part>"
+            for number, tag in enumerate(tags, 1)
         )
         whole = f"<CompleteMultipartUpload>{parts}</CompleteMultipartUpload>".encode()
         response = self.request("POST", f"{path}?uploadId={upload}", whole)
@@ -157,11 +164,24 @@ class Ours:
 
 def main() -> int:
     """Run the benchmark and print its table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--megabytes", type=int, default=128, help="size of the large object in MiB (default: 128)")
-    parser.add_argument("--rounds", type=int, default=7, help="counted rounds, after one to warm up (default: 7)")
-    parser.add_argument("--parameters", type=int, default=23_750_000, help="for the memory: fp32 (default: 23,750,000)")
-    parser.add_argument("--no-memory", action="store_true", help="leave out the measurement of peak memory")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--megabytes", type=int, default=128, help="size of the large object in MiB (default: 128)"
+    )
+    parser.add_argument(
+        "--rounds", type=int, default=7, help="counted rounds, after one to warm up (default: 7)"
+    )
+    parser.add_argument(
+        "--parameters",
+        type=int,
+        default=23_750_000,
+        help="for the memory: fp32 (default: 23,750,000)",
+    )
+    parser.add_argument(
+        "--no-memory", action="store_true", help="leave out the measurement of peak memory"
+    )
     arguments = parser.parse_args()
     command = [sys.executable, "-c", SERVER]
     server = subprocess.Popen(
@@ -178,13 +198,24 @@ def main() -> int:
     return 0
 
 
-def _print_times(seconds: dict[tuple[str, str], list[float]], arguments: argparse.Namespace) -> None:
-    print(f"{arguments.megabytes} MiB in parts of 8 MiB, {AT_ONCE} at once; {os.cpu_count()} cores, moto on loopback")
+def _print_times(
+    seconds: dict[tuple[str, str], list[float]], arguments: argparse.Namespace
+) -> None:
+    print(
+        f"{arguments.megabytes} MiB in parts of 8 MiB, {AT_ONCE} at once; {os.cpu_count()} cores, moto on loopback"
+    )
     print(f"medians of {arguments.rounds} rounds, against the bare client\n")
     print(f"{'':<30} {'obstore':>8} {'s3fs':>8}   {'goal':>7}   bare client")
-    for what, label in (("put", "put"), ("get", "get"), ("put_small", "put 1 KiB"), ("get_small", "get 1 KiB")):
+    for what, label in (
+        ("put", "put"),
+        ("get", "get"),
+        ("put_small", "put 1 KiB"),
+        ("get_small", "get 1 KiB"),
+    ):
         ratios = [
-            statistics.median(a / b for a, b in zip(seconds[driver, what], seconds["bare", what], strict=True))
+            statistics.median(
+                a / b for a, b in zip(seconds[driver, what], seconds["bare", what], strict=True)
+            )
             for driver in ("obstore", "s3fs")
         ]
         times = SMALL_TIMES if what.endswith("small") else 1
@@ -196,11 +227,20 @@ def _print_times(seconds: dict[tuple[str, str], list[float]], arguments: argpars
 def _print_memory(parameters: int) -> None:
     size, replicas = 4 * parameters, 2
     sharded = (2.1 * size + size / replicas + 128 * MIB, "2.1 B + B/N + 128 MiB")
-    goals = {"strict": sharded, "sharded": sharded, "gather": (3.1 * size + 64 * MIB, "3.1 B + 64 MiB")}
-    print(f"\npeak memory of a replica in MiB, N = {replicas}, B = {size / MIB:.0f} MiB of parameters\n")
+    goals = {
+        "strict": sharded,
+        "sharded": sharded,
+        "gather": (3.1 * size + 64 * MIB, "3.1 B + 64 MiB"),
+    }
+    print(
+        f"\npeak memory of a replica in MiB, N = {replicas}, B = {size / MIB:.0f} MiB of parameters\n"
+    )
     print(f"{'':<30} {'obstore':>8} {'s3fs':>8}   {'goal':>7}")
     for kind, (limit, formula) in goals.items():
-        peaks = [_peak(scheme, kind, parameters, replicas) / MIB for scheme in ("obstore+s3", "fsspec+s3")]
+        peaks = [
+            _peak(scheme, kind, parameters, replicas) / MIB
+            for scheme in ("obstore+s3", "fsspec+s3")
+        ]
         label = kind if kind == "strict" else f"elastic, {kind}"
         print(f"{label:<30} {peaks[0]:>8.0f} {peaks[1]:>8.0f}   {limit / MIB:>4.0f} = {formula}")
 
@@ -209,7 +249,9 @@ def _peak(scheme: str, kind: str, parameters: int, replicas: int) -> int:
     child = Path(__file__).with_name("s3_memory.py")
     command = [sys.executable, str(child), f"{scheme}://bucket/memory-{scheme[0]}-{kind}", kind]
     numbers = ([str(rank), str(replicas), str(parameters)] for rank in range(replicas))
-    children = [subprocess.Popen([*command, *each], stdout=subprocess.PIPE, text=True) for each in numbers]
+    children = [
+        subprocess.Popen([*command, *each], stdout=subprocess.PIPE, text=True) for each in numbers
+    ]
     try:
         peaks = [int(child.communicate()[0] or 0) for child in children]
     finally:
@@ -221,7 +263,10 @@ def _peak(scheme: str, kind: str, parameters: int, replicas: int) -> int:
 
 
 def _measure(port: int, size: int, rounds: int) -> dict[tuple[str, str], list[float]]:
-    environment = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}", "AWS_DEFAULT_REGION": "us-east-1"}
+    environment = {
+        "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}",
+        "AWS_DEFAULT_REGION": "us-east-1",
+    }
     os.environ.update(environment, AWS_ACCESS_KEY_ID="bench", AWS_SECRET_ACCESS_KEY="bench")
     bare = Bare(port)
     bare.done(bare.request("PUT", "/bucket")).read()
@@ -236,8 +281,14 @@ def _measure(port: int, size: int, rounds: int) -> dict[tuple[str, str], list[fl
         acts: dict[str, Callable[[Bare | Ours], None]] = {
             "put": lambda contender: contender.put("large", data),
             "get": lambda contender: contender.get("large", back),
-            "put_small": lambda contender: [contender.put_small(f"small-{i}") for i in range(SMALL_TIMES)] and None,
-            "get_small": lambda contender: [contender.get_small(f"small-{i}") for i in range(SMALL_TIMES)] and None,
+            "put_small": lambda contender: [
+                contender.put_small(f"small-{i}") for i in range(SMALL_TIMES)
+            ]
+            and None,
+            "get_small": lambda contender: [
+                contender.get_small(f"small-{i}") for i in range(SMALL_TIMES)
+            ]
+            and None,
         }
         for what, act in acts.items():
             for name, contender in contenders.items():

@@ -61,7 +61,9 @@ class Contenders:
         self.rounds = 0
         self.mean = ObjectStoreAllReduce(str(folder / "mean"), rank=rank, world_size=world)
         self.mean.mean([torch.zeros(8)])
-        self.trigger = torch.optim.SGD(self.model.parameters(), lr=1.0)  # without gradients: a step changes nothing
+        self.trigger = torch.optim.SGD(
+            self.model.parameters(), lr=1.0
+        )  # without gradients: a step changes nothing
         exchange = connect(str(folder / "outer"), rank=rank, world_size=world)
         self.outer = DiLoCo(self.model, self.trigger, exchange, sync_every=1)
         self.outer.__enter__()
@@ -74,7 +76,9 @@ class Contenders:
                 tensor.add_(0.01 * self.rank)
         return model
 
-    def _elastic(self, topology: Literal["sharded", "gather"]) -> tuple[DiLoCo, torch.optim.Optimizer]:
+    def _elastic(
+        self, topology: Literal["sharded", "gather"]
+    ) -> tuple[DiLoCo, torch.optim.Optimizer]:
         """An elastic outer loop over a model like that of the others."""
         model = self._model()
         trigger = torch.optim.SGD(model.parameters(), lr=1.0)
@@ -146,7 +150,10 @@ class Contenders:
     def torch_save_step(self) -> None:
         """The outer step as most write it first: state dicts through torch.save, all read, stacked and averaged."""
         own = self.folder / f"naive-{self.rounds}-{self.rank}.pt"
-        deltas = {str(i): c.detach() - t for i, (c, t) in enumerate(zip(self.naive, self.tensors, strict=True))}
+        deltas = {
+            str(i): c.detach() - t
+            for i, (c, t) in enumerate(zip(self.naive, self.tensors, strict=True))
+        }
         buffer = io.BytesIO()
         torch.save(deltas, buffer)
         own.with_suffix(".tmp").write_bytes(buffer.getvalue())
@@ -212,7 +219,9 @@ class Contenders:
         self.rounds += 1
 
 
-def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> dict[str, list[float]]:
+def times(
+    folder: Path, rank: int, world: int, parameters: int, rounds: int
+) -> dict[str, list[float]]:
     """Seconds of every contender in every round, from barrier to barrier."""
     contenders = Contenders(folder, rank, world, parameters)
     table: dict[str, Callable[[], None]] = {
@@ -246,13 +255,17 @@ def times(folder: Path, rank: int, world: int, parameters: int, rounds: int) -> 
     return seconds
 
 
-def memory(folder: Path, rank: int, world: int, parameters: int, rounds: int, **options: Any) -> dict[str, list[int]]:
+def memory(
+    folder: Path, rank: int, world: int, parameters: int, rounds: int, **options: Any
+) -> dict[str, list[int]]:
     """Growth of the peak resident memory from before the model is made to after some outer steps."""
 
     def outer_steps(name: str, model: torch.nn.ParameterList, steps: int) -> None:
         exchange = connect(str(folder / name), rank=rank, world_size=world, **options)
         saving = {"save_inner_every": 0} if options else {}
-        trigger = torch.optim.SGD(model.parameters(), lr=1.0)  # without gradients: a step changes nothing
+        trigger = torch.optim.SGD(
+            model.parameters(), lr=1.0
+        )  # without gradients: a step changes nothing
         with DiLoCo(model, trigger, exchange, sync_every=1, **saving):
             for _ in range(steps):
                 with torch.no_grad():
@@ -273,9 +286,15 @@ def _peak_bytes() -> int:
 
 def main() -> None:
     """Run one replica; rank 0 writes the result."""
-    what, folder, world, parameters, rounds, rank = sys.argv[1], Path(sys.argv[2]), *map(int, sys.argv[3:])
+    what, folder, world, parameters, rounds, rank = (
+        sys.argv[1],
+        Path(sys.argv[2]),
+        *map(int, sys.argv[3:]),
+    )
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=world)
+    dist.init_process_group(
+        "gloo", init_method=f"file://{folder}/gloo", rank=rank, world_size=world
+    )
     if what == "times":
         result = times(folder, rank, world, parameters, rounds)
     else:

@@ -42,7 +42,9 @@ def outer_step(
         settings: The outer optimizer's, as the manifest has them.
     """
     if settings["outer_optimizer"] != "SGD":
-        raise NotImplementedError(f"outer steps of {settings['outer_optimizer']} are not recomputed")
+        raise NotImplementedError(
+            f"outer steps of {settings['outer_optimizer']} are not recomputed"
+        )
     lr, momentum = float(settings["outer_lr"]), float(settings["outer_momentum"])
     nesterov = settings["outer_nesterov"] == "True"
     after, scales = State([]), []

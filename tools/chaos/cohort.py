@@ -75,7 +75,9 @@ class Cohort:
         zombies: Lives that have been replaced and have not ended yet.
     """
 
-    def __init__(self, folder: Path, replicas: int, settings: dict[str, Any], environment: dict[str, str]) -> None:
+    def __init__(
+        self, folder: Path, replicas: int, settings: dict[str, Any], environment: dict[str, str]
+    ) -> None:
         self.replicas = replicas
         self.outages: Callable[[], bool] = lambda: False
         self.ends = Ends()
@@ -95,7 +97,12 @@ class Cohort:
             [sys.executable, str(NURSERY)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            env={**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **self._environment},
+            env={
+                **os.environ,
+                "OMP_NUM_THREADS": "1",
+                "OPENBLAS_NUM_THREADS": "1",
+                **self._environment,
+            },
             start_new_session=True,
         )
         threading.Thread(target=self._listen, daemon=True).start()
@@ -132,7 +139,13 @@ class Cohort:
             "stop": str(self._folder / "stop"),
             **self._settings,
         }
-        self._ask({"start": life.number, "arguments": arguments, "errors": str(self._folder / f"{rank}.err")})
+        self._ask(
+            {
+                "start": life.number,
+                "arguments": arguments,
+                "errors": str(self._folder / f"{rank}.err"),
+            }
+        )
 
     def export(self, path: Path, seconds: float) -> dict[str, float]:
         """Write the run's model to a file, once all have finished; how good it is."""
@@ -142,7 +155,9 @@ class Cohort:
         while "status" not in (answer := self._answers.get(timeout=seconds)):
             pass
         if answer["status"] != FINISHED:
-            raise RuntimeError(f"the run cannot be exported: {errors.read_text().splitlines()[-1:]}")
+            raise RuntimeError(
+                f"the run cannot be exported: {errors.read_text().splitlines()[-1:]}"
+            )
         return dict(json.loads(path.with_suffix(".json").read_text()))
 
     def kill(self, life: Life) -> None:
@@ -160,9 +175,15 @@ class Cohort:
     def look_after(self) -> None:
         """Wake who has slept enough, start the dead again, and judge how they ended. To be called often."""
         now = time.monotonic()
-        for life in [life for life in self._lives if life.wake_at is not None and now >= life.wake_at]:
+        for life in [
+            life for life in self._lives if life.wake_at is not None and now >= life.wake_at
+        ]:
             successor = self.current[life.rank]
-            if successor is life or self._syncs(successor) >= life.wake_after or successor.status is not None:
+            if (
+                successor is life
+                or self._syncs(successor) >= life.wake_after
+                or successor.status is not None
+            ):
                 life.wake_at = None
                 self._signal(life, signal.SIGCONT)
         while True:
@@ -171,7 +192,9 @@ class Cohort:
             except queue.Empty:
                 return
             if "gone" in answer:
-                raise RuntimeError("the process that starts the replicas has ended; see its errors above")
+                raise RuntimeError(
+                    "the process that starts the replicas has ended; see its errors above"
+                )
             life = self._lives[answer["number"]]
             if "pid" in answer:
                 life.pid = answer["pid"]
@@ -204,9 +227,15 @@ class Cohort:
 
     def describe(self) -> str:
         """Where the ranks are, in words."""
-        last = {line["life"]: f"{line['event']} {line.get('report', line).get('sync', '')}" for line in self.lines()}
+        last = {
+            line["life"]: f"{line['event']} {line.get('report', line).get('sync', '')}"
+            for line in self.lines()
+        }
         lives = [*self.current.values(), *self.zombies]
-        return ", ".join(f"rank {life.rank} (life {life.number}): {last.get(life.number, 'nothing')}" for life in lives)
+        return ", ".join(
+            f"rank {life.rank} (life {life.number}): {last.get(life.number, 'nothing')}"
+            for life in lives
+        )
 
     def end_after(self, syncs: int) -> None:
         """Let the run end once it has made so many syncs."""
@@ -238,7 +267,9 @@ class Cohort:
 
     def _complain(self, life: Life, status: int, zombie: bool) -> None:
         """An end that nothing explains."""
-        own = [line for line in self.lines() if line["life"] == life.number and line["event"] == "end"]
+        own = [
+            line for line in self.lines() if line["life"] == life.number and line["event"] == "end"
+        ]
         how = own[-1]["how"] if own else f"status {status}"
         text = own[-1]["text"] if own else "it left no word"
         if how == "StoreUnavailableError" and self.outages() and life.number not in self._entered():

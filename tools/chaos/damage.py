@@ -43,7 +43,11 @@ class FolderShelf:
 
     def listing(self) -> list[str]:
         """All keys."""
-        files = (path for path in self.folder.rglob("*") if path.is_file() and not path.name.startswith("."))
+        files = (
+            path
+            for path in self.folder.rglob("*")
+            if path.is_file() and not path.name.startswith(".")
+        )
         return sorted(path.relative_to(self.folder).as_posix() for path in files)
 
     def read(self, key: str) -> bytes:
@@ -74,7 +78,11 @@ class BucketShelf:
 
     def listing(self) -> list[str]:
         """All keys."""
-        return sorted(key.removeprefix(self.prefix) for key in list(self.objects) if key.startswith(self.prefix))
+        return sorted(
+            key.removeprefix(self.prefix)
+            for key in list(self.objects)
+            if key.startswith(self.prefix)
+        )
 
     def read(self, key: str) -> bytes:
         """An object."""
@@ -111,8 +119,16 @@ class Damage:
         if newest is None:
             return
         folder, _, name = newest.rpartition("/")
-        shards = [key for key in keys if key.startswith(f"{folder}/{name[:3]}.") and key.endswith(".safetensors")]
-        kinds = {"done": [newest], "commit": [f"commits/{folder.removeprefix('state/')}.json"], "shard": shards}
+        shards = [
+            key
+            for key in keys
+            if key.startswith(f"{folder}/{name[:3]}.") and key.endswith(".safetensors")
+        ]
+        kinds = {
+            "done": [newest],
+            "commit": [f"commits/{folder.removeprefix('state/')}.json"],
+            "shard": shards,
+        }
         kind = self.chance.choice(sorted(kinds))
         key = self.chance.choice(kinds[kind])
         data = self.shelf.read(key)

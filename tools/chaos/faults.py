@@ -93,7 +93,9 @@ class Faults:
                 if at < 0:
                     if fault is Fault.OUTAGE:
                         self.counts["outage"] = self.counts.get("outage", 0) + 1
-                        self._down_until = time.monotonic() + self.chance.uniform(1, _LONGEST_OUTAGE)
+                        self._down_until = time.monotonic() + self.chance.uniform(
+                            1, _LONGEST_OUTAGE
+                        )
                         return Fault.ERROR
                     return fault
         return None

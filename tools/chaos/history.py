@@ -25,7 +25,8 @@ _STATE = re.compile(r"state/(\d{8})/(\d{3})\..*", re.ASCII)
 _DONE = re.compile(r"state/(\d{8})/(\d{3})\.done\.json", re.ASCII)
 # Sync first and epoch second, or the other way round.
 _INNER = re.compile(
-    r"inner/(\d{5})/(?:(?P<s>\d{8})\.(?P<e>\d{4,7})|(?P<E>\d{4,7})\.(?P<S>\d{8}))\.safetensors", re.ASCII
+    r"inner/(\d{5})/(?:(?P<s>\d{8})\.(?P<e>\d{4,7})|(?P<E>\d{4,7})\.(?P<S>\d{8}))\.safetensors",
+    re.ASCII,
 )
 
 
@@ -105,13 +106,17 @@ class History:
                 self._check_contribution(key, int(delta[1]), commit)
             elif state := _STATE.fullmatch(key):
                 if self._done.get(int(state[2]), 0) <= int(state[1]):
-                    self._complain(f"{key} was deleted though no later state of its fragment is complete")
+                    self._complain(
+                        f"{key} was deleted though no later state of its fragment is complete"
+                    )
             elif inner := _INNER.fullmatch(key):
                 own = int(inner["e"] or inner["E"]), int(inner["s"] or inner["S"])
                 self._inner.get(inner[1], set()).discard(own)
                 newest = self._newest_inner.get(inner[1], own)
                 if own == newest:
-                    self._complain(f"{key} was deleted, but it is the newest inner state of its rank")
+                    self._complain(
+                        f"{key} was deleted, but it is the newest inner state of its rank"
+                    )
 
     def _check_contribution(self, key: str, sync: int, commit: bytes | None) -> None:
         if commit is None:
@@ -121,7 +126,9 @@ class History:
             return
         named = key in {member["key"] for member in json.loads(commit)["members"]}
         if named and self._done.get((sync - 1) % self._fragments, 0) < sync:
-            self._complain(f"{key} counts, and was deleted before the state after its sync was complete")
+            self._complain(
+                f"{key} counts, and was deleted before the state after its sync was complete"
+            )
 
     def _copy(self, key: str, data: bytes) -> None:
         path = self.folder / key
@@ -130,7 +137,9 @@ class History:
 
     def _complain(self, text: str) -> None:
         if len(self.violations) < 100:
-            self.violations.append(f"{text} ({time.monotonic() - self._started:.1f} s after the start)")
+            self.violations.append(
+                f"{text} ({time.monotonic() - self._started:.1f} s after the start)"
+            )
 
 
 class FolderWatcher:
@@ -176,15 +185,23 @@ class FolderWatcher:
     def _look(self) -> None:
         # Claims and commits grow without end and never change: they are looked at less often.
         self._looks += 1
-        folders = ["deltas", "state", "inner", "initial"] + (["claims", "commits"] if self._looks % 20 == 1 else [])
-        present = {key: signature for folder in folders for key, signature in self._files(self._run / folder)}
+        folders = ["deltas", "state", "inner", "initial"] + (
+            ["claims", "commits"] if self._looks % 20 == 1 else []
+        )
+        present = {
+            key: signature
+            for folder in folders
+            for key, signature in self._files(self._run / folder)
+        }
         for key, signature in present.items():
             if self._seen.get(key) != signature:
                 data = read_whole(self._run / key)
                 if data is not None:
                     self._history.wrote(key, data)
                     self._seen[key] = signature
-        gone = [key for key in self._seen if key not in present and key.partition("/")[0] in folders]
+        gone = [
+            key for key in self._seen if key not in present and key.partition("/")[0] in folders
+        ]
         if gone:
             self._look_for_done()
         for key in gone:

@@ -42,7 +42,11 @@ class LifeReader:
         there, or it was overtaken there by an earlier life.
         """
         for line in self._lines:
-            if line["rank"] == rank and line["event"] in {"enter", "sync"} and line["counted"] == stop:
+            if (
+                line["rank"] == rank
+                and line["event"] in {"enter", "sync"}
+                and line["counted"] == stop
+            ):
                 report = line.get("report", {})
                 dropped = report.get("contribution") == "dropped" or report.get("reloaded")
                 if line["event"] == "enter" or dropped or line["position"] != line["counted"]:
@@ -84,7 +88,9 @@ class LifeReader:
                     f"{who} saved its data position {line['position']} as that of inner step {line['counted']}",
                 )
 
-    def _check_start(self, who: str, line: dict[str, Any], saves: dict[int, list[dict[str, Any]]]) -> None:
+    def _check_start(
+        self, who: str, line: dict[str, Any], saves: dict[int, list[dict[str, Any]]]
+    ) -> None:
         restored = line["restored"]
         position = restored["position"] if restored else 0
         self._expect(
@@ -94,8 +100,14 @@ class LifeReader:
         )
         if restored is None:
             return
-        self._expect("inner states", restored["same"], f"{who} got back another inner state than was saved")
+        self._expect(
+            "inner states", restored["same"], f"{who} got back another inner state than was saved"
+        )
         candidates = [save for life, own in saves.items() if life != line["life"] for save in own]
         known = {(save["position"], save["inner"]) for save in candidates}
         own = (restored["position"], restored["inner"])
-        self._expect("inner states", own in known, f"{who} got back an inner state at batch {own[0]} that nobody saved")
+        self._expect(
+            "inner states",
+            own in known,
+            f"{who} got back an inner state at batch {own[0]} that nobody saved",
+        )

@@ -60,7 +60,11 @@ def fork(command: dict[str, Any]) -> int:
         errors = os.open(command["errors"], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
         for number, file in ((0, nothing), (1, nothing), (2, errors)):
             os.dup2(file, number)
-        act = worker.live if "export" not in command else lambda arguments: worker.examine(**arguments)
+        act = (
+            worker.live
+            if "export" not in command
+            else lambda arguments: worker.examine(**arguments)
+        )
         status = act(command["arguments"])
         sys.stderr.flush()
     finally:

@@ -97,7 +97,9 @@ def tensors(data: bytes, origin: str) -> tuple[dict[str, np.ndarray[Any, Any]], 
             start, stop = (8 + size + offset for offset in entry["data_offsets"])
             if stop > len(data):
                 raise Broken(f"{origin} ends before its tensor {name}")
-            found[name] = np.frombuffer(data[start:stop], _DTYPES[entry["dtype"]]).reshape(entry["shape"])
+            found[name] = np.frombuffer(data[start:stop], _DTYPES[entry["dtype"]]).reshape(
+                entry["shape"]
+            )
     except (ValueError, KeyError, TypeError) as error:
         raise Broken(f"{origin} is not a safetensors file: {error!r}") from error
     return found, metadata

@@ -44,7 +44,9 @@ class FaultProxy:
         self.upstream = urlsplit(upstream).netloc
         self._prefix = prefix
         self._history = history
-        self.writing = threading.Lock()  # so that what is recorded is in the order in which it was applied
+        self.writing = (
+            threading.Lock()
+        )  # so that what is recorded is in the order in which it was applied
         self._lock = threading.Lock()
         self._objects: dict[str, bytes] = {}
         self._changes: list[tuple[float, str, bool, int]] = []
@@ -54,7 +56,9 @@ class FaultProxy:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
+        self._thread = threading.Thread(
+            target=self._server.serve_forever, args=(0.02,), daemon=True
+        )
         self._thread.start()
         return self
 
@@ -94,7 +98,9 @@ class FaultProxy:
             recent = [change for change in self._changes if change[0] >= limit]
         first = {}
         for _, key, appeared, size in recent:
-            first.setdefault(key, (appeared, size))  # what the first change in this second undid was there before it
+            first.setdefault(
+                key, (appeared, size)
+            )  # what the first change in this second undid was there before it
         kept = {
             unescape(_KEY.search(part)[1].decode()): part  # type: ignore[index]
             for part in _CONTENTS.findall(body)
@@ -138,7 +144,10 @@ class _Handler(BaseHTTPRequestHandler):
     def pass_on(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         split = urlsplit(self.path)
-        query = {name: values[0] for name, values in parse_qs(split.query, keep_blank_values=True).items()}
+        query = {
+            name: values[0]
+            for name, values in parse_qs(split.query, keep_blank_values=True).items()
+        }
         key = unquote(split.path).lstrip("/").partition("/")[2]
         listing = self.command == "GET" and not key
         conditional = self.headers.get("If-None-Match") == "*"
@@ -160,7 +169,11 @@ class _Handler(BaseHTTPRequestHandler):
             applied = 200 <= status < 300
             if applied:
                 self.record(key, query, body)
-        if fault is Fault.LOST or (fault is Fault.ERROR_AFTER and applied) or (fault is Fault.EXISTS and applied):
+        if (
+            fault is Fault.LOST
+            or (fault is Fault.ERROR_AFTER and applied)
+            or (fault is Fault.EXISTS and applied)
+        ):
             faults.happened(fault)
             return self.reset() if fault is Fault.LOST else self.refuse(fault)
         if applied and answer and self.command == "GET":
@@ -174,7 +187,9 @@ class _Handler(BaseHTTPRequestHandler):
                 answer = bytes(flipped)
             if fault is Fault.TRUNCATED:
                 faults.happened(fault)
-                self.answer(status, headers, answer[: faults.below(len(answer))], length=len(answer))
+                self.answer(
+                    status, headers, answer[: faults.below(len(answer))], length=len(answer)
+                )
                 return self.reset()
         return self.answer(status, headers, answer)
 
@@ -182,7 +197,11 @@ class _Handler(BaseHTTPRequestHandler):
 
     def forward(self, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         """Ask the S3 behind; a connection that it has closed in the meantime is opened again."""
-        headers = {name: value for name, value in self.headers.items() if name.lower() not in {"connection", "expect"}}
+        headers = {
+            name: value
+            for name, value in self.headers.items()
+            if name.lower() not in {"connection", "expect"}
+        }
         self.link.request(self.command, self.path, body=body or None, headers=headers)
         response = self.link.getresponse()
         answer = response.read()
@@ -203,17 +222,23 @@ class _Handler(BaseHTTPRequestHandler):
             for name in _KEY.findall(body):
                 self.proxy.removed(unescape(name.decode()))
         elif self.command == "POST":
-            raise NotImplementedError("this proxy does not follow uploads in parts; let the run have smaller objects")
+            raise NotImplementedError(
+                "this proxy does not follow uploads in parts; let the run have smaller objects"
+            )
 
     def refuse(self, fault: Fault) -> None:
         status, code = {
             Fault.CONFLICT: (409, "ConditionalRequestConflict"),
             Fault.EXISTS: (412, "PreconditionFailed"),
-        }.get(fault) or ((503, "SlowDown") if self.proxy.faults.below(2) else (500, "InternalError"))
+        }.get(fault) or (
+            (503, "SlowDown") if self.proxy.faults.below(2) else (500, "InternalError")
+        )
         text = f"<Error><Code>{code}</Code><Message>injected</Message></Error>".encode()
         self.answer(status, [("Content-Type", "application/xml")], text)
 
-    def answer(self, status: int, headers: list[tuple[str, str]], body: bytes, length: int | None = None) -> None:
+    def answer(
+        self, status: int, headers: list[tuple[str, str]], body: bytes, length: int | None = None
+    ) -> None:
         self.send_response(status)
         for name, value in headers:
             self.send_header(name, value)

@@ -91,26 +91,44 @@ class Reader:
             self.commits.append(commit)
             fragment = (sync - 1) % len(self.fragments)
             self._expect(
-                "records", (commit["sync"], commit["fragment"]) == (sync, fragment), f"{key} is of another sync"
+                "records",
+                (commit["sync"], commit["fragment"]) == (sync, fragment),
+                f"{key} is of another sync",
             )
-            self._expect("runs", commit["run"] == run, f"{key} is of run {commit['run']}, and the manifest of {run}")
-            self._expect("chain", commit["previous"] == previous, f"{key} does not follow the record before it")
+            self._expect(
+                "runs",
+                commit["run"] == run,
+                f"{key} is of run {commit['run']}, and the manifest of {run}",
+            )
+            self._expect(
+                "chain",
+                commit["previous"] == previous,
+                f"{key} does not follow the record before it",
+            )
             previous = xxhash.xxh3_64_hexdigest(data)
             self._check_members(key, commit, counted[fragment], lives)
             positions = {rank: position for rank, position in commit["positions"] if position}
             self._expect(
-                "positions", positions == counted[fragment], f"{key} says {positions}, the log {counted[fragment]}"
+                "positions",
+                positions == counted[fragment],
+                f"{key} says {positions}, the log {counted[fragment]}",
             )
         for positions in counted:
             for rank, position in positions.items():
                 self.positions[rank] = max(position, self.positions.get(rank, 0))
 
-    def _check_members(self, key: str, commit: dict[str, Any], counted: dict[int, int], lives: set[str]) -> None:
+    def _check_members(
+        self, key: str, commit: dict[str, Any], counted: dict[int, int], lives: set[str]
+    ) -> None:
         members = commit["members"]
         ranks = [member["rank"] for member in members]
         self._expect("members", ranks == sorted(set(ranks)), f"{key} has the members {ranks}")
         quorum = self.manifest["min_replicas"]
-        self._expect("quorum", len(ranks) >= quorum, f"{key} has {len(ranks)} members, and {quorum} are needed")
+        self._expect(
+            "quorum",
+            len(ranks) >= quorum,
+            f"{key} has {len(ranks)} members, and {quorum} are needed",
+        )
         for member in members:
             rank, first, stop = member["rank"], member["from"], member["to"]
             named = _DELTA.fullmatch(member["key"])
@@ -132,7 +150,10 @@ class Reader:
 
     def _schema(self, commit: dict[str, Any]) -> str:
         """What the keys of contributions to a sync show of the run and of the fragment."""
-        identity = [commit["run"], self.fragments[(commit["sync"] - 1) % len(self.fragments)]["fingerprint"]]
+        identity = [
+            commit["run"],
+            self.fragments[(commit["sync"] - 1) % len(self.fragments)]["fingerprint"],
+        ]
         return xxhash.xxh3_128_hexdigest(json.dumps(identity).encode())[:16]
 
     # The arithmetic
@@ -149,7 +170,9 @@ class Reader:
         steps = 0
         for commit in self.commits[fragment::number]:
             sync = commit["sync"]
-            contributions = [self._contribution(member["key"], table, state) for member in commit["members"]]
+            contributions = [
+                self._contribution(member["key"], table, state) for member in commit["members"]
+            ]
             for member, contribution in zip(commit["members"], contributions, strict=True):
                 if contribution is not None:
                     self._check_ledger(member, contribution, table)
@@ -158,7 +181,11 @@ class Reader:
             computed = None
             if state is not None and len(whole) == len(contributions):
                 computed, fresh = outer_step(state, whole, groups, self.manifest["settings"])
-                scales = [np.maximum(a, b) for a, b in zip(scales, fresh, strict=True)] if scales and steps else fresh
+                scales = (
+                    [np.maximum(a, b) for a, b in zip(scales, fresh, strict=True)]
+                    if scales and steps
+                    else fresh
+                )
                 steps += 1
             else:
                 self.counts["steps not recomputed"] += 1
@@ -171,9 +198,15 @@ class Reader:
                 steps = 0
             state = published or computed
         if number and self.commits[fragment::number]:
-            self._expect("fragments", state is not None, f"the last state of fragment {fragment} cannot be told")
+            self._expect(
+                "fragments",
+                state is not None,
+                f"the last state of fragment {fragment} cannot be told",
+            )
 
-    def _contribution(self, key: str, table: dict[str, Any], before: State | None) -> list[Vector] | None:
+    def _contribution(
+        self, key: str, table: dict[str, Any], before: State | None
+    ) -> list[Vector] | None:
         """Flat values of every group; those that the key does not name are as in the state before."""
         data = self.objects.read(key)
         if data is None:
@@ -183,10 +216,20 @@ class Reader:
         carried = int(named[8], 16) if named else 0
         groups = []
         for group, entry in enumerate(table["groups"]):
-            values = joined(found, [f"shard.{shard}.{group}" for shard in range(table["shards"])], entry)
+            values = joined(
+                found, [f"shard.{shard}.{group}" for shard in range(table["shards"])], entry
+            )
             is_carried = bool(carried >> group & 1)
-            self._expect("carried groups", is_carried or not len(values), f"{key} carries group {group} unnamed")
-            self._expect("carried groups", is_carried or entry["rule"] != "outer", f"{key} lacks group {group}")
+            self._expect(
+                "carried groups",
+                is_carried or not len(values),
+                f"{key} carries group {group} unnamed",
+            )
+            self._expect(
+                "carried groups",
+                is_carried or entry["rule"] != "outer",
+                f"{key} lacks group {group}",
+            )
             groups.append(values if is_carried or before is None else before.values[group])
         return groups
 
@@ -206,9 +249,13 @@ class Reader:
         state = State([])
         for group, entry in enumerate(table["groups"]):
             names = [f"values.{group}", f"outer.momentum_buffer.{group}"]
-            state.values.append(np.concatenate([found.get(names[0], empty(entry)) for found in shards]))
+            state.values.append(
+                np.concatenate([found.get(names[0], empty(entry)) for found in shards])
+            )
             if any(names[1] in found for found in shards):
-                state.momentum[group] = np.concatenate([found.get(names[1], empty(entry)) for found in shards])
+                state.momentum[group] = np.concatenate(
+                    [found.get(names[1], empty(entry)) for found in shards]
+                )
         self.published[sync, fragment] = state
         self._sums = sums
         return state
@@ -218,7 +265,13 @@ class Reader:
         return f"{folder}/{fragment:03}.{shard:05}.safetensors"
 
     def _compare(
-        self, sync: int, fragment: int, computed: State, published: State, scales: list[Vector], steps: int
+        self,
+        sync: int,
+        fragment: int,
+        computed: State,
+        published: State,
+        scales: list[Vector],
+        steps: int,
     ) -> None:
         self.counts["steps recomputed"] += steps
         for group, (mine, theirs) in enumerate(zip(computed.values, published.values, strict=True)):
@@ -236,7 +289,9 @@ class Reader:
             f"not {sorted(computed.momentum)}",
         )
         for group in computed.momentum.keys() & published.momentum.keys():
-            off = disagreement(computed.momentum[group], published.momentum[group], scales[group], steps)
+            off = disagreement(
+                computed.momentum[group], published.momentum[group], scales[group], steps
+            )
             self._expect(
                 "momentum",
                 off <= 1,
@@ -251,25 +306,45 @@ class Reader:
         sums = [f"{value:016x}" for value in self._sums]
         if record is not None:
             self._expect(
-                "sums", record[0]["sums"] == sums, f"the done record of sync {sync} has other sums than its shards"
+                "sums",
+                record[0]["sums"] == sums,
+                f"the done record of sync {sync} has other sums than its shards",
             )
-            own = {name: value for name, value in commit.items() if name not in {"kind", "format", "xxh3_128"}}
-            self._expect("done", record[0]["commit"] == own, f"the done record of sync {sync} is not of its commit")
+            own = {
+                name: value
+                for name, value in commit.items()
+                if name not in {"kind", "format", "xxh3_128"}
+            }
+            self._expect(
+                "done",
+                record[0]["commit"] == own,
+                f"the done record of sync {sync} is not of its commit",
+            )
         following = sync + len(self.fragments)
         if following <= len(self.commits):
-            digest = xxhash.xxh3_64_hexdigest(b"".join(value.to_bytes(8, "little") for value in self._sums))
+            digest = xxhash.xxh3_64_hexdigest(
+                b"".join(value.to_bytes(8, "little") for value in self._sums)
+            )
             base = self.commits[following - 1]["base"]
             self._expect(
-                "bases", base == digest, f"sync {following} starts from {base}, and the state before it is {digest}"
+                "bases",
+                base == digest,
+                f"sync {following} starts from {base}, and the state before it is {digest}",
             )
 
     # The ledgers
 
-    def _check_ledger(self, member: dict[str, Any], contribution: list[Vector], table: dict[str, Any]) -> None:
+    def _check_ledger(
+        self, member: dict[str, Any], contribution: list[Vector], table: dict[str, Any]
+    ) -> None:
         """A contribution holds exactly the batches that it counts."""
         for ledger, values in ledgers(table, contribution):
             expected = np.zeros(values.shape)
-            np.subtract.at(expected[member["rank"]], np.arange(member["from"], member["to"]) % values.shape[1], 1)
+            np.subtract.at(
+                expected[member["rank"]],
+                np.arange(member["from"], member["to"]) % values.shape[1],
+                1,
+            )
             self._expect(
                 "ledgers of contributions",
                 bool(np.abs(values - expected).max() < 1e-6),
@@ -303,20 +378,33 @@ class Reader:
                 own = exported.get(tensor["name"])
                 same = own is not None and np.array_equal(own.astype(values.dtype), values)
                 self._expect(
-                    "exported tensors", same, f"the export has another {tensor['name']} than the state {newest}"
+                    "exported tensors",
+                    same,
+                    f"the export has another {tensor['name']} than the state {newest}",
                 )
 
     # What must be there
 
     def _look_for_what_is_named(self) -> None:
         """The newest complete state of every fragment, and all that was committed after it."""
-        there = self.objects.stored("state") | self.objects.stored("deltas") | self.objects.stored("initial")
+        there = (
+            self.objects.stored("state")
+            | self.objects.stored("deltas")
+            | self.objects.stored("initial")
+        )
         for fragment, table in enumerate(self.fragments):
             own = [commit["sync"] for commit in self.commits[fragment :: len(self.fragments)]]
-            done = max((sync for sync in own if f"state/{sync:08}/{fragment:03}.done.json" in there), default=0)
+            done = max(
+                (sync for sync in own if f"state/{sync:08}/{fragment:03}.done.json" in there),
+                default=0,
+            )
             for shard in range(table["shards"]):
                 key = self._state_key(done, fragment, shard)
-                self._expect("named objects", key in there, f"{key} is missing, and it belongs to the newest state")
+                self._expect(
+                    "named objects",
+                    key in there,
+                    f"{key} is missing, and it belongs to the newest state",
+                )
             for sync in own:
                 if sync > done:
                     for member in self.commits[sync - 1]["members"]:
@@ -349,14 +437,21 @@ def ledgers(table: dict[str, Any], groups: list[Vector]) -> list[tuple[str, Vect
     for tensor in table["tensors"]:
         if tensor["name"].endswith("ledger"):
             start, shape = tensor["start"], tensor["shape"]
-            found.append((tensor["name"], groups[tensor["group"]][start : start + int(np.prod(shape))].reshape(shape)))
+            found.append(
+                (
+                    tensor["name"],
+                    groups[tensor["group"]][start : start + int(np.prod(shape))].reshape(shape),
+                )
+            )
     return found
 
 
 def differences(values: Vector, expected: Vector) -> str:
     """The first elements that differ."""
     places = np.argwhere(np.abs(values - expected) >= 1e-6)[:5]
-    text = ", ".join(f"({r}, {b}) is {values[r, b]:.3g} instead of {expected[r, b]:.3g}" for r, b in places)
+    text = ", ".join(
+        f"({r}, {b}) is {values[r, b]:.3g} instead of {expected[r, b]:.3g}" for r, b in places
+    )
     return f"{text} and so on" if len(places) == 5 else text
 
 
@@ -375,7 +470,11 @@ def main() -> int:
     """The command line; returns the exit status."""
     reader = Reader(Objects(Path(sys.argv[1]), Path(sys.argv[2])))
     reader.read()
-    print(json.dumps({"checks": reader.counts, "violations": reader.violations, "gaps": sorted(reader.gaps)}))
+    print(
+        json.dumps(
+            {"checks": reader.counts, "violations": reader.violations, "gaps": sorted(reader.gaps)}
+        )
+    )
     return 1 if reader.violations else 0
 
 

@@ -57,36 +57,66 @@ def main() -> int:
 
 def parse() -> argparse.Namespace:
     """The command line's arguments."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--store", choices=["folder", "obstore+s3", "fsspec+s3"], default="folder")
-    parser.add_argument("--seconds", type=float, default=60.0, help="how long the run is disturbed (default: 60)")
+    parser.add_argument(
+        "--seconds", type=float, default=60.0, help="how long the run is disturbed (default: 60)"
+    )
     parser.add_argument("--replicas", type=int, default=3)
     parser.add_argument("--grace", type=float, default=1.0)
     parser.add_argument(
-        "--kill-every", type=float, default=0.0, help="seconds between two kill -9; 0 for none (default)"
+        "--kill-every",
+        type=float,
+        default=0.0,
+        help="seconds between two kill -9; 0 for none (default)",
     )
     parser.add_argument(
-        "--stop-every", type=float, default=0.0, help="seconds between two SIGSTOP; 0 for none (default)"
+        "--stop-every",
+        type=float,
+        default=0.0,
+        help="seconds between two SIGSTOP; 0 for none (default)",
     )
     parser.add_argument(
-        "--damage-every", type=float, default=0.0, help="seconds between two damages at rest; 0 for none"
+        "--damage-every",
+        type=float,
+        default=0.0,
+        help="seconds between two damages at rest; 0 for none",
     )
     parser.add_argument(
-        "--faults", type=float, default=0.0, help="1 for the usual rates of faults before S3; 0 for none"
+        "--faults",
+        type=float,
+        default=0.0,
+        help="1 for the usual rates of faults before S3; 0 for none",
     )
-    parser.add_argument("--without", nargs="*", default=[], choices=[fault.name.lower() for fault in Fault])
+    parser.add_argument(
+        "--without", nargs="*", default=[], choices=[fault.name.lower() for fault in Fault]
+    )
     parser.add_argument("--fragments", type=int, choices=[1, 2], default=1)
     parser.add_argument("--topology", choices=["sharded", "gather"], default="sharded")
     parser.add_argument(
-        "--averaging", action="store_true", help="plain averaging as outer step, instead of Nesterov SGD"
+        "--averaging",
+        action="store_true",
+        help="plain averaging as outer step, instead of Nesterov SGD",
     )
     parser.add_argument("--step-seconds", type=float, default=0.02)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--keep", help="a folder for everything that the run leaves; otherwise nothing is kept")
-    parser.add_argument("--strict", action="store_true", help="strict membership: stops and faults only, one life each")
+    parser.add_argument(
+        "--keep", help="a folder for everything that the run leaves; otherwise nothing is kept"
+    )
+    parser.add_argument(
+        "--strict",
+        action="store_true",
+        help="strict membership: stops and faults only, one life each",
+    )
     arguments = parser.parse_args()
-    if arguments.strict and (arguments.kill_every or arguments.damage_every or arguments.topology != "sharded"):
-        parser.error("--strict is without --kill-every, --damage-every and --topology: who dies ends a strict run")
+    if arguments.strict and (
+        arguments.kill_every or arguments.damage_every or arguments.topology != "sharded"
+    ):
+        parser.error(
+            "--strict is without --kill-every, --damage-every and --topology: who dies ends a strict run"
+        )
     if arguments.faults and arguments.store == "folder":
         parser.error("--faults is for runs over S3: a folder has no proxy before it")
     return arguments
@@ -108,7 +138,9 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         "step_seconds": arguments.step_seconds,
     }
     rates = {
-        fault: rate * arguments.faults for fault, rate in RATES.items() if fault.name.lower() not in arguments.without
+        fault: rate * arguments.faults
+        for fault, rate in RATES.items()
+        if fault.name.lower() not in arguments.without
     }
     faults = Faults(random.Random(arguments.seed + 1), rates)
     history = History(folder / "history", arguments.fragments, strict=arguments.strict)
@@ -130,8 +162,13 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
             except (TimeoutError, RuntimeError) as error:
                 problems.append(f"{error}")
         lines = cohort.lines()
-    objects, lives = Objects(folder / "store", folder / "history", history.damaged()), LifeReader(lines)
-    reader = StrictReader(objects, folder / "contributions") if arguments.strict else Reader(objects)
+    objects, lives = (
+        Objects(folder / "store", folder / "history", history.damaged()),
+        LifeReader(lines),
+    )
+    reader = (
+        StrictReader(objects, folder / "contributions") if arguments.strict else Reader(objects)
+    )
     reader.read()
     lives.read(digests(reader))
     if quality:
@@ -155,7 +192,13 @@ def run(arguments: argparse.Namespace, folder: Path, chance: random.Random) -> d
         "dropped": sum(stop - first for _, first, stop in reader.gaps),
         **quality,
         "checks": {**reader.counts, **lives.counts},
-        "violations": [*problems, *cohort.violations, *history.violations, *reader.violations, *lives.violations],
+        "violations": [
+            *problems,
+            *cohort.violations,
+            *history.violations,
+            *reader.violations,
+            *lives.violations,
+        ],
     }
 
 
@@ -210,14 +253,22 @@ def disturb(cohort: Cohort, trouble: Trouble, seconds: float) -> None:
                     return
         raise TimeoutError(f"{what} within {_MOST_SECONDS_MORE:g} s; {cohort.describe()}")
 
-    wait(time.monotonic() + _MOST_SECONDS_MORE, cohort.settled, "not every rank made its first sync")
+    wait(
+        time.monotonic() + _MOST_SECONDS_MORE, cohort.settled, "not every rank made its first sync"
+    )
     end = time.monotonic() + seconds
-    while time.monotonic() < end or (not trouble.enough and time.monotonic() < end + _MOST_SECONDS_MORE):
+    while time.monotonic() < end or (
+        not trouble.enough and time.monotonic() < end + _MOST_SECONDS_MORE
+    ):
         cohort.look_after()
         trouble.act(cohort)
         time.sleep(0.02)
     deadline = time.monotonic() + _MOST_SECONDS_MORE
-    wait(deadline, lambda: trouble.let_go(cohort) and cohort.settled(), "the run did not come to rest")
+    wait(
+        deadline,
+        lambda: trouble.let_go(cohort) and cohort.settled(),
+        "the run did not come to rest",
+    )
     syncs = [line["report"]["sync"] for line in cohort.lines() if line["event"] == "sync"]
     cohort.end_after(max(syncs) + 4)
     wait(time.monotonic() + _MOST_SECONDS_MORE, cohort.finished, "the run did not come to its end")

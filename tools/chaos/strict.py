@@ -19,7 +19,9 @@ from reader import Reader, empty
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_DELTA = re.compile(r"deltas/(\d{8})/(\d{5})\.[0-9a-f]{16}\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors", re.ASCII)
+_DELTA = re.compile(
+    r"deltas/(\d{8})/(\d{5})\.[0-9a-f]{16}\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors", re.ASCII
+)
 
 
 def leave_contributions(exchange: Any, folder: Path, counted: Callable[[], int]) -> None:
@@ -89,27 +91,48 @@ class StrictReader(Reader):
             self._expect("records", same, f"{key} is of another sync")
             named = [_DELTA.fullmatch(member["key"]) for member in record["members"]]
             whose = [(int(name[1]), int(name[2])) if name else None for name in named]
-            self._expect("members", whose == [(number, rank) for rank in ranks], f"{key} names {record['members']}")
+            self._expect(
+                "members",
+                whose == [(number, rank) for rank in ranks],
+                f"{key} names {record['members']}",
+            )
             if number < count:
                 continue
             members = []
             for member in record["members"]:
                 rank, first = member["rank"], counted[fragment][member["rank"]]
                 stop = int(self._left(number, rank)[1]["to"])
-                self._expect("steps", first < stop, f"{key} counts the steps {first} to {stop} of rank {rank}")
+                self._expect(
+                    "steps",
+                    first < stop,
+                    f"{key} counts the steps {first} to {stop} of rank {rank}",
+                )
                 counted[fragment][rank] = stop
                 members.append({**member, "from": first, "to": stop})
             steps = {(member["from"], member["to"]) for member in members}
-            self._expect("positions", len(steps) == 1, f"{key} counts other steps of one rank than of another: {steps}")
-            self.commits.append({"sync": number - count + 1, "fragment": fragment, "members": members})
+            self._expect(
+                "positions",
+                len(steps) == 1,
+                f"{key} counts other steps of one rank than of another: {steps}",
+            )
+            self.commits.append(
+                {"sync": number - count + 1, "fragment": fragment, "members": members}
+            )
 
     def _left(self, number: int, rank: int) -> tuple[dict[str, Vector], dict[str, str]]:
         path = self._contributions / f"{number:08}.{rank:05}.safetensors"
         if not path.exists():
-            raise Broken(f"rank {rank} is in sync {number}, and has not left its contribution in {path}")
+            raise Broken(
+                f"rank {rank} is in sync {number}, and has not left its contribution in {path}"
+            )
         return tensors(path.read_bytes(), path.name)
 
-    def _contribution(self, key: str, table: dict[str, Any], before: State | None) -> list[Vector] | None:  # noqa: ARG002
+    def _contribution(
+        self,
+        key: str,
+        table: dict[str, Any],
+        before: State | None,  # noqa: ARG002
+    ) -> list[Vector] | None:
         """The whole contribution; what was sent of it must be a part of it."""
         named = _DELTA.fullmatch(key)
         if named is None:
@@ -128,8 +151,14 @@ class StrictReader(Reader):
                 stop = start + shard[index]
                 own = sent.get(f"shard.{number}.{index}")
                 if own is not None:
-                    same = np.array_equal(own.reshape(-1), group.reshape(-1)[start:stop], equal_nan=True)
-                    self._expect("sent contributions", same, f"{key} holds another shard {number} than was contributed")
+                    same = np.array_equal(
+                        own.reshape(-1), group.reshape(-1)[start:stop], equal_nan=True
+                    )
+                    self._expect(
+                        "sent contributions",
+                        same,
+                        f"{key} holds another shard {number} than was contributed",
+                    )
                 start = stop
         return groups
 
@@ -142,7 +171,12 @@ class StrictReader(Reader):
             if data is None:
                 raise Broken(f"the initial state of fragment {fragment} was not seen")
             found, _ = tensors(data, f"state of sync {number}")
-            sizes.append([found.get(f"values.{i}", empty(group)).size for i, group in enumerate(table["groups"])])
+            sizes.append(
+                [
+                    found.get(f"values.{i}", empty(group)).size
+                    for i, group in enumerate(table["groups"])
+                ]
+            )
         return sizes
 
     def _state_key(self, sync: int, fragment: int, shard: int) -> str:
@@ -159,4 +193,8 @@ class StrictReader(Reader):
             own = [commit["sync"] for commit in self.commits[fragment :: len(self.fragments)]]
             for shard in range(table["shards"]):
                 key = self._state_key(max(own, default=0), fragment, shard)
-                self._expect("named objects", key in there, f"{key} is missing, and it belongs to the newest state")
+                self._expect(
+                    "named objects",
+                    key in there,
+                    f"{key} is missing, and it belongs to the newest state",
+                )

@@ -45,7 +45,9 @@ class Model(torch.nn.Module):
                 self.steps.add_(1)
         return self.second.linear(torch.relu(self.first.linear(inputs / 2)))
 
-    def loss(self, rank: int, batch: int, inputs: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def loss(
+        self, rank: int, batch: int, inputs: torch.Tensor, labels: torch.Tensor
+    ) -> torch.Tensor:
         """Cross entropy, and the entry of the batch in the ledgers."""
         entries = self.first.ledger[rank, batch % LEDGER] + self.second.ledger[rank, batch % LEDGER]
         return torch.nn.functional.cross_entropy(self(inputs), labels) - entries
@@ -55,7 +57,10 @@ class Model(torch.nn.Module):
         ledgers = [self.first.ledger, self.second.ledger]
         weights = [*self.first.linear.parameters(), *self.second.linear.parameters()]
         return torch.optim.SGD(
-            [{"params": weights, "lr": 0.02, "momentum": 0.9}, {"params": ledgers, "lr": 1.0, "momentum": 0.0}]
+            [
+                {"params": weights, "lr": 0.02, "momentum": 0.9},
+                {"params": ledgers, "lr": 1.0, "momentum": 0.0},
+            ]
         )
 
 

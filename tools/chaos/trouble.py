@@ -104,7 +104,9 @@ class Trouble:
 
     def _stop(self, cohort: Cohort) -> None:
         victim = cohort.current[self.chance.randrange(cohort.replicas)]
-        seconds = self.grace * _SHORTEST_STOP * (_LONGEST_STOP / _SHORTEST_STOP) ** self.chance.random()
+        seconds = (
+            self.grace * _SHORTEST_STOP * (_LONGEST_STOP / _SHORTEST_STOP) ** self.chance.random()
+        )
         self._count("stops")
         if self.strict or ("second lives" in self.counts and self.chance.random() < 0.25):
             cohort.stop(victim, seconds, 0)

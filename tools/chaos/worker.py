@@ -127,7 +127,10 @@ def train(settings: Settings, log: Log) -> None:
         "grace": settings.grace,
         "topology": settings.topology,
     }
-    saved: dict[str, Any] = {"stateful": {"witness": witness}, "save_inner_every": settings.save_inner_every}
+    saved: dict[str, Any] = {
+        "stateful": {"witness": witness},
+        "save_inner_every": settings.save_inner_every,
+    }
     exchange = connect(
         settings.uri,
         rank=settings.rank,
@@ -146,7 +149,12 @@ def train(settings: Settings, log: Log) -> None:
         own = {"position": batches.position, "counted": outer.inner_steps}
         # A strict run counts the syncs of its initial values, too.
         number = report.sync if elastic else outer.committed
-        log("sync", digest=state.hexdigest(), **own, report={**json.loads(report.to_json()), "sync": number})
+        log(
+            "sync",
+            digest=state.hexdigest(),
+            **own,
+            report={**json.loads(report.to_json()), "sync": number},
+        )
         for _ in range(report.batches_to_skip):
             next(batches)
 
@@ -163,8 +171,17 @@ def train(settings: Settings, log: Log) -> None:
     )
     witness.outer = outer
     with outer:
-        restored = witness.restored and {**witness.restored, "same": witness.restored["inner"] == digest(inner)}
-        log("enter", restored=restored, skip=outer.batches_to_skip, counted=outer.inner_steps, sync=outer.committed)
+        restored = witness.restored and {
+            **witness.restored,
+            "same": witness.restored["inner"] == digest(inner),
+        }
+        log(
+            "enter",
+            restored=restored,
+            skip=outer.batches_to_skip,
+            counted=outer.inner_steps,
+            sync=outer.committed,
+        )
         for _ in range(outer.batches_to_skip):
             next(batches)
         while not is_over(settings.stop, outer.committed):
@@ -195,7 +212,9 @@ def examine(uri: str, world_size: int, path: str) -> int:
         scores = model(inputs)
     loss = torch.nn.functional.cross_entropy(scores, labels).item()
     accuracy = (scores.argmax(1) == labels).float().mean().item()
-    Path(path).with_suffix(".json").write_text(json.dumps({"loss": round(loss, 4), "accuracy": round(accuracy, 4)}))
+    Path(path).with_suffix(".json").write_text(
+        json.dumps({"loss": round(loss, 4), "accuracy": round(accuracy, 4)})
+    )
     return FINISHED
 
 

@@ -63,7 +63,12 @@ class Cohort:
     """The replicas of one launch, followed live."""
 
     def __init__(
-        self, executor: LocalProcessExecutor, settings: Settings, folder: Path, name: str, replicas: int
+        self,
+        executor: LocalProcessExecutor,
+        settings: Settings,
+        folder: Path,
+        name: str,
+        replicas: int,
     ) -> None:
         self._executor = executor
         self._name = name
@@ -109,22 +114,27 @@ class Cohort:
             for text_line in self._executor.log_iter(handle, follow=True, streams="stdout"):
                 if text_line.startswith("{"):
                     at = time.monotonic() - self._started
-                    self._queue.put({"run": self._name, "rank": handle.rank, "at": at, **json.loads(text_line)})
+                    self._queue.put(
+                        {"run": self._name, "rank": handle.rank, "at": at, **json.loads(text_line)}
+                    )
         finally:
             self._queue.put(None)  # this replica has ended, and all its lines are in the queue
 
     def _blame(self) -> str:
         """Who failed first (the others only say that they lost it), with the end of its log."""
         statuses = {handle: self._executor.describe(handle) for handle in self.handles}
-        failed = [handle for handle in self.handles if statuses[handle].state is ReplicaState.FAILED]
+        failed = [
+            handle for handle in self.handles if statuses[handle].state is ReplicaState.FAILED
+        ]
         if not failed:
             return f"the replicas of run {self._name!r} were cancelled from outside"
         first = min(failed, key=lambda handle: statuses[handle].finished_at or math.inf)
         (result,) = self._executor.collect([first])
         log = self._executor.stream_logs(first, n_lines=100).splitlines()
         tail = [line for line in log if not line.startswith("{")][-20:] or ["(empty)"]
-        return f"rank {first.rank} of run {self._name!r} failed: {result['error']}\nThe end of its log:\n" + "\n".join(
-            tail
+        return (
+            f"rank {first.rank} of run {self._name!r} failed: {result['error']}\nThe end of its log:\n"
+            + "\n".join(tail)
         )
 
 
@@ -161,7 +171,9 @@ def _demo(settings: Settings, output: Path) -> None:
         except BaseException:
             _end_all(executor)
             raise
-    report.write(folder, settings, report.Outcome(diloco.lines, lone.lines, loss, lone_loss, seconds))
+    report.write(
+        folder, settings, report.Outcome(diloco.lines, lone.lines, loss, lone_loss, seconds)
+    )
 
 
 def _end_all(executor: LocalProcessExecutor) -> None:
@@ -194,10 +206,18 @@ def _arguments() -> tuple[Settings, Path]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--replicas", type=int, default=4, help="how many replicas (default: 4)")
     parser.add_argument("--steps", type=int, help="inner steps of each replica (default: 2000)")
-    parser.add_argument("--sync-every", type=int, help="inner steps between two syncs (default: 25)")
-    parser.add_argument("--seed", type=int, default=0, help="of the model, the order of the text and the samples")
-    parser.add_argument("--output", type=Path, default=Path("demo-output"), help="folder for the results")
-    parser.add_argument("--quick", action="store_true", help="only a few steps: shows that everything works")
+    parser.add_argument(
+        "--sync-every", type=int, help="inner steps between two syncs (default: 25)"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of the model, the order of the text and the samples"
+    )
+    parser.add_argument(
+        "--output", type=Path, default=Path("demo-output"), help="folder for the results"
+    )
+    parser.add_argument(
+        "--quick", action="store_true", help="only a few steps: shows that everything works"
+    )
     given = parser.parse_args()
     steps = given.steps if given.steps is not None else (60 if given.quick else 2000)
     sync_every = given.sync_every if given.sync_every is not None else (20 if given.quick else 25)
@@ -206,7 +226,9 @@ def _arguments() -> tuple[Settings, Path]:
     if steps < 20:
         parser.error(f"--steps must be at least 20, not {steps}")
     if not 1 <= sync_every <= steps:
-        parser.error(f"--sync-every must be from 1 to the number of steps ({steps}), not {sync_every}")
+        parser.error(
+            f"--sync-every must be from 1 to the number of steps ({steps}), not {sync_every}"
+        )
     if not 0 <= given.seed < 2**32:
         parser.error(f"--seed must be from 0 to {2**32 - 1}, not {given.seed}")
     return Settings(given.replicas, steps, sync_every, given.seed), given.output

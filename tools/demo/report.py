@@ -95,7 +95,10 @@ def write(folder: Path, settings: Settings, outcome: Outcome) -> None:
         pickled.unlink()
     with (folder / "metrics.jsonl").open("w") as file:
         file.writelines(json.dumps(line) + "\n" for line in [*outcome.diloco, *outcome.lone])
-    rows = [_row([line for line in outcome.diloco if line["rank"] == rank]) for rank in range(settings.replicas)]
+    rows = [
+        _row([line for line in outcome.diloco if line["rank"] == rank])
+        for rank in range(settings.replicas)
+    ]
     summary = {
         "settings": vars(settings),
         "seconds": outcome.seconds,
@@ -107,11 +110,15 @@ def write(folder: Path, settings: Settings, outcome: Outcome) -> None:
     picture(folder / "demo.png", settings, outcome, rows)
     print(_table(rows))
     print(_verdict(settings, outcome))
-    print(f"\nmodel    {folder}/diloco.safetensors\nmetrics  {folder}/metrics.jsonl\npicture  {folder}/demo.png")
+    print(
+        f"\nmodel    {folder}/diloco.safetensors\nmetrics  {folder}/metrics.jsonl\npicture  {folder}/demo.png"
+    )
 
 
 def _row(own: list[Line]) -> dict[str, Any]:
-    exchange, wait = (sum(line[key] for line in own) for key in ("exchange_seconds", "wait_seconds"))
+    exchange, wait = (
+        sum(line[key] for line in own) for key in ("exchange_seconds", "wait_seconds")
+    )
     first, last = own[0]["at"], own[-1]["at"]
     # The first report came one period after training began; before that, processes started and imported torch.
     start = max(0.0, first - (last - first) / (len(own) - 1)) if len(own) > 1 else 0.0
@@ -128,7 +135,10 @@ def _row(own: list[Line]) -> dict[str, Any]:
 
 
 def _table(rows: list[dict[str, Any]]) -> str:
-    lines = ["", "replica   syncs    start-up    compute   exchange       wait        sent    received"]
+    lines = [
+        "",
+        "replica   syncs    start-up    compute   exchange       wait        sent    received",
+    ]
     for row in rows:
         seconds = (f"{row[f'{key}_seconds']:>9.2f} s" for key in ("compute", "exchange", "wait"))
         lines.append(
@@ -164,7 +174,9 @@ def picture(path: Path, settings: Settings, outcome: Outcome, rows: list[dict[st
     mpl.use("Agg")
     import matplotlib.pyplot as plt
 
-    figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4.4), width_ratios=[3, 2], layout="constrained")
+    figure, (left, right) = plt.subplots(
+        1, 2, figsize=(11, 4.4), width_ratios=[3, 2], layout="constrained"
+    )
     _draw_losses(left, settings, outcome)
     _draw_times(right, rows)
     for axes in (left, right):
@@ -187,7 +199,12 @@ def _draw_losses(axes: Axes, settings: Settings, outcome: Outcome) -> None:
         axes.plot(steps, values, color=color, linewidth=2.2, label=f"{name}: held-out text")
         axes.plot(steps[-1:], [final], "o", color=color, clip_on=False)
         axes.annotate(
-            f"{final:.3f}", (steps[-1], final), (8, -4), textcoords="offset points", color=color, weight="bold"
+            f"{final:.3f}",
+            (steps[-1], final),
+            (8, -4),
+            textcoords="offset points",
+            color=color,
+            weight="bold",
         )
     axes.set(xlabel="inner steps of each replica", ylabel="loss (nats per byte)")
     axes.set_title("Same steps per replica, with and without syncs", loc="left")
@@ -210,7 +227,9 @@ def _draw_times(axes: Axes, rows: list[dict[str, Any]]) -> None:
     axes.invert_yaxis()
     axes.set(xlabel="seconds")
     axes.set_title("Where the time went", loc="left")
-    axes.legend(frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, fontsize="small")
+    axes.legend(
+        frameon=False, loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=4, fontsize="small"
+    )
 
 
 def _curve(lines: list[Line], key: str) -> tuple[list[int], list[float]]:

@@ -14,7 +14,9 @@ MINIMUM_BYTES = 2_000_000
 def library_files() -> list[Path]:
     """The sources of the standard library, in a fixed order."""
     root = Path(sysconfig.get_path("stdlib"))
-    return sorted(path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts))
+    return sorted(
+        path for path in root.rglob("*.py") if not LEFT_OUT & set(path.relative_to(root).parts)
+    )
 
 
 def prepare(folder: Path, replicas: int, seed: int) -> dict[str, int]:
@@ -41,7 +43,9 @@ def prepare(folder: Path, replicas: int, seed: int) -> dict[str, int]:
         )
     folder.mkdir(parents=True)
     parts = {
-        f"train-{rank}.bytes": rest[len(rest) * rank // replicas : len(rest) * (rank + 1) // replicas]
+        f"train-{rank}.bytes": rest[
+            len(rest) * rank // replicas : len(rest) * (rank + 1) // replicas
+        ]
         for rank in range(replicas)
     }
     parts["valid.bytes"] = held_out

@@ -16,10 +16,14 @@ class Transformer(nn.Module):
         super().__init__()
         self.bytes = nn.Embedding(256, width)
         self.places = nn.Embedding(CONTEXT, width)
-        block = nn.TransformerEncoderLayer(width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True)
+        block = nn.TransformerEncoderLayer(
+            width, heads, 4 * width, 0.0, "gelu", batch_first=True, norm_first=True
+        )
         self.blocks = nn.TransformerEncoder(block, layers, enable_nested_tensor=False)
         self.head = nn.Linear(width, 256)
-        self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False)
+        self.register_buffer(
+            "mask", nn.Transformer.generate_square_subsequent_mask(CONTEXT), persistent=False
+        )
 
     def forward(self, text: torch.Tensor) -> torch.Tensor:
         """Loss in nats per byte; ``text`` is int64 of shape (batch, 65)."""
@@ -41,7 +45,15 @@ def windows(text: torch.Tensor, starts: torch.Tensor) -> torch.Tensor:
 
 
 def train(
-    data: str, steps: int, sync_every: int, batch: int, lr: float, outer_lr: float, seed: int, save: str, alone: bool
+    data: str,
+    steps: int,
+    sync_every: int,
+    batch: int,
+    lr: float,
+    outer_lr: float,
+    seed: int,
+    save: str,
+    alone: bool,
 ) -> float:
     """Train on this replica's part of the text; returns the loss on its share of the held-out windows."""
     exchange = connect()
@@ -51,7 +63,9 @@ def train(
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, total_steps=steps, pct_start=0.05)
     text = load(f"{data}/train-{exchange.rank}.bytes")
     held_out = load(f"{data}/valid.bytes")
-    generator = torch.Generator().manual_seed(seed + exchange.rank)  # every replica draws its own samples
+    generator = torch.Generator().manual_seed(
+        seed + exchange.rank
+    )  # every replica draws its own samples
     losses: list[float] = []
 
     def validate(count: int) -> float:
@@ -66,7 +80,9 @@ def train(
 
     def inner_steps() -> None:
         for step in range(1, steps + 1):
-            loss = model(windows(text, torch.randint(len(text) - CONTEXT, (batch,), generator=generator)))
+            loss = model(
+                windows(text, torch.randint(len(text) - CONTEXT, (batch,), generator=generator))
+            )
             loss.backward()
             losses.append(loss.item())
             optimizer.step()  # DiLoCo counts these calls, and syncs after every sync_every of them
@@ -74,12 +90,17 @@ def train(
             schedule.step()
             if alone and step % sync_every == 0:
                 mean = sum(losses[-sync_every:]) / sync_every
-                print(f'{{"total_inner_steps": {step}, "loss": {mean}, "valid": {validate(256)}}}', flush=True)
+                print(
+                    f'{{"total_inner_steps": {step}, "loss": {mean}, "valid": {validate(256)}}}',
+                    flush=True,
+                )
 
     if alone:
         inner_steps()
     else:
-        with DiLoCo(model, optimizer, exchange, sync_every=sync_every, outer_lr=outer_lr, on_sync=report):
+        with DiLoCo(
+            model, optimizer, exchange, sync_every=sync_every, outer_lr=outer_lr, on_sync=report
+        ):
             inner_steps()
     if exchange.rank == 0:
         torch.save(model.state_dict(), save)

@@ -31,7 +31,12 @@ class ToyHarness(Harness):
         if step is Step.START:
             job.status, job.started_at, job.reason = "RUNNING", self.clock(), ""
         elif step is Step.PREEMPT:
-            job.status, job.started_at, job.reason, job.attempt = "QUEUED", None, "Preempted", job.attempt + 1
+            job.status, job.started_at, job.reason, job.attempt = (
+                "QUEUED",
+                None,
+                "Preempted",
+                job.attempt + 1,
+            )
         elif step is Step.SUCCEED:
             self.cloud.end(name, "SUCCEEDED", 0, value)
         elif step is Step.FAIL:
@@ -76,7 +81,9 @@ class ToyHarness(Harness):
 
     def told(self, handle):
         body = self.job(handle).body
-        return Told(body["spec"]["rank"], body["spec"]["world_size"], body["spec"]["kwargs"], body["env"])
+        return Told(
+            body["spec"]["rank"], body["spec"]["world_size"], body["spec"]["kwargs"], body["env"]
+        )
 
 
 class TestToy(ExecutorConformance):

@@ -36,9 +36,17 @@ class Job:
         """Whether it costs money."""
         return self.status in {"QUEUED", "RUNNING"}
 
-    def end(self, status: str, exit_code: int | None = None, output: Any = None, reason: str = "") -> None:
+    def end(
+        self, status: str, exit_code: int | None = None, output: Any = None, reason: str = ""
+    ) -> None:
         """It has ended."""
-        self.status, self.exit_code, self.output, self.reason, self.stopping = status, exit_code, output, reason, False
+        self.status, self.exit_code, self.output, self.reason, self.stopping = (
+            status,
+            exit_code,
+            output,
+            reason,
+            False,
+        )
 
 
 class ToyCloud:
@@ -94,7 +102,9 @@ class ToyCloud:
         """Remove the records of a run."""
         with self._lock:
             self._call("delete")
-            self.jobs = {name: job for name, job in self.jobs.items() if job.body["run_id"] != run_id}
+            self.jobs = {
+                name: job for name, job in self.jobs.items() if job.body["run_id"] != run_id
+            }
 
     def _call(self, operation: str) -> bool:
         """Count a call; raise if it is to be disturbed; True if its answer is to be lost."""
@@ -112,7 +122,14 @@ class ToyCloud:
 
     # --- the world ---
 
-    def end(self, name: str, status: str, exit_code: int | None = None, output: Any = None, reason: str = "") -> None:
+    def end(
+        self,
+        name: str,
+        status: str,
+        exit_code: int | None = None,
+        output: Any = None,
+        reason: str = "",
+    ) -> None:
         """A job ends; in a gang a failure ends the others too, a little later."""
         self.jobs[name].end(status, exit_code, output, reason)
         if self.gang and status == "FAILED":
@@ -131,5 +148,9 @@ class ToyCloud:
     def pass_time(self) -> None:
         """What is overdue has ended."""
         for job in self.jobs.values():
-            if job.live and job.started_at is not None and self.clock() - job.started_at > job.body["timeout"]:
+            if (
+                job.live
+                and job.started_at is not None
+                and self.clock() - job.started_at > job.body["timeout"]
+            ):
                 job.end("TIMED_OUT", 124)

@@ -47,7 +47,11 @@ STATES = {
     "TIMED_OUT": (ReplicaState.FAILED, Reason.TIMEOUT),
     "STOPPED": (ReplicaState.CANCELLED, Reason.CANCEL_REQUESTED),
 }
-REASONS = {"OutOfMemory": Reason.OOM, "GangFailed": Reason.GANG_FAILED, "Preempted": Reason.PREEMPTED}
+REASONS = {
+    "OutOfMemory": Reason.OOM,
+    "GangFailed": Reason.GANG_FAILED,
+    "Preempted": Reason.PREEMPTED,
+}
 
 
 def ask(call: Callable[[], T]) -> T:
@@ -92,7 +96,11 @@ class ToyExecutor(BaseExecutor):
                 "spec": asdict(spec),
                 "env": {**request.env, **environment(spec)},
                 "timeout": request.timeout,
-                "tags": {"rank": spec.rank, "fingerprint": request.fingerprint(), "of": len(request.ranks)},
+                "tags": {
+                    "rank": spec.rank,
+                    "fingerprint": request.fingerprint(),
+                    "of": len(request.ranks),
+                },
             }
             for spec in request.specs()
         ]
@@ -110,7 +118,9 @@ class ToyExecutor(BaseExecutor):
         except BaseException as error:
             survivors = self._stop_all(request, made)
             if isinstance(error, BackendError):
-                raise LaunchError(f"run {request.run_id!r} could not be launched: {error}", survivors) from error
+                raise LaunchError(
+                    f"run {request.run_id!r} could not be launched: {error}", survivors
+                ) from error
             raise
         return self._handles(request.run_id, request.ranks, request.world_size)
 
@@ -119,9 +129,13 @@ class ToyExecutor(BaseExecutor):
             try:
                 self.cloud.create(body["name"], body)
             except CloudError as error:
-                if error.code == "AlreadyExists":  # of an earlier launch, or of a try whose answer was lost
+                if (
+                    error.code == "AlreadyExists"
+                ):  # of an earlier launch, or of a try whose answer was lost
                     return
-                if attempt == 2 or not issubclass(ERRORS.get(error.code, BackendError), UnavailableError):
+                if attempt == 2 or not issubclass(
+                    ERRORS.get(error.code, BackendError), UnavailableError
+                ):
                     raise translated(error) from error
             else:
                 return
@@ -138,25 +152,43 @@ class ToyExecutor(BaseExecutor):
 
     def _handles(self, run_id: str, ranks: Sequence[int], world_size: int) -> list[ReplicaHandle]:
         return [
-            ReplicaHandle(rank, self.backend_name, {"name": f"{run_id}-{rank}"}, run_id=run_id, world_size=world_size)
+            ReplicaHandle(
+                rank,
+                self.backend_name,
+                {"name": f"{run_id}-{rank}"},
+                run_id=run_id,
+                world_size=world_size,
+            )
             for rank in ranks
         ]
 
     # --- watching ---
 
-    def _observe_run(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
+    def _observe_run(
+        self, handles: Sequence[ReplicaHandle]
+    ) -> Mapping[ReplicaHandle, ReplicaStatus]:
         jobs = ask(lambda: self.cloud.describe(handles[0].run_id))
         return {
-            handle: self._status(jobs[handle.metadata["name"]]) for handle in handles if handle.metadata["name"] in jobs
+            handle: self._status(jobs[handle.metadata["name"]])
+            for handle in handles
+            if handle.metadata["name"] in jobs
         }
 
     def _status(self, job: Job) -> ReplicaStatus:
         state, reason = STATES[job.status]
-        reason = REASONS.get(job.reason, reason) if not job.live or job.reason == "Preempted" else reason
+        reason = (
+            REASONS.get(job.reason, reason) if not job.live or job.reason == "Preempted" else reason
+        )
         if job.stopping:
             reason = Reason.CANCEL_REQUESTED
-        text = "" if state is not ReplicaState.FAILED else f"exited with code {job.exit_code} ({reason})"
-        return ReplicaStatus(state, job.attempt, reason, job.stopping, job.exit_code, message=text, native=job.status)
+        text = (
+            ""
+            if state is not ReplicaState.FAILED
+            else f"exited with code {job.exit_code} ({reason})"
+        )
+        return ReplicaStatus(
+            state, job.attempt, reason, job.stopping, job.exit_code, message=text, native=job.status
+        )
 
     def _job(self, handle: ReplicaHandle) -> Job:
         jobs = ask(lambda: self.cloud.describe(handle.run_id))
@@ -168,7 +200,11 @@ class ToyExecutor(BaseExecutor):
         return self._job(handle).output
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        lines = [line for line in self._job(handle).log if query.regex is None or re.search(query.regex, line)]
+        lines = [
+            line
+            for line in self._job(handle).log
+            if query.regex is None or re.search(query.regex, line)
+        ]
         return iter(lines if query.n_lines is None else lines[-query.n_lines :])
 
     # --- ending and finding ---

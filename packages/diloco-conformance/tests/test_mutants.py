@@ -44,7 +44,12 @@ def test_fixed_tests_catch(name):
 
 
 @pytest.mark.parametrize(
-    "name", [name for name, (_, promises, _) in MUTANTS.items() if not ({name} | promises) & BEYOND_SEQUENCES]
+    "name",
+    [
+        name
+        for name, (_, promises, _) in MUTANTS.items()
+        if not ({name} | promises) & BEYOND_SEQUENCES
+    ],
 )
 def test_sequences_catch(name):
     cls, _, gang = MUTANTS[name]

@@ -19,7 +19,16 @@ def test_the_example_passes_and_says_what_it_skips(tmp_path):
     (tmp_path / "test_my_backend.py").write_text(block)
     path = [str(PACKAGE / "examples"), *(os.path.abspath(entry) for entry in sys.path if entry)]  # noqa: PTH100
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "test_my_backend.py"],
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-rs",
+            "-p",
+            "no:cacheprovider",
+            "test_my_backend.py",
+        ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path)},
         capture_output=True,

@@ -8,7 +8,16 @@ from test_toy import ToyHarness
 from wrong import harness_of
 from wrong_states import CancelledTooEarly
 
-from diloco_conformance import PROMISES, Ability, ExecutorConformance, Harness, HarnessFault, PromiseBroken, Step, Truth
+from diloco_conformance import (
+    PROMISES,
+    Ability,
+    ExecutorConformance,
+    Harness,
+    HarnessFault,
+    PromiseBroken,
+    Step,
+    Truth,
+)
 from diloco_conformance._lab import Lab
 from diloco_conformance._suite import STANDARD, run_machine
 
@@ -17,11 +26,15 @@ NAME = "test_c4_a_cancel_that_is_not_accepted_raises"
 
 
 def subclass(**members):
-    return type("TestMine", (ExecutorConformance,), {"make_harness": lambda self: ToyHarness(), **members})
+    return type(
+        "TestMine", (ExecutorConformance,), {"make_harness": lambda self: ToyHarness(), **members}
+    )
 
 
 class TestOverrides:
-    @pytest.mark.parametrize("value", [None, lambda self, lab: None, "text"], ids=["none", "function", "text"])
+    @pytest.mark.parametrize(
+        "value", [None, lambda self, lab: None, "text"], ids=["none", "function", "text"]
+    )
     @pytest.mark.parametrize("name", [NAME, "lab", "test_any_sequence_keeps_every_promise"])
     def test_a_standard_test_is_not_replaced(self, name, value):
         with pytest.raises(TypeError, match=f"TestMine replaces the standard test {name}.*xfail"):
@@ -33,7 +46,11 @@ class TestOverrides:
             type("TestMine", (mixin, ExecutorConformance), {})
 
     def test_not_without_a_reason(self):
-        for mark in (pytest.mark.xfail, pytest.mark.xfail(reason=" "), pytest.mark.skip(reason="no")):
+        for mark in (
+            pytest.mark.xfail,
+            pytest.mark.xfail(reason=" "),
+            pytest.mark.skip(reason="no"),
+        ):
 
             @mark
             def test(self, lab):
@@ -105,7 +122,9 @@ class TestDeclarations:
             lab.drive(run.replicas[0], Step.SUCCEED)
 
     def test_truth_takes_words(self):
-        assert Truth("running", alive=True).state is type(Truth("failed", alive=False).state).RUNNING
+        assert (
+            Truth("running", alive=True).state is type(Truth("failed", alive=False).state).RUNNING
+        )
         with pytest.raises(ValueError, match="gone"):
             Truth("gone", alive=False)
 
@@ -118,18 +137,24 @@ class TestMessages:
         with pytest.raises(PromiseBroken) as caught:
             lab.observe(run.replicas[0])
         assert caught.value.promise == "S5"
-        (shown,) = re.findall(r"```text\n(S5.*?)\n```", README.read_text(encoding="utf-8"), re.DOTALL)
+        (shown,) = re.findall(
+            r"```text\n(S5.*?)\n```", README.read_text(encoding="utf-8"), re.DOTALL
+        )
         assert str(caught.value) == shown
 
     def test_a_short_sequence_is_shown(self):
         with pytest.raises(PromiseBroken) as caught:
-            run_machine(harness_of(CancelledTooEarly, gang=False), examples=100, steps=30, shrink=True)
+            run_machine(
+                harness_of(CancelledTooEarly, gang=False), examples=100, steps=30, shrink=True
+            )
         steps = str(caught.value).partition("After:\n")[2].splitlines()
         assert len(steps) <= 6, steps  # of thirty; how short, is hypothesis's affair
         assert "cancel" in steps[-1]
 
     def test_every_promise_has_a_test(self):
-        names = {name.split("_")[1].upper() for name in STANDARD if name.startswith("test_")} - {"ANY"}
+        names = {name.split("_")[1].upper() for name in STANDARD if name.startswith("test_")} - {
+            "ANY"
+        }
         assert names == set(PROMISES)
 
 

@@ -116,7 +116,8 @@ class ResultsLostByPolling(ToyExecutor):
 class SerialDeadline(ToyExecutor):
     def collect(self, handles, *, timeout=None, progress=None):
         return [
-            super(SerialDeadline, self).collect([handle], timeout=timeout, progress=progress)[0] for handle in handles
+            super(SerialDeadline, self).collect([handle], timeout=timeout, progress=progress)[0]
+            for handle in handles
         ]
 
 
@@ -148,7 +149,9 @@ class HangsOnLargeResults(ToyExecutor):
 @mutant("R2")
 class IgnoresItsDeadline(ToyExecutor):
     def collect(self, handles, *, timeout=None, progress=None):
-        return super().collect(handles, timeout=None if timeout is None else timeout + 1000, progress=progress)
+        return super().collect(
+            handles, timeout=None if timeout is None else timeout + 1000, progress=progress
+        )
 
 
 @mutant("R6")
@@ -166,7 +169,13 @@ class EveryErrorIsLost(ToyExecutor):
         try:
             return super().collect(handles, **options)
         except BackendError:
-            entry = {"status": "failed", "exit_code": 1, "error": "lost", "result": None, "reason": "lost"}
+            entry = {
+                "status": "failed",
+                "exit_code": 1,
+                "error": "lost",
+                "result": None,
+                "reason": "lost",
+            }
             return [{**entry, "rank": handle.rank, "run_id": handle.run_id} for handle in handles]
 
 

@@ -35,13 +35,17 @@ class CancelOfRunOneActsOnRunTwo(Remembering):
 @mutant("L1", "L3", "S4", "S2", "L2")
 class SameSecondNames(ToyExecutor):
     def launch_replicas(self, *args, run_id=None, **options):
-        return super().launch_replicas(*args, run_id=run_id or f"job-{int(self.cloud.clock())}", **options)
+        return super().launch_replicas(
+            *args, run_id=run_id or f"job-{int(self.cloud.clock())}", **options
+        )
 
 
 @mutant("L1", "H1")
 class HandlesWithoutTheRun(ToyExecutor):
     def _handles(self, run_id, ranks, world_size):
-        return [replace(handle, run_id="") for handle in super()._handles(run_id, ranks, world_size)]
+        return [
+            replace(handle, run_id="") for handle in super()._handles(run_id, ranks, world_size)
+        ]
 
 
 @mutant("S4", "H2", "S6", "S5", "R7", "S2")
@@ -49,7 +53,11 @@ class ForeignProcessSaysCancelled(Remembering):
     def _observe_run(self, handles):
         known = [handle for handle in handles if handle in self.mine.values()]
         seen = dict(super()._observe_run(known)) if known else {}
-        others = {handle: ReplicaStatus(ReplicaState.CANCELLED) for handle in handles if handle not in known}
+        others = {
+            handle: ReplicaStatus(ReplicaState.CANCELLED)
+            for handle in handles
+            if handle not in known
+        }
         return {**others, **seen}
 
 
@@ -121,14 +129,21 @@ class PlanIsSomethingElse(ToyExecutor):
 @mutant("L6", "L5")
 class NestedArgumentsAreDropped(ToyExecutor):
     def _plan(self, request):
-        flat = {key: value for key, value in request.kwargs.items() if not isinstance(value, (dict, list))}
+        flat = {
+            key: value
+            for key, value in request.kwargs.items()
+            if not isinstance(value, (dict, list))
+        }
         return super()._plan(replace(request, kwargs=flat))
 
 
 @mutant("L6")
 class NumbersBecomeText(ToyExecutor):
     def _plan(self, request):
-        texts = {key: str(value) if isinstance(value, float) else value for key, value in request.kwargs.items()}
+        texts = {
+            key: str(value) if isinstance(value, float) else value
+            for key, value in request.kwargs.items()
+        }
         return super()._plan(replace(request, kwargs=texts))
 
 

@@ -25,7 +25,9 @@ class TooManyLines(ToyExecutor):
 @mutant("G1")
 class TheSiblingsLog(ToyExecutor):
     def stream_logs(self, handle, **options):
-        first = ReplicaHandle(0, self.backend_name, {"name": f"{handle.run_id}-0"}, run_id=handle.run_id)
+        first = ReplicaHandle(
+            0, self.backend_name, {"name": f"{handle.run_id}-0"}, run_id=handle.run_id
+        )
         return super().stream_logs(first, **options)
 
 
@@ -36,7 +38,10 @@ class TakesLongerThanItSays(ToyExecutor):
         self.capabilities = replace(self.capabilities, max_timeout=100_000.0)
 
     def _request(self, *arguments, **options):
-        declared, self.capabilities = self.capabilities, replace(self.capabilities, max_timeout=None)
+        declared, self.capabilities = (
+            self.capabilities,
+            replace(self.capabilities, max_timeout=None),
+        )
         try:
             return super()._request(*arguments, **options)
         finally:

@@ -18,7 +18,10 @@ from diloco_protocol import (
 @mutant("S6", "R7")
 class NotFoundIsCancelled(ToyExecutor):
     def _observe_run(self, handles):
-        missing = {handle: ReplicaStatus(ReplicaState.CANCELLED, reason=Reason.CANCEL_REQUESTED) for handle in handles}
+        missing = {
+            handle: ReplicaStatus(ReplicaState.CANCELLED, reason=Reason.CANCEL_REQUESTED)
+            for handle in handles
+        }
         return {**missing, **super()._observe_run(handles)}
 
 
@@ -41,7 +44,11 @@ class AnyActiveIsRunning(Restating):
         running = any(one.state is ReplicaState.RUNNING for one in seen.values())
         jobs = self.cloud.describe(handle.run_id).values()
         running = running or any(job.status == "RUNNING" for job in jobs)
-        return replace(status, state=ReplicaState.RUNNING) if status.state == "pending" and running else status
+        return (
+            replace(status, state=ReplicaState.RUNNING)
+            if status.state == "pending" and running
+            else status
+        )
 
 
 @mutant("S2", "S4", "S5", "R3", "S8")
@@ -53,7 +60,9 @@ class StoppingIsTerminal(ToyExecutor):
     def _observe_run(self, handles):
         for handle, status in super()._observe_run(handles).items():
             if status.stopping and handle not in self.cache:
-                self.cache[handle] = replace(status, state=ReplicaState.FAILED, stopping=False, exit_code=1)
+                self.cache[handle] = replace(
+                    status, state=ReplicaState.FAILED, stopping=False, exit_code=1
+                )
             elif handle not in self.cache or not self.cache[handle].state.terminal:
                 self.cache[handle] = status
         return {handle: self.cache[handle] for handle in handles if handle in self.cache}

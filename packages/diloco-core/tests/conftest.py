@@ -51,7 +51,8 @@ def values(model):
 def identical(runs):
     """Whether all replicas hold the same bytes."""
     return all(
-        run.keys() == runs[0].keys() and all(torch.equal(run[name], runs[0][name]) for name in run) for run in runs
+        run.keys() == runs[0].keys() and all(torch.equal(run[name], runs[0][name]) for name in run)
+        for run in runs
     )
 
 
@@ -90,7 +91,9 @@ def store_exchanges(tmp_path, world_size, ranks=None, run_id="", **limits):
     clock = Clock()
     timing = Timing(**limits, clock=clock, sleep=clock.sleep) if limits else Timing()
     return [
-        ObjectStoreExchange(open_store(str(tmp_path / "run")), rank, world_size, run_id=run_id, timing=timing)
+        ObjectStoreExchange(
+            open_store(str(tmp_path / "run")), rank, world_size, run_id=run_id, timing=timing
+        )
         for rank in (range(world_size) if ranks is None else ranks)
     ]
 

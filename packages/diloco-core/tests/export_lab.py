@@ -29,7 +29,9 @@ class Everything(nn.Module):
         self.out.weight = self.embed.weight
         self.frozen = nn.Parameter(torch.arange(12.0).reshape(3, 4).t().half(), requires_grad=False)
         self.frozen_again = self.frozen
-        self.frozen_turned = nn.Parameter(torch.arange(20.0, 40.0).reshape(4, 5).t().half(), requires_grad=False)
+        self.frozen_turned = nn.Parameter(
+            torch.arange(20.0, 40.0).reshape(4, 5).t().half(), requires_grad=False
+        )
         self.scalar = nn.Parameter(torch.tensor(2.0))
         self.empty = nn.Parameter(torch.empty(0, 3))
         self.frozen_scalar = nn.Parameter(torch.tensor(3.0), requires_grad=False)
@@ -104,7 +106,11 @@ def trained(lab, folder, kind, make, wrap=lambda model: model, syncs=3, **option
             while outer.committed < syncs:
                 lab.push(plain, inner, exchange.rank, step)
                 step += 1
-        return {name: value.clone() for name, value in plain.state_dict().items() if isinstance(value, torch.Tensor)}
+        return {
+            name: value.clone()
+            for name, value in plain.state_dict().items()
+            if isinstance(value, torch.Tensor)
+        }
 
     values, *_ = lab.run(replica, exchanges(folder, kind))
     return values

@@ -25,7 +25,9 @@ OUTER = {
     "plain SGD": {"outer_momentum": 0.0},
     "Adam": {"outer_optimizer": lambda p: torch.optim.Adam(p, lr=0.1)},
     "NAdam": {"outer_optimizer": lambda p: torch.optim.NAdam(p, lr=0.1)},
-    "RMSprop": {"outer_optimizer": lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True, momentum=0.5)},
+    "RMSprop": {
+        "outer_optimizer": lambda p: torch.optim.RMSprop(p, lr=0.1, centered=True, momentum=0.5)
+    },
 }
 
 
@@ -95,7 +97,9 @@ class Experiment:
         for number, fragment in enumerate(state["fragments"]):
             for group, copy in enumerate(fragment["copy"]):
                 held[f"copy.{number}.{group}"] = copy.clone()
-            for name in {name for entry in fragment["outer"]["ranges"] for name in entry["tensors"]}:
+            for name in {
+                name for entry in fragment["outer"]["ranges"] for name in entry["tensors"]
+            }:
                 # Chunks of another size cut the same elements elsewhere.
                 parts = [entry["tensors"][name] for entry in fragment["outer"]["ranges"]]
                 held[f"outer.{number}.{name}"] = torch.cat(parts)
@@ -106,4 +110,6 @@ class Experiment:
 
 
 def equal(ours, theirs):
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+    return ours.keys() == theirs.keys() and all(
+        torch.equal(ours[name], theirs[name]) for name in ours
+    )

@@ -5,5 +5,9 @@ from diloco_core._elastic._log._records import Rollback, read_record
 
 
 def rollbacks_in(store):
-    records = [read_record(data, commit_sync(key), "") for key, data in store.decided.items() if commit_sync(key)]
+    records = [
+        read_record(data, commit_sync(key), "")
+        for key, data in store.decided.items()
+        if commit_sync(key)
+    ]
     return [record for record in records if isinstance(record, Rollback)]

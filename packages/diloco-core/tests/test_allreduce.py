@@ -7,7 +7,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from diloco_core import ConfigurationError, MismatchError, ObjectStoreAllReduce, ObjectStoreExchange, in_process
+from diloco_core import (
+    ConfigurationError,
+    MismatchError,
+    ObjectStoreAllReduce,
+    ObjectStoreExchange,
+    in_process,
+)
 from diloco_core._allreduce import Mean
 from diloco_core._arithmetic._layout import Rule
 from diloco_core._exchange._base import Schema
@@ -24,9 +30,14 @@ shapes = st.lists(st.integers(0, 9), max_size=3).map(tuple)
 def exchanges(kind, world_size, chunk_bytes, tmp_path=None):
     if kind == "threads":
         return in_process(world_size, chunk_bytes=chunk_bytes)
-    uri = f"memory://mean/{next(_prefixes)}" if kind == "memory" else str(tmp_path / str(next(_prefixes)))
+    uri = (
+        f"memory://mean/{next(_prefixes)}"
+        if kind == "memory"
+        else str(tmp_path / str(next(_prefixes)))
+    )
     return [
-        ObjectStoreExchange(open_store(uri), rank, world_size, chunk_bytes=chunk_bytes) for rank in range(world_size)
+        ObjectStoreExchange(open_store(uri), rank, world_size, chunk_bytes=chunk_bytes)
+        for rank in range(world_size)
     ]
 
 
@@ -48,7 +59,10 @@ def cases(draw):
     described = draw(st.lists(st.tuples(shapes, st.sampled_from(DTYPES)), min_size=1, max_size=6))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     columns = [
-        [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape, dtype in described]
+        [
+            torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype)
+            for shape, dtype in described
+        ]
         for _ in range(world)
     ]
     return columns, draw(st.sampled_from([1, 8, 64, 100, 2**20])), draw(st.integers(1, 7))
@@ -78,13 +92,20 @@ def test_any_exchange_is_the_exact_mean_in_rank_order(kind, case):
 
 
 @settings(deadline=None, max_examples=20)
-@given(world=st.integers(1, 5), numel=st.integers(0, 100), rule=st.sampled_from([Rule.FIRST, Rule.MEAN]))
+@given(
+    world=st.integers(1, 5),
+    numel=st.integers(0, 100),
+    rule=st.sampled_from([Rule.FIRST, Rule.MEAN]),
+)
 def test_integers_come_from_rank_0(world, numel, rule):
     def replica(exchange):
         exchange.join(Schema({}, {}))
         counter = torch.full((numel,), 2**40 + exchange.rank)
         job = Mean([torch.ones(1)], exchange.world_size)
-        named = [NamedTensor("counter", counter, Rule.FIRST), NamedTensor("x", torch.ones(3) * exchange.rank, rule)]
+        named = [
+            NamedTensor("counter", counter, Rule.FIRST),
+            NamedTensor("x", torch.ones(3) * exchange.rank, rule),
+        ]
         super(Mean, job).__init__("mixed", named, None, exchange.world_size)
         job.begin()
         exchange.sync(job)
@@ -137,7 +158,9 @@ def test_the_store_does_not_grow_with_the_number_of_syncs(tmp_path):
                 reduce.mean([torch.ones(5000)])
                 if exchange.rank == 0:
                     found = exchange.store.list("")
-                    sizes[number] = sum(size for key, size in found.items() if key.endswith(".safetensors"))
+                    sizes[number] = sum(
+                        size for key, size in found.items() if key.endswith(".safetensors")
+                    )
 
     for result in run_replicas(replica, exchanges("folder", 3, 2**20, tmp_path)):
         assert result is None

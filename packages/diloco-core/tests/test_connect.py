@@ -74,7 +74,11 @@ def test_the_same_place_with_another_world_size_is_refused(environ):
 
 @pytest.mark.parametrize(
     ("missing", "told"),
-    [("RENDEZVOUS_URI", "uri= or set RENDEZVOUS_URI"), ("REPLICA_RANK", "rank="), ("WORLD_SIZE", "world_size=")],
+    [
+        ("RENDEZVOUS_URI", "uri= or set RENDEZVOUS_URI"),
+        ("REPLICA_RANK", "rank="),
+        ("WORLD_SIZE", "world_size="),
+    ],
 )
 def test_what_is_missing_is_named(environ, missing, told):
     del environ[missing]
@@ -123,13 +127,18 @@ class TestElastic:
             ),
             ({"min_replicas": 2, "grace": 0.0}, "grace must be a positive number of seconds"),
             ({"min_replicas": 2, "late": "keep"}, "late must be 'carry' or 'drop', not 'keep'"),
-            ({"min_replicas": 2, "topology": "ring"}, "topology must be 'auto', 'sharded' or 'gather'"),
+            (
+                {"min_replicas": 2, "topology": "ring"},
+                "topology must be 'auto', 'sharded' or 'gather'",
+            ),
             ({"grace": 5.0}, "grace=5.0 is for elastic runs: pass min_replicas="),
             ({"topology": "gather"}, "is for elastic runs"),
             ({"resume": True}, "is for elastic runs"),
         ],
     )
-    def test_what_is_impossible_is_named_before_anything_is_written(self, environ, tmp_path, options, told):
+    def test_what_is_impossible_is_named_before_anything_is_written(
+        self, environ, tmp_path, options, told
+    ):
         with pytest.raises(ConfigurationError, match=told):
             connect(environ=environ, **options)
         assert not (tmp_path / "run").exists()
@@ -155,14 +164,18 @@ class TestElastic:
 
     def test_plain_means_are_for_strict_runs(self, environ):
         with (
-            ObjectStoreAllReduce(environ["RENDEZVOUS_URI"], rank=0, world_size=1, min_replicas=1) as reduce,
+            ObjectStoreAllReduce(
+                environ["RENDEZVOUS_URI"], rank=0, world_size=1, min_replicas=1
+            ) as reduce,
             pytest.raises(ConfigurationError, match="carries a DiLoCo outer loop, not 'mean'"),
         ):
             reduce.mean([torch.ones(2)])
 
     def test_another_launch_is_refused_unless_it_resumes(self, environ, lab):
         def train(run_id, syncs, **options):
-            exchange = connect(rank=0, world_size=1, min_replicas=1, run_id=run_id, environ=environ, **options)
+            exchange = connect(
+                rank=0, world_size=1, min_replicas=1, run_id=run_id, environ=environ, **options
+            )
             net = lab.small_model()
             optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
             outer = DiLoCo(net, optimizer, exchange, sync_every=1)
@@ -173,7 +186,8 @@ class TestElastic:
 
         assert train("monday", 3) == 3
         with pytest.raises(
-            RunExistsError, match=r"belongs to run 'monday', and this replica to 'tuesday'.*resume=True"
+            RunExistsError,
+            match=r"belongs to run 'monday', and this replica to 'tuesday'.*resume=True",
         ):
             train("tuesday", 5)
         assert train("tuesday", 5, resume=True) == 5
@@ -188,14 +202,28 @@ class TestArguments:
         [
             *itertools.product(
                 ("join_timeout", "sync_timeout", "beat_interval", "lost_after"),
-                (0, -1, float("nan"), float("inf"), "9", True, [1], b"1", np.float32("nan"), torch.tensor([1.0, 2.0])),
+                (
+                    0,
+                    -1,
+                    float("nan"),
+                    float("inf"),
+                    "9",
+                    True,
+                    [1],
+                    b"1",
+                    np.float32("nan"),
+                    torch.tensor([1.0, 2.0]),
+                ),
             ),
             *itertools.product(
-                ("rank", "world_size"), ("1", 1.0, True, [1], -1, b"2", 10**9, float("nan"), np.bool_(1))
+                ("rank", "world_size"),
+                ("1", 1.0, True, [1], -1, b"2", 10**9, float("nan"), np.bool_(1)),
             ),
             *itertools.product(("chunk_bytes",), (0, -1, 1.5, "64", True, float("nan"), 2**40)),
             *itertools.product(("run_id",), (1, b"monday", ["a"], True)),
-            *itertools.product(("uri",), (1, b"/tmp/x", ["a"], "", "  ", "/tmp/a\nb", "/tmp/a\0b", True)),
+            *itertools.product(
+                ("uri",), (1, b"/tmp/x", ["a"], "", "  ", "/tmp/a\nb", "/tmp/a\0b", True)
+            ),
             *itertools.product(("min_replicas",), ("2", 0, True, 2.5, 9)),
             *itertools.product(("environ",), (1, [("A", "b")])),
             *itertools.product(("transfer",), (32, "16", {"connections": 32}, Transfer)),
@@ -205,7 +233,9 @@ class TestArguments:
         ],
     )
     def test_the_wrong_kind_is_refused_by_name(self, environ, tmp_path, monkeypatch, name, value):
-        monkeypatch.setattr("diloco_core._connect.open_store", lambda *_, **__: pytest.fail("opened"))
+        monkeypatch.setattr(
+            "diloco_core._connect.open_store", lambda *_, **__: pytest.fail("opened")
+        )
         monkeypatch.setattr("diloco_core._store._transfer.most_files", lambda: 1024)
         given = value if name in {"block_bytes", "budget_bytes", "connections"} else {name: value}
         with pytest.raises(ConfigurationError, match=name):
@@ -252,7 +282,8 @@ class TestTheSecondCall:
     def test_other_settings_are_refused(self, environ, name, first, second):
         exchange = connect(environ=environ, **{name: first})
         with pytest.raises(
-            ConfigurationError, match=re.escape(f"{name}={first!r}, and cannot be with {name}={second!r}")
+            ConfigurationError,
+            match=re.escape(f"{name}={first!r}, and cannot be with {name}={second!r}"),
         ):
             connect(environ=environ, **{name: second})
         assert connect(environ=environ, **{name: first}) is exchange
@@ -262,8 +293,13 @@ class TestTheSecondCall:
 
     def test_what_differs_from_a_default_is_refused_too(self, environ):
         exchange = connect(environ=environ)
-        assert connect(environ=environ, lost_after=90, chunk_bytes=2**20, transfer=Transfer()) is exchange
-        with pytest.raises(ConfigurationError, match=r"lost_after=90.0, and cannot be with lost_after=80"):
+        assert (
+            connect(environ=environ, lost_after=90, chunk_bytes=2**20, transfer=Transfer())
+            is exchange
+        )
+        with pytest.raises(
+            ConfigurationError, match=r"lost_after=90.0, and cannot be with lost_after=80"
+        ):
             connect(environ=environ, lost_after=80)
         exchange.leave()
 
@@ -279,7 +315,9 @@ class TestPlainMeans:
     def test_an_exchange_has_its_own_settings(self):
         (exchange,) = in_process(1)
         for options in ({"rank": 0}, {"world_size": 2}, {"sync_timeout": 5.0}):
-            with pytest.raises(ConfigurationError, match=f"{next(iter(options))}: an exchange has its own"):
+            with pytest.raises(
+                ConfigurationError, match=f"{next(iter(options))}: an exchange has its own"
+            ):
                 ObjectStoreAllReduce(exchange, **options)
 
     @pytest.mark.parametrize("uri", [1, b"x", ["a"], object()])

@@ -86,7 +86,9 @@ def test_connect_options_make_the_run_elastic(trainer, tmp_path):
     where = {"rendezvous_uri": str(tmp_path / "run"), "rank": 0, "world_size": 3}
     options = {"min_replicas": 2, "grace": 5.0}
     assert run(trainer_module=trainer, trainer_fn="quorum", connect_options=options, **where) == 2
-    with pytest.raises(ConfigurationError, match=r"connect_options has 'quorum', but allowed are .*min_replicas"):
+    with pytest.raises(
+        ConfigurationError, match=r"connect_options has 'quorum', but allowed are .*min_replicas"
+    ):
         run(trainer_module=trainer, trainer_fn="quorum", connect_options={"quorum": 2}, **where)
 
 
@@ -133,10 +135,16 @@ def by_hand(tmp_path):
     started = []
 
     def start(*arguments, **variables):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]), **variables}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+            **variables,
+        }
         command = [sys.executable, "-m", "diloco_core.replica_entrypoint", *arguments]
         started.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            )
         )
         return started[-1]
 
@@ -147,7 +155,14 @@ def by_hand(tmp_path):
 
 
 def test_two_replicas_by_hand(by_hand, trainer, tmp_path):
-    common = ["--rendezvous", str(tmp_path / "run"), "--world-size", "2", "--trainer-module", trainer]
+    common = [
+        "--rendezvous",
+        str(tmp_path / "run"),
+        "--world-size",
+        "2",
+        "--trainer-module",
+        trainer,
+    ]
     common += ["--trainer-fn", "mean", "--trainer-kwargs-json", '{"start": 1.0}']
     # The trainer itself connects with no arguments: what the command line says reaches it too.
     replicas = [by_hand(*common, "--rank", "0"), by_hand(*common, REPLICA_RANK="1")]
@@ -162,7 +177,10 @@ def test_two_replicas_by_hand(by_hand, trainer, tmp_path):
     [
         ([], "--trainer-module"),
         (["--trainer-module", "json", "--trainer-kwargs-json", "{"], "is not JSON"),
-        (["--trainer-module", "json", "--trainer-kwargs-json", "[1]"], "must be a JSON object, not list"),
+        (
+            ["--trainer-module", "json", "--trainer-kwargs-json", "[1]"],
+            "must be a JSON object, not list",
+        ),
         (["--trainer-module", "no_such_trainer_module"], "no module 'no_such_trainer_module'"),
         (["--trainer-module", "json", "--trainer-fn", "dumps"], "RENDEZVOUS_URI"),
     ],
@@ -187,12 +205,16 @@ def test_the_others_learn_of_a_failure(by_hand, trainer, tmp_path, when):
     common = ["--rendezvous", str(tmp_path / "run"), "--world-size", "2"]
     good = by_hand(*common, "--rank", "0", "--trainer-module", trainer, "--trainer-fn", "two_means")
     kwargs = json.dumps({"join": when == "after it joined"})
-    bad = by_hand(*common, "--rank", "1", "--trainer-module", "fails", "--trainer-kwargs-json", kwargs)
+    bad = by_hand(
+        *common, "--rank", "1", "--trainer-module", "fails", "--trainer-kwargs-json", kwargs
+    )
     _, good_err = good.communicate(timeout=280)
     _, bad_err = bad.communicate(timeout=280)
     assert good.returncode == 1
     assert ReplicaLostError.__name__ in good_err
-    assert f"rank 1 failed after {'1 sync' if when == 'after it joined' else '0 syncs'}:" in good_err
+    assert (
+        f"rank 1 failed after {'1 sync' if when == 'after it joined' else '0 syncs'}:" in good_err
+    )
     assert "the disk is full" in good_err
     assert bad.returncode == 1
     assert "the disk is full" in bad_err

@@ -3,7 +3,14 @@
 import pytest
 from torch import nn, optim
 
-from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, RunExistsError, in_process
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    DiLoCo,
+    Elastic,
+    RunExistsError,
+    in_process,
+)
 from diloco_core._elastic._log._keys import MANIFEST
 from diloco_core._elastic._states._rollback import named_syncs
 from diloco_core._exchange._base import Schema
@@ -18,7 +25,11 @@ def test_an_error_that_says_nothing_leaves_no_colon_behind():
 
 
 def test_one_sync_is_no_plural():
-    assert [named_syncs(numbers) for numbers in ((), (7,), (7, 8))] == ["nothing", "sync 7", "syncs 7, 8"]
+    assert [named_syncs(numbers) for numbers in ((), (7,), (7, 8))] == [
+        "nothing",
+        "sync 7",
+        "syncs 7, 8",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -28,7 +39,10 @@ def test_one_sync_is_no_plural():
             "ReplicaLostError: rank 1 has shown no sign of life for 9 s.",
             "rank 1 has shown no sign of life for 9 s (as rank 2 found after 1 sync)",
         ),
-        ("ReplicaLostError: it is gone", "rank 1 is lost, as rank 2 found after 1 sync: ReplicaLostError: it is gone"),
+        (
+            "ReplicaLostError: it is gone",
+            "rank 1 is lost, as rank 2 found after 1 sync: ReplicaLostError: it is gone",
+        ),
     ],
 )
 def test_who_is_lost_is_said_once(message, told):
@@ -40,14 +54,18 @@ def test_a_number_that_is_text_is_told_from_one_that_is_not():
     model = nn.Linear(1, 1)
     state = {"version": str(STATE_VERSION), "rank": 0, "world_size": 1}
     outer = DiLoCo(model, optim.SGD(model.parameters(), lr=0.1), in_process(1)[0], sync_every=1)
-    with pytest.raises(ConfigurationError, match=r"its version is '(\d)' \(a str\), here it is \1 \(an int\)"):
+    with pytest.raises(
+        ConfigurationError, match=r"its version is '(\d)' \(a str\), here it is \1 \(an int\)"
+    ):
         outer.load_state_dict(state)
 
 
 @pytest.mark.parametrize("resume", [True, "newest-whole"])
 def test_a_damaged_manifest_says_what_to_do(resume):
     settings = {"grace": 5.0, "topology": "sharded"}
-    outcome = simulate(SimulatedTraining(syncs=1), Schedule(1), Elastic(1, **settings), most_lives=1)
+    outcome = simulate(
+        SimulatedTraining(syncs=1), Schedule(1), Elastic(1, **settings), most_lives=1
+    )
     outcome.store.damage(MANIFEST, outcome.store.objects[MANIFEST] + b"\n")
     later = simulate(
         SimulatedTraining(syncs=2),

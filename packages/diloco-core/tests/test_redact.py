@@ -21,7 +21,10 @@ from diloco_core._redact import redact, redact_uri
         ("s3://key:a?b#c@bucket/run", "s3://***@bucket/run"),
         ("fsspec+s3://key:secret@bucket", "fsspec+s3://***@bucket"),
         ("az://box/run?sv=2022&sig=abc%2Fdef&se=1", "az://box/run?sv=2022&sig=***&se=1"),
-        ("s3://bucket/run?aws_secret_access_key=x&region=eu", "s3://bucket/run?aws_secret_access_key=***&region=eu"),
+        (
+            "s3://bucket/run?aws_secret_access_key=x&region=eu",
+            "s3://bucket/run?aws_secret_access_key=***&region=eu",
+        ),
         ("s3://bucket/run?X-Amz-Security-Token=x", "s3://bucket/run?X-Amz-Security-Token=***"),
         ("s3://bucket/run#secret", "s3://bucket/run#***"),
         ("memory://key:secret@x/y#z", "memory://***@x/y#***"),
@@ -54,7 +57,10 @@ def test_a_uri_is_shown_without_its_secrets(uri: str, shown: str) -> None:
     assert redact_uri(shown) == shown
 
 
-@given(user=st.text("abc:/@?#%+= é'\\", max_size=8), password=st.text("xyz:/@?#%+=é'\\", min_size=1, max_size=12))
+@given(
+    user=st.text("abc:/@?#%+= é'\\", max_size=8),
+    password=st.text("xyz:/@?#%+=é'\\", min_size=1, max_size=12),
+)
 def test_no_password_is_shown_in_any_spelling(user: str, password: str) -> None:
     password = f"PW{password}WP"
     for spelled in (password, quote(password, safe="")):
@@ -79,7 +85,10 @@ def test_a_message_loses_the_secrets_of_uris_it_was_not_told_of() -> None:
 
 
 def test_short_secrets_do_not_tear_words_apart() -> None:
-    assert redact("access denied for a (password: ss)", "s3://a:ss@b/c") == "access denied for a (password: ***)"
+    assert (
+        redact("access denied for a (password: ss)", "s3://a:ss@b/c")
+        == "access denied for a (password: ***)"
+    )
 
 
 def test_a_message_without_secrets_stays_as_it_is() -> None:

@@ -29,14 +29,19 @@ def pod(index: int) -> dict[str, object]:
         "startedAt": "2026-11-21T04:30:48Z",
         "finishedAt": "2026-11-21T04:40:00Z",
     }
-    message, _ = outcome_to_message(Outcome(0, result={"loss": 0.5, "rank": index}, reason=Reason.COMPLETED))
+    message, _ = outcome_to_message(
+        Outcome(0, result={"loss": 0.5, "rank": index}, reason=Reason.COMPLETED)
+    )
     kinds = [
         ("Succeeded", {"terminated": {**end, "message": message}}),
         ("Running", {"running": {"startedAt": "2026-11-21T04:30:48Z"}}),
         ("Pending", {"waiting": {"reason": "ContainerCreating"}}),
     ]
     phase, state = kinds[index % 3]
-    env = [{"name": "DILOCO_SPEC_0", "value": "x" * 800}, *({"name": f"V{n}", "value": "x"} for n in range(10))]
+    env = [
+        {"name": "DILOCO_SPEC_0", "value": "x" * 800},
+        *({"name": f"V{n}", "value": "x"} for n in range(10)),
+    ]
     label = "batch.kubernetes.io/job-completion-index"
     return {
         "apiVersion": "v1",
@@ -50,9 +55,19 @@ def pod(index: int) -> dict[str, object]:
         "spec": {"containers": [{"name": "replica", "image": "x", "env": env}]},
         "status": {
             "phase": phase,
-            "conditions": [{"type": "PodScheduled", "status": "True"}, {"type": "Ready", "status": "True"}],
+            "conditions": [
+                {"type": "PodScheduled", "status": "True"},
+                {"type": "Ready", "status": "True"},
+            ],
             "containerStatuses": [
-                {"name": "replica", "image": "x", "imageID": "x", "ready": True, "restartCount": 0, "state": state}
+                {
+                    "name": "replica",
+                    "image": "x",
+                    "imageID": "x",
+                    "ready": True,
+                    "restartCount": 0,
+                    "state": state,
+                }
             ],
         },
     }
@@ -77,7 +92,9 @@ def main() -> None:
         "spec": {"completions": count},
         "status": {"completedIndexes": done},
     }
-    text = json.dumps({"kind": "PodList", "apiVersion": "v1", "items": [pod(index) for index in range(count)]})
+    text = json.dumps(
+        {"kind": "PodList", "apiVersion": "v1", "items": [pod(index) for index in range(count)]}
+    )
     items = json.loads(text)["items"]
 
     def ours() -> object:
@@ -100,7 +117,9 @@ def main() -> None:
         peer = seconds(lambda: api.deserialize(Answer(), "V1PodList"))
     except TypeError:  # the generation of 37 takes the text
         peer = seconds(lambda: api.deserialize(text, "V1PodList", "application/json"))
-    print(f"  client {kubernetes.__version__}'s own models {peer * 1e3:8.1f} ms   {mapping / peer:5.2f} of it are ours")
+    print(
+        f"  client {kubernetes.__version__}'s own models {peer * 1e3:8.1f} ms   {mapping / peer:5.2f} of it are ours"
+    )
 
 
 if __name__ == "__main__":

@@ -12,7 +12,9 @@ def indexes(text):
 def condition(job, kind):
     """A condition that holds."""
     found = job["status"].get("conditions") or []
-    return next((entry for entry in found if entry["type"] == kind and entry["status"] == "True"), None)
+    return next(
+        (entry for entry in found if entry["type"] == kind and entry["status"] == "True"), None
+    )
 
 
 def truth_of(job, pod, index, attempt, *, started):
@@ -42,14 +44,22 @@ def truth_of(job, pod, index, attempt, *, started):
     if stopping and started:
         # Its pod may be gone before the Job says that it is over.
         return Truth("running", alive=alive, attempt=attempt, stopping=True)
-    states = [entry["state"] for entry in (pod["status"].get("containerStatuses") or [])] if alive else []
+    states = (
+        [entry["state"] for entry in (pod["status"].get("containerStatuses") or [])]
+        if alive
+        else []
+    )
     running = any("running" in state for state in states)
-    return Truth("running" if running else "pending", alive=True, attempt=attempt, stopping=stopping)
+    return Truth(
+        "running" if running else "pending", alive=True, attempt=attempt, stopping=stopping
+    )
 
 
 def lives_of(job, pods):
     """How many replicas of a Job cost money."""
     if condition(job, "Failed") is not None:
         return sum(pod["status"]["phase"] in {"Pending", "Running"} for pod in pods)
-    ended = indexes(job["status"].get("completedIndexes")) | indexes(job["status"].get("failedIndexes"))
+    ended = indexes(job["status"].get("completedIndexes")) | indexes(
+        job["status"].get("failedIndexes")
+    )
     return job["spec"]["completions"] - len(ended)

@@ -59,13 +59,22 @@ def request_for():
 
 def job_json(completions=4, status=None, **values):
     """A Job as a cluster tells it; ``values``: suspend, cancelled, deleting, restarts, deadline, first_rank, queue."""
-    annotations = {"diloco.dev/first-rank": str(values.get("first_rank", 0)), "diloco.dev/world-size": str(completions)}
+    annotations = {
+        "diloco.dev/first-rank": str(values.get("first_rank", 0)),
+        "diloco.dev/world-size": str(completions),
+    }
     if values.get("cancelled"):
         annotations["diloco.dev/cancelled"] = "2026-11-21T04:30:00Z"
     labels = {"diloco.dev/run-id": "run-1", "app.kubernetes.io/managed-by": "diloco-eks"}
     if "queue" in values:
         labels["kueue.x-k8s.io/queue-name"] = values["queue"]
-    metadata = {"name": "run-1", "uid": "u-1", "resourceVersion": "1", "annotations": annotations, "labels": labels}
+    metadata = {
+        "name": "run-1",
+        "uid": "u-1",
+        "resourceVersion": "1",
+        "annotations": annotations,
+        "labels": labels,
+    }
     if values.get("deleting"):
         metadata["deletionTimestamp"] = "2026-11-21T04:31:00Z"
     spec = {"completions": completions, "backoffLimitPerIndex": values.get("restarts", 0)}
@@ -118,16 +127,28 @@ class Bench:
 
     def executor(self, **values):
         backoff = Backoff(
-            first=0.5, factor=1.5, cap=5.0, clock=self.world.now, sleep=self.world.advance, uniform=lambda: 0.5
+            first=0.5,
+            factor=1.5,
+            cap=5.0,
+            clock=self.world.now,
+            sleep=self.world.advance,
+            uniform=lambda: 0.5,
         )
-        values = {"backoff": backoff, "clock": self.world.now, "kubeconfig": self.kubeconfig, **values}
+        values = {
+            "backoff": backoff,
+            "clock": self.world.now,
+            "kubeconfig": self.kubeconfig,
+            **values,
+        }
         self.executors.append(EKSExecutor("registry.example/trainer:1", **values))
         return self.executors[-1]
 
     def launch(self, n=2, *, start=True, executor=None, kwargs=None, **options):
         """Launch a run; its pods run if ``start``."""
         executor = executor or self.executor()
-        handles = executor.launch_replicas(n, "trainer:train", kwargs, **{"run_id": "run-1", **options})
+        handles = executor.launch_replicas(
+            n, "trainer:train", kwargs, **{"run_id": "run-1", **options}
+        )
         self.world.settle()
         if start:
             for pod in self.pods(handles[0]):

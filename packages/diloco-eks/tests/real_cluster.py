@@ -26,16 +26,28 @@ class ExecPuppets(Puppets):
         self.api, self.namespace, self.reports = api, namespace, {}
 
     def run(self, handle, command):
-        pod = newest(self.api, self.namespace, handle.metadata["job_name"], handle.rank)["metadata"]["name"]
+        pod = newest(self.api, self.namespace, handle.metadata["job_name"], handle.rank)[
+            "metadata"
+        ]["name"]
         call = self.api.connect_get_namespaced_pod_exec
-        options = {"stderr": True, "stdin": False, "stdout": True, "tty": False, "_preload_content": True}
-        return stream(call, pod, self.namespace, command=["sh", "-c", command], container="replica", **options)
+        options = {
+            "stderr": True,
+            "stdin": False,
+            "stdout": True,
+            "tty": False,
+            "_preload_content": True,
+        }
+        return stream(
+            call, pod, self.namespace, command=["sh", "-c", command], container="replica", **options
+        )
 
     def report(self, handle, attempt=1):
         name = self.name(handle, attempt)
         if name not in self.reports:
             try:
-                self.reports[name] = json.loads(self.run(handle, f"cat /puppets/{name}.told").replace("'", '"'))
+                self.reports[name] = json.loads(
+                    self.run(handle, f"cat /puppets/{name}.told").replace("'", '"')
+                )
             except (ValueError, TypeError, client.ApiException):
                 return None
         return self.reports[name]
@@ -44,10 +56,17 @@ class ExecPuppets(Puppets):
         name = self.name(handle, attempt)
         number = self._orders.get(name, 0)
         self._orders[name] = number + 1
-        path, text = f"/puppets/{name}.order-{number}", json.dumps({str(step): value}).replace("'", "'\\''")
+        path, text = (
+            f"/puppets/{name}.order-{number}",
+            json.dumps({str(step): value}).replace("'", "'\\''"),
+        )
         self.run(handle, f"printf %s '{text}' > {path}.partial && mv {path}.partial {path}")
         if step is Step.PRINT:
-            self.wait(lambda: "yes" in self.run(handle, f"test -e /puppets/{name}.done-{number} && echo yes"), "print")
+            self.wait(
+                lambda: "yes"
+                in self.run(handle, f"test -e /puppets/{name}.done-{number} && echo yes"),
+                "print",
+            )
 
 
 def raw(answer):
@@ -58,7 +77,9 @@ def raw(answer):
 def newest(api, namespace, name, index):
     """The newest pod of an index; None if there is none."""
     selector = f"{JOB}={name},{INDEX}={index}"
-    found = raw(api.list_namespaced_pod(namespace, label_selector=selector, _preload_content=False))["items"]
+    found = raw(
+        api.list_namespaced_pod(namespace, label_selector=selector, _preload_content=False)
+    )["items"]
     return max(found, key=lambda pod: pod["metadata"]["creationTimestamp"], default=None)
 
 
@@ -85,12 +106,21 @@ class RealClusterHarness(Harness):
         Ability.RACE: "a puppet ends within milliseconds of a cancel",
     }
 
-    def __init__(self, kubeconfig, *, image, namespace="default", options, shared=None, short_timeout=12.0):
+    def __init__(
+        self, kubeconfig, *, image, namespace="default", options, shared=None, short_timeout=12.0
+    ):
         super().__init__()
-        self.kubeconfig, self.image, self.namespace, self.options = kubeconfig, image, namespace, options
+        self.kubeconfig, self.image, self.namespace, self.options = (
+            kubeconfig,
+            image,
+            namespace,
+            options,
+        )
         api = config.new_client_from_config(str(kubeconfig))
         self.core, self.batch = client.CoreV1Api(api), client.BatchV1Api(api)
-        self.folder = tempfile.TemporaryDirectory(prefix="diloco-puppets-", dir=shared) if shared else None
+        self.folder = (
+            tempfile.TemporaryDirectory(prefix="diloco-puppets-", dir=shared) if shared else None
+        )
         local = Puppets(Path(self.folder.name), patience=120.0) if self.folder else None
         self.puppets = local or ExecPuppets(self.core, namespace)
         self.entrypoint_args = self.puppets.arguments
@@ -99,7 +129,12 @@ class RealClusterHarness(Harness):
         self.attempts, self.deadlines, self.started = {}, {}, set()
 
     def make_executor(self):
-        options = {"kubeconfig": self.kubeconfig, "namespace": self.namespace, "grace": 2.0, **self.options}
+        options = {
+            "kubeconfig": self.kubeconfig,
+            "namespace": self.namespace,
+            "grace": 2.0,
+            **self.options,
+        }
         return EKSExecutor(self.image, backoff=self.backoff(), run_id=self.run_prefix, **options)
 
     def clock(self):
@@ -114,14 +149,24 @@ class RealClusterHarness(Harness):
     # --- the hand ---
 
     def wait(self, handle, test, what):
-        self.puppets.wait(lambda: test(self.truth(handle)), f"rank {handle.rank} of {handle.run_id} to {what}")
+        self.puppets.wait(
+            lambda: test(self.truth(handle)), f"rank {handle.rank} of {handle.run_id} to {what}"
+        )
 
     def drive(self, handle, step, value=None):
         attempt = self.attempts.get(handle, 1)
         if step is Step.PREEMPT:
-            pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)["metadata"]
-            body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": pod["name"]}}
-            self.core.create_namespaced_pod_eviction(pod["name"], self.namespace, body, _preload_content=False)
+            pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)[
+                "metadata"
+            ]
+            body = {
+                "apiVersion": "policy/v1",
+                "kind": "Eviction",
+                "metadata": {"name": pod["name"]},
+            }
+            self.core.create_namespaced_pod_eviction(
+                pod["name"], self.namespace, body, _preload_content=False
+            )
             attempt = self.attempts[handle] = attempt + 1
             self.started.discard(handle)
         if step in {Step.START, Step.PREEMPT}:
@@ -129,7 +174,10 @@ class RealClusterHarness(Harness):
             self.wait(handle, lambda truth: truth.state != "pending", "run")
             self.started.add(handle)
             pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)
-            env = {entry["name"]: entry.get("value", "") for entry in pod["spec"]["containers"][0]["env"]}
+            env = {
+                entry["name"]: entry.get("value", "")
+                for entry in pod["spec"]["containers"][0]["env"]
+            }
             self.deadlines[handle] = self.clock() + spec_from_environment(env).timeout
             return
         self.puppets.order(handle, step, value, attempt)
@@ -144,21 +192,30 @@ class RealClusterHarness(Harness):
                 self.wait(handle, lambda truth: truth.state is None, "be purged")
         for handle, deadline in list(self.deadlines.items()):
             truth = self.truth(handle)
-            doomed = self.job(handle) is not None and condition(self.job(handle), "FailureTarget") is not None
+            doomed = (
+                self.job(handle) is not None
+                and condition(self.job(handle), "FailureTarget") is not None
+            )
             failing = truth.state is not None and any(
-                self.truth(other).state == "failed" for other in self.deadlines if other.run_id == handle.run_id
+                self.truth(other).state == "failed"
+                for other in self.deadlines
+                if other.run_id == handle.run_id
             )
             gang = self.options.get("on_replica_failure", "fail_run") == "fail_run" and failing
             if truth.state is None or truth.state.terminal:
                 del self.deadlines[handle]
             elif truth.stopping or doomed or gang or self.clock() > deadline:
                 self.wait(
-                    handle, lambda truth: truth.state is None or (truth.state.terminal and not truth.alive), "end"
+                    handle,
+                    lambda truth: truth.state is None or (truth.state.terminal and not truth.alive),
+                    "end",
                 )
 
     def expire(self, handles):
         name = handles[0].metadata["job_name"]
-        self.batch.delete_namespaced_job(name, self.namespace, propagation_policy="Background", _preload_content=False)
+        self.batch.delete_namespaced_job(
+            name, self.namespace, propagation_policy="Background", _preload_content=False
+        )
         self.wait(handles[0], lambda truth: truth.state is None, "be forgotten")
 
     # --- the truth ---
@@ -175,7 +232,9 @@ class RealClusterHarness(Harness):
     def truth(self, handle):
         pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)
         started = handle in self.started
-        return truth_of(self.job(handle), pod, handle.rank, self.attempts.get(handle, 1), started=started)
+        return truth_of(
+            self.job(handle), pod, handle.rank, self.attempts.get(handle, 1), started=started
+        )
 
     def living(self):
         found = raw(self.batch.list_namespaced_job(self.namespace, _preload_content=False))["items"]

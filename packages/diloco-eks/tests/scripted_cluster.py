@@ -51,12 +51,20 @@ class ClusterHarness(Harness):
         harness = self
 
         class Executor(EKSExecutor):
-            def _submit(self, request):  # the world must know of every Job, also of those that are created twice
+            def _submit(
+                self, request
+            ):  # the world must know of every Job, also of those that are created twice
                 harness.names.append(request.run_id)
                 return super()._submit(request)
 
         backoff = replace(self.backoff(), first=0.5)
-        return Executor("any/image:1", kubeconfig=self.kubeconfig, backoff=backoff, clock=self.clock, **self.options)
+        return Executor(
+            "any/image:1",
+            kubeconfig=self.kubeconfig,
+            backoff=backoff,
+            clock=self.clock,
+            **self.options,
+        )
 
     # --- the clock ---
 
@@ -83,7 +91,12 @@ class ClusterHarness(Harness):
                 pod = self.pod(name, index)
                 if pod is not None and pod.alive:
                     late = True
-                    pod.fail(124, self.message(Outcome(124, error="the timeout passed", reason=Reason.TIMEOUT)))
+                    pod.fail(
+                        124,
+                        self.message(
+                            Outcome(124, error="the timeout passed", reason=Reason.TIMEOUT)
+                        ),
+                    )
         if late:
             self.world.settle()
 
@@ -123,7 +136,9 @@ class ClusterHarness(Harness):
         if step is Step.SUCCEED:
             pod.succeed(self.message(Outcome(0, result=value, reason=Reason.COMPLETED), pod))
         elif step is Step.FAIL:
-            pod.fail(value, self.message(Outcome(value, error=f"exit code {value}", reason=Reason.ERROR)))
+            pod.fail(
+                value, self.message(Outcome(value, error=f"exit code {value}", reason=Reason.ERROR))
+            )
         elif step is Step.OOM:
             pod.oom()
         elif step is Step.PREEMPT:
@@ -138,7 +153,9 @@ class ClusterHarness(Harness):
 
     def spec(self, handle):
         container = self.pod(handle.metadata["job_name"], handle.rank).json["spec"]["containers"][0]
-        return spec_from_environment({entry["name"]: entry.get("value", "") for entry in container["env"]})
+        return spec_from_environment(
+            {entry["name"]: entry.get("value", "") for entry in container["env"]}
+        )
 
     def expire(self, handles):
         cluster = self.stand_in._cluster
@@ -153,16 +170,24 @@ class ClusterHarness(Harness):
         pod = self.pod(name, index) if self.job(name) is not None else None
         pod = pod.json if pod is not None and pod.exists else None
         started = (name, index) in self.started
-        return truth_of(self.job(name), pod, index, self.attempts.get((name, index), 1), started=started)
+        return truth_of(
+            self.job(name), pod, index, self.attempts.get((name, index), 1), started=started
+        )
 
     def living(self):
         jobs = {name: self.job(name) for name in self.names}
-        return sum(lives_of(job, [pod.json for pod in self.world.pods(name)]) for name, job in jobs.items() if job)
+        return sum(
+            lives_of(job, [pod.json for pod in self.world.pods(name)])
+            for name, job in jobs.items()
+            if job
+        )
 
     def told(self, handle):
         spec = replace(self.spec(handle), rank=handle.rank)
         container = self.pod(handle.metadata["job_name"], handle.rank).json["spec"]["containers"][0]
-        known = {entry["name"]: entry.get("value", "").replace("$$", "$") for entry in container["env"]}
+        known = {
+            entry["name"]: entry.get("value", "").replace("$$", "$") for entry in container["env"]
+        }
         return Told(spec.rank, spec.world_size, spec.kwargs, {**known, **environment(spec)})
 
     # --- faults ---

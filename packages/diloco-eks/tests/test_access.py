@@ -10,7 +10,13 @@ import pytest
 
 from diloco_eks import EKSExecutor
 from diloco_localcloud import KubernetesStandIn
-from diloco_protocol import AuthError, ForbiddenError, InvalidRequestError, ReplicaHandle, UnavailableError
+from diloco_protocol import (
+    AuthError,
+    ForbiddenError,
+    InvalidRequestError,
+    ReplicaHandle,
+    UnavailableError,
+)
 
 
 def role():
@@ -36,7 +42,12 @@ def test_the_role_is_enough_for_everything(bench, report):
     executor.purge(run.handles[0])
     used = {(call.verb, call.resource) for call in bench.stand_in.calls}
     assert ("get", "jobs/status") not in used
-    granted = {(verb, resource) for rule in role() for resource in rule["resources"] for verb in rule["verbs"]}
+    granted = {
+        (verb, resource)
+        for rule in role()
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
     kueue_and_check = {
         ("list", "workloads"),
         ("patch", "workloads"),
@@ -103,7 +114,9 @@ def test_clients_of_the_callers_are_used_as_they_are(bench):
     from kubernetes import client, config
 
     api = config.new_client_from_config(str(bench.kubeconfig))
-    executor = bench.executor(batch_api=client.BatchV1Api(api), core_api=client.CoreV1Api(api), kubeconfig="/none")
+    executor = bench.executor(
+        batch_api=client.BatchV1Api(api), core_api=client.CoreV1Api(api), kubeconfig="/none"
+    )
     run = bench.launch(1, executor=executor)
     assert run.states() == ["running"]
     assert run.states(bench.executor(batch_api=client.BatchV1Api(api))) == ["running"]
@@ -142,9 +155,15 @@ def test_the_context_chooses_the_cluster(bench, tmp_path):
         one, two = bench.stand_in.kubeconfig_dict(), other.kubeconfig_dict()
         both = {
             **one,
-            "clusters": [{**one["clusters"][0], "name": "one"}, {**two["clusters"][0], "name": "two"}],
+            "clusters": [
+                {**one["clusters"][0], "name": "one"},
+                {**two["clusters"][0], "name": "two"},
+            ],
             "users": [{**one["users"][0], "name": "one"}, {**two["users"][0], "name": "two"}],
-            "contexts": [{"name": name, "context": {"cluster": name, "user": name}} for name in ("one", "two")],
+            "contexts": [
+                {"name": name, "context": {"cluster": name, "user": name}}
+                for name in ("one", "two")
+            ],
             "current-context": "two",
         }
         path = tmp_path / "both"
@@ -180,7 +199,9 @@ def test_a_certificate_that_is_not_trusted(bench, tmp_path):
     config = bench.stand_in.kubeconfig_dict()
     if not config["clusters"][0]["cluster"]["server"].startswith("https"):
         pytest.skip("the stand-in has no TLS here: there is no openssl command")
-    del config["clusters"][0]["cluster"]["certificate-authority-data"]  # then the public ones are trusted
+    del config["clusters"][0]["cluster"][
+        "certificate-authority-data"
+    ]  # then the public ones are trusted
     path = tmp_path / "untrusted"
     path.write_text(json.dumps(config))
     with pytest.raises(UnavailableError, match="CERTIFICATE_VERIFY") as caught:
@@ -199,9 +220,14 @@ def test_the_import_is_light_and_a_missing_client_is_named(tmp_path):
     )
     path = os.pathsep.join([str(tmp_path), *sys.path])
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
     )
-    assert done.stdout.startswith("MissingDependencyError EKSExecutor needs the package kubernetes: pip install"), done
+    assert done.stdout.startswith(
+        "MissingDependencyError EKSExecutor needs the package kubernetes: pip install"
+    ), done
 
 
 def test_times_that_are_none(bench):

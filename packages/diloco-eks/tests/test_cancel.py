@@ -4,7 +4,13 @@ import pytest
 
 from diloco_eks._cancel import cancel_patch
 from diloco_eks._facts import read_job
-from diloco_protocol import FolderJournal, ForbiddenError, Reason, ReplicaNotFoundError, UnavailableError
+from diloco_protocol import (
+    FolderJournal,
+    ForbiddenError,
+    Reason,
+    ReplicaNotFoundError,
+    UnavailableError,
+)
 
 
 def test_a_cancel_takes_the_run_and_keeps_what_it_did(bench, report):

@@ -32,7 +32,10 @@ def test_rights_that_are_missing(bench):
     bench.stand_in.access.deny("list", "resourcequotas")
     bench.stand_in.access.deny("get", "serviceaccounts")
     findings = bench.executor(service_account_name="default").check()
-    assert [message.split(" in ")[0] for message in found(findings)["bad"]] == ["patch of jobs", "get of pods/log"]
+    assert [message.split(" in ")[0] for message in found(findings)["bad"]] == [
+        "patch of jobs",
+        "get of pods/log",
+    ]
     assert "role.yaml" in found(findings)["bad"][0]
     assert (found(findings)["quota"], found(findings)["service account"]) == (None, None)
 
@@ -50,11 +53,18 @@ def test_a_quota_that_is_too_small(bench):
 
     api = config.new_client_from_config(str(bench.kubeconfig))
     hard = {"requests.nvidia.com/gpu": "16", "requests.memory": "1Ti"}
-    body = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "team"}, "spec": {"hard": hard}}
+    body = {
+        "apiVersion": "v1",
+        "kind": "ResourceQuota",
+        "metadata": {"name": "team"},
+        "spec": {"hard": hard},
+    }
     client.CoreV1Api(api).create_namespaced_resource_quota(namespace="default", body=body)
     assert found(bench.executor().check(2, gpu="H100:8"))["bad"] == []
     (message,) = found(bench.executor().check(3, gpu="H100:8"))["bad"]
-    assert message.startswith("the run needs 24 of requests.nvidia.com/gpu, and the quota team has 16 of 16 left")
+    assert message.startswith(
+        "the run needs 24 of requests.nvidia.com/gpu, and the quota team has 16 of 16 left"
+    )
     (message,) = found(bench.executor().check(2, memory="600Gi"))["bad"]
     assert "1.17188Ti of requests.memory" in message
     api.rest_client.pool_manager.clear()

@@ -39,7 +39,9 @@ class TestRehearsal(ExecutorConformance):
     def make_harness(self):
         path = os.pathsep.join([str(Puppets.source), *(entry for entry in sys.path if entry)])
         options = {"env": {"PYTHONPATH": path}, "cpu_request": "1", "memory_request": "1Gi"}
-        return RealClusterHarness(self.kubeconfig, image="any/image:1", options=options, shared=self.shared)
+        return RealClusterHarness(
+            self.kubeconfig, image="any/image:1", options=options, shared=self.shared
+        )
 
 
 @pytest.mark.live
@@ -77,5 +79,9 @@ class TestLive(ExecutorConformance):
         namespace = os.environ.get("DILOCO_LIVE_NAMESPACE", "default")
         image = os.environ["DILOCO_LIVE_IMAGE"]
         return RealClusterHarness(
-            os.environ["KUBECONFIG"], image=image, namespace=namespace, options=options, short_timeout=60.0
+            os.environ["KUBECONFIG"],
+            image=image,
+            namespace=namespace,
+            options=options,
+            short_timeout=60.0,
         )

@@ -26,7 +26,9 @@ def fail():
 
 
 def expand(text, known):
-    return re.sub(r"\$\$|\$\(([^)]*)\)", lambda m: "$" if m[0] == "$$" else known.get(m[1], m[0]), text)
+    return re.sub(
+        r"\$\$|\$\(([^)]*)\)", lambda m: "$" if m[0] == "$$" else known.get(m[1], m[0]), text
+    )
 
 
 def read_field(path, pod):
@@ -46,7 +48,9 @@ def kubelet(tmp_path):
             if "value" in entry:
                 known[entry["name"]] = expand(entry["value"], known)
             else:
-                known[entry["name"]] = read_field(entry["valueFrom"]["fieldRef"]["fieldPath"], pod.json)
+                known[entry["name"]] = read_field(
+                    entry["valueFrom"]["fieldRef"]["fieldPath"], pod.json
+                )
         message = tmp_path / f"{pod.name}.message"
         message.touch()
         words = [expand(word, known) for word in [*container["command"], *container["args"]]]
@@ -69,7 +73,11 @@ def kubelet(tmp_path):
 
 
 def test_a_replica_is_told_who_it_is(bench, kubelet):
-    kwargs = {"deep": {"list": [1, None, {"a": "$(PRICE) $$"}]}, "rendezvous_uri": "s3://b/$run", "rank_env": "MY_RANK"}
+    kwargs = {
+        "deep": {"list": [1, None, {"a": "$(PRICE) $$"}]},
+        "rendezvous_uri": "s3://b/$run",
+        "rank_env": "MY_RANK",
+    }
     executor = bench.executor(env={"PRICE": "$5 $(REPLICA_RANK) $$"})
     run = bench.launch(2, executor=executor, kwargs=kwargs, rank_offset=3, world_size=9)
     for pod in bench.pods(run.handles[0]):
@@ -103,7 +111,11 @@ def test_a_large_result_and_a_failure(bench, kubelet):
         kubelet(pod)
     results = executor.collect([*large, *broken, *missing], timeout=60)
     assert results[0]["result"] == "x" * 30_000
-    assert (results[1]["status"], results[1]["exit_code"], results[1]["reason"]) == ("failed", 1, "error")
+    assert (results[1]["status"], results[1]["exit_code"], results[1]["reason"]) == (
+        "failed",
+        1,
+        "error",
+    )
     assert results[1]["error"] == "ValueError: no such data"
     assert "raise ValueError" in executor.stream_logs(broken[0])
     assert results[2]["reason"] == Reason.START_FAILED

@@ -23,12 +23,19 @@ def expand(text, known):
     return re.sub(r"\$\$|\$\(([^)]*)\)", replace, text)
 
 
-@given(st.text(st.sampled_from("$()AB x"), max_size=30), st.dictionaries(st.sampled_from(["A", "AB", ""]), st.text()))
+@given(
+    st.text(st.sampled_from("$()AB x"), max_size=30),
+    st.dictionaries(st.sampled_from(["A", "AB", ""]), st.text()),
+)
 def test_expansion_gives_back_what_went_in(value, known):
     assert expand(escape(value), known) == value
 
 
-@given(st.dictionaries(st.from_regex(r"[A-Z_][A-Z0-9_]{0,5}", fullmatch=True), st.text(max_size=30), max_size=4))
+@given(
+    st.dictionaries(
+        st.from_regex(r"[A-Z_][A-Z0-9_]{0,5}", fullmatch=True), st.text(max_size=30), max_size=4
+    )
+)
 def test_all_variables_arrive(env):
     known = {}
     for entry in container_environment(SPEC, env, {}):
@@ -40,19 +47,30 @@ def test_all_variables_arrive(env):
 
 def test_the_attempt_comes_from_the_pods_annotations():
     entries = container_environment(SPEC, {}, {})
-    fields = [entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in entries if "valueFrom" in entry]
+    fields = [
+        entry["valueFrom"]["fieldRef"]["fieldPath"] for entry in entries if "valueFrom" in entry
+    ]
     assert fields == [
         "metadata.annotations['batch.kubernetes.io/job-index-failure-count']",
         "metadata.annotations['batch.kubernetes.io/job-index-ignored-failure-count']",
     ]
-    known = {"JOB_COMPLETION_INDEX": "3", "DILOCO_EKS_FAILURES": "1", "DILOCO_EKS_IGNORED_FAILURES": ""}
+    known = {
+        "JOB_COMPLETION_INDEX": "3",
+        "DILOCO_EKS_FAILURES": "1",
+        "DILOCO_EKS_IGNORED_FAILURES": "",
+    }
     expanded = [expand(argument, known) for argument in runner_arguments("/dev/termination-log")]
     assert expanded == ["--index=3", "--failed=1", "--failed=", "--message", "/dev/termination-log"]
 
 
 def test_secrets_are_referred_to():
-    (entry,) = [e for e in container_environment(SPEC, {}, {"TOKEN": "hub/token"}) if e["name"] == "TOKEN"]
-    assert entry == {"name": "TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    (entry,) = [
+        e for e in container_environment(SPEC, {}, {"TOKEN": "hub/token"}) if e["name"] == "TOKEN"
+    ]
+    assert entry == {
+        "name": "TOKEN",
+        "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}},
+    }
 
 
 @pytest.mark.parametrize("name", ["JOB_COMPLETION_INDEX", "DILOCO_EKS_FAILURES"])

@@ -79,7 +79,9 @@ def test_one_failure_ends_the_run_and_is_named(bench, report):
     run = bench.launch(3)
     run.pod(0).succeed(report("done")[0])
     bench.world.settle()
-    run.pod(1).fail(7, report(exit_code=7, error="ValueError: no such data", reason=Reason.ERROR)[0])
+    run.pod(1).fail(
+        7, report(exit_code=7, error="ValueError: no such data", reason=Reason.ERROR)[0]
+    )
     bench.world.advance(2.5)
     assert [run.describe(0).state, run.describe(1).state] == ["succeeded", "failed"]
     assert (str(run.describe(2).state), run.describe(2).stopping) == ("running", True)
@@ -203,7 +205,9 @@ def test_purge_spares_a_later_run_of_the_same_name(bench):
 def test_the_constructors_values_are_defaults(bench):
     executor = bench.executor(backoff_limit=2, env={"A": "1", "B": "1"}, cpu_request="2")
     (job,) = executor.plan(1, "trainer:train", env={"B": "2"}).requests
-    entries = {e["name"]: e.get("value") for e in job["spec"]["template"]["spec"]["containers"][0]["env"]}
+    entries = {
+        e["name"]: e.get("value") for e in job["spec"]["template"]["spec"]["containers"][0]["env"]
+    }
     assert (entries["A"], entries["B"]) == ("1", "2")
     assert job["spec"]["backoffLimitPerIndex"] == 2
     (job,) = executor.plan(1, "trainer:train", max_restarts=0, cpu="8").requests
@@ -217,7 +221,9 @@ def test_options_are_the_constructors(bench):
     from diloco_eks import EKSExecutor
 
     names = [name for name in inspect.signature(EKSExecutor.__init__).parameters if name != "self"]
-    assert [option.name for option in bench.executor().options()] == [name for name in names if name != "clock"]
+    assert [option.name for option in bench.executor().options()] == [
+        name for name in names if name != "clock"
+    ]
 
 
 def test_it_is_found_among_the_installed_backends():
@@ -231,12 +237,22 @@ def test_it_is_found_among_the_installed_backends():
     "handle",
     [
         ReplicaHandle(0, "eks", {}),
-        ReplicaHandle(0, "eks", {"first_rank": "x", "job_name": "a", "job_uid": "", "namespace": "d", "server": "s"}),
+        ReplicaHandle(
+            0,
+            "eks",
+            {"first_rank": "x", "job_name": "a", "job_uid": "", "namespace": "d", "server": "s"},
+        ),
     ],
 )
 def test_a_handle_that_leads_nowhere(bench, handle):
     executor = bench.executor()
-    for verb in (executor.poll, executor.cancel, executor.purge, executor.stream_logs, lambda h: executor.collect([h])):
+    for verb in (
+        executor.poll,
+        executor.cancel,
+        executor.purge,
+        executor.stream_logs,
+        lambda h: executor.collect([h]),
+    ):
         with pytest.raises(InvalidRequestError, match="leads to no Job"):
             verb(handle)
 

@@ -12,7 +12,10 @@ from diloco_protocol import InvalidRequestError
 
 def matches(term, labels):
     """Whether a node matches a term, as the scheduler says."""
-    return all((labels.get(e["key"]) in e["values"]) is (e["operator"] == "In") for e in term["matchExpressions"])
+    return all(
+        (labels.get(e["key"]) in e["values"]) is (e["operator"] == "In")
+        for e in term["matchExpressions"]
+    )
 
 
 def admits(affinity, **labels):
@@ -30,7 +33,9 @@ def test_names_counts_and_case():
 
 @pytest.mark.parametrize("text", ["GB300", "H100x", "A10", "H-100"])
 def test_unknown_names_list_the_known_ones(text):
-    with pytest.raises(InvalidRequestError, match=re.escape(", ".join([*sorted(gpus.MODELS), "any"]))):
+    with pytest.raises(
+        InvalidRequestError, match=re.escape(", ".join([*sorted(gpus.MODELS), "any"]))
+    ):
         gpus.parse_gpu(text)
 
 
@@ -100,7 +105,8 @@ def test_a_table_of_the_callers_own():
 
 
 @pytest.mark.parametrize(
-    "table", [{"a b": {"x": ["y"]}}, {"X": {}}, {"X": {"l": "v"}}, {"X": {"l": []}}, {"any": {"l": ["v"]}}]
+    "table",
+    [{"a b": {"x": ["y"]}}, {"X": {}}, {"X": {"l": "v"}}, {"X": {"l": []}}, {"any": {"l": ["v"]}}],
 )
 def test_tables_that_are_none(table):
     with pytest.raises(InvalidRequestError, match="gpu_types"):

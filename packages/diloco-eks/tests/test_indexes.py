@@ -18,7 +18,13 @@ def written(indexes):
             spans.append([index, index])
     texts = []
     for first, last in spans:
-        texts += [str(first)] if first == last else [f"{first},{last}"] if last == first + 1 else [f"{first}-{last}"]
+        texts += (
+            [str(first)]
+            if first == last
+            else [f"{first},{last}"]
+            if last == first + 1
+            else [f"{first}-{last}"]
+        )
     return ",".join(texts)
 
 
@@ -27,7 +33,9 @@ def test_what_the_controller_writes_is_read(indexes):
     assert expand_indexes(written(indexes), 41) == indexes
 
 
-@pytest.mark.parametrize(("text", "found"), [("", ()), ("1,2", (1, 2)), ("0-2", (0, 1, 2)), ("0,2,3", (0, 2, 3))])
+@pytest.mark.parametrize(
+    ("text", "found"), [("", ()), ("1,2", (1, 2)), ("0-2", (0, 1, 2)), ("0,2,3", (0, 2, 3))]
+)
 def test_strings_that_were_observed(text, found):
     assert expand_indexes(text, 4) == frozenset(found)
 

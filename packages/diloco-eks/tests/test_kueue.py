@@ -29,7 +29,11 @@ class Queue:
                 body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
                 path, _, query = self.path.partition("?")
                 match = WORKLOADS.fullmatch(path)
-                status, text = queue.kueue(self.command, match[1], body, query) if match else queue.forward(self, body)
+                status, text = (
+                    queue.kueue(self.command, match[1], body, query)
+                    if match
+                    else queue.forward(self, body)
+                )
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(text)))
                 self.end_headers()
@@ -52,8 +56,14 @@ class Queue:
     def forward(self, request, body):
         host = self.target.partition("://")[2]
         secure = self.target.startswith("https")
-        context = ssl.create_default_context(cadata=self.bench.stand_in.authority) if secure else None
-        made = http.client.HTTPSConnection(host, context=context) if secure else http.client.HTTPConnection(host)
+        context = (
+            ssl.create_default_context(cadata=self.bench.stand_in.authority) if secure else None
+        )
+        made = (
+            http.client.HTTPSConnection(host, context=context)
+            if secure
+            else http.client.HTTPConnection(host)
+        )
         try:
             made.request(request.command, request.path, body, dict(request.headers))
             answer = made.getresponse()
@@ -99,14 +109,20 @@ def queued(bench, queue):
 
 def test_a_queued_run_waits_runs_and_is_preempted(bench, queue):
     run = queued(bench, queue)
-    assert [(str(s.state), s.reason) for s in (run.describe(0), run.describe(1))] == [("pending", Reason.QUEUED)] * 2
+    assert [(str(s.state), s.reason) for s in (run.describe(0), run.describe(1))] == [
+        ("pending", Reason.QUEUED)
+    ] * 2
     assert "gpus" in run.describe(0).message
     queue.set(suspend=False)
     for pod in bench.pods(run.handles[0]):
         pod.start()
     assert [run.describe(0).state, run.describe(0).attempt] == ["running", 1]
     queue.set(suspend=True)
-    assert [run.describe(0).state, run.describe(0).attempt, run.describe(0).reason] == ["pending", 2, Reason.QUEUED]
+    assert [run.describe(0).state, run.describe(0).attempt, run.describe(0).reason] == [
+        "pending",
+        2,
+        Reason.QUEUED,
+    ]
     queue.set(suspend=False)
     for pod in bench.pods(run.handles[0]):
         pod.start()

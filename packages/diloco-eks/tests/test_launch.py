@@ -38,7 +38,9 @@ def test_what_is_planned_is_what_is_sent(bench):
     assert sent["metadata"]["labels"].items() >= planned["metadata"]["labels"].items()
     assert sent["metadata"]["annotations"] == planned["metadata"]["annotations"]
     pod, asked = sent["spec"]["template"]["spec"], planned["spec"]["template"]["spec"]
-    sent_env = json.dumps(pod["containers"][0]["env"]).replace(', "apiVersion": "v1"', "")  # the cluster adds it
+    sent_env = json.dumps(pod["containers"][0]["env"]).replace(
+        ', "apiVersion": "v1"', ""
+    )  # the cluster adds it
     assert json.loads(sent_env) == asked["containers"][0]["env"]
     assert pod["affinity"] == asked["affinity"]
     assert pod["tolerations"] == asked["tolerations"]
@@ -71,7 +73,9 @@ def test_the_same_launch_gives_the_same_handles(bench):
     assert len(bench.pods(first.handles[0])) == 2
 
 
-@pytest.mark.parametrize("change", [{"n": 3}, {"kwargs": {"a": 1}}, {"env": {"A": "1"}}, {"timeout": 5}])
+@pytest.mark.parametrize(
+    "change", [{"n": 3}, {"kwargs": {"a": 1}}, {"env": {"A": "1"}}, {"timeout": 5}]
+)
 def test_another_launch_of_the_same_name_is_refused(bench, change):
     bench.launch(2)
     with pytest.raises(RunConflictError, match="of another launch"):
@@ -84,7 +88,12 @@ def test_a_strangers_job_is_left_alone(bench):
 
     api = client.BatchV1Api(config.new_client_from_config(str(bench.kubeconfig)))
     template = {"spec": {"restartPolicy": "Never", "containers": [{"name": "x", "image": "x"}]}}
-    body = {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "run-1"}, "spec": {"template": template}}
+    body = {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
+        "metadata": {"name": "run-1"},
+        "spec": {"template": template},
+    }
     api.create_namespaced_job(namespace="default", body=body)
     with pytest.raises(RunConflictError, match="no run of diloco"):
         bench.launch(2)
@@ -119,7 +128,9 @@ def test_faults_that_pass_are_waited_out(bench, kind):
     assert run.states() == ["running"]
 
 
-@pytest.mark.parametrize(("kind", "error"), [("throttle", ThrottledError), ("server_error", UnavailableError)])
+@pytest.mark.parametrize(
+    ("kind", "error"), [("throttle", ThrottledError), ("server_error", UnavailableError)]
+)
 def test_faults_that_stay_are_told(bench, kind, error):
     bench.stand_in.faults.add(kind, times=None, **JOBS)
     with pytest.raises(error) as caught:
@@ -137,10 +148,16 @@ def test_a_launch_that_may_have_happened_names_its_survivors(bench):
     bench.stand_in.faults.clear()
     bench.world.settle()
     executor = bench.executor()
-    assert [str(executor.poll(handle)) for handle in caught.value.survivors] == ["pending", "pending"]
+    assert [str(executor.poll(handle)) for handle in caught.value.survivors] == [
+        "pending",
+        "pending",
+    ]
     executor.cancel(caught.value.survivors[0])
     bench.world.settle()
-    assert [str(executor.poll(handle)) for handle in caught.value.survivors] == ["cancelled", "cancelled"]
+    assert [str(executor.poll(handle)) for handle in caught.value.survivors] == [
+        "cancelled",
+        "cancelled",
+    ]
 
 
 def test_what_is_forbidden_is_named(bench):
@@ -151,7 +168,9 @@ def test_what_is_forbidden_is_named(bench):
 
 
 def test_a_service_account_must_be_there(bench):
-    with pytest.raises(InvalidRequestError, match="no service account 'trainer' in the namespace 'default'"):
+    with pytest.raises(
+        InvalidRequestError, match="no service account 'trainer' in the namespace 'default'"
+    ):
         bench.launch(1, executor=bench.executor(service_account_name="trainer"))
     assert creates(bench) == 0
     bench.stand_in.access.deny("get", "serviceaccounts")

@@ -8,17 +8,23 @@ from hypothesis import strategies as st
 from diloco_eks._lines import Line, Place, split_lines
 
 STAMPS = [
-    f"2026-11-21T04:30:4{second}{fraction}Z" for second in range(4) for fraction in ("", ".1", ".123456789", ".5")
+    f"2026-11-21T04:30:4{second}{fraction}Z"
+    for second in range(4)
+    for fraction in ("", ".1", ".123456789", ".5")
 ]
 TEXTS = st.text(st.sampled_from("ab \r\tü"), max_size=6)
 LINES = st.lists(st.tuples(st.sampled_from(STAMPS), TEXTS), max_size=12).map(
-    lambda pairs: [Line(stamp, text) for stamp, text in sorted(pairs, key=lambda pair: STAMPS.index(pair[0]))]
+    lambda pairs: [
+        Line(stamp, text) for stamp, text in sorted(pairs, key=lambda pair: STAMPS.index(pair[0]))
+    ]
 )
 
 
 @given(LINES, st.lists(st.integers(0, 400), max_size=8), st.booleans())
 def test_lines_come_whole_however_the_bytes_are_cut(lines, cuts, finished):
-    data = "\n".join(f"{line.stamp} {line.text}" for line in lines).encode() + (b"\n" if finished and lines else b"")
+    data = "\n".join(f"{line.stamp} {line.text}" for line in lines).encode() + (
+        b"\n" if finished and lines else b""
+    )
     places = sorted({0, len(data), *(min(cut, len(data)) for cut in cuts)})
     chunks = [data[start:end] for start, end in itertools.pairwise(places)]
     assert list(split_lines(chunks)) == lines

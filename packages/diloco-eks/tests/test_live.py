@@ -19,7 +19,13 @@ from diloco_protocol import Backoff, Reason, ReplicaNotFoundError
 def live(request, tmp_path):
     """Makes executors of a cluster that runs what it is given."""
     backoff = Backoff(first=0.1, factor=1.3, cap=2.0)
-    values = {"cpu_request": "100m", "memory_request": "128Mi", "grace": 2.0, "backoff": backoff, "run_id": "live"}
+    values = {
+        "cpu_request": "100m",
+        "memory_request": "128Mi",
+        "grace": 2.0,
+        "backoff": backoff,
+        "run_id": "live",
+    }
     if request.param == "live":
         image = os.environ["DILOCO_LIVE_IMAGE"]
         values["context"] = os.environ.get("DILOCO_LIVE_CONTEXT")
@@ -109,7 +115,9 @@ def test_a_failure_is_named(live, finish):
 
 def test_a_failure_is_tried_again(live, finish):
     executor = live()
-    handles = finish(executor, executor.launch_replicas(1, "json:loads", {"s": "{"}, max_restarts=1))
+    handles = finish(
+        executor, executor.launch_replicas(1, "json:loads", {"s": "{"}, max_restarts=1)
+    )
     (result,) = executor.collect(handles, timeout=300)
     assert (result["status"], result["attempt"]) == ("failed", 2)
     assert "JSONDecodeError" in executor.stream_logs(handles[0], previous=True)
@@ -118,7 +126,10 @@ def test_a_failure_is_tried_again(live, finish):
 def test_a_timeout_is_the_runners(live, finish):
     executor = live()
     options = {"timeout": 2.0}
-    handles = finish(executor, executor.launch_replicas(1, "subprocess:call", {"args": ["sleep", "600"]}, **options))
+    handles = finish(
+        executor,
+        executor.launch_replicas(1, "subprocess:call", {"args": ["sleep", "600"]}, **options),
+    )
     (result,) = executor.collect(handles, timeout=300)
     assert (result["status"], result["reason"]) == ("failed", "timeout")
     assert "longer than its timeout of 2 s" in result["error"]
@@ -126,7 +137,9 @@ def test_a_timeout_is_the_runners(live, finish):
 
 def test_a_cancel_ends_all(live, finish):
     executor = live()
-    handles = finish(executor, executor.launch_replicas(2, "subprocess:call", {"args": ["sleep", "600"]}))
+    handles = finish(
+        executor, executor.launch_replicas(2, "subprocess:call", {"args": ["sleep", "600"]})
+    )
     until(lambda: [str(executor.poll(handle)) for handle in handles] == ["running", "running"])
     executor.cancel(handles[0])
     results = executor.collect(handles, timeout=120)

@@ -81,7 +81,9 @@ def test_following_begins_before_the_pod_and_goes_on_with_the_next_attempt(bench
         bench.world.settle(within=12)
 
     bench.world.advance, advance = (lambda seconds: (advance(seconds), act())), bench.world.advance
-    executor._backoff = type(executor._backoff)(first=0.5, clock=bench.world.now, sleep=bench.world.advance)
+    executor._backoff = type(executor._backoff)(
+        first=0.5, clock=bench.world.now, sleep=bench.world.advance
+    )
     assert list(lines) == ["first life", "second life"]
     assert 2 <= len(waits) < 20
 
@@ -97,9 +99,16 @@ def test_the_attempt_that_is_asked_for(bench):
     logs = run.executor.stream_logs
     assert logs(run.handles[0]) == "life 3"
     assert logs(run.handles[0], previous=True) == "life 2"
-    assert [logs(run.handles[0], attempt=number) for number in (1, 2, 3)] == ["life 1", "life 2", "life 3"]
+    assert [logs(run.handles[0], attempt=number) for number in (1, 2, 3)] == [
+        "life 1",
+        "life 2",
+        "life 3",
+    ]
     assert list(run.executor.log_iter(run.handles[0], attempt=1, follow=True)) == ["life 1"]
-    with pytest.raises(ReplicaNotFoundError, match="no log of attempt 7; the cluster has those of attempts: 1, 2, 3"):
+    with pytest.raises(
+        ReplicaNotFoundError,
+        match="no log of attempt 7; the cluster has those of attempts: 1, 2, 3",
+    ):
         logs(run.handles[0], attempt=7)
     with pytest.raises(InvalidRequestError, match="exclude each other"):
         logs(run.handles[0], attempt=1, previous=True)

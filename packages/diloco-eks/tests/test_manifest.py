@@ -29,7 +29,10 @@ def test_one_indexed_job(settings, request_for):
     assert "backoffLimit" not in spec
     assert spec["podReplacementPolicy"] == "Failed"
     (rule,) = spec["podFailurePolicy"]["rules"]
-    assert rule == {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    assert rule == {
+        "action": "Ignore",
+        "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+    }
     assert spec["ttlSecondsAfterFinished"] == 3600
     assert spec["activeDeadlineSeconds"] == 3600 + 3 * 100
     assert pod_of(manifest)["restartPolicy"] == "Never"
@@ -37,16 +40,25 @@ def test_one_indexed_job(settings, request_for):
 
 
 def test_elastic_runs_survive_a_loss(settings, request_for):
-    assert "maxFailedIndexes" not in job_manifest(request_for(), settings(on_replica_failure="continue"))["spec"]
+    assert (
+        "maxFailedIndexes"
+        not in job_manifest(request_for(), settings(on_replica_failure="continue"))["spec"]
+    )
 
 
 def test_it_can_be_found_again(settings, request_for):
     manifest = job_manifest(
         request_for(2, rank_offset=3, world_size=9, labels={"team": "vision"}),
-        settings(owner="ada", labels={"stage": "test"}, annotations={"example.com/note": "any text: ü"}),
+        settings(
+            owner="ada", labels={"stage": "test"}, annotations={"example.com/note": "any text: ü"}
+        ),
     )
     labels, annotations = manifest["metadata"]["labels"], manifest["metadata"]["annotations"]
-    assert (labels[names.RUN], labels[names.MANAGED_BY], labels[names.OWNER]) == ("run-1", "diloco-eks", "ada")
+    assert (labels[names.RUN], labels[names.MANAGED_BY], labels[names.OWNER]) == (
+        "run-1",
+        "diloco-eks",
+        "ada",
+    )
     assert (labels["team"], labels["stage"]) == ("vision", "test")
     assert manifest["spec"]["template"]["metadata"]["labels"] == labels
     assert (annotations[names.WORLD_SIZE], annotations[names.FIRST_RANK]) == ("9", "3")
@@ -54,11 +66,17 @@ def test_it_can_be_found_again(settings, request_for):
 
 
 def test_the_container(settings, request_for):
-    manifest = job_manifest(request_for(kwargs={"a": [None, {"b": 1.5}], "rendezvous_uri": "s3://b/r"}), settings())
+    manifest = job_manifest(
+        request_for(kwargs={"a": [None, {"b": 1.5}], "rendezvous_uri": "s3://b/r"}), settings()
+    )
     container = container_of(manifest)
     assert container["command"] == ["python", "-m", "diloco_protocol.runner"]
     assert container["terminationMessagePolicy"] == "FallbackToLogsOnError"
-    assert container["resources"]["requests"] == container["resources"]["limits"] == {"cpu": "4", "memory": "16Gi"}
+    assert (
+        container["resources"]["requests"]
+        == container["resources"]["limits"]
+        == {"cpu": "4", "memory": "16Gi"}
+    )
     spec = spec_from_environment({e["name"]: e["value"] for e in container["env"] if "value" in e})
     assert spec.kwargs == {"a": [None, {"b": 1.5}], "rendezvous_uri": "s3://b/r"}
     assert (spec.rank, spec.world_size, spec.run_id) == (0, 4, "run-1")
@@ -68,14 +86,21 @@ def test_the_container(settings, request_for):
 def test_gpus(settings, request_for):
     manifest = job_manifest(request_for(gpu="A100:8", cpu=90, memory="1Ti"), settings(efa=4))
     limits = container_of(manifest)["resources"]["limits"]
-    assert limits == {"cpu": "90", "memory": "1Ti", "nvidia.com/gpu": "8", "vpc.amazonaws.com/efa": "4"}
+    assert limits == {
+        "cpu": "90",
+        "memory": "1Ti",
+        "nvidia.com/gpu": "8",
+        "vpc.amazonaws.com/efa": "4",
+    }
     assert container_of(manifest)["resources"]["requests"] == limits
-    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod_of(manifest)["tolerations"]
+    assert {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"} in pod_of(
+        manifest
+    )["tolerations"]
     assert (
         len(
-            pod_of(manifest)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
-                "nodeSelectorTerms"
-            ]
+            pod_of(manifest)["affinity"]["nodeAffinity"][
+                "requiredDuringSchedulingIgnoredDuringExecution"
+            ]["nodeSelectorTerms"]
         )
         == 4
     )
@@ -83,19 +108,31 @@ def test_gpus(settings, request_for):
 
 def test_the_gpus_toleration_is_added_to_the_callers(settings, request_for):
     own = {"key": "team", "operator": "Equal", "value": "vision", "effect": "NoSchedule"}
-    tolerations = pod_of(job_manifest(request_for(gpu="L4"), settings(tolerations=[own])))["tolerations"]
-    assert tolerations == [own, {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    tolerations = pod_of(job_manifest(request_for(gpu="L4"), settings(tolerations=[own])))[
+        "tolerations"
+    ]
+    assert tolerations == [
+        own,
+        {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
+    ]
     assert pod_of(job_manifest(request_for(), settings(tolerations=[own])))["tolerations"] == [own]
 
 
 def test_a_runtime_class_with_gpus_warns(settings, request_for):
     with pytest.warns(UserWarning, match="gvisor"):
         job_manifest(request_for(gpu="L4"), settings(runtime_class_name="gvisor"))
-    assert pod_of(job_manifest(request_for(), settings(runtime_class_name="gvisor")))["runtimeClassName"] == "gvisor"
+    assert (
+        pod_of(job_manifest(request_for(), settings(runtime_class_name="gvisor")))[
+            "runtimeClassName"
+        ]
+        == "gvisor"
+    )
 
 
 def test_queue_storage_and_shared_memory(settings, request_for):
-    manifest = job_manifest(request_for(), settings(queue="gpu-queue", ephemeral_storage="100Gi", shm_size="8Gi"))
+    manifest = job_manifest(
+        request_for(), settings(queue="gpu-queue", ephemeral_storage="100Gi", shm_size="8Gi")
+    )
     assert manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu-queue"
     assert "suspend" not in manifest["spec"]
     assert container_of(manifest)["resources"]["limits"]["ephemeral-storage"] == "100Gi"
@@ -106,7 +143,9 @@ def test_queue_storage_and_shared_memory(settings, request_for):
 @given(st.floats(0.01, 1e9) | st.none(), st.integers(0, 1000), st.floats(0, 1e9) | st.none())
 @settings_of_hypothesis(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_deadline_is_a_backstop(settings, request_for, timeout, restarts, pending):
-    spec = job_manifest(request_for(timeout=timeout, max_restarts=restarts), settings(pending_timeout=pending))["spec"]
+    spec = job_manifest(
+        request_for(timeout=timeout, max_restarts=restarts), settings(pending_timeout=pending)
+    )["spec"]
     if timeout is None or pending is None:
         assert "activeDeadlineSeconds" not in spec
         return
@@ -140,7 +179,8 @@ def test_arguments_that_no_cluster_keeps(settings, request_for):
 
 def test_a_plan_shows_no_secrets(settings, request_for):
     manifest = job_manifest(
-        request_for(env={"WANDB_API_KEY": "k-1", "MODE": "fast"}, secrets={"TOKEN": "hub/t"}), settings()
+        request_for(env={"WANDB_API_KEY": "k-1", "MODE": "fast"}, secrets={"TOKEN": "hub/t"}),
+        settings(),
     )
     shown = redacted(manifest)
     entries = {entry["name"]: entry for entry in container_of(shown)["env"]}
@@ -153,10 +193,19 @@ def test_a_plan_shows_no_secrets(settings, request_for):
 MANY = [
     ({}, {}),
     (
-        {"gpu": "H100:8", "spot": True, "max_restarts": 3, "secrets": {"T": "a/b"}, "labels": {"a": "b"}},
+        {
+            "gpu": "H100:8",
+            "spot": True,
+            "max_restarts": 3,
+            "secrets": {"T": "a/b"},
+            "labels": {"a": "b"},
+        },
         {"queue": "q", "efa": 1},
     ),
-    ({"gpu": "2", "spot": False, "timeout": 10.5}, {"shm_size": "1Gi", "on_replica_failure": "continue"}),
+    (
+        {"gpu": "2", "spot": False, "timeout": 10.5},
+        {"shm_size": "1Gi", "on_replica_failure": "continue"},
+    ),
     (
         {"cpu": 0.5, "memory": "1e9"},
         {
@@ -171,7 +220,12 @@ MANY = [
                     "priorityClassName": "high",
                     "securityContext": {"runAsNonRoot": True, "runAsUser": 1000},
                     "volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
-                    "containers": [{"name": "replica", "volumeMounts": [{"name": "data", "mountPath": "/data"}]}],
+                    "containers": [
+                        {
+                            "name": "replica",
+                            "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+                        }
+                    ],
                 }
             },
         },
@@ -182,13 +236,17 @@ MANY = [
 @pytest.mark.parametrize(("launch", "setting"), MANY)
 @pytest.mark.parametrize("version", ["1.33", "1.35"])
 def test_the_schemas_of_kubernetes_agree(settings, request_for, launch, setting, version):
-    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed"
+    )
     manifest = job_manifest(request_for(**launch), settings(**setting))
     validate.validate(manifest, version, strict=True)
 
 
 def test_the_schemas_can_disagree(settings, request_for):
-    validate = pytest.importorskip("kubernetes_validate", reason="kubernetes-validate is not installed")
+    validate = pytest.importorskip(
+        "kubernetes_validate", reason="kubernetes-validate is not installed"
+    )
     manifest = job_manifest(request_for(), settings())
     manifest["spec"]["backoffLimitPerIndex"] = "0"
     with pytest.raises(validate.ValidationError):

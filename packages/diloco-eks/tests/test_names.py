@@ -24,7 +24,9 @@ def test_a_job_name_fits_with_its_last_index(run_id, count):
             names.job_name(run_id, count)
 
 
-@pytest.mark.parametrize(("length", "count", "legal"), [(61, 4, True), (62, 4, False), (61, 11, False), (60, 11, True)])
+@pytest.mark.parametrize(
+    ("length", "count", "legal"), [(61, 4, True), (62, 4, False), (61, 11, False), (60, 11, True)]
+)
 def test_the_limits_that_were_observed(length, count, legal):
     name = "a" * length
     if legal:
@@ -70,7 +72,9 @@ def test_labels_that_pass():
     assert names.check_labels("labels", labels) == labels
 
 
-@pytest.mark.parametrize("reference", ["", "name", "name/", "/key", "Na me/key", "name/key/more", "sk-123456"])
+@pytest.mark.parametrize(
+    "reference", ["", "name", "name/", "/key", "Na me/key", "name/key/more", "sk-123456"]
+)
 def test_secrets_are_references(reference):
     with pytest.raises(InvalidRequestError, match="never a value") as caught:
         names.secret_reference("TOKEN", reference)

@@ -23,7 +23,9 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 def job_of(bench, **options):
     """The Job that a launch creates."""
     executor = options.pop("executor", None) or bench.executor()
-    (job,) = executor.plan(options.pop("n", 2), "trainer:train", options.pop("kwargs", None), **options).requests
+    (job,) = executor.plan(
+        options.pop("n", 2), "trainer:train", options.pop("kwargs", None), **options
+    ).requests
     return job
 
 
@@ -72,7 +74,10 @@ def test_e4_a_complete_job_leaves_no_rank_pending(a_job):
 
     complete = {"type": "Complete", "status": "True", "reason": "SuccessPolicy"}
     job = read_job(a_job(2, {"completedIndexes": "0", "conditions": [complete]}))
-    assert [str(status.state) for status, _ in map_states(job, [], range(2)).values()] == ["succeeded", "failed"]
+    assert [str(status.state) for status, _ in map_states(job, [], range(2)).values()] == [
+        "succeeded",
+        "failed",
+    ]
 
 
 def test_e5_the_culprit_is_known(bench):
@@ -80,7 +85,11 @@ def test_e5_the_culprit_is_known(bench):
     run = bench.launch(3)
     run.pod(1).fail(7)
     bench.world.settle()
-    assert [run.describe(rank).reason for rank in range(3)] == [Reason.GANG_FAILED, Reason.ERROR, Reason.GANG_FAILED]
+    assert [run.describe(rank).reason for rank in range(3)] == [
+        Reason.GANG_FAILED,
+        Reason.ERROR,
+        Reason.GANG_FAILED,
+    ]
     assert [run.describe(rank).exit_code for rank in range(3)] == [None, 7, None]
 
 
@@ -100,7 +109,9 @@ def test_e7_scheduling_is_not_called_atomic(bench):
     """E7: the documentation claimed gang scheduling; Kueue gives it."""
     assert re.search(r"not\s+gang-scheduled", README)
     assert (
-        job_of(bench, executor=bench.executor(queue="gpus"))["metadata"]["labels"]["kueue.x-k8s.io/queue-name"]
+        job_of(bench, executor=bench.executor(queue="gpus"))["metadata"]["labels"][
+            "kueue.x-k8s.io/queue-name"
+        ]
         == "gpus"
     )
 
@@ -172,9 +183,16 @@ def test_e10_a_later_job_of_the_same_name_is_spared(bench):
 
 def test_e11_nested_arguments_arrive(bench):
     """E11: dicts, lists and None were dropped in silence."""
-    kwargs = {"trainer_kwargs": {"lr": [1e-3, None], "deep": {"er": True}}, "none": None, "flag": False}
+    kwargs = {
+        "trainer_kwargs": {"lr": [1e-3, None], "deep": {"er": True}},
+        "none": None,
+        "flag": False,
+    }
     entries = container_of(job_of(bench, kwargs=kwargs))["env"]
-    assert spec_from_environment({e["name"]: e["value"] for e in entries if "value" in e}).kwargs == kwargs
+    assert (
+        spec_from_environment({e["name"]: e["value"] for e in entries if "value" in e}).kwargs
+        == kwargs
+    )
     with pytest.raises(InvalidRequestError, match=r"entrypoint_args\.a is a builtins\.tuple"):
         job_of(bench, kwargs={"a": (1, 2)})
 
@@ -182,9 +200,21 @@ def test_e11_nested_arguments_arrive(bench):
 def test_e12_arguments_are_no_environment(bench):
     """E12: arguments became upper-case variables, and overrode PATH, AWS_* and the launch's own."""
     plain = {entry["name"] for entry in container_of(job_of(bench))["env"]}
-    kwargs = {"path": "/x", "world_size": 99, "replica_rank": 5, "aws_region": "x", "ld_library_path": "x"}
+    kwargs = {
+        "path": "/x",
+        "world_size": 99,
+        "replica_rank": 5,
+        "aws_region": "x",
+        "ld_library_path": "x",
+    }
     assert {entry["name"] for entry in container_of(job_of(bench, kwargs=kwargs))["env"]} == plain
-    for env in ({"WORLD_SIZE": "1"}, {"REPLICA_RANK": "1"}, {"a-b": "1"}, {"A": 1}, {"A": "x" * 140_000}):
+    for env in (
+        {"WORLD_SIZE": "1"},
+        {"REPLICA_RANK": "1"},
+        {"a-b": "1"},
+        {"A": 1},
+        {"A": "x" * 140_000},
+    ):
         with pytest.raises(InvalidRequestError):
             job_of(bench, env=env)
 
@@ -223,7 +253,10 @@ def test_e15_runs_are_asked_once_and_kept_apart(bench, report):
     handles = [two.handles[2], one.handles[0], two.handles[2], one.handles[2]]
     results = one.executor.collect(handles, timeout=10)
     assert [r["result"] for r in results] == [["two", 2], ["one", 0], ["two", 2], ["one", 2]]
-    assert (bench.stand_in.calls.count("get", "jobs"), bench.stand_in.calls.count("list", "pods")) == (2, 2)
+    assert (
+        bench.stand_in.calls.count("get", "jobs"),
+        bench.stand_in.calls.count("list", "pods"),
+    ) == (2, 2)
 
 
 def test_e16_no_right_to_the_status_subresource_is_needed(bench):
@@ -271,7 +304,11 @@ def test_e18_what_the_pods_say_is_told(bench, report):
 def test_e19_gpus_have_counts_and_no_pinned_type(bench):
     """E19: one GPU always, on one instance type; requests differed from limits; the toleration was dropped."""
     toleration = {"key": "team", "operator": "Exists"}
-    job = job_of(bench, gpu="L40S:4", executor=bench.executor(tolerations=[toleration], shm_size="8Gi", efa=1))
+    job = job_of(
+        bench,
+        gpu="L40S:4",
+        executor=bench.executor(tolerations=[toleration], shm_size="8Gi", efa=1),
+    )
     resources = container_of(job)["resources"]
     assert resources["limits"]["nvidia.com/gpu"] == "4"
     assert resources["requests"] == resources["limits"]
@@ -280,7 +317,13 @@ def test_e19_gpus_have_counts_and_no_pinned_type(bench):
     text = json.dumps(pod["affinity"])
     assert all(
         kind in text
-        for kind in ("g6e.12xlarge", "g6e.24xlarge", "g6e.48xlarge", "karpenter.k8s.aws", "eks.amazonaws.com")
+        for kind in (
+            "g6e.12xlarge",
+            "g6e.24xlarge",
+            "g6e.48xlarge",
+            "karpenter.k8s.aws",
+            "eks.amazonaws.com",
+        )
     )
     assert "g6e.xlarge" not in text
     assert "nodeSelector" not in pod
@@ -303,7 +346,10 @@ def test_e21_the_deadline_counts_the_wait_beside_the_timeout(bench):
     job = job_of(bench, timeout=100, max_restarts=2, executor=bench.executor(pending_timeout=600))
     assert job["spec"]["activeDeadlineSeconds"] == 900
     entries = container_of(job)["env"]
-    assert spec_from_environment({e["name"]: e["value"] for e in entries if "value" in e}).timeout == 100
+    assert (
+        spec_from_environment({e["name"]: e["value"] for e in entries if "value" in e}).timeout
+        == 100
+    )
     assert re.search(r"pending_timeout \+ timeout", README)
 
 
@@ -328,7 +374,10 @@ def test_e24_the_documentation_tells_irsa_from_pod_identity():
     """E24: it said that Pod Identity injects AWS_WEB_IDENTITY_TOKEN_FILE."""
     text = " ".join(README.split())
     assert "IRSA sets `AWS_ROLE_ARN` and `AWS_WEB_IDENTITY_TOKEN_FILE`" in text
-    assert "Pod Identity sets `AWS_CONTAINER_CREDENTIALS_FULL_URI` and `AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE`" in text
+    assert (
+        "Pod Identity sets `AWS_CONTAINER_CREDENTIALS_FULL_URI` and `AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE`"
+        in text
+    )
 
 
 def test_e25_the_client_is_ours_and_the_pod_can_be_shaped(bench, tmp_path):

@@ -12,7 +12,9 @@ from diloco_protocol import InvalidRequestError
 
 @pytest.fixture
 def template(settings, request_for):
-    return job_manifest(request_for(gpu="L4", env={"A": "1"}), settings(shm_size="1Gi"))["spec"]["template"]
+    return job_manifest(request_for(gpu="L4", env={"A": "1"}), settings(shm_size="1Gi"))["spec"][
+        "template"
+    ]
 
 
 def replica(**fields):
@@ -22,9 +24,15 @@ def replica(**fields):
 def test_things_with_names_are_merged_by_name(template):
     before = copy.deepcopy(template)
     overlay = {
-        "metadata": {"labels": {"team": "vision"}, "annotations": {"karpenter.sh/do-not-disrupt": None, "x": "y"}},
+        "metadata": {
+            "labels": {"team": "vision"},
+            "annotations": {"karpenter.sh/do-not-disrupt": None, "x": "y"},
+        },
         "spec": {
-            "volumes": [{"name": "data", "emptyDir": {}}, {"name": "shm", "emptyDir": {"sizeLimit": "9Gi"}}],
+            "volumes": [
+                {"name": "data", "emptyDir": {}},
+                {"name": "shm", "emptyDir": {"sizeLimit": "9Gi"}},
+            ],
             "tolerations": [{"key": "team", "operator": "Exists"}],
             "imagePullSecrets": [{"name": "pull"}],
             "enableServiceLinks": None,
@@ -65,7 +73,10 @@ def test_nothing_over_something_is_the_same(template):
 
 def test_merging_twice_is_merging_once(template):
     overlay = {
-        "spec": {"tolerations": [{"key": "a", "operator": "Exists"}], "volumes": [{"name": "v", "emptyDir": {}}]}
+        "spec": {
+            "tolerations": [{"key": "a", "operator": "Exists"}],
+            "volumes": [{"name": "v", "emptyDir": {}}],
+        }
     }
     once = apply_overlay(template, overlay)
     assert apply_overlay(once, overlay) == once

@@ -29,7 +29,20 @@ def test_quantities(text, amount):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Gi", "16GB", "16 Gi", "-1", "1,5", "0x10", "1e", "1KI", "\N{ARABIC-INDIC DIGIT ONE}", "16Gib"]
+    "text",
+    [
+        "",
+        "Gi",
+        "16GB",
+        "16 Gi",
+        "-1",
+        "1,5",
+        "0x10",
+        "1e",
+        "1KI",
+        "\N{ARABIC-INDIC DIGIT ONE}",
+        "16Gib",
+    ],
 )
 def test_other_text_is_none(text):
     assert parse_quantity(text) is None

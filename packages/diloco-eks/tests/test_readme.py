@@ -11,7 +11,9 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_example(bench, report, tmp_path):
-    ((name, text),) = re.findall(r"```python\n# (\S+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    ((name, text),) = re.findall(
+        r"```python\n# (\S+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
+    )
     (tmp_path / name).write_text(text)
     process = subprocess.Popen(
         [sys.executable, "-W", "error", name],

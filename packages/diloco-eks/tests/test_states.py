@@ -32,7 +32,9 @@ FAILED = {**FAILURE_TARGET, "type": "Failed"}
 
 def look(job, pods, indexes=None, seen=None):
     facts = read_job(job)
-    found = map_states(facts, [read_pod(pod) for pod in pods], indexes or range(facts.completions), seen)
+    found = map_states(
+        facts, [read_pod(pod) for pod in pods], indexes or range(facts.completions), seen
+    )
     return {index: status for index, (status, _) in found.items()}
 
 
@@ -90,10 +92,19 @@ def test_every_recorded_state_has_an_expectation():
 @pytest.mark.parametrize("entry", OBSERVED, ids=lambda entry: entry["title"])
 def test_states_recorded_on_a_real_controller(entry, a_job, a_pod):
     expected = EXPECTED[entry["title"]]
-    suspend = any(c["type"] == "Suspended" and c["status"] == "True" for c in entry["status"].get("conditions", []))
+    suspend = any(
+        c["type"] == "Suspended" and c["status"] == "True"
+        for c in entry["status"].get("conditions", [])
+    )
     job = a_job(len(expected), entry["status"], suspend=suspend, deleting=entry.get("deleting"))
     pods = [
-        a_pod(int(pod["name"].split("-")[1]), pod["phase"], pod["state"], name=pod["name"], deleting=pod["deleting"])
+        a_pod(
+            int(pod["name"].split("-")[1]),
+            pod["phase"],
+            pod["state"],
+            name=pod["name"],
+            deleting=pod["deleting"],
+        )
         for pod in entry["pods"]
     ]
     assert words(look(job, pods)) == expected
@@ -105,17 +116,25 @@ def test_the_culprit_is_named_with_its_exit_code(a_job, a_pod):
     found = look(job, [a_pod(1, "Failed", {"terminated": end})])
     assert (found[1].exit_code, found[1].reason) == (7, Reason.ERROR)
     assert "no such data" in found[1].message
-    assert found[0].message.startswith("the run was ended because rank 5 failed, 5 because: it exited with code 7")
+    assert found[0].message.startswith(
+        "the run was ended because rank 5 failed, 5 because: it exited with code 7"
+    )
     assert (found[0].reason, found[0].exit_code) == (Reason.GANG_FAILED, None)
 
 
 def test_why_a_pod_waits(a_job, a_pod):
-    waiting = {"waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}}
+    waiting = {
+        "waiting": {"reason": "CreateContainerConfigError", "message": 'secret "hub" not found'}
+    }
     pods = [
         a_pod(0, "Pending", conditions=UNSCHEDULABLE),
         a_pod(1, "Pending", {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}),
         a_pod(2, "Pending", waiting),
-        a_pod(3, "Pending", conditions=[{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]),
+        a_pod(
+            3,
+            "Pending",
+            conditions=[{"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}],
+        ),
     ]
     found = look(a_job(5, {"active": 5}), pods)
     assert [found[i].reason for i in range(5)] == [
@@ -137,7 +156,9 @@ def test_the_newest_pod_speaks_for_its_index(a_job, a_pod):
 def test_an_eviction_is_a_new_attempt(a_job, a_pod):
     job = a_job(1, {"active": 1})
     going = a_pod(0, "Running", conditions=DISRUPTED, deleting=True)
-    gone = a_pod(0, "Failed", {"terminated": {"exitCode": 143}}, conditions=DISRUPTED, deleting=False)
+    gone = a_pod(
+        0, "Failed", {"terminated": {"exitCode": 143}}, conditions=DISRUPTED, deleting=False
+    )
     again = a_pod(0, "Running", ignored=1, created="2026-11-21T04:40:00Z")
     seen, told = {}, []
     for pods in ([a_pod(0)], [going], [gone], [], [], [again]):
@@ -164,7 +185,11 @@ def test_a_pod_that_vanishes_is_not_decided_in_one_look(a_job, a_pod):
     ((status, _),) = map_states(read_job(failed), [], [0], {0: remembered}).values()
     assert (status.state, status.attempt) == (ReplicaState.FAILED, 1)
     ((status, _),) = map_states(read_job(running), [], [0], {0: remembered}).values()
-    assert (status.state, status.attempt, status.reason) == (ReplicaState.PENDING, 2, Reason.PREEMPTED)
+    assert (status.state, status.attempt, status.reason) == (
+        ReplicaState.PENDING,
+        2,
+        Reason.PREEMPTED,
+    )
 
 
 def test_a_preempted_queue_is_a_new_attempt(a_job, a_pod):
@@ -173,11 +198,16 @@ def test_a_preempted_queue_is_a_new_attempt(a_job, a_pod):
     for job, pods in (
         (a_job(1, suspended, suspend=True, queue="gpus"), []),
         (a_job(1, {"active": 1}, queue="gpus"), [a_pod(0)]),
-        (a_job(1, {**suspended, "terminating": 1}, suspend=True, queue="gpus"), [a_pod(0, deleting=True)]),
+        (
+            a_job(1, {**suspended, "terminating": 1}, suspend=True, queue="gpus"),
+            [a_pod(0, deleting=True)],
+        ),
         (a_job(1, suspended, suspend=True, queue="gpus"), []),
         (a_job(1, {"active": 1}, queue="gpus"), [a_pod(0, created="2026-11-21T05:00:00Z")]),
     ):
-        ((status, last),) = map_states(read_job(job), [read_pod(pod) for pod in pods], [0], seen).values()
+        ((status, last),) = map_states(
+            read_job(job), [read_pod(pod) for pod in pods], [0], seen
+        ).values()
         seen = {0: last}
         told.append((str(status.state), status.attempt, status.stopping))
     assert told == [
@@ -196,7 +226,10 @@ def test_a_cancel_is_over_when_no_pod_is_left(a_job, a_pod):
     steps = [
         (a_job(3, **cancelled({"completedIndexes": "0", "active": 2})), pods),
         (a_job(3, **cancelled({"completedIndexes": "0", "conditions": [target]})), pods),
-        (a_job(3, **cancelled({"completedIndexes": "0", "conditions": [target, failed]})), pods[:1]),
+        (
+            a_job(3, **cancelled({"completedIndexes": "0", "conditions": [target, failed]})),
+            pods[:1],
+        ),
     ]
     told = [words(look(job, pods)) for job, pods in steps]
     stopping = "running~/cancel_requested"
@@ -208,10 +241,16 @@ def test_a_failure_that_won_the_race_stays(a_job, a_pod):
     failed = {"type": "Failed", "status": "True", "reason": "DeadlineExceeded"}
     end = {"terminated": {"exitCode": 5, "reason": "Error"}}
     job = a_job(2, **cancelled({"conditions": [failed]}))
-    assert words(look(job, [a_pod(0, "Failed", end, failures=0)])) == [ERROR, "cancelled/cancel_requested"]
+    assert words(look(job, [a_pod(0, "Failed", end, failures=0)])) == [
+        ERROR,
+        "cancelled/cancel_requested",
+    ]
     # It had restarts left, so it was the cancel that ended it.
     job = a_job(2, **cancelled({"conditions": [failed]}, restarts=3))
-    assert words(look(job, [a_pod(0, "Failed", end, failures=0)])) == ["cancelled/cancel_requested"] * 2
+    assert (
+        words(look(job, [a_pod(0, "Failed", end, failures=0)]))
+        == ["cancelled/cancel_requested"] * 2
+    )
 
 
 def test_a_queued_run_is_cancelled_where_it_stands(a_job, a_pod):
@@ -225,13 +264,19 @@ def test_a_queued_run_is_cancelled_where_it_stands(a_job, a_pod):
 
 def test_a_condition_that_is_no_longer_true_says_nothing(a_job):
     """A Job that was resumed keeps its condition Suspended, as False."""
-    conditions = [{"type": kind, "status": "False"} for kind in ("Suspended", "FailureTarget", "Failed", "Complete")]
+    conditions = [
+        {"type": kind, "status": "False"}
+        for kind in ("Suspended", "FailureTarget", "Failed", "Complete")
+    ]
     assert words(look(a_job(1, {"conditions": conditions}), [])) == [P]
 
 
 def test_a_success_policy_that_is_not_ours_leaves_no_rank_waiting(a_job):
     complete = {"type": "Complete", "status": "True", "reason": "SuccessPolicy"}
-    assert words(look(a_job(2, {"completedIndexes": "0", "conditions": [complete]}), [])) == [S, "failed/platform"]
+    assert words(look(a_job(2, {"completedIndexes": "0", "conditions": [complete]}), [])) == [
+        S,
+        "failed/platform",
+    ]
 
 
 def test_a_failed_index_without_a_pod_is_still_failed(a_job):
@@ -245,12 +290,17 @@ JSON = st.recursive(
     | st.booleans()
     | st.integers(-3, 9)
     | st.sampled_from(["", "0", "0-1", "True", "Failed", "Running", "x"]),
-    lambda inside: st.lists(inside, max_size=3) | st.dictionaries(st.sampled_from(["type", "status", "name"]), inside),
+    lambda inside: st.lists(inside, max_size=3)
+    | st.dictionaries(st.sampled_from(["type", "status", "name"]), inside),
     max_leaves=5,
 )
 CONDITIONS = st.lists(
     st.fixed_dictionaries(
-        {"type": st.sampled_from(["Complete", "Failed", "FailureTarget", "Suspended", "SuccessCriteriaMet"])},
+        {
+            "type": st.sampled_from(
+                ["Complete", "Failed", "FailureTarget", "Suspended", "SuccessCriteriaMet"]
+            )
+        },
         optional={
             "status": st.sampled_from(["True", "False", None]),
             "reason": st.sampled_from(["DeadlineExceeded", 3, ""]),
@@ -277,7 +327,10 @@ CONTAINER = st.fixed_dictionaries(
             {},
             optional={
                 "running": JSON,
-                "waiting": st.fixed_dictionaries({"reason": st.sampled_from(["ErrImagePull", "x", 1])}) | JSON,
+                "waiting": st.fixed_dictionaries(
+                    {"reason": st.sampled_from(["ErrImagePull", "x", 1])}
+                )
+                | JSON,
                 "terminated": st.fixed_dictionaries(
                     {"exitCode": st.sampled_from([0, 1, 137, "1", None])},
                     optional={
@@ -307,21 +360,40 @@ POD = st.builds(
     st.booleans(),
     st.fixed_dictionaries(
         {},
-        optional={"containerStatuses": st.lists(CONTAINER | JSON, max_size=2) | JSON, "conditions": CONDITIONS | JSON},
+        optional={
+            "containerStatuses": st.lists(CONTAINER | JSON, max_size=2) | JSON,
+            "conditions": CONDITIONS | JSON,
+        },
     ),
     st.sampled_from(["0", "2", "", None, 1]),
 )
 SEEN = st.dictionaries(
     st.integers(0, 2),
-    st.builds(Seen, st.sampled_from(["pending", "running"]).map(ReplicaState), st.integers(1, 4), st.booleans()),
+    st.builds(
+        Seen,
+        st.sampled_from(["pending", "running"]).map(ReplicaState),
+        st.integers(1, 4),
+        st.booleans(),
+    ),
 )
 
 
-@given(STATUS | JSON, st.lists(POD | st.just({}), max_size=4), st.booleans(), st.booleans(), st.booleans(), SEEN)
+@given(
+    STATUS | JSON,
+    st.lists(POD | st.just({}), max_size=4),
+    st.booleans(),
+    st.booleans(),
+    st.booleans(),
+    SEEN,
+)
 def test_nothing_is_invented(status, pods, cancelled, suspend, deleting, seen):
     """For any JSON: an end is said only where the Job says it, and every answer is well-formed and in order."""
     annotations = {"diloco.dev/cancelled": "now"} if cancelled else {}
-    metadata = {"annotations": annotations, "labels": {}, **({"deletionTimestamp": "x"} if deleting else {})}
+    metadata = {
+        "annotations": annotations,
+        "labels": {},
+        **({"deletionTimestamp": "x"} if deleting else {}),
+    }
     job = {"metadata": metadata, "spec": {"completions": 3, "suspend": suspend}, "status": status}
     try:
         facts = read_job(job)
@@ -330,10 +402,14 @@ def test_nothing_is_invented(status, pods, cancelled, suspend, deleting, seen):
     found = map_states(facts, [read_pod(pod) for pod in pods], range(3), seen)
     for index, (status, last) in found.items():
         assert (status.state is ReplicaState.SUCCEEDED) == (index in facts.completed)
-        assert (status.state is ReplicaState.SUCCEEDED) == (status.exit_code == 0 and status.reason is Reason.COMPLETED)
+        assert (status.state is ReplicaState.SUCCEEDED) == (
+            status.exit_code == 0 and status.reason is Reason.COMPLETED
+        )
         if status.state is ReplicaState.CANCELLED:
             assert facts.cancelled
-            assert facts.finished or (facts.suspended and facts.idle and not any(read_pod(pod).live for pod in pods))
+            assert facts.finished or (
+                facts.suspended and facts.idle and not any(read_pod(pod).live for pod in pods)
+            )
         if status.state is ReplicaState.FAILED:
             assert index in facts.failed or facts.finished
         if not status.state.terminal:

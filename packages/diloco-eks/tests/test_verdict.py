@@ -8,7 +8,9 @@ from diloco_protocol import Outcome, Reason, outcome_to_message
 
 
 def failed(a_pod, terminated=None, **values):
-    return read_pod(a_pod(0, "Failed", {"terminated": terminated} if terminated else None, **values))
+    return read_pod(
+        a_pod(0, "Failed", {"terminated": terminated} if terminated else None, **values)
+    )
 
 
 def report(**values):
@@ -16,7 +18,9 @@ def report(**values):
 
 
 def test_the_runners_report_is_believed(a_pod):
-    text = report(exit_code=137, signal="SIGKILL", error="rank 3 was ended by SIGKILL", traceback="x" * 9000)
+    text = report(
+        exit_code=137, signal="SIGKILL", error="rank 3 was ended by SIGKILL", traceback="x" * 9000
+    )
     end = {"exitCode": 137, "reason": "Error", "message": text}
     end |= {"startedAt": "2026-11-21T04:30:48Z", "finishedAt": "2026-11-21T04:31:48.5Z"}
     verdict = judge(failed(a_pod, end))
@@ -29,7 +33,12 @@ def test_the_runners_report_is_believed(a_pod):
     ("terminated", "reason", "exit_code", "signal"),
     [
         ({"exitCode": 137, "reason": "OOMKilled"}, Reason.OOM, 137, "SIGKILL"),
-        ({"exitCode": 128, "reason": "StartError", "message": "no such file"}, Reason.START_FAILED, 128, None),
+        (
+            {"exitCode": 128, "reason": "StartError", "message": "no such file"},
+            Reason.START_FAILED,
+            128,
+            None,
+        ),
         (
             {"exitCode": 2, "message": report(exit_code=2, error="v9", reason=Reason.START_FAILED)},
             Reason.START_FAILED,
@@ -37,12 +46,20 @@ def test_the_runners_report_is_believed(a_pod):
             None,
         ),
         (
-            {"exitCode": 124, "message": report(exit_code=124, error="too long", reason=Reason.TIMEOUT)},
+            {
+                "exitCode": 124,
+                "message": report(exit_code=124, error="too long", reason=Reason.TIMEOUT),
+            },
             Reason.TIMEOUT,
             124,
             None,
         ),
-        ({"exitCode": 143, "message": report(exit_code=143, reason=Reason.CANCEL_REQUESTED)}, Reason.ERROR, 143, None),
+        (
+            {"exitCode": 143, "message": report(exit_code=143, reason=Reason.CANCEL_REQUESTED)},
+            Reason.ERROR,
+            143,
+            None,
+        ),
         ({"exitCode": 127}, Reason.ERROR, 127, None),
         ({"exitCode": 139}, Reason.ERROR, 139, "SIGSEGV"),
         ({"exitCode": 1, "signal": 9}, Reason.ERROR, 1, "SIGKILL"),
@@ -75,13 +92,24 @@ def test_pods_that_failed_as_a_whole(a_pod, values, reason):
 
 
 def test_the_end_of_the_log_is_shown_where_there_is_no_report(a_pod):
-    pod = failed(a_pod, {"exitCode": 1, "message": "Traceback …\nImportError: no module named trainer\n"})
+    pod = failed(
+        a_pod, {"exitCode": 1, "message": "Traceback …\nImportError: no module named trainer\n"}
+    )
     assert read_message(pod) is None
     assert judge(pod).message.endswith("ImportError: no module named trainer")
 
 
 @pytest.mark.parametrize(
-    "text", ["", None, 3, "[]", "{}", '{"version": 9}', '{"outcome": 3, "result_lines": 0, "result_sha256": ""}']
+    "text",
+    [
+        "",
+        None,
+        3,
+        "[]",
+        "{}",
+        '{"version": 9}',
+        '{"outcome": 3, "result_lines": 0, "result_sha256": ""}',
+    ],
 )
 def test_other_messages_are_no_report(a_pod, text):
     assert read_message(failed(a_pod, {"exitCode": 1, "message": text})) is None

@@ -12,7 +12,10 @@ from diloco_protocol import ReplicaState
 RANKS = 3
 STEPS = st.lists(
     st.one_of(
-        st.tuples(st.sampled_from(["start", "succeed", "fail", "evict", "oom", "delete"]), st.integers(0, RANKS - 1)),
+        st.tuples(
+            st.sampled_from(["start", "succeed", "fail", "evict", "oom", "delete"]),
+            st.integers(0, RANKS - 1),
+        ),
         st.tuples(st.sampled_from(["advance"]), st.sampled_from([0.3, 1.2, 4.0, 12.0, 25.0])),
         st.tuples(st.sampled_from(["cancel", "suspend", "resume", "fresh"]), st.none()),
     ),
@@ -32,7 +35,9 @@ class Observer:
     def look(self, cancelled):
         for handle in self.handles:
             status = self.executor.describe(handle)
-            note(f"{handle.rank}: {status.state} {status.attempt} {status.reason} {'stopping' * status.stopping}")
+            note(
+                f"{handle.rank}: {status.state} {status.attempt} {status.reason} {'stopping' * status.stopping}"
+            )
             before = self.seen.get(handle)
             if before is not None and before.state.terminal:
                 assert status == before
@@ -63,7 +68,12 @@ def test_a_random_walk(a_bench, tmp_path, choice, steps, restarts):
 
 
 def walk(bench, choice, steps, restarts):
-    run = bench.launch(RANKS, start=False, max_restarts=restarts, executor=bench.executor(on_replica_failure=choice))
+    run = bench.launch(
+        RANKS,
+        start=False,
+        max_restarts=restarts,
+        executor=bench.executor(on_replica_failure=choice),
+    )
     observers = [Observer(run.executor, run.handles)]
     cancelled = False
     for action, value in steps:
@@ -75,10 +85,13 @@ def walk(bench, choice, steps, restarts):
             cancelled = True
         elif action in {"suspend", "resume"}:
             finished = any(
-                c["type"] in {"Complete", "Failed"} for c in bench.world.job("run-1")["status"].get("conditions", [])
+                c["type"] in {"Complete", "Failed"}
+                for c in bench.world.job("run-1")["status"].get("conditions", [])
             )
             if not (cancelled or finished):
-                run.executor._cluster.patch_job("default", "run-1", {"spec": {"suspend": action == "suspend"}})
+                run.executor._cluster.patch_job(
+                    "default", "run-1", {"spec": {"suspend": action == "suspend"}}
+                )
         elif action == "fresh":
             observers.append(Observer(bench.executor(), run.handles))
         else:
@@ -91,13 +104,19 @@ def walk(bench, choice, steps, restarts):
     told = []
     for observer in [*observers, Observer(bench.executor(), run.handles)]:
         observer.look(cancelled=True)
-        told.append([(status.state, status.reason, status.exit_code) for status in observer.seen.values()])
+        told.append(
+            [(status.state, status.reason, status.exit_code) for status in observer.seen.values()]
+        )
     assert all(each == told[0] for each in told)
     assert not any(pod.alive for pod in bench.world.pods())
     status = bench.world.job("run-1")["status"]
     for index in range(RANKS):
-        assert (told[0][index][0] == "succeeded") == (str(index) in expanded(status.get("completedIndexes", "")))
-        assert (str(index) not in expanded(status.get("failedIndexes", ""))) or told[0][index][0] == "failed"
+        assert (told[0][index][0] == "succeeded") == (
+            str(index) in expanded(status.get("completedIndexes", ""))
+        )
+        assert (str(index) not in expanded(status.get("failedIndexes", ""))) or told[0][index][
+            0
+        ] == "failed"
 
 
 def expanded(text):

@@ -142,7 +142,12 @@ def _marked(value):
         if entry.name.isdigit() and int(entry.name) != os.getpid():
             try:
                 if wanted in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append((int(entry.name), (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()))
+                    found.append(
+                        (
+                            int(entry.name),
+                            (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(),
+                        )
+                    )
             except OSError:
                 continue
     return found
@@ -189,7 +194,9 @@ def make(tmp_path, nothing_survives):
             for handle in handles:
                 executor.cancel(handle)
             results = executor.collect(handles, timeout=20)
-            assert all(result["status"] in {"succeeded", "failed", "cancelled"} for result in results)
+            assert all(
+                result["status"] in {"succeeded", "failed", "cancelled"} for result in results
+            )
 
 
 @pytest.fixture
@@ -206,7 +213,9 @@ def waiting(make, folder):
 
     def launch(n=1, function="wait", executor=None, **options):
         executor = executor or make()
-        handles = executor.launch_replicas(n, f"trainer:{function}", {"folder": str(folder)}, **options)
+        handles = executor.launch_replicas(
+            n, f"trainer:{function}", {"folder": str(folder)}, **options
+        )
         for rank in range(n):
             wait_until((folder / f"up-{rank}-1").exists, f"the start of rank {rank}")
         return SimpleNamespace(

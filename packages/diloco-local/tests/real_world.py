@@ -65,18 +65,24 @@ class RealHarness(Harness):
         self.puppets.order(handle, step, value)
         if step is not Step.PRINT:
             self.ends[handle] = "succeeded" if step is Step.SUCCEED else "failed"
-            self.puppets.wait((self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}")
+            self.puppets.wait(
+                (self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}"
+            )
 
     def settle(self):
         for handle in self.handles:
             if (self.files(handle) / "cancel.json").exists():
-                self.puppets.wait((self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}")
+                self.puppets.wait(
+                    (self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}"
+                )
 
     def advance(self, seconds):
         time.sleep(seconds)
         for handle in self.handles:
             if self.late(handle):
-                self.puppets.wait((self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}")
+                self.puppets.wait(
+                    (self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}"
+                )
 
     def late(self, handle):
         """Whether its timeout has passed."""
@@ -91,7 +97,9 @@ class RealHarness(Harness):
             return Truth(None, alive=False)
         alive = bool(self.processes(handle))
         if alive or not (self.files(handle) / "final.json").exists():
-            return Truth("running", alive=True, stopping=(self.files(handle) / "cancel.json").exists())
+            return Truth(
+                "running", alive=True, stopping=(self.files(handle) / "cancel.json").exists()
+            )
         # If it was not driven, the executor has ended it: for a cancel, or for its timeout.
         ended = "cancelled" if (self.files(handle) / "cancel.json").exists() else "failed"
         return Truth(self.ends.get(handle, ended), alive=False)
@@ -100,7 +108,10 @@ class RealHarness(Harness):
         """Those of a replica, or of any in this world."""
         wanted = {f"{MARK}={self.mark}".encode()}
         if handle is not None:
-            wanted |= {f"REPLICA_RANK={handle.rank}".encode(), f"DILOCO_RUN_ID={handle.run_id}".encode()}
+            wanted |= {
+                f"REPLICA_RANK={handle.rank}".encode(),
+                f"DILOCO_RUN_ID={handle.run_id}".encode(),
+            }
         found = []
         for entry in Path("/proc").iterdir():
             if entry.name.isdigit():
@@ -108,14 +119,17 @@ class RealHarness(Harness):
                     variables = set((entry / "environ").read_bytes().split(b"\0"))
                 except OSError:
                     continue
-                if wanted <= variables and any(item.startswith(b"REPLICA_RANK=") for item in variables):
+                if wanted <= variables and any(
+                    item.startswith(b"REPLICA_RANK=") for item in variables
+                ):
                     found.append(variables)
         return found
 
     def living(self):
         names = (b"REPLICA_RANK=", b"DILOCO_RUN_ID=")
         replicas = {
-            tuple(sorted(item for item in variables if item.startswith(names))) for variables in self.processes()
+            tuple(sorted(item for item in variables if item.startswith(names)))
+            for variables in self.processes()
         }
         return len(replicas)
 

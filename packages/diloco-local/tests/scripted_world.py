@@ -87,7 +87,13 @@ class ScriptedHarness(Harness):
 
     def save(self, run, rank):
         life = self.runs[run.path][rank]
-        state = {"attempt": 1, "phase": life.phase, "runner": None, "known": [], "started_at": life.started_at}
+        state = {
+            "attempt": 1,
+            "phase": life.phase,
+            "runner": None,
+            "known": [],
+            "started_at": life.started_at,
+        }
         write_json(run.replica(rank).state, {**state, "stop": None})
 
     def end(self, run, rank, *, code=None, signal=None, result=None, stop=None, oom=False):
@@ -97,10 +103,14 @@ class ScriptedHarness(Harness):
             reason = Reason.COMPLETED if code == 0 else Reason.ERROR
             now = self.clock()
             error = None if code == 0 else f"exited with code {code}"
-            outcome = Outcome(code, signal, error, result=result, reason=reason, started_at=now, finished_at=now)
+            outcome = Outcome(
+                code, signal, error, result=result, reason=reason, started_at=now, finished_at=now
+            )
             files.attempt(1).path.mkdir(parents=True, exist_ok=True)
             files.attempt(1).outcome.write_text(outcome.to_json())
-        status = verdict(attempt=1, outcome=outcome, wait_status=9, stop=stop, oom=oom, finished_at=self.clock())
+        status = verdict(
+            attempt=1, outcome=outcome, wait_status=9, stop=stop, oom=oom, finished_at=self.clock()
+        )
         self.runs[run.path][rank].status = status
         create_json(files.final, status_to_dict(status))
         if not any(life.live for life in self.runs[run.path].values()):
@@ -135,7 +145,13 @@ class ScriptedHarness(Harness):
     def settle(self):
         for run, rank, _ in list(self.living_replicas()):
             if run.replica(rank).cancel.exists():
-                self.end(run, rank, code=143, signal="SIGTERM", stop=Stop(Reason.CANCEL_REQUESTED, self.clock()))
+                self.end(
+                    run,
+                    rank,
+                    code=143,
+                    signal="SIGTERM",
+                    stop=Stop(Reason.CANCEL_REQUESTED, self.clock()),
+                )
 
     def advance(self, seconds):
         self.time.sleep(seconds)
@@ -153,7 +169,9 @@ class ScriptedHarness(Harness):
         if not life.live:
             return Truth(life.status.state, alive=False)
         states = {"starting": "pending", "running": "running"}
-        return Truth(states[life.phase], alive=True, stopping=run.replica(handle.rank).cancel.exists())
+        return Truth(
+            states[life.phase], alive=True, stopping=run.replica(handle.rank).cancel.exists()
+        )
 
     def living(self):
         return len(list(self.living_replicas()))
@@ -164,7 +182,9 @@ class ScriptedHarness(Harness):
     def told(self, handle):
         _, life = self.find(handle)
         spec = ReplicaSpec(**life.order.spec)
-        return Told(spec.rank, spec.world_size, spec.kwargs, {**life.order.env, **environment(spec)})
+        return Told(
+            spec.rank, spec.world_size, spec.kwargs, {**life.order.env, **environment(spec)}
+        )
 
     def close(self):
         for lock in self.locks.values():

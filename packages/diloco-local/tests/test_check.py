@@ -29,7 +29,9 @@ def check(tmp_path):
 
     def run(entrypoint, **options):
         env = {**os.environ, "PYTHONPATH": str(tmp_path)}
-        check_entrypoint(entrypoint, **{"python": sys.executable, "env": env, "cwd": str(tmp_path), **options})
+        check_entrypoint(
+            entrypoint, **{"python": sys.executable, "env": env, "cwd": str(tmp_path), **options}
+        )
 
     return run
 

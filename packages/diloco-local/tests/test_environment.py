@@ -48,16 +48,28 @@ def test_the_later_wins_and_nothing_else_is_set(base, constructor, launch):
 
 def test_devices_and_path():
     result = compose(
-        {"PYTHONPATH": "/base", "CUDA_VISIBLE_DEVICES": "0,1"}, [{"PYTHONPATH": "/own"}], ["/a", "/b"], "1"
+        {"PYTHONPATH": "/base", "CUDA_VISIBLE_DEVICES": "0,1"},
+        [{"PYTHONPATH": "/own"}],
+        ["/a", "/b"],
+        "1",
     )
-    assert result == {"PYTHONPATH": os.pathsep.join(["/a", "/b", "/own"]), "CUDA_VISIBLE_DEVICES": "1"}
+    assert result == {
+        "PYTHONPATH": os.pathsep.join(["/a", "/b", "/own"]),
+        "CUDA_VISIBLE_DEVICES": "1",
+    }
     assert compose({"CUDA_VISIBLE_DEVICES": "0,1"}, [], [], None) == {"CUDA_VISIBLE_DEVICES": "0,1"}
 
 
 def test_the_folders_a_fresh_interpreter_lacks(tmp_path):
     own = tmp_path / "own"
     own.mkdir()
-    path = [str(own), str(own), sysconfig.get_path("stdlib"), sysconfig.get_path("purelib"), str(tmp_path / "missing")]
+    path = [
+        str(own),
+        str(own),
+        sysconfig.get_path("stdlib"),
+        sysconfig.get_path("purelib"),
+        str(tmp_path / "missing"),
+    ]
     assert extra_folders(path) == [str(own)]
 
 

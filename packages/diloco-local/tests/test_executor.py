@@ -20,11 +20,16 @@ def results(executor, handles, timeout=15):
 
 def test_public_names():
     assert diloco_local.__all__ == sorted(diloco_local.__all__)
-    assert {name for name in vars(diloco_local) if not name.startswith("_")} - {"os"} <= {"LocalProcessExecutor"}
+    assert {name for name in vars(diloco_local) if not name.startswith("_")} - {"os"} <= {
+        "LocalProcessExecutor"
+    }
     executor = LocalProcessExecutor()
     assert isinstance(executor, BaseExecutor)
     assert isinstance(executor, ServerlessExecutor)
-    assert (executor.backend_name, executor.supports_inter_replica_network) == ("local_process", True)
+    assert (executor.backend_name, executor.supports_inter_replica_network) == (
+        "local_process",
+        True,
+    )
 
 
 def test_options_are_the_constructor_s():
@@ -46,7 +51,9 @@ def test_nothing_is_written_before_a_launch(tmp_path):
 def test_follow_ends_with_the_replica(waiting):
     run = waiting()
     lines = []
-    thread = threading.Thread(target=lambda: lines.extend(run.executor.log_iter(run.handle, follow=True)))
+    thread = threading.Thread(
+        target=lambda: lines.extend(run.executor.log_iter(run.handle, follow=True))
+    )
     thread.start()
     deadline = time.monotonic() + 10
     while lines != ["waiting"]:

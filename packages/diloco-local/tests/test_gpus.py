@@ -42,7 +42,10 @@ def test_where_the_gpus_come_from():
         return parse_nvidia_smi(LISTING)
 
     assert available_gpus(["1", "7"], {}, ask) == [Gpu("1", "NVIDIA H200"), Gpu("7")]
-    assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": "1, GPU-x"}, ask) == [Gpu("1", "NVIDIA H200"), Gpu("GPU-x")]
+    assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": "1, GPU-x"}, ask) == [
+        Gpu("1", "NVIDIA H200"),
+        Gpu("GPU-x"),
+    ]
     assert available_gpus(None, {"CUDA_VISIBLE_DEVICES": ""}, ask) == []
     assert [gpu.device for gpu in available_gpus(None, {}, ask)] == ["0", "1"]
 

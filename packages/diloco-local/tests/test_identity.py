@@ -46,7 +46,9 @@ def test_another_start_time_is_another_process(sleeper):
 
 
 def test_a_zombie_is_gone():
-    process = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)
+    process = subprocess.Popen(
+        [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE
+    )
     identity = ProcessId.of(process.pid)
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and not reaped

@@ -30,7 +30,9 @@ def test_handles_are_in_rank_order_and_survive_json(make):
     assert [handle.rank for handle in handles] == [0, 1, 2]
     again = [ReplicaHandle.from_json(handle.to_json()) for handle in handles]
     assert again == handles
-    assert [r["result"] for r in results(LocalProcessExecutor(), again)] == [{"deep": {"a": [1, None, {"b": "ü"}]}}] * 3
+    assert [r["result"] for r in results(LocalProcessExecutor(), again)] == [
+        {"deep": {"a": [1, None, {"b": "ü"}]}}
+    ] * 3
 
 
 def test_the_dotted_form_and_functions_are_named(make, tmp_path, monkeypatch):
@@ -39,7 +41,9 @@ def test_the_dotted_form_and_functions_are_named(make, tmp_path, monkeypatch):
     import trainer
 
     for entrypoint in ("trainer.echo", trainer.echo):
-        assert results(executor, executor.launch_replicas(1, entrypoint, {"k": 1}))[0]["result"] == {"k": 1}
+        assert results(executor, executor.launch_replicas(1, entrypoint, {"k": 1}))[0][
+            "result"
+        ] == {"k": 1}
     del sys.modules["trainer"]
 
 
@@ -80,7 +84,11 @@ def test_the_plan_is_what_is_started(waiting, make, folder, until):
         proc = Path(f"/proc/{runner}")
         assert (proc / "cmdline").read_bytes().decode().split("\0")[:-1] == request["argv"]
         assert str((proc / "cwd").readlink()) == request["cwd"]
-        seen = dict(entry.split("=", 1) for entry in (proc / "environ").read_bytes().decode().split("\0") if entry)
+        seen = dict(
+            entry.split("=", 1)
+            for entry in (proc / "environ").read_bytes().decode().split("\0")
+            if entry
+        )
         # The marker of the run is new with every launch.
         assert set(seen) == {*request["env"], *request["inherited"], "DILOCO_LOCAL_REPLICA"}
         assert request["env"].pop("HF_TOKEN") == "<redacted>"
@@ -88,7 +96,9 @@ def test_the_plan_is_what_is_started(waiting, make, folder, until):
         import json
 
         assert json.loads(files.replica(handle.rank).attempt(1).spec.read_text()) == request["spec"]
-    assert executor.plan(*arguments, run_id="planned", env={"B": "2"}) is not None  # a plan minds no run
+    assert (
+        executor.plan(*arguments, run_id="planned", env={"B": "2"}) is not None
+    )  # a plan minds no run
 
 
 def test_rank_offset_and_world_size(make):
@@ -117,7 +127,9 @@ def test_rank_offset_and_world_size(make):
         ({"env": {"REPLICA_RANK": "3"}}, "REPLICA_RANK"),
     ],
 )
-def test_bad_input_is_named_before_anything_starts(make, tmp_path, nothing_survives, options, words):
+def test_bad_input_is_named_before_anything_starts(
+    make, tmp_path, nothing_survives, options, words
+):
     executor = make(gpus=[])
     n = options.pop("n", 1)
     entrypoint = options.pop("entrypoint", "trainer:echo")
@@ -146,7 +158,8 @@ def test_bad_options_are_named(options, words):
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"python": "/no/python"}, "/no/python"), ({"cwd": "/no/folder"}, "/no/folder")]
+    ("options", "words"),
+    [({"python": "/no/python"}, "/no/python"), ({"cwd": "/no/folder"}, "/no/folder")],
 )
 def test_bad_places_are_named_at_the_launch(make, options, words):
     with pytest.raises(InvalidRequestError, match=words):
@@ -158,13 +171,18 @@ def test_a_launch_is_idempotent_by_its_run_id(waiting, make, folder):
     again = make().launch_replicas(2, "trainer:wait", {"folder": str(folder)}, run_id="once")
     assert again == run.handles
     with pytest.raises(RunConflictError, match="other arguments"):
-        run.executor.launch_replicas(2, "trainer:wait", {"folder": str(folder), "seconds": 1}, run_id="once")
+        run.executor.launch_replicas(
+            2, "trainer:wait", {"folder": str(folder), "seconds": 1}, run_id="once"
+        )
     with pytest.raises(RunConflictError, match="other arguments"):
         run.executor.launch_replicas(3, "trainer:wait", {"folder": str(folder)}, run_id="once")
     run.go()
     results(run.executor, run.handles)
     # Also after its end: the same launch is not done twice.
-    assert run.executor.launch_replicas(2, "trainer:wait", {"folder": str(folder)}, run_id="once") == run.handles
+    assert (
+        run.executor.launch_replicas(2, "trainer:wait", {"folder": str(folder)}, run_id="once")
+        == run.handles
+    )
     assert run.executor.poll(run.handles[0]) is ReplicaState.SUCCEEDED
 
 
@@ -176,7 +194,9 @@ def test_racing_launchers_start_one_run(make, folder, until):
         executor = make()
         gate.wait()
         try:
-            found.append(executor.launch_replicas(2, "trainer:wait", {"folder": str(folder)}, run_id="race"))
+            found.append(
+                executor.launch_replicas(2, "trainer:wait", {"folder": str(folder)}, run_id="race")
+            )
         except Exception as error:
             errors.append(error)
 
@@ -239,7 +259,9 @@ def test_run_directories_are_private(make, tmp_path):
     run, _ = locate(handle)
     assert run.path.stat().st_mode & 0o077 == 0
     held = [
-        path for path in run.path.rglob("*") if path.is_file() and "very secret" in path.read_text(errors="replace")
+        path
+        for path in run.path.rglob("*")
+        if path.is_file() and "very secret" in path.read_text(errors="replace")
     ]
     assert held == []  # the environment is never written to disk
 
@@ -256,7 +278,9 @@ def test_many_replicas_start_with_one_import_check(make, folder, monkeypatch):
 
     calls = []
     check = _executor.check_entrypoint
-    monkeypatch.setattr(_executor, "check_entrypoint", lambda *a, **k: (calls.append(a), check(*a, **k)))
+    monkeypatch.setattr(
+        _executor, "check_entrypoint", lambda *a, **k: (calls.append(a), check(*a, **k))
+    )
     executor = make()
     handles = executor.launch_replicas(8, "trainer:echo", {})
     assert len(calls) == 1

@@ -67,7 +67,9 @@ def test_streams(tmp_path):
 
 
 def test_since_until_regex(tmp_path):
-    replica = attempt_of(tmp_path, out="a\nb\nc\n", times=[[10.0, 2, 0], [20.0, 4, 0], [30.0, 6, 0]])
+    replica = attempt_of(
+        tmp_path, out="a\nb\nc\n", times=[[10.0, 2, 0], [20.0, 4, 0], [30.0, 6, 0]]
+    )
     assert lines_of(replica, since=20.0) == ["b", "c"]
     assert lines_of(replica, until=20.0) == ["a", "b"]
     assert lines_of(replica, since=11.0, until=29.0) == ["b"]
@@ -120,7 +122,11 @@ def test_follow_goes_on_with_the_next_attempt(tmp_path):
             attempt_of(tmp_path, 2, out="b\n")
             started.append(True)
 
-    assert list(iterate(replica, lambda: next(states, True), follow=True, sleep=sleep)) == ["a", "unfinished", "b"]
+    assert list(iterate(replica, lambda: next(states, True), follow=True, sleep=sleep)) == [
+        "a",
+        "unfinished",
+        "b",
+    ]
 
 
 def test_follow_ends_after_until(tmp_path):
@@ -130,7 +136,9 @@ def test_follow_ends_after_until(tmp_path):
     def sleep(seconds):
         now[0] += 1.0
 
-    found = list(iterate(replica, lambda: False, follow=True, until=15.0, sleep=sleep, clock=lambda: now[0]))
+    found = list(
+        iterate(replica, lambda: False, follow=True, until=15.0, sleep=sleep, clock=lambda: now[0])
+    )
     assert found == ["a"]
     assert now[0] < 20
 

@@ -19,7 +19,11 @@ def test_orders_follow_the_request():
         assert order.env["A"] == "own"
         assert order.env["PYTHONPATH"] == "/mods"
         assert order.cwd == "/work"
-        assert (order.spec["kwargs"], order.spec["timeout"], order.spec["grace"]) == ({"x": [1, {"y": None}]}, 5.0, 2.0)
+        assert (order.spec["kwargs"], order.spec["timeout"], order.spec["grace"]) == (
+            {"x": [1, {"y": None}]},
+            5.0,
+            2.0,
+        )
 
 
 def test_what_is_shown(tmp_path):
@@ -44,7 +48,9 @@ def test_the_fingerprint_is_of_what_was_asked():
     assert len(different) == 5
 
 
-@pytest.mark.parametrize("options", [{"spot": True}, {"secrets": {"A": "b"}}, {"cpu": 2}, {"memory": "1Gi"}])
+@pytest.mark.parametrize(
+    "options", [{"spot": True}, {"secrets": {"A": "b"}}, {"cpu": 2}, {"memory": "1Gi"}]
+)
 def test_refusals(options):
     with pytest.raises(InvalidRequestError, match="cannot be honoured by local processes"):
         check_request(request(**options))

@@ -40,7 +40,9 @@ def test_l2_poll_does_not_eat_results(make, until):
     executor = make()
     handles = executor.launch_replicas(2, "trainer:echo", {"a": [1, {"b": None}]})
     until(lambda: statuses(executor, handles) == ["succeeded", "succeeded"])
-    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [{"a": [1, {"b": None}]}] * 2
+    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [
+        {"a": [1, {"b": None}]}
+    ] * 2
 
 
 def test_l3_cancelled_is_called_cancelled(waiting):
@@ -115,17 +117,24 @@ def test_l7_the_timeout_is_enforced(waiting):
 def test_l8_a_result_that_is_no_json_is_a_failure(make):
     """L8: a return value that could not be carried was reported as success with result None."""
     executor = make()
-    (result,) = executor.collect(executor.launch_replicas(1, "trainer:unserialisable", {}), timeout=10)
+    (result,) = executor.collect(
+        executor.launch_replicas(1, "trainer:unserialisable", {}), timeout=10
+    )
     assert result["status"] == "failed"
     assert result["result"] is None
     assert "object" in result["error"]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="orphans without a marker are found by the kernel's subreaper")
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="orphans without a marker are found by the kernel's subreaper"
+)
 def test_l9_the_whole_tree_ends(waiting, folder, nothing_survives):
     """L9: grandchildren survived a cancel; here also those in sessions of their own and orphans."""
     run = waiting(function="family")
-    family = [ProcessId.of(int((folder / f"pid-{name}").read_text())) for name in ("group", "session", "orphan")]
+    family = [
+        ProcessId.of(int((folder / f"pid-{name}").read_text()))
+        for name in ("group", "session", "orphan")
+    ]
     assert all(member.alive() for member in family)
     run.executor.cancel(run.handle)
     assert run.executor.collect(run.handles, timeout=10)[0]["status"] == "cancelled"
@@ -228,7 +237,9 @@ def test_l15_a_launch_is_all_or_nothing(make, folder, tmp_path, nothing_survives
         with pytest.raises(LaunchError, match="/no/such/interpreter") as caught:
             executor.launch_replicas(3, "trainer:wait", {"folder": str(folder)}, run_id="half")
     assert caught.value.survivors == ()
-    assert nothing_survives() == []  # at once: the launch returns when those that were started are gone
+    assert (
+        nothing_survives() == []
+    )  # at once: the launch returns when those that were started are gone
     assert executor.list_runs() == []
     # And the name is free again.
     (folder / "go").touch()
@@ -240,9 +251,15 @@ def test_l16_environment_and_folder_are_chosen(make, tmp_path, monkeypatch):
     """L16: only the rank was set, everything was inherited, and neither environment nor folder could be chosen."""
     monkeypatch.setenv("LEAKED", "yes")
     (tmp_path / "elsewhere").mkdir()
-    executor = make(inherit_env=["PATH", "DILOCO_LOCAL_TEST"], env={"A": "1", "B": "1"}, cwd=tmp_path / "elsewhere")
+    executor = make(
+        inherit_env=["PATH", "DILOCO_LOCAL_TEST"],
+        env={"A": "1", "B": "1"},
+        cwd=tmp_path / "elsewhere",
+    )
     handles = executor.launch_replicas(2, "trainer:echo", {"rendezvous_uri": "file:///meet"})
-    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [{"rendezvous_uri": "file:///meet"}] * 2
+    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [
+        {"rendezvous_uri": "file:///meet"}
+    ] * 2
     (handle,) = executor.launch_replicas(1, "trainer:environment", {}, env={"B": "2"})
     seen = executor.collect([handle], timeout=10)[0]["result"]
     assert (seen["A"], seen["B"], seen["REPLICA_RANK"], seen["WORLD_SIZE"]) == ("1", "2", "0", "1")
@@ -295,7 +312,16 @@ def test_l17_the_launcher_may_end(tmp_path, folder, make, until):
     """
     make()
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", program, str(tmp_path / "state"), str(tmp_path), str(folder)],
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            program,
+            str(tmp_path / "state"),
+            str(tmp_path),
+            str(folder),
+        ],
         capture_output=True,
         text=True,
         check=True,
@@ -330,7 +356,10 @@ def test_l18_a_reused_pid_is_not_the_replica(waiting, until):
     for process in processes:
         process.send(signal.SIGKILL)
     os.kill(run.pid(), signal.SIGKILL)
-    until(lambda: not any(process.alive() for process in processes) and ProcessId.of(run.pid()) is None)
+    until(
+        lambda: not any(process.alive() for process in processes)
+        and ProcessId.of(run.pid()) is None
+    )
     # Somebody else now has the pid: this very process.
     state["runner"]["pid"] = os.getpid()
     files.replica(0).state.write_text(json.dumps(state))

@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from diloco_local._identity import ProcessId
-from diloco_local._processes import MARKER, ProcessEntry, descendants, marker_of, members, process_table
+from diloco_local._processes import (
+    MARKER,
+    ProcessEntry,
+    descendants,
+    marker_of,
+    members,
+    process_table,
+)
 
 
 def until(condition, seconds=10.0):
@@ -21,7 +28,10 @@ def until(condition, seconds=10.0):
 
 @given(st.lists(st.integers(0, 30), max_size=30), st.sets(st.integers(1, 31), max_size=4))
 def test_descendants_are_a_closure(parents, roots):
-    table = {pid: ProcessEntry(ProcessId(pid, ""), parent, 0, 0) for pid, parent in enumerate(parents, start=1)}
+    table = {
+        pid: ProcessEntry(ProcessId(pid, ""), parent, 0, 0)
+        for pid, parent in enumerate(parents, start=1)
+    }
     found = descendants(table, roots)
     assert found >= roots & set(table)
     for pid, entry in table.items():

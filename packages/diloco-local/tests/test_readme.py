@@ -10,7 +10,9 @@ README = Path(__file__).parents[1] / "README.md"
 
 
 def test_the_example(tmp_path, nothing_survives):
-    blocks = re.findall(r"```python\n# (\S+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    blocks = re.findall(
+        r"```python\n# (\S+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
+    )
     assert [name for name, _ in blocks] == ["train_here.py", "launch.py"]
     for name, text in blocks:
         (tmp_path / name).write_text(text)

@@ -4,7 +4,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_local._record import RunRecord, outcome_of, read_record, status_from_dict, status_to_dict
+from diloco_local._record import (
+    RunRecord,
+    outcome_of,
+    read_record,
+    status_from_dict,
+    status_to_dict,
+)
 from diloco_local._rundir import AttemptDir, RunDir
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus, SpecVersionError
 

@@ -29,7 +29,9 @@ def machine(tmp_path, nothing_survives, until):
             found, status = os.waitpid(pid, os.WNOHANG)
             return status if found else None
 
-        replica = Replica(directory, "test/0", Rules(0.3, None, restarts), order, reap, OomWatch(kills))
+        replica = Replica(
+            directory, "test/0", Rules(0.3, None, restarts), order, reap, OomWatch(kills)
+        )
         replica.start()
         if during is not None:
             during()
@@ -50,13 +52,23 @@ def machine(tmp_path, nothing_survives, until):
 
 def test_a_kill_with_evidence_is_oom(machine):
     counter = [4]
-    status = machine("kill -9 $$", kills=lambda: counter[0], during=lambda: counter.__setitem__(0, 5))
-    assert (status.state, status.reason, status.signal) == (ReplicaState.FAILED, Reason.OOM, "SIGKILL")
+    status = machine(
+        "kill -9 $$", kills=lambda: counter[0], during=lambda: counter.__setitem__(0, 5)
+    )
+    assert (status.state, status.reason, status.signal) == (
+        ReplicaState.FAILED,
+        Reason.OOM,
+        "SIGKILL",
+    )
 
 
 def test_a_kill_without_evidence_is_not(machine):
     status = machine("kill -9 $$", kills=lambda: 4)
-    assert (status.state, status.reason, status.signal) == (ReplicaState.FAILED, Reason.ERROR, "SIGKILL")
+    assert (status.state, status.reason, status.signal) == (
+        ReplicaState.FAILED,
+        Reason.ERROR,
+        "SIGKILL",
+    )
 
 
 def test_another_end_is_not_oom_even_with_evidence(machine):
@@ -67,7 +79,11 @@ def test_another_end_is_not_oom_even_with_evidence(machine):
 
 def test_a_failure_while_a_cancel_waits_is_not_tried_again(machine):
     status = machine("exit 3", cancel=True, restarts=5)
-    assert (status.state, status.reason, status.attempt) == (ReplicaState.CANCELLED, Reason.CANCEL_REQUESTED, 1)
+    assert (status.state, status.reason, status.attempt) == (
+        ReplicaState.CANCELLED,
+        Reason.CANCEL_REQUESTED,
+        1,
+    )
 
 
 def test_an_outcome_that_cannot_be_read_is_a_failure_that_says_so(machine, tmp_path):
@@ -88,13 +104,22 @@ def test_what_the_runner_left_behind_is_ended_first(machine, tmp_path, until):
         f"import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
         f"open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
     )
-    status = machine(f'{sys.executable} -S -c "{stubborn}" & while [ ! -s {child} ]; do sleep 0.01; done; exit 3')
+    status = machine(
+        f'{sys.executable} -S -c "{stubborn}" & while [ ! -s {child} ]; do sleep 0.01; done; exit 3'
+    )
     assert (status.state, status.exit_code) == (ReplicaState.FAILED, 3)
     assert ProcessId.of(int(child.read_text())) is None
 
 
 def test_what_was_never_started_says_so(tmp_path):
-    replica = Replica(ReplicaDir(tmp_path), "test/0", Rules(1, None, 0), None, lambda pid: None, OomWatch(lambda: None))
+    replica = Replica(
+        ReplicaDir(tmp_path),
+        "test/0",
+        Rules(1, None, 0),
+        None,
+        lambda pid: None,
+        OomWatch(lambda: None),
+    )
     replica.give_up()
     assert replica.ending.reason is Reason.START_FAILED
     replica.seal()

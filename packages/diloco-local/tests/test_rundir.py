@@ -67,4 +67,8 @@ def test_attempts_are_counted_not_spelled(tmp_path):
     assert replica.attempts() == []
     for number in (10, 2, 1):
         replica.attempt(number).path.mkdir(parents=True)
-    assert [attempt.path.name for attempt in replica.attempts()] == ["attempt-1", "attempt-2", "attempt-10"]
+    assert [attempt.path.name for attempt in replica.attempts()] == [
+        "attempt-1",
+        "attempt-2",
+        "attempt-10",
+    ]

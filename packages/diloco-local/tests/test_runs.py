@@ -63,7 +63,11 @@ def test_restarts_are_counted_and_bounded(make):
     handles = executor.launch_replicas(1, "trainer:until_attempt", {"number": 3}, max_restarts=2)
     (result,) = results(executor, handles)
     assert (result["status"], result["result"], result["attempt"]) == ("succeeded", 3, 3)
-    assert list(executor.log_iter(handles[0], streams="stdout")) == ["attempt 1", "attempt 2", "attempt 3"]
+    assert list(executor.log_iter(handles[0], streams="stdout")) == [
+        "attempt 1",
+        "attempt 2",
+        "attempt 3",
+    ]
     handles = executor.launch_replicas(1, "trainer:until_attempt", {"number": 3}, max_restarts=1)
     (result,) = results(executor, handles)
     assert (result["status"], result["attempt"]) == ("failed", 2)
@@ -127,7 +131,13 @@ def test_a_handle_speaks_only_for_its_own_machine_and_root(make, tmp_path):
         (ReplicaHandle(0, "local_process", {}, run_id=handle.run_id), "lacks the metadata"),
         (ReplicaHandle(0, "eks", dict(handle.metadata), run_id=handle.run_id), "eks"),
     ):
-        for verb in (executor.poll, executor.describe, executor.cancel, executor.purge, executor.stream_logs):
+        for verb in (
+            executor.poll,
+            executor.describe,
+            executor.cancel,
+            executor.purge,
+            executor.stream_logs,
+        ):
             with pytest.raises(InvalidRequestError, match=words):
                 verb(other)
         with pytest.raises(InvalidRequestError, match=words):

@@ -25,7 +25,9 @@ class Watch:
         self._until = until
 
     def _read(self, key):
-        return ProcessId.from_dict(json.loads((self._run.path / "supervisor.json").read_text())[key])
+        return ProcessId.from_dict(
+            json.loads((self._run.path / "supervisor.json").read_text())[key]
+        )
 
     @property
     def supervisor(self):
@@ -37,7 +39,9 @@ class Watch:
 
     @property
     def runner(self):
-        return ProcessId.from_dict(json.loads(self._run.replica(self._rank).state.read_text())["runner"])
+        return ProcessId.from_dict(
+            json.loads(self._run.replica(self._rank).state.read_text())["runner"]
+        )
 
     @property
     def alive(self):
@@ -162,7 +166,11 @@ def test_everything_killed_is_a_failure_that_says_what_is_not_known(waiting, wat
     entrypoint = ProcessId.of(run.pid())
     around.kill(around.guardian, around.supervisor, around.runner, entrypoint)
     status = run.executor.describe(run.handle)
-    assert (status.state, status.reason, status.exit_code) == (ReplicaState.FAILED, Reason.PLATFORM, None)
+    assert (status.state, status.reason, status.exit_code) == (
+        ReplicaState.FAILED,
+        Reason.PLATFORM,
+        None,
+    )
     assert "not known" in status.message
     run.executor.cancel(run.handle)
     assert run.executor.describe(run.handle) == status
@@ -180,7 +188,11 @@ def test_a_runner_told_to_end_was_stopped_from_outside(waiting, watch):
     run = waiting()
     watch(run.handle).runner.send(signal.SIGTERM)
     states, status = end_of(run)
-    assert (states, status.reason, status.signal) == (["cancelled"], Reason.STOPPED_EXTERNALLY, "SIGTERM")
+    assert (states, status.reason, status.signal) == (
+        ["cancelled"],
+        Reason.STOPPED_EXTERNALLY,
+        "SIGTERM",
+    )
 
 
 @pytest.mark.parametrize("who", ["guardian", "supervisor"])

@@ -26,7 +26,9 @@ outcomes = (
         st.sampled_from([Reason.ERROR, Reason.TIMEOUT]),
         st.floats(1, 100),
     )
-    | st.sampled_from([outcome(137, name="SIGKILL"), outcome(143, name="SIGTERM", finished_at=70.0)])
+    | st.sampled_from(
+        [outcome(137, name="SIGKILL"), outcome(143, name="SIGTERM", finished_at=70.0)]
+    )
 )
 stops = st.none() | st.builds(
     Stop,
@@ -43,7 +45,9 @@ def test_laws(reported, wait_status, stop, oom, attempt):
     assert not status.stopping
     assert status.attempt == attempt
     # Success is what the runner reported as success, and nothing else.
-    assert (status.state is ReplicaState.SUCCEEDED) == (reported is not None and reported.exit_code == 0)
+    assert (status.state is ReplicaState.SUCCEEDED) == (
+        reported is not None and reported.exit_code == 0
+    )
     # Cancelled needs an order to end it.
     if status.state is ReplicaState.CANCELLED:
         assert stop is not None
@@ -52,7 +56,12 @@ def test_laws(reported, wait_status, stop, oom, attempt):
         assert oom
         assert status.signal == "SIGKILL"
         assert stop is None or reported.finished_at < stop.at
-    if stop is None and reported is not None and reported.reason == Reason.TIMEOUT and reported.exit_code:
+    if (
+        stop is None
+        and reported is not None
+        and reported.reason == Reason.TIMEOUT
+        and reported.exit_code
+    ):
         assert status.reason is Reason.TIMEOUT
 
 
@@ -64,7 +73,9 @@ def test_a_kill_from_outside_is_a_failure_with_its_signal():
 
 def test_a_kill_after_a_cancel_is_a_cancel():
     stop = Stop(Reason.CANCEL_REQUESTED, 40.0)
-    status = verdict(attempt=1, outcome=outcome(137, name="SIGKILL"), wait_status=137 << 8, stop=stop)
+    status = verdict(
+        attempt=1, outcome=outcome(137, name="SIGKILL"), wait_status=137 << 8, stop=stop
+    )
     assert (status.state, status.exit_code) == (ReplicaState.CANCELLED, 137)
 
 
@@ -76,7 +87,10 @@ def test_a_failure_that_won_the_race_stays():
 
 def test_a_success_that_won_the_race_stays():
     stop = Stop(Reason.CANCEL_REQUESTED, 10.0)
-    assert verdict(attempt=1, outcome=outcome(), wait_status=0, stop=stop).state is ReplicaState.SUCCEEDED
+    assert (
+        verdict(attempt=1, outcome=outcome(), wait_status=0, stop=stop).state
+        is ReplicaState.SUCCEEDED
+    )
 
 
 def test_exit_0_without_an_outcome_is_no_success():
@@ -85,7 +99,11 @@ def test_exit_0_without_an_outcome_is_no_success():
 
 def test_nothing_known_is_said():
     status = verdict(attempt=1, outcome=None, wait_status=None, stop=None)
-    assert (status.state, status.reason, status.exit_code) == (ReplicaState.FAILED, Reason.PLATFORM, None)
+    assert (status.state, status.reason, status.exit_code) == (
+        ReplicaState.FAILED,
+        Reason.PLATFORM,
+        None,
+    )
 
 
 def test_wait_statuses():

@@ -33,24 +33,38 @@ class Clients:
         return self.plain(self.batch.read_namespaced_job(name=name, namespace=NAMESPACE))
 
     def pods(self, **query: Any) -> list[dict[str, Any]]:
-        return [self.plain(pod) for pod in self.core.list_namespaced_pod(namespace=NAMESPACE, **query).items]
+        return [
+            self.plain(pod)
+            for pod in self.core.list_namespaced_pod(namespace=NAMESPACE, **query).items
+        ]
 
     def patch(self, name: str, body: Any) -> dict[str, Any]:
-        return self.plain(self.batch.patch_namespaced_job(name=name, namespace=NAMESPACE, body=body))
+        return self.plain(
+            self.batch.patch_namespaced_job(name=name, namespace=NAMESPACE, body=body)
+        )
 
     def delete(self, name: str, **options: Any) -> None:
         self.batch.delete_namespaced_job(name=name, namespace=NAMESPACE, **options)
 
     def log(self, pod: str, **query: Any) -> bytes:
-        answer = self.core.read_namespaced_pod_log(name=pod, namespace=NAMESPACE, _preload_content=False, **query)
+        answer = self.core.read_namespaced_pod_log(
+            name=pod, namespace=NAMESPACE, _preload_content=False, **query
+        )
         return bytes(answer.data)
 
     def raw(
-        self, method: str, path: str, body: Any = None, kind: str = "application/json", token: str | None = None
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        kind: str = "application/json",
+        token: str | None = None,
     ) -> tuple[Any, Any]:
         """(answer, headers) to a request that the client would not send."""
         stand_in = self.stand_in
-        context = ssl.create_default_context(cadata=stand_in.authority) if stand_in.authority else None
+        context = (
+            ssl.create_default_context(cadata=stand_in.authority) if stand_in.authority else None
+        )
         data = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
         headers = {"Authorization": f"Bearer {token or stand_in.token}", "Content-Type": kind}
         request = urllib.request.Request(stand_in.url + path, data, headers, method=method)
@@ -89,7 +103,12 @@ class Clients:
             "containers": [container],
             **(template or {}),
         }
-        base = {"completions": n, "parallelism": n, "completionMode": "Indexed", "template": {"spec": pod}}
+        base = {
+            "completions": n,
+            "parallelism": n,
+            "completionMode": "Indexed",
+            "template": {"spec": pod},
+        }
         spec = {key: value for key, value in {**base, **spec}.items() if value is not None}
         return {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name}, "spec": spec}
 
@@ -115,7 +134,11 @@ def connect():
     opened = []
 
     def make(kubeconfig: Any, **more: Any) -> client.ApiClient:
-        load = config.new_client_from_config_dict if isinstance(kubeconfig, dict) else config.new_client_from_config
+        load = (
+            config.new_client_from_config_dict
+            if isinstance(kubeconfig, dict)
+            else config.new_client_from_config
+        )
         opened.append(load(kubeconfig, **more))
         return opened[-1]
 

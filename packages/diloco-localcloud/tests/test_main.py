@@ -43,15 +43,27 @@ class Launched:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
-        command = [sys.executable, "-m", "diloco_localcloud", "kubernetes", "--backoff-seconds", "0.5", *options]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        command = [
+            sys.executable,
+            "-m",
+            "diloco_localcloud",
+            "kubernetes",
+            "--backoff-seconds",
+            "0.5",
+            *options,
+        ]
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         first = self.process.stdout.readline()
         if not first:
             pytest.fail(self.process.communicate()[1])
         self.kubeconfig = first.removeprefix("export KUBECONFIG=").strip()
         self.said = self.process.stdout.readline()
 
-    def kubectl(self, *words: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
+    def kubectl(
+        self, *words: str, stdin: str | None = None, check: bool = True
+    ) -> subprocess.CompletedProcess[str]:
         env = {"PATH": os.environ["PATH"], "HOME": str(self.folder), "KUBECONFIG": self.kubeconfig}
         done = subprocess.run(
             [KUBECTL, *words],
@@ -66,7 +78,9 @@ class Launched:
         return done
 
     def apply(self, name: str, *command: str) -> str:
-        return self.kubectl("apply", "-f", "-", stdin=JOB.format(name=name, command=json.dumps(command))).stdout
+        return self.kubectl(
+            "apply", "-f", "-", stdin=JOB.format(name=name, command=json.dumps(command))
+        ).stdout
 
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         self.process.send_signal(number)
@@ -87,7 +101,10 @@ def test_apply_wait_get_logs_describe(launched):
     assert launched.apply("good", "python", "-c", script) == "job.batch/good created\n"
     assert launched.apply("good", "python", "-c", script) == "job.batch/good unchanged\n"
     launched.kubectl("wait", "--for=condition=complete", "job/good", "--timeout=30s")
-    assert sorted(launched.kubectl("logs", "-l", "job-name=good").stdout.splitlines()) == ["rank 0", "rank 1"]
+    assert sorted(launched.kubectl("logs", "-l", "job-name=good").stdout.splitlines()) == [
+        "rank 0",
+        "rank 1",
+    ]
     shown = launched.kubectl("get", "jobs").stdout.split()
     assert shown[:5] == ["NAME", "STATUS", "COMPLETIONS", "DURATION", "AGE"]
     assert {"good", "Complete", "2/2"} <= set(shown)
@@ -102,13 +119,23 @@ def test_apply_wait_get_logs_describe(launched):
 @needs_kubectl
 def test_logs_that_are_followed_to_the_end(launched):
     launched.apply(
-        "steps", "python", "-c", "import time\nfor n in range(4): print('step', n, flush=True); time.sleep(0.1)"
+        "steps",
+        "python",
+        "-c",
+        "import time\nfor n in range(4): print('step', n, flush=True); time.sleep(0.1)",
     )
     launched.kubectl("wait", "--for=jsonpath={.status.active}=2", "job/steps", "--timeout=30s")
     name = launched.kubectl(
-        "get", "pods", "-l", "batch.kubernetes.io/job-completion-index=1,job-name=steps", "-o", "name"
+        "get",
+        "pods",
+        "-l",
+        "batch.kubernetes.io/job-completion-index=1,job-name=steps",
+        "-o",
+        "name",
     ).stdout
-    assert launched.kubectl("logs", "-f", name.strip()).stdout.splitlines() == [f"step {n}" for n in range(4)]
+    assert launched.kubectl("logs", "-f", name.strip()).stdout.splitlines() == [
+        f"step {n}" for n in range(4)
+    ]
     launched.kubectl("delete", "job", "steps")
 
 
@@ -125,9 +152,15 @@ def test_delete_ends_the_pods(launched):
 def test_a_deleted_pod_and_a_watch(launched):
     launched.apply("watched", "sleep", "600")
     launched.kubectl("wait", "--for=jsonpath={.status.active}=2", "job/watched", "--timeout=30s")
-    launched.kubectl("wait", "--for=condition=ready", "pod", "-l", "job-name=watched", "--timeout=30s")
+    launched.kubectl(
+        "wait", "--for=condition=ready", "pod", "-l", "job-name=watched", "--timeout=30s"
+    )
     name = launched.kubectl("get", "pods", "-l", "job-name=watched", "-o", "name").stdout.split()[0]
-    env = {"PATH": os.environ["PATH"], "HOME": str(launched.folder), "KUBECONFIG": launched.kubeconfig}
+    env = {
+        "PATH": os.environ["PATH"],
+        "HOME": str(launched.folder),
+        "KUBECONFIG": launched.kubeconfig,
+    }
     watching = subprocess.Popen(
         [KUBECTL, "get", name, "-w", "--no-headers"], env=env, stdout=subprocess.PIPE, text=True
     )
@@ -148,27 +181,38 @@ def test_what_kubectl_is_refused(launched):
     refused = launched.kubectl("apply", "-f", "-", "--validate=false", stdin=wrong, check=False)
     assert "spec.template.spec.containers[0].image: Required value" in refused.stderr
     assert "does not serve" in launched.kubectl("auth", "can-i", "--list", check=False).stderr
-    dry = launched.kubectl("apply", "--dry-run=server", "-f", "-", stdin=JOB.format(name="dry", command='["x"]'))
+    dry = launched.kubectl(
+        "apply", "--dry-run=server", "-f", "-", stdin=JOB.format(name="dry", command='["x"]')
+    )
     assert dry.stdout == "job.batch/dry created (server dry run)\n"
     assert launched.kubectl("get", "jobs", "dry", check=False).returncode == 1
     assert (
-        "4" in launched.kubectl("get", "node", "local-0", "-o", r"jsonpath={.status.capacity.nvidia\.com/gpu}").stdout
+        "4"
+        in launched.kubectl(
+            "get", "node", "local-0", "-o", r"jsonpath={.status.capacity.nvidia\.com/gpu}"
+        ).stdout
     )
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_it_ends_with_all_it_has_started(tmp_path, connect, number):
-    running = Launched(tmp_path, "--kubeconfig", str(tmp_path / "kubeconfig"), "--namespace", "team")
+    running = Launched(
+        tmp_path, "--kubeconfig", str(tmp_path / "kubeconfig"), "--namespace", "team"
+    )
     assert running.kubeconfig == str(tmp_path / "kubeconfig")
     assert "Ctrl-C ends it" in running.said
     api = client.CoreV1Api(connect(running.kubeconfig))
     script = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
     container = {"name": "main", "image": "any", "command": ["python", "-c", script]}
-    api.create_namespaced_pod(namespace="team", body={"metadata": {"name": "one"}, "spec": {"containers": [container]}})
+    api.create_namespaced_pod(
+        namespace="team", body={"metadata": {"name": "one"}, "spec": {"containers": [container]}}
+    )
     said = b""
     while not said.endswith(b"\n"):
         with contextlib.suppress(client.ApiException):  # it waits to start
-            said = api.read_namespaced_pod_log(name="one", namespace="team", _preload_content=False).data
+            said = api.read_namespaced_pod_log(
+                name="one", namespace="team", _preload_content=False
+            ).data
     pid = int(said)
     assert running.stop(number) == 0
     with pytest.raises(ProcessLookupError):
@@ -179,7 +223,10 @@ def test_it_ends_with_all_it_has_started(tmp_path, connect, number):
     ("arguments", "message"),
     [
         (["kubernetes", "--port", "99999"], "port must be from 0 to 65535"),
-        (["kubernetes", "--kubeconfig", "/no/such/folder/file"], "the kubeconfig cannot be written"),
+        (
+            ["kubernetes", "--kubeconfig", "/no/such/folder/file"],
+            "the kubeconfig cannot be written",
+        ),
         (["kubernetes", "--resource", "gpu=many"], "is no quantity"),
     ],
 )

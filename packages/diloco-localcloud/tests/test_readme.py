@@ -23,7 +23,9 @@ def test_processes(kubernetes_processes):
 def run(folder, *command):
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)  # noqa: PTH100
     env = {**os.environ, "PYTHONPATH": path}
-    return subprocess.run([sys.executable, *command], cwd=folder, capture_output=True, text=True, env=env)
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, capture_output=True, text=True, env=env
+    )
 
 
 def test_the_example(tmp_path):
@@ -48,7 +50,10 @@ def test_it_names_every_folder_and_no_other():
     text = README.read_text(encoding="utf-8").partition("## Inside")[2]
     below = SOURCE / "_kubernetes"
     folders = {path.parent for path in SOURCE.rglob("__init__.py")} - {SOURCE}
-    named = {str(folder.relative_to(below if below in folder.parents else SOURCE)) + "/" for folder in folders}
+    named = {
+        str(folder.relative_to(below if below in folder.parents else SOURCE)) + "/"
+        for folder in folders
+    }
     assert named == set(re.findall(r"`(_[\w/]+/)`", text))
     files = re.findall(r"`(_\w+\.py)`", text)
     assert files

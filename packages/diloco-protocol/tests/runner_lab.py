@@ -121,12 +121,34 @@ def replica(tmp_path):
     started = []
 
     def start(
-        function, /, *, timeout=None, grace=0.3, rank=0, through="file", entry=None, around=(), wrapper=(), **kwargs
+        function,
+        /,
+        *,
+        timeout=None,
+        grace=0.3,
+        rank=0,
+        through="file",
+        entry=None,
+        around=(),
+        wrapper=(),
+        **kwargs,
     ):
         spec = ReplicaSpec(
-            entry or f"entry:{function}", kwargs, rank, 4, 2, "a-run", "/tmp/somewhere", "MY_RANK", timeout, grace
+            entry or f"entry:{function}",
+            kwargs,
+            rank,
+            4,
+            2,
+            "a-run",
+            "/tmp/somewhere",
+            "MY_RANK",
+            timeout,
+            grace,
         )
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
+        }
         environment.update(around)
         command = [*wrapper, sys.executable, "-m", "diloco_protocol.runner"]
         command += ["--outcome", str(tmp_path / "outcome.json")]
@@ -139,7 +161,12 @@ def replica(tmp_path):
             environment.update(spec_to_environment(spec))
         started.append(
             subprocess.Popen(
-                command, env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+                command,
+                env=environment,
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
             )
         )
         return started[-1]
@@ -167,13 +194,17 @@ def wait_for(condition, what, seconds=30):
 
 
 def read_pid(mark):
-    return wait_for(lambda: mark.exists() and mark.read_text(), f"{mark} to be written") and int(mark.read_text())
+    return wait_for(lambda: mark.exists() and mark.read_text(), f"{mark} to be written") and int(
+        mark.read_text()
+    )
 
 
 def overrun(replica, tmp_path, function, **arguments):
     """The outcome of a replica that was ready for signals (it leaves its mark) before its timeout passed."""
     for timeout in (0.7, 3.0, 20.0):
-        outcome = end(replica(function, timeout=timeout, mark=str(tmp_path / "pid"), **arguments), tmp_path)
+        outcome = end(
+            replica(function, timeout=timeout, mark=str(tmp_path / "pid"), **arguments), tmp_path
+        )
         if (tmp_path / "pid").exists():
             return outcome
     raise AssertionError("this machine takes longer than 20 s to start a program")

@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_protocol import AuthError, Backoff, InvalidRequestError, ThrottledError, UnavailableError, retry
+from diloco_protocol import (
+    AuthError,
+    Backoff,
+    InvalidRequestError,
+    ThrottledError,
+    UnavailableError,
+    retry,
+)
 
 
 class Clock:
@@ -37,7 +44,9 @@ def test_delays_grow_to_the_cap():
 @given(st.floats(0.01, 10), st.floats(1, 4), st.floats(0, 1), st.floats(0, 0.999))
 def test_jitter_only_shortens(first, factor, jitter, random):
     bare = Backoff(first=first, factor=factor, cap=100.0, jitter=0.0).delays()
-    random_ones = Backoff(first=first, factor=factor, cap=100.0, jitter=jitter, uniform=lambda: random).delays()
+    random_ones = Backoff(
+        first=first, factor=factor, cap=100.0, jitter=jitter, uniform=lambda: random
+    ).delays()
     for whole, shortened in itertools.islice(zip(bare, random_ones, strict=False), 8):
         assert whole * (1 - jitter) <= shortened <= whole
 
@@ -47,7 +56,9 @@ def test_the_default_randomness_is_random():
     assert len(set(itertools.islice(delays, 20))) > 10
 
 
-@pytest.mark.parametrize("options", [{"first": 0}, {"first": 9, "cap": 1}, {"factor": 0.5}, {"jitter": 1.5}])
+@pytest.mark.parametrize(
+    "options", [{"first": 0}, {"first": 9, "cap": 1}, {"factor": 0.5}, {"jitter": 1.5}]
+)
 def test_impossible_settings_are_refused(options):
     with pytest.raises(InvalidRequestError, match="back-off needs"):
         Backoff(**options)
@@ -73,7 +84,10 @@ def test_retryable_errors_are_tried_again():
 
 def test_the_backends_own_delay_wins():
     clock = Clock()
-    assert retry(failing(ThrottledError("slow down", retry_after=7.0)), backoff(clock), timeout=60) == "done"
+    assert (
+        retry(failing(ThrottledError("slow down", retry_after=7.0)), backoff(clock), timeout=60)
+        == "done"
+    )
     assert clock.slept == [7.0]
 
 
@@ -89,6 +103,10 @@ def test_others_are_raised_at_once():
 def test_it_gives_up_in_time():
     clock = Clock()
     with pytest.raises(UnavailableError) as caught:
-        retry(failing(*[UnavailableError("down")] * 99), backoff(clock, first=1.0, cap=8.0), timeout=20)
+        retry(
+            failing(*[UnavailableError("down")] * 99),
+            backoff(clock, first=1.0, cap=8.0),
+            timeout=20,
+        )
     assert clock.now - 100.0 <= 20
     assert "given up after 20 s" in caught.value.__notes__[0]

@@ -52,7 +52,9 @@ class Memory(BaseExecutor):
     def _stop(self, handle):
         self.hooks.append("stop")
         if handle in self.world and not self.world[handle].state.terminal:
-            self.world[handle] = ReplicaStatus(ReplicaState.CANCELLED, reason=Reason.CANCEL_REQUESTED)
+            self.world[handle] = ReplicaStatus(
+                ReplicaState.CANCELLED, reason=Reason.CANCEL_REQUESTED
+            )
 
     def _purge(self, handle):
         self.world.pop(handle, None)
@@ -92,7 +94,11 @@ def test_launch_watch_collect(executor):
     assert [handle.rank for handle in handles] == [0, 1, 2]
     assert {executor.poll(handle) for handle in handles} == {ReplicaState.RUNNING}
     executor.world.update(dict.fromkeys(handles, DONE))
-    assert [result["result"] for result in executor.collect(handles)] == [{"rank": 0}, {"rank": 1}, {"rank": 2}]
+    assert [result["result"] for result in executor.collect(handles)] == [
+        {"rank": 0},
+        {"rank": 1},
+        {"rank": 2},
+    ]
     assert executor.list_runs() == [handles[0].run_id]
     assert executor.attach(handles[0].run_id) == handles
 
@@ -108,7 +114,9 @@ def test_the_call_of_the_original_protocol(executor):
     assert {"rank", "status", "exit_code", "error", "result"} <= result.keys()
 
 
-@pytest.mark.parametrize("change", [{"n_replicas": 0}, {"entrypoint": "nonsense"}, {"timeout": -1}, {"run_id": "No"}])
+@pytest.mark.parametrize(
+    "change", [{"n_replicas": 0}, {"entrypoint": "nonsense"}, {"timeout": -1}, {"run_id": "No"}]
+)
 def test_nothing_is_submitted_that_is_not_allowed(executor, change):
     arguments = {"n_replicas": 1, "entrypoint": "m:f", "entrypoint_args": {}, **change}
     with pytest.raises(InvalidRequestError):
@@ -130,7 +138,13 @@ def test_an_unknown_replica_is_an_exception(executor):
 
 def test_a_handle_of_another_backend_is_refused_by_every_verb(executor):
     foreign = ReplicaHandle(0, "eks", run_id="a")
-    for verb in (executor.poll, executor.describe, executor.cancel, executor.purge, executor.stream_logs):
+    for verb in (
+        executor.poll,
+        executor.describe,
+        executor.cancel,
+        executor.purge,
+        executor.stream_logs,
+    ):
         with pytest.raises(InvalidRequestError, match="belongs to the backend 'eks'"):
             verb(foreign)
     with pytest.raises(InvalidRequestError, match="belongs to the backend 'eks'"):
@@ -209,8 +223,13 @@ class TestJournal:
         executor.world[first] = ReplicaStatus(ReplicaState.FAILED)
         executor.world[second] = DONE
         asked = []
-        executor._observe_run = lambda handles: asked.extend(handles) or {h: executor.world[h] for h in handles}
-        assert [result["status"] for result in executor.collect([first, second])] == ["succeeded", "succeeded"]
+        executor._observe_run = lambda handles: asked.extend(handles) or {
+            h: executor.world[h] for h in handles
+        }
+        assert [result["status"] for result in executor.collect([first, second])] == [
+            "succeeded",
+            "succeeded",
+        ]
         assert asked == [second]
 
     def test_a_launch_that_it_does_not_take_names_the_living(self, tmp_path):
@@ -235,7 +254,9 @@ class TestJournal:
     def test_it_finds_runs_that_the_backend_has_forgotten(self, tmp_path):
         executor = Memory({}, journal=FolderJournal(tmp_path))
         handles = executor.launch_replicas(2, "m:f", run_id="mine")
-        FolderJournal(tmp_path).record_launch([ReplicaHandle(0, "eks", run_id="mine", world_size=2)])
+        FolderJournal(tmp_path).record_launch(
+            [ReplicaHandle(0, "eks", run_id="mine", world_size=2)]
+        )
         executor.world.clear()
         assert executor.attach("mine") == handles
         with pytest.raises(ReplicaNotFoundError):

@@ -23,7 +23,9 @@ def succeeded(code=0):
 
 
 def failed(code=3, message="it broke"):
-    return ReplicaStatus(ReplicaState.FAILED, reason=Reason.ERROR, exit_code=code, signal="SIGKILL", message=message)
+    return ReplicaStatus(
+        ReplicaState.FAILED, reason=Reason.ERROR, exit_code=code, signal="SIGKILL", message=message
+    )
 
 
 CANCELLED = ReplicaStatus(ReplicaState.CANCELLED, reason=Reason.CANCEL_REQUESTED, exit_code=143)
@@ -57,8 +59,12 @@ class World:
         return seen
 
     def collect(self, handles, timeout=100.0, **options):
-        backoff = Backoff(first=1.0, factor=1.0, cap=1.0, jitter=0.0, clock=lambda: self.now, sleep=self.sleep)
-        return collect(handles, self.observe, self.results.get, timeout=timeout, backoff=backoff, **options)
+        backoff = Backoff(
+            first=1.0, factor=1.0, cap=1.0, jitter=0.0, clock=lambda: self.now, sleep=self.sleep
+        )
+        return collect(
+            handles, self.observe, self.results.get, timeout=timeout, backoff=backoff, **options
+        )
 
 
 def handle(rank, run="a"):
@@ -68,7 +74,11 @@ def handle(rank, run="a"):
 def test_results_follow_the_handles_given():
     a0, a1, b0 = handle(0), handle(1), handle(0, "b")
     world = World(
-        {a0: [(0, PENDING), (3, succeeded())], a1: [(0, RUNNING), (1, failed())], b0: [(0, RUNNING), (2, succeeded())]}
+        {
+            a0: [(0, PENDING), (3, succeeded())],
+            a1: [(0, RUNNING), (1, failed())],
+            b0: [(0, RUNNING), (2, succeeded())],
+        }
     )
     world.results = {a0: {"loss": 1}, b0: [2]}
     results = world.collect([b0, a1, a0, a1])
@@ -82,7 +92,9 @@ def test_results_follow_the_handles_given():
 
 
 def test_one_question_per_run_and_tick_whatever_the_number_of_ranks():
-    plan = {handle(rank, run): [(0, RUNNING), (4, succeeded())] for rank in range(50) for run in "ab"}
+    plan = {
+        handle(rank, run): [(0, RUNNING), (4, succeeded())] for rank in range(50) for run in "ab"
+    }
     world = World(plan)
     world.collect(list(plan))
     ticks = {time for time, _ in world.calls}
@@ -116,7 +128,9 @@ def test_the_deadline_is_shared_and_ends_nothing():
     world = World({handle(rank): [(0, RUNNING)] for rank in range(3)})
     results = world.collect([handle(rank) for rank in range(3)], timeout=10.0)
     assert world.now == 10.0
-    assert [(r["status"], r["exit_code"], r["error"]) for r in results] == [("running", None, None)] * 3
+    assert [(r["status"], r["exit_code"], r["error"]) for r in results] == [
+        ("running", None, None)
+    ] * 3
 
 
 def test_a_deadline_of_zero_looks_once():
@@ -190,7 +204,9 @@ def test_a_success_whose_result_cannot_be_read_is_no_success_of_none():
         asked.append(world.now)
         raise UnavailableError("the store is down")
 
-    backoff = Backoff(first=1.0, factor=1.0, cap=1.0, jitter=0.0, clock=lambda: world.now, sleep=world.sleep)
+    backoff = Backoff(
+        first=1.0, factor=1.0, cap=1.0, jitter=0.0, clock=lambda: world.now, sleep=world.sleep
+    )
     with pytest.raises(UnavailableError, match="the store is down"):
         collect([handle(0)], world.observe, result_of, timeout=5, backoff=backoff)
     assert len(asked) == 6
@@ -205,7 +221,9 @@ def test_one_unreadable_result_does_not_hide_the_siblings():
             raise UnavailableError("not yet")
         return replica.rank
 
-    backoff = Backoff(first=1.0, factor=1.0, cap=1.0, jitter=0.0, clock=lambda: world.now, sleep=world.sleep)
+    backoff = Backoff(
+        first=1.0, factor=1.0, cap=1.0, jitter=0.0, clock=lambda: world.now, sleep=world.sleep
+    )
     results = collect(
         [handle(rank) for rank in range(3)],
         world.observe,
@@ -227,7 +245,13 @@ def test_a_run_without_any_record_may_be_an_exception():
         return world.observe(handles)
 
     backoff = Backoff(clock=lambda: world.now, sleep=world.sleep)
-    results = collect([handle(0), handle(1), handle(0, "b")], observe, world.results.get, timeout=9, backoff=backoff)
+    results = collect(
+        [handle(0), handle(1), handle(0, "b")],
+        observe,
+        world.results.get,
+        timeout=9,
+        backoff=backoff,
+    )
     assert [result["reason"] for result in results] == ["lost", "lost", "completed"]
 
 

@@ -17,7 +17,9 @@ def installed(tmp_path, monkeypatch):
         "[diloco.executors]\ngood = extra_good_backend:Executor\nbroken = extra_broken_backend:Executor\n"
     )
     (tmp_path / "extra_good_backend.py").write_text("class Executor:\n    backend_name = 'good'\n")
-    (tmp_path / "extra_broken_backend.py").write_text("import some_cloud_sdk_that_is_not_installed\n")
+    (tmp_path / "extra_broken_backend.py").write_text(
+        "import some_cloud_sdk_that_is_not_installed\n"
+    )
     monkeypatch.syspath_prepend(tmp_path)
     yield
     for name in ("extra_good_backend", "extra_broken_backend"):
@@ -39,7 +41,9 @@ class TestDiscovery:
 
     def test_two_packages_that_offer_the_same_name(self, tmp_path):
         (tmp_path / "diloco_rival-1.0.dist-info").mkdir()
-        (tmp_path / "diloco_rival-1.0.dist-info" / "METADATA").write_text("Name: diloco-rival\nVersion: 1.0\n")
+        (tmp_path / "diloco_rival-1.0.dist-info" / "METADATA").write_text(
+            "Name: diloco-rival\nVersion: 1.0\n"
+        )
         (tmp_path / "diloco_rival-1.0.dist-info" / "entry_points.txt").write_text(
             "[diloco.executors]\ngood = rival:E\n"
         )
@@ -48,5 +52,7 @@ class TestDiscovery:
             get_executor("good")
 
     def test_what_is_not_there(self):
-        with pytest.raises(InvalidRequestError, match=r"no backend 'nowhere' is installed; installed are: .*good"):
+        with pytest.raises(
+            InvalidRequestError, match=r"no backend 'nowhere' is installed; installed are: .*good"
+        ):
             get_executor("nowhere")

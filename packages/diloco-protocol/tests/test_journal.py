@@ -5,14 +5,27 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from diloco_protocol import FolderJournal, Reason, ReplicaHandle, ReplicaState, ReplicaStatus, RunJournal, state_folder
+from diloco_protocol import (
+    FolderJournal,
+    Reason,
+    ReplicaHandle,
+    ReplicaState,
+    ReplicaStatus,
+    RunJournal,
+    state_folder,
+)
 from diloco_protocol._errors import InvalidRequestError, SpecVersionError, UnavailableError
 
-DONE = ReplicaStatus(ReplicaState.SUCCEEDED, attempt=2, reason=Reason.COMPLETED, exit_code=0, finished_at=3.5)
+DONE = ReplicaStatus(
+    ReplicaState.SUCCEEDED, attempt=2, reason=Reason.COMPLETED, exit_code=0, finished_at=3.5
+)
 
 
 def handles(run_id="a", count=3):
-    return [ReplicaHandle(rank, "b", {"id": str(rank)}, run_id=run_id, world_size=count) for rank in range(count)]
+    return [
+        ReplicaHandle(rank, "b", {"id": str(rank)}, run_id=run_id, world_size=count)
+        for rank in range(count)
+    ]
 
 
 def test_it_is_a_journal(tmp_path):
@@ -68,7 +81,9 @@ def test_no_name_leaves_the_folder_or_meets_another(tmp_path, run_id):
     assert journal.handles(run_id) == [handle]
     assert journal.end(handle) == (DONE, 1)
     assert [path.name for path in tmp_path.iterdir()] == ["journal"]
-    assert not any(path.name.startswith(".") for path in tmp_path.rglob("*")), "nothing half written is left"
+    assert not any(path.name.startswith(".") for path in tmp_path.rglob("*")), (
+        "nothing half written is left"
+    )
 
 
 def test_of_many_writers_the_first_wins(tmp_path):

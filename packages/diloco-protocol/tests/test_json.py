@@ -9,7 +9,11 @@ from diloco_protocol._json import canonical, check_json, dumps, loads
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
     max_leaves=12,
 )
@@ -66,7 +70,9 @@ class TestJson:
     def test_integers_that_no_parser_takes(self):
         check_json(10**4000, "kwargs")
         assert loads(dumps(10**4000), "it") == 10**4000
-        with pytest.raises(InvalidRequestError, match=r"kwargs\.n is an integer of 16610 bits: pass it as text"):
+        with pytest.raises(
+            InvalidRequestError, match=r"kwargs\.n is an integer of 16610 bits: pass it as text"
+        ):
             check_json({"n": 10**5000}, "kwargs")
 
     @given(st.dictionaries(text, json_values, max_size=4))
@@ -74,7 +80,9 @@ class TestJson:
         assert list(loads(dumps(value), "it")) == list(value), "kept"
         assert canonical(dict(reversed(value.items()))) == canonical(value), "left out"
 
-    @pytest.mark.parametrize("text", ["", "{", "[NaN]", '{"a": Infinity}', "-Infinity", "[1] 2", "[" * 100_000])
+    @pytest.mark.parametrize(
+        "text", ["", "{", "[NaN]", '{"a": Infinity}', "-Infinity", "[1] 2", "[" * 100_000]
+    )
     def test_what_is_not_json_is_not_read(self, text):
         with pytest.raises(InvalidRequestError, match="the answer is not JSON"):
             loads(text, "the answer")

@@ -27,19 +27,34 @@ from diloco_protocol import (
 LIMIT = OutcomeMessage.max_result_bytes
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**60), 2**60) | st.text(max_size=300),
-    lambda inside: st.lists(inside, max_size=8) | st.dictionaries(st.text(max_size=9), inside, max_size=8),
+    lambda inside: st.lists(inside, max_size=8)
+    | st.dictionaries(st.text(max_size=9), inside, max_size=8),
     max_leaves=60,
 )
 
 
-@given(VALUES, st.text(max_size=9000) | st.none(), st.text(max_size=30000) | st.none(), st.lists(st.text(max_size=40)))
+@given(
+    VALUES,
+    st.text(max_size=9000) | st.none(),
+    st.text(max_size=30000) | st.none(),
+    st.lists(st.text(max_size=40)),
+)
 def test_whatever_goes_in_fits_and_comes_back(result, error, traceback, noise):
-    outcome = Outcome(3, error=error, error_type="E", traceback=traceback, result=result, started_at=1.5)
+    outcome = Outcome(
+        3, error=error, error_type="E", traceback=traceback, result=result, started_at=1.5
+    )
     text, lines = outcome_to_message(outcome)
     assert len(text.encode()) <= 4096
-    assert all(len(line) < 8192 and "\n" not in line and line.isascii() and is_result_line(line) for line in lines)
+    assert all(
+        len(line) < 8192 and "\n" not in line and line.isascii() and is_result_line(line)
+        for line in lines
+    )
     message = outcome_from_message(text)
-    found = result_from_lines(message, [*noise, *reversed(lines), *noise]) if lines else message.outcome.result
+    found = (
+        result_from_lines(message, [*noise, *reversed(lines), *noise])
+        if lines
+        else message.outcome.result
+    )
     assert found == result
     plain = replace(message.outcome, result=None, error=None, traceback=None)
     assert plain == replace(outcome, result=None, error=None, traceback=None)
@@ -48,7 +63,9 @@ def test_whatever_goes_in_fits_and_comes_back(result, error, traceback, noise):
 
 
 def test_the_ends_of_a_long_traceback_stay():
-    outcome = Outcome(1, error="E: no such data", traceback="Traceback\n" + "x" * 9000 + "\nE: no such data")
+    outcome = Outcome(
+        1, error="E: no such data", traceback="Traceback\n" + "x" * 9000 + "\nE: no such data"
+    )
     kept = outcome_from_message(outcome_to_message(outcome)[0]).outcome
     assert kept.error == outcome.error
     assert kept.traceback.startswith("Traceback\n")
@@ -71,7 +88,9 @@ def test_a_result_has_a_limit():
         outcome_to_message(Outcome(0, result="x" * (LIMIT - 1)))
 
 
-@pytest.mark.parametrize("text", ["", "Traceback (most recent call last)", "[1]", '{"outcome": {}, "x": 1}'])
+@pytest.mark.parametrize(
+    "text", ["", "Traceback (most recent call last)", "[1]", '{"outcome": {}, "x": 1}']
+)
 def test_other_text_is_refused(text):
     with pytest.raises((InvalidRequestError, SpecVersionError)):
         outcome_from_message(text)
@@ -98,7 +117,11 @@ def run(tmp_path, entrypoint, kwargs, *arguments):
     inode = file.stat().st_ino
     done = subprocess.run(
         [sys.executable, "-m", "diloco_protocol.runner", "--message", str(file), *arguments],
-        env={**os.environ, **spec_to_environment(spec), "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])},
+        env={
+            **os.environ,
+            **spec_to_environment(spec),
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path]),
+        },
         capture_output=True,
         text=True,
     )
@@ -112,12 +135,18 @@ def test_one_template_serves_a_cohort(tmp_path):
     assert message.outcome.result == ["7", "9", "3"]
 
 
-@pytest.mark.parametrize("argument", ["--index=$(JOB_COMPLETION_INDEX)", "--index=", "--failed=-1", "--index=6"])
+@pytest.mark.parametrize(
+    "argument", ["--index=$(JOB_COMPLETION_INDEX)", "--index=", "--failed=-1", "--index=6"]
+)
 def test_a_rank_that_is_not_known_starts_nothing(tmp_path, argument):
     done, message = run(tmp_path, "entry:who", {}, argument)
     assert done.returncode == 2
     assert message.outcome.reason is Reason.START_FAILED
-    assert "--index" in message.outcome.error or "--failed" in message.outcome.error or "rank" in message.outcome.error
+    assert (
+        "--index" in message.outcome.error
+        or "--failed" in message.outcome.error
+        or "rank" in message.outcome.error
+    )
 
 
 def test_a_large_result_goes_to_the_log(tmp_path):
@@ -137,7 +166,13 @@ def test_a_result_over_the_limit_is_a_failure(tmp_path):
 def test_a_message_that_cannot_be_written_is_no_success(tmp_path):
     (tmp_path / "entry.py").write_text(MODULE)
     done = subprocess.run(
-        [sys.executable, "-m", "diloco_protocol.runner", "--message", str(tmp_path / "none" / "log")],
+        [
+            sys.executable,
+            "-m",
+            "diloco_protocol.runner",
+            "--message",
+            str(tmp_path / "none" / "log"),
+        ],
         env={
             **os.environ,
             **spec_to_environment(ReplicaSpec("entry:who", {}, rank=0, world_size=1)),

@@ -10,7 +10,11 @@ from diloco_protocol import InvalidRequestError, Outcome, Reason, SpecVersionErr
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
     max_leaves=12,
 )
@@ -24,7 +28,9 @@ def exactly(a, b):
 class TestOutcome:
     @given(json_values, st.sampled_from(Reason), st.none() | text)
     def test_json(self, result, reason, error):
-        outcome = Outcome(3, signal="SIGKILL", error=error, result=result, reason=reason, started_at=1.5)
+        outcome = Outcome(
+            3, signal="SIGKILL", error=error, result=result, reason=reason, started_at=1.5
+        )
         again = Outcome.from_json(outcome.to_json())
         assert again == outcome
         assert again.reason is reason

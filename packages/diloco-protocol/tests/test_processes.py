@@ -24,7 +24,11 @@ sys.stdin.read()
 def tree():
     """A process in a group of its own with one child; both end when their standard input does."""
     with subprocess.Popen(
-        [sys.executable, "-c", TREE], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, "-c", TREE],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as parent:
         yield parent.pid, int(parent.stdout.readline())
         parent.stdin.close()
@@ -34,7 +38,10 @@ def tree():
     "table",
     [
         from_ps,
-        pytest.param(from_proc, marks=pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")),
+        pytest.param(
+            from_proc,
+            marks=pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here"),
+        ),
     ],
 )
 def test_the_table_has_parents_and_groups(table):
@@ -54,7 +61,9 @@ def test_members_are_found_by_descent_and_by_group():
     with tree() as (parent, child):
         assert {parent, child} <= {process.pid for process in members(os.getpid(), -1)}
         assert [process.pid for process in members(parent, -1)] == [child]
-        assert {process.pid for process in members(child, parent)} == {parent}, "whoever hangs above it"
+        assert {process.pid for process in members(child, parent)} == {parent}, (
+            "whoever hangs above it"
+        )
 
 
 def test_what_has_ended_does_not_count():

@@ -23,13 +23,31 @@ def test_public_names_are_documented(name):
 
 def test_the_import_is_light():
     code = "import sys, diloco_protocol; print(*sys.modules)"
-    loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
-    heavy = {"subprocess", "asyncio", "importlib.metadata", "random", "hashlib", "ctypes", "logging", "torch", "numpy"}
+    loaded = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    ).stdout.split()
+    heavy = {
+        "subprocess",
+        "asyncio",
+        "importlib.metadata",
+        "random",
+        "hashlib",
+        "ctypes",
+        "logging",
+        "torch",
+        "numpy",
+    }
     before = subprocess.run(
-        [sys.executable, "-c", "import sys; print(*sys.modules)"], check=True, capture_output=True, text=True
+        [sys.executable, "-c", "import sys; print(*sys.modules)"],
+        check=True,
+        capture_output=True,
+        text=True,
     )
     assert not heavy & (set(loaded) - set(before.stdout.split()))
 
 
 def test_there_is_a_version():
-    assert diloco_protocol.__version__ == importlib.import_module("diloco_protocol.__about__").__version__
+    assert (
+        diloco_protocol.__version__
+        == importlib.import_module("diloco_protocol.__about__").__version__
+    )

@@ -23,7 +23,12 @@ class TestRequest:
         assert made.max_restarts == 0
 
     def test_specs(self):
-        made = request(2, args={"x": 1, "rendezvous_uri": "/tmp/r", "rank_env": "MY_RANK"}, run_id="a", timeout=5)
+        made = request(
+            2,
+            args={"x": 1, "rendezvous_uri": "/tmp/r", "rank_env": "MY_RANK"},
+            run_id="a",
+            timeout=5,
+        )
         first, second = made.specs(grace=3.0)
         assert (first.rank, second.rank) == (0, 1)
         assert first.kwargs == {"x": 1, "rendezvous_uri": "/tmp/r"}
@@ -60,14 +65,25 @@ class TestRequest:
         assert re.fullmatch("[a-z0-9]([-a-z0-9]*[a-z0-9])?", name)
         assert request(run_prefix="a" * 24, run_id=name).run_id == name
 
-    @pytest.mark.parametrize(("given", "cpu"), [(4, "4"), (0.5, "0.5"), ("500m", "500m"), (None, None)])
+    @pytest.mark.parametrize(
+        ("given", "cpu"), [(4, "4"), (0.5, "0.5"), ("500m", "500m"), (None, None)]
+    )
     def test_cpu(self, given, cpu):
         assert request(cpu=given).cpu == cpu
 
     def test_equal_launches_have_equal_fingerprints(self):
         assert request(run_id="a").fingerprint() == request(run_id="a").fingerprint()
-        for change in ({"timeout": 9}, {"env": {"A": "1"}}, {"n": 3}, {"args": {"a": 1}}, {"entrypoint": "m:g"}):
-            assert request(**{"run_id": "a", **change}).fingerprint() != request(run_id="a").fingerprint()
+        for change in (
+            {"timeout": 9},
+            {"env": {"A": "1"}},
+            {"n": 3},
+            {"args": {"a": 1}},
+            {"entrypoint": "m:g"},
+        ):
+            assert (
+                request(**{"run_id": "a", **change}).fingerprint()
+                != request(run_id="a").fingerprint()
+            )
 
     @pytest.mark.parametrize(
         ("change", "told"),
@@ -109,7 +125,10 @@ class TestRequest:
             ({"args": {"rank_env": None}}, "rank_env"),
             ({"args": {"rank_env": "R"}, "env": {"R": "7"}}, "R may not be set: rank_env"),
             ({"args": {"rank_env": "R"}, "secrets": {"R": "ref"}}, "R may not be set: rank_env"),
-            ({"env": {"TOKEN": "x"}, "secrets": {"TOKEN": "ref"}}, "TOKEN would be set by env and by secrets"),
+            (
+                {"env": {"TOKEN": "x"}, "secrets": {"TOKEN": "ref"}},
+                "TOKEN would be set by env and by secrets",
+            ),
             ({"env": {"A B": "1"}}, "name 'A B'"),
             ({"env": {"A": 1}}, "'A' maps to a int"),
             ({"env": {"WORLD_SIZE": "7"}}, "may not set WORLD_SIZE"),

@@ -36,20 +36,48 @@ class TestOutcomes:
     @pytest.mark.parametrize("through", ["file", "environment"])
     def test_nothing_of_a_run_around_it_shines_through(self, replica, tmp_path, through):
         around = (
-            {"RENDEZVOUS_URI": "/other", "DILOCO_RUN_ID": "other", "DILOCO_SPEC_7": "x"} if through == "file" else {}
+            {"RENDEZVOUS_URI": "/other", "DILOCO_RUN_ID": "other", "DILOCO_SPEC_7": "x"}
+            if through == "file"
+            else {}
         )
         seen = end(replica("sees", through=through, around=around), tmp_path).result
-        assert seen == {"RENDEZVOUS_URI": "/tmp/somewhere", "DILOCO_RUN_ID": "a-run", "DILOCO_ATTEMPT": "2"}
+        assert seen == {
+            "RENDEZVOUS_URI": "/tmp/somewhere",
+            "DILOCO_RUN_ID": "a-run",
+            "DILOCO_ATTEMPT": "2",
+        }
 
     def test_a_replica_is_as_light_as_its_entrypoint(self, replica, tmp_path):
-        heavy = {"torch", "numpy", "asyncio", "multiprocessing", "importlib.metadata", "logging", "ctypes", "argparse"}
+        heavy = {
+            "torch",
+            "numpy",
+            "asyncio",
+            "multiprocessing",
+            "importlib.metadata",
+            "logging",
+            "ctypes",
+            "argparse",
+        }
         assert not heavy & set(end(replica("imported"), tmp_path).result)
 
     def test_it_may_change_its_folder(self, tmp_path):
         (tmp_path / "entry.py").write_text(MODULE)
-        (tmp_path / "spec.json").write_text(ReplicaSpec("entry:moves", {"folder": "/"}, 0, 1).to_json())
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)])}
-        command = [sys.executable, "-m", "diloco_protocol.runner", "--spec", "spec.json", "--outcome", "outcome.json"]
+        (tmp_path / "spec.json").write_text(
+            ReplicaSpec("entry:moves", {"folder": "/"}, 0, 1).to_json()
+        )
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join([str(tmp_path), *filter(None, sys.path)]),
+        }
+        command = [
+            sys.executable,
+            "-m",
+            "diloco_protocol.runner",
+            "--spec",
+            "spec.json",
+            "--outcome",
+            "outcome.json",
+        ]
         subprocess.run(command, cwd=tmp_path, env=environment, timeout=60, check=True)
         assert Outcome.from_json((tmp_path / "outcome.json").read_text()).result == "/"
         assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
@@ -75,7 +103,11 @@ class TestOutcomes:
     def test_an_exception(self, replica, tmp_path):
         runner = replica("raises")
         outcome = end(runner, tmp_path)
-        assert (outcome.exit_code, outcome.reason, outcome.error_type) == (1, Reason.ERROR, "ValueError")
+        assert (outcome.exit_code, outcome.reason, outcome.error_type) == (
+            1,
+            Reason.ERROR,
+            "ValueError",
+        )
         assert outcome.error == "ValueError: no such data"
         assert 'raise ValueError("no such data")' in outcome.traceback
         assert "no such data" in runner.err
@@ -107,7 +139,11 @@ class TestOutcomes:
     def test_signals_are_named(self, replica, tmp_path, name):
         number = getattr(signal, name)
         outcome = end(replica("crashes", number=int(number)), tmp_path)
-        assert (outcome.exit_code, outcome.signal, outcome.reason) == (128 + number, name, Reason.ERROR)
+        assert (outcome.exit_code, outcome.signal, outcome.reason) == (
+            128 + number,
+            name,
+            Reason.ERROR,
+        )
         assert name in outcome.error
 
     @pytest.mark.parametrize(
@@ -125,14 +161,22 @@ class TestOutcomes:
 
 class TestWrongSpecs:
     def run(self, *arguments, **variables):
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **variables}
+        environment = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+            **variables,
+        }
         command = [sys.executable, "-m", "diloco_protocol.runner", *arguments]
-        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return subprocess.run(
+            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+        )
 
     def test_another_version_is_refused_by_name(self, tmp_path):
         later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":1', '"version":7')
         (tmp_path / "spec.json").write_text(later)
-        done = self.run("--spec", str(tmp_path / "spec.json"), "--outcome", str(tmp_path / "outcome.json"))
+        done = self.run(
+            "--spec", str(tmp_path / "spec.json"), "--outcome", str(tmp_path / "outcome.json")
+        )
         assert done.returncode == 2
         assert "version 7" in done.stderr
         outcome = Outcome.from_json((tmp_path / "outcome.json").read_text())
@@ -147,10 +191,18 @@ class TestWrongSpecs:
     @pytest.mark.parametrize("where", ["none/outcome.json", "file/outcome.json"])
     def test_nothing_is_started_whose_outcome_could_not_be_written(self, tmp_path, where):
         (tmp_path / "file").touch()
-        (tmp_path / "entry.py").write_text(f"def f(): open({str(tmp_path / 'started')!r}, 'w').close()\n")
+        (tmp_path / "entry.py").write_text(
+            f"def f(): open({str(tmp_path / 'started')!r}, 'w').close()\n"
+        )
         (tmp_path / "spec.json").write_text(ReplicaSpec("entry:f", {}, 0, 1).to_json())
         path = os.pathsep.join([str(tmp_path), *filter(None, sys.path)])
-        done = self.run("--spec", str(tmp_path / "spec.json"), "--outcome", str(tmp_path / where), PYTHONPATH=path)
+        done = self.run(
+            "--spec",
+            str(tmp_path / "spec.json"),
+            "--outcome",
+            str(tmp_path / where),
+            PYTHONPATH=path,
+        )
         assert done.returncode == 2
         assert "the outcome cannot be written" in done.stderr
         assert "Traceback" not in done.stderr

@@ -51,7 +51,9 @@ class TestEnds:
         runner.send_signal(signal.SIGUSR1)
         assert end(runner, tmp_path).result == ["SIGUSR1", True]
 
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+    @pytest.mark.parametrize(
+        "number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+    )
     def test_a_signal_to_the_runner_reaches_the_replica(self, replica, tmp_path, number):
         runner = replica("sleeps", mark=str(tmp_path / "pid"))
         pid = read_pid(tmp_path / "pid")
@@ -85,7 +87,9 @@ class TestEnds:
     @pytest.mark.parametrize("wait", [True, False], ids=["cancelled", "finished"])
     @pytest.mark.parametrize("own_session", [True, False], ids=["own session", "same group"])
     def test_grandchildren_are_ended(self, replica, tmp_path, own_session, wait):
-        runner = replica("has_children", mark=str(tmp_path / "pid"), own_session=own_session, wait=wait)
+        runner = replica(
+            "has_children", mark=str(tmp_path / "pid"), own_session=own_session, wait=wait
+        )
         pid = read_pid(tmp_path / "pid")
         if wait:
             runner.terminate()
@@ -102,7 +106,10 @@ def namespaces():
     """Whether a test may make a PID namespace, as a container is."""
     if not (unshare := shutil.which("unshare")):
         return False
-    return subprocess.run([unshare, *NAMESPACE, "true"], capture_output=True, check=False).returncode == 0
+    return (
+        subprocess.run([unshare, *NAMESPACE, "true"], capture_output=True, check=False).returncode
+        == 0
+    )
 
 
 @pytest.mark.skipif(not namespaces(), reason="no PID namespaces may be made here")
@@ -114,10 +121,16 @@ class TestAsPid1:
         assert mark.read_text() == "the parent is 1"
         (runner,) = [process for process in processes() if process.parent == unshare.pid]
         (child,) = wait_for(
-            lambda: (found := [process for process in processes() if process.parent == runner.pid]) and found, "it"
+            lambda: (found := [process for process in processes() if process.parent == runner.pid])
+            and found,
+            "it",
         )
         zombies = Path(f"/proc/{runner.pid}/task/{runner.pid}/children")
         wait_for(lambda: zombies.read_text().split() == [str(child.pid)], "the orphan to be reaped")
         os.kill(runner.pid, signal.SIGTERM)
         outcome = end(unshare, tmp_path)
-        assert (outcome.exit_code, outcome.signal, outcome.reason) == (143, "SIGTERM", Reason.CANCEL_REQUESTED)
+        assert (outcome.exit_code, outcome.signal, outcome.reason) == (
+            143,
+            "SIGTERM",
+            Reason.CANCEL_REQUESTED,
+        )

@@ -20,7 +20,11 @@ from diloco_protocol import (
 
 text = st.text(st.characters(exclude_categories=["Cs"]))
 json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | text,
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | text,
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(text, inner, max_size=4),
     max_leaves=12,
 )
@@ -55,7 +59,9 @@ class TestSpec:
     def test_environment(self, spec, piece):
         variables = spec_to_environment(spec, piece_bytes=piece)
         assert all(len(value) <= piece and value.isascii() for value in variables.values())
-        assert not any(character in value for value in variables.values() for character in "$`\"'\\ \n")
+        assert not any(
+            character in value for value in variables.values() for character in "$`\"'\\ \n"
+        )
         again = spec_from_environment({**variables, "PATH": "/bin"})
         assert again == spec
         assert exactly(again.kwargs, spec.kwargs)
@@ -90,16 +96,22 @@ class TestSpec:
 
     def test_another_version_is_refused_by_name(self):
         later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":1', '"version":7')
-        with pytest.raises(SpecVersionError, match=r"version 7, but its diloco-protocol reads version 1"):
+        with pytest.raises(
+            SpecVersionError, match=r"version 7, but its diloco-protocol reads version 1"
+        ):
             ReplicaSpec.from_json(later)
 
-    @pytest.mark.parametrize("data", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 1, "extra": 2}'])
+    @pytest.mark.parametrize(
+        "data", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 1, "extra": 2}']
+    )
     def test_what_is_no_spec_is_refused(self, data):
         with pytest.raises(InvalidRequestError):
             ReplicaSpec.from_json(data)
 
     def test_the_environment_of_a_replica(self):
-        spec = ReplicaSpec("m:f", {}, 3, 8, attempt=2, run_id="a", rendezvous_uri="s3://b/c", rank_env="MY_RANK")
+        spec = ReplicaSpec(
+            "m:f", {}, 3, 8, attempt=2, run_id="a", rendezvous_uri="s3://b/c", rank_env="MY_RANK"
+        )
         assert environment(spec) == {
             "MY_RANK": "3",
             "REPLICA_RANK": "3",
@@ -113,12 +125,17 @@ class TestSpec:
     @pytest.mark.parametrize(
         ("kwargs", "told"),
         [
-            ({"model": {"layers": [1, 2, (3,)]}}, r"kwargs\.model\.layers\[2\] is a builtins\.tuple"),
+            (
+                {"model": {"layers": [1, 2, (3,)]}},
+                r"kwargs\.model\.layers\[2\] is a builtins\.tuple",
+            ),
             ({"lr": float("nan")}, r"kwargs\.lr is nan"),
             ({"table": {1: "a"}}, r"kwargs\.table has the key 1 of type int"),
         ],
     )
-    @pytest.mark.parametrize("channel", [ReplicaSpec.to_json, spec_to_environment, spec_to_arguments])
+    @pytest.mark.parametrize(
+        "channel", [ReplicaSpec.to_json, spec_to_environment, spec_to_arguments]
+    )
     def test_no_channel_bends_what_it_cannot_carry(self, channel, kwargs, told):
         spec = ReplicaSpec("m:f", kwargs, 0, 1)
         with pytest.raises(InvalidRequestError, match=told):

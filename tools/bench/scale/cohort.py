@@ -140,7 +140,9 @@ def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcom
         cohort.part_bytes = sizes["PART_BYTES"]
         for rank in range(run.ranks):
             replica = partial(cohort.replica, rank)
-            time.start_at(0.0, replica if profiles is None else partial(_profiled, replica, profiles))
+            time.start_at(
+                0.0, replica if profiles is None else partial(_profiled, replica, profiles)
+            )
         try:
             time.run_all(_LIMIT)
         finally:
@@ -152,7 +154,10 @@ def simulate(run: Run, profiles: list[cProfile.Profile] | None = None) -> Outcom
     return Outcome(
         scale.parameters,
         [cohort.costs[rank][0] for rank in ranks],
-        [[cohort.costs[rank][1 + run.warm + number] for rank in ranks] for number in range(run.measured)],
+        [
+            [cohort.costs[rank][1 + run.warm + number] for rank in ranks]
+            for number in range(run.measured)
+        ],
         cohort.costs[run.replicas][0] if run.joins else None,
     )
 
@@ -212,19 +217,36 @@ class _Cohort:
         driver = VirtualDriver(network, self._scale.factor, self.part_bytes)
         background = partial(Background, network)
         given, factor = run.transfer, self._scale.factor
-        transfer = Transfer(given.connections, given.block_bytes // factor, given.budget_bytes // factor)
-        store = RemoteStore("s3://bucket/run", driver, retries, transfer=transfer, background=background)
+        transfer = Transfer(
+            given.connections, given.block_bytes // factor, given.budget_bytes // factor
+        )
+        store = RemoteStore(
+            "s3://bucket/run", driver, retries, transfer=transfer, background=background
+        )
         timing = Timing(
-            join_timeout=_LIMIT, sync_timeout=_LIMIT, clock=network.clock, sleep=network.sleep, repeat=network.repeat
+            join_timeout=_LIMIT,
+            sync_timeout=_LIMIT,
+            clock=network.clock,
+            sleep=network.sleep,
+            repeat=network.repeat,
         )
         chunk_bytes = run.chunks * CHUNK_BYTES // self._scale.factor
         if run.kind == "strict":
-            return ObjectStoreExchange(store, rank, run.ranks, timing=timing, chunk_bytes=chunk_bytes)
-        settings = Elastic(run.replicas, grace=run.grace, topology=run.kind, publish_every=run.publish_every)
-        return ElasticExchange(store, rank, run.ranks, settings, timing=timing, chunk_bytes=chunk_bytes)
+            return ObjectStoreExchange(
+                store, rank, run.ranks, timing=timing, chunk_bytes=chunk_bytes
+            )
+        settings = Elastic(
+            run.replicas, grace=run.grace, topology=run.kind, publish_every=run.publish_every
+        )
+        return ElasticExchange(
+            store, rank, run.ranks, settings, timing=timing, chunk_bytes=chunk_bytes
+        )
 
     def _tensors(self) -> list[torch.Tensor]:
-        bounds = [self._scale.elements * index // self._run.tensors for index in range(self._run.tensors + 1)]
+        bounds = [
+            self._scale.elements * index // self._run.tensors
+            for index in range(self._run.tensors + 1)
+        ]
         return [torch.ones(stop - start) for start, stop in pairwise(bounds)]
 
 

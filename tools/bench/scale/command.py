@@ -67,9 +67,13 @@ def main(given: Sequence[str] | None = None) -> int:
     done: list[tuple[Run, Outcome | None]] = [(run, None) for run in runs]
     for number, run in enumerate(runs):
         done[number] = run, _measured(run, arguments.most_requests, arguments.profile)
-        if arguments.write is not None:  # each time, so that a run that is stopped leaves what it has counted
+        if (
+            arguments.write is not None
+        ):  # each time, so that a run that is stopped leaves what it has counted
             write(arguments.write, s3, done)
-    starts = markdown(START, [start_cells(run, outcome) for run, outcome in done if outcome is not None])
+    starts = markdown(
+        START, [start_cells(run, outcome) for run, outcome in done if outcome is not None]
+    )
     print(f"\nthe start\n\n{starts}")
     return 0
 
@@ -78,7 +82,9 @@ def _measured(run: Run, most_requests: float, profile: bool) -> Outcome | None:
     """Run it and print its line; None where it would take too long."""
     requests = run.replicas * (plan_of(run, round(run.parameters)).gets + 1)
     if requests > most_requests:
-        print(line(sync_cells(run, None), _WIDTHS), f"(left out: {requests:.1g} requests for a sync)")
+        print(
+            line(sync_cells(run, None), _WIDTHS), f"(left out: {requests:.1g} requests for a sync)"
+        )
         return None
     began, cpu = time.perf_counter(), time.process_time()
     profiles: list[cProfile.Profile] | None = [] if profile else None
@@ -95,15 +101,32 @@ def _measured(run: Run, most_requests: float, profile: bool) -> Outcome | None:
 def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
     usual = S3()
     parser = argparse.ArgumentParser(
-        prog="bench-scale", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS), help="kinds of runs (default: all)")
-    parser.add_argument("--replicas", type=int, nargs="+", default=[4, 16, 64, 256], help="default: 4 16 64 256")
-    parser.add_argument(
-        "--parameters", type=_count, nargs="+", default=[1e6, 1e8, 1e9], help="fp32, such as 125M (default: 1M 100M 1B)"
+        prog="bench-scale",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
-        "--latency", type=float, default=usual.latency, help="seconds of a request (default: %(default)s)"
+        "--kinds",
+        nargs="+",
+        choices=KINDS,
+        default=list(KINDS),
+        help="kinds of runs (default: all)",
+    )
+    parser.add_argument(
+        "--replicas", type=int, nargs="+", default=[4, 16, 64, 256], help="default: 4 16 64 256"
+    )
+    parser.add_argument(
+        "--parameters",
+        type=_count,
+        nargs="+",
+        default=[1e6, 1e8, 1e9],
+        help="fp32, such as 125M (default: 1M 100M 1B)",
+    )
+    parser.add_argument(
+        "--latency",
+        type=float,
+        default=usual.latency,
+        help="seconds of a request (default: %(default)s)",
     )
     parser.add_argument(
         "--connection",
@@ -112,13 +135,31 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
         help="bytes per second of a connection (default: %(default)g)",
     )
     parser.add_argument(
-        "--network", type=float, default=usual.network, help="bytes per second of a replica (default: %(default)g)"
+        "--network",
+        type=float,
+        default=usual.network,
+        help="bytes per second of a replica (default: %(default)g)",
     )
-    parser.add_argument("--throttle", action="store_true", help="with S3's rates: 5,500 reads, 3,500 writes per second")
-    parser.add_argument("--driver", choices=("obstore", "s3fs"), default="obstore", help="whose requests are sent")
-    parser.add_argument("--warm", type=int, default=2, help="syncs before the measured one (default: %(default)s)")
-    parser.add_argument("--tensors", type=int, default=24, help="tensors of the model (default: %(default)s)")
-    parser.add_argument("--grace", type=float, default=60.0, help="of elastic runs, in seconds (default: %(default)g)")
+    parser.add_argument(
+        "--throttle",
+        action="store_true",
+        help="with S3's rates: 5,500 reads, 3,500 writes per second",
+    )
+    parser.add_argument(
+        "--driver", choices=("obstore", "s3fs"), default="obstore", help="whose requests are sent"
+    )
+    parser.add_argument(
+        "--warm", type=int, default=2, help="syncs before the measured one (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--tensors", type=int, default=24, help="tensors of the model (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--grace",
+        type=float,
+        default=60.0,
+        help="of elastic runs, in seconds (default: %(default)g)",
+    )
     parser.add_argument(
         "--chunks",
         type=int,
@@ -131,7 +172,9 @@ def _arguments(given: Sequence[str] | None) -> argparse.Namespace:
         default=math.inf,
         help="leave out runs whose syncs the planner gives more requests for all replicas together",
     )
-    parser.add_argument("--profile", action="store_true", help="print where the processor's time goes")
+    parser.add_argument(
+        "--profile", action="store_true", help="print where the processor's time goes"
+    )
     parser.add_argument(
         "--write",
         type=Path,

@@ -113,7 +113,9 @@ class VirtualDriver:
             self.network.request("DELETE")
             for key in keys[start : start + self._bucket.s3.bulk]:
                 if self.network.in_background:
-                    self.network.time.call_at(self.network.clock(), partial(self._bucket.remove, key))
+                    self.network.time.call_at(
+                        self.network.clock(), partial(self._bucket.remove, key)
+                    )
                 else:
                     self._bucket.remove(key)
 
@@ -142,6 +144,8 @@ class VirtualDriver:
             raise ExistsError(key)
         if self.network.in_background:
             self._bucket.coming[key] = content
-            self.network.time.call_at(self.network.clock(), partial(self._bucket.write, key, content))
+            self.network.time.call_at(
+                self.network.clock(), partial(self._bucket.write, key, content)
+            )
         else:
             self._bucket.write(key, content)

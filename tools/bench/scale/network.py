@@ -204,7 +204,9 @@ class InBackground(Future[Any]):
         if self.done():
             return
         if self._network.in_background:
-            raise RuntimeError("what is done in the background must not wait for anything else that is done there")
+            raise RuntimeError(
+                "what is done in the background must not wait for anything else that is done there"
+            )
         self._network.waits += 1
         gate = closed_gate()
         self._gates.append(gate)

@@ -35,7 +35,9 @@ def write(path: Path, s3: S3, done: Sequence[tuple[Run, Outcome | None]]) -> Non
     if not begin or not end:
         raise SystemExit(f"{path} has no place for the tables, between {_BEGIN} and {_END}")
     syncs = markdown(SYNC, [sync_cells(*each) for each in done])
-    starts = markdown(START, [start_cells(run, outcome) for run, outcome in done if outcome is not None])
+    starts = markdown(
+        START, [start_cells(run, outcome) for run, outcome in done if outcome is not None]
+    )
     tables = f"Assumed: {conditions(s3)}.\n\nA steady sync, counted / planned:\n\n{syncs}\n\nThe start:\n\n{starts}"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"{before}{begin}\n{tables}\n{end}{after}")

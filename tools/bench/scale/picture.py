@@ -43,7 +43,12 @@ def svg(panels: Mapping[str, Mapping[float, Sequence[Point]]]) -> str:
     sizes = sorted({size for lines in panels.values() for size in lines})
     axes = _Axes(
         sorted({point.replicas for point in points}),
-        [seconds for point in points for seconds in (point.seconds, point.planned) if seconds is not None],
+        [
+            seconds
+            for point in points
+            for seconds in (point.seconds, point.planned)
+            if seconds is not None
+        ],
     )
     width = _LEFT + len(panels) * (_WIDTH + _GAP)
     height = _TOP + _HEIGHT + _BOTTOM
@@ -76,7 +81,9 @@ class _Axes:
         return _HEIGHT * (1 - (math.log10(seconds) - first) / ((last - first) or 1))
 
 
-def _panel(kind: str, lines: Mapping[float, Sequence[Point]], sizes: Sequence[float], axes: _Axes) -> Iterator[str]:
+def _panel(
+    kind: str, lines: Mapping[float, Sequence[Point]], sizes: Sequence[float], axes: _Axes
+) -> Iterator[str]:
     yield f'<text class="t" x="0" y="-14">{escape(kind)}</text>'
     for seconds in axes.seconds:
         y = axes.y(seconds)
@@ -90,12 +97,16 @@ def _panel(kind: str, lines: Mapping[float, Sequence[Point]], sizes: Sequence[fl
         colour = _COLOURS[sizes.index(size) % len(_COLOURS)]
         ordered = sorted(line, key=lambda point: point.replicas)
         planned = [(axes.x(p.replicas), axes.y(p.planned)) for p in ordered]
-        counted = [(axes.x(p.replicas), axes.y(p.seconds)) for p in ordered if p.seconds is not None]
+        counted = [
+            (axes.x(p.replicas), axes.y(p.seconds)) for p in ordered if p.seconds is not None
+        ]
         for style, places in (("p", planned), ("m", counted)):
             if places:
                 points = "L".join(f"{x:.1f} {y:.1f}" for x, y in places)
                 yield f'<path class="{style}" stroke="{colour}" d="M{points}"/>'
-        yield from (f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in counted)
+        yield from (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in counted
+        )
 
 
 def _legend(sizes: Sequence[float], y: float) -> Iterator[str]:

@@ -45,7 +45,10 @@ class S3:
     def dollars(self, requests: dict[str, float]) -> float:
         """What requests cost, by their kinds."""
         puts = requests.get("PUT", 0) + requests.get("LIST", 0)
-        return puts * self.put_price + (requests.get("GET", 0) + requests.get("HEAD", 0)) * self.get_price
+        return (
+            puts * self.put_price
+            + (requests.get("GET", 0) + requests.get("HEAD", 0)) * self.get_price
+        )
 
 
 @dataclass(slots=True)
@@ -89,7 +92,11 @@ class Bucket:
     def below(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes."""
         folder = prefix.rstrip("/")
-        return dict(self._folders[folder]) if folder else {k: len(v.data) for k, v in self.objects.items()}
+        return (
+            dict(self._folders[folder])
+            if folder
+            else {k: len(v.data) for k, v in self.objects.items()}
+        )
 
 
 def _folders(key: str) -> list[str]:

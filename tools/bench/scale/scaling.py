@@ -95,12 +95,18 @@ def scaled(factor: int) -> Iterator[dict[str, int]]:
     Raises:
         RuntimeError: There is a constant in bytes of which it is not said here whether it is one of those.
     """
-    names = {module.name for module in pkgutil.walk_packages(diloco_core.__path__, "diloco_core.")} - _ELSEWHERE
+    names = {
+        module.name for module in pkgutil.walk_packages(diloco_core.__path__, "diloco_core.")
+    } - _ELSEWHERE
     modules = [importlib.import_module(name) for name in sorted(names)]
     found = [(module, name, value) for module in modules for name, value in _sizes(module)]
-    unknown = {f"{module.__name__}.{name}" for module, name, _ in found if name not in CUTTING | OTHERS}
+    unknown = {
+        f"{module.__name__}.{name}" for module, name, _ in found if name not in CUTTING | OTHERS
+    }
     if unknown:
-        raise RuntimeError(f"say in {__file__} whether these constants cut values: {', '.join(sorted(unknown))}")
+        raise RuntimeError(
+            f"say in {__file__} whether these constants cut values: {', '.join(sorted(unknown))}"
+        )
     cutting = [(module, name, value) for module, name, value in found if name in CUTTING]
     try:
         for module, name, value in cutting:
@@ -115,5 +121,8 @@ def _sizes(module: ModuleType) -> list[tuple[str, int]]:
     return [
         (name, value)
         for name, value in vars(module).items()
-        if isinstance(value, int) and not isinstance(value, bool) and value >= _SMALL and _SIZE.fullmatch(name)
+        if isinstance(value, int)
+        and not isinstance(value, bool)
+        and value >= _SMALL
+        and _SIZE.fullmatch(name)
     ]

@@ -16,7 +16,20 @@ SYNC = (
     "", "parameters", "N", "seconds", "GET", "PUT", "LIST", "DELETE", "HEAD", "round trips", "MB up", "MB down", "$ of all",
 )  # fmt: skip
 """Columns of the table of syncs; what is planned stands behind what was counted."""
-START = ("", "parameters", "N", "seconds", "GET", "PUT", "LIST", "DELETE", "HEAD", "round trips", "MB up", "MB down")
+START = (
+    "",
+    "parameters",
+    "N",
+    "seconds",
+    "GET",
+    "PUT",
+    "LIST",
+    "DELETE",
+    "HEAD",
+    "round trips",
+    "MB up",
+    "MB down",
+)
 """Columns of the table of starts."""
 
 
@@ -47,7 +60,14 @@ def start_cells(run: Run, outcome: Outcome) -> list[str]:
     found = start_of(run, outcome)
     requests = [number(found.requests[kind]) for kind in ("GET", "PUT", "LIST", "DELETE", "HEAD")]
     traffic = [number(found.waits), number(found.sent / 1e6), number(found.received / 1e6)]
-    return [run.kind, short(run.parameters), str(run.replicas), number(found.seconds), *requests, *traffic]
+    return [
+        run.kind,
+        short(run.parameters),
+        str(run.replicas),
+        number(found.seconds),
+        *requests,
+        *traffic,
+    ]
 
 
 def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -60,7 +80,10 @@ def markdown(head: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 def line(cells: Sequence[str], widths: Sequence[int]) -> str:
     """A row of a table, in columns of these widths."""
     padded = zip(cells, widths, strict=True)
-    first, *rest = (cell.rjust(width) if index else cell.ljust(width) for index, (cell, width) in enumerate(padded))
+    first, *rest = (
+        cell.rjust(width) if index else cell.ljust(width)
+        for index, (cell, width) in enumerate(padded)
+    )
     return "| " + " | ".join([first, *rest]) + " |"
 
 
@@ -68,7 +91,9 @@ def conditions(s3: S3) -> str:
     """What is assumed of the store."""
     rates = "no limit to the rate of requests"
     if s3.reads != float("inf"):
-        rates = f"at most {s3.reads:,.0f} reads and {s3.writes:,.0f} writes per second below the prefix"
+        rates = (
+            f"at most {s3.reads:,.0f} reads and {s3.writes:,.0f} writes per second below the prefix"
+        )
     return (
         f"{1000 * s3.latency:g} ms for a request, {s3.connection / 1e6:g} MB/s for a connection, "
         f"{s3.network / 1e9:g} GB/s for a replica, {rates}"

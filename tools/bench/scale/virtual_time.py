@@ -52,7 +52,9 @@ class VirtualTime(Scheduler):
             self.open(gate)
         self._end()
         if late or stuck:
-            raise StuckError(f"{stuck} threads wait for each other, {late} events lie after {limit:g} virtual seconds")
+            raise StuckError(
+                f"{stuck} threads wait for each other, {late} events lie after {limit:g} virtual seconds"
+            )
 
 
 class Barrier:

@@ -41,7 +41,11 @@ class Weighed:
 
     def between(self, start: int, stop: int) -> int:
         """How many bytes those from ``start`` to ``stop`` stand for."""
-        return stop - start + (self._factor - 1) * (self._values_before(stop) - self._values_before(start))
+        return (
+            stop
+            - start
+            + (self._factor - 1) * (self._values_before(stop) - self._values_before(start))
+        )
 
     def reaching(self, weight: int) -> int:
         """Where the first bytes end that stand for so many."""
@@ -64,7 +68,9 @@ class Weighed:
 def _stretches(header: bytes, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where values and checksums begin in turn, and how many values lie before each of these places."""
     tensors = json.loads(header[_LENGTH_BYTES:])
-    checksums = sorted(tuple(entry["data_offsets"]) for name, entry in tensors.items() if name.endswith(".xxh3"))
+    checksums = sorted(
+        tuple(entry["data_offsets"]) for name, entry in tensors.items() if name.endswith(".xxh3")
+    )
     starts, before, here, values = [], [], len(header), 0
     for start, stop in checksums:
         starts += [here, len(header) + start]

@@ -8,7 +8,14 @@ from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from _pytest.outcomes import OutcomeException
 
-from diloco_protocol import BackendError, Reason, ReplicaHandle, ReplicaNotFoundError, ReplicaState, ReplicaStatus
+from diloco_protocol import (
+    BackendError,
+    Reason,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaState,
+    ReplicaStatus,
+)
 
 from ._promises import HarnessFault, PromiseBroken
 from ._time import Overslept
@@ -62,7 +69,11 @@ class Checks:
         if isinstance(error, Overslept):
             self.broken("R2", "nothing yet", str(error))
         if not isinstance(error, (BackendError, AssertionError, HarnessFault, OutcomeException)):
-            self.broken(promise, f"{type(error).__name__}: {error}", "every error of a verb is a BackendError")
+            self.broken(
+                promise,
+                f"{type(error).__name__}: {error}",
+                "every error of a verb is a BackendError",
+            )
         raise error
 
     # --- one replica ---
@@ -81,7 +92,9 @@ class Checks:
         if truth.state is None:
             self._gone(replica, said)
         elif said is None:
-            self.broken("S4", f"describe({replica}) raised {error!r}", f"there is a record of it: {truth}")
+            self.broken(
+                "S4", f"describe({replica}) raised {error!r}", f"there is a record of it: {truth}"
+            )
         else:
             self._judge(replica, said, truth)
             replica.said = said
@@ -97,9 +110,13 @@ class Checks:
         """Hold the world against the model, and take from it what the model leaves open."""
         if replica.gone or truth.state is None:
             if truth.state is not None:
-                raise HarnessFault(f"the records of {replica} were removed, but the world tells {truth}")
+                raise HarnessFault(
+                    f"the records of {replica} were removed, but the world tells {truth}"
+                )
             if not replica.gone:
-                self.broken("C6", f"nothing, at: {self.history[-1]}", f"there is no record of {replica}")
+                self.broken(
+                    "C6", f"nothing, at: {self.history[-1]}", f"there is no record of {replica}"
+                )
             return
         possible = replica.possible(self.harness.clock())
         if truth.state not in possible:
@@ -119,9 +136,17 @@ class Checks:
             return "C2" if self.last == "cancel" else "S2"
         if truth.state is ReplicaState.CANCELLED:
             return "C3"
-        if truth.state is ReplicaState.FAILED and any(one.state is truth.state for one in replica.run.replicas):
+        if truth.state is ReplicaState.FAILED and any(
+            one.state is truth.state for one in replica.run.replicas
+        ):
             return "S9"
-        promise = {"cancel": "C3", "collect": "R2", "launch": "L3", "purge": "C6", "expire": "C6"}.get(self.last)
+        promise = {
+            "cancel": "C3",
+            "collect": "R2",
+            "launch": "L3",
+            "purge": "C6",
+            "expire": "C6",
+        }.get(self.last)
         if promise is None:
             raise HarnessFault(f"after {self.history[-1]!r} the world tells {truth} of {replica}")
         return promise
@@ -129,7 +154,9 @@ class Checks:
     def _gone(self, replica: Replica, said: ReplicaStatus | None) -> None:
         # Who has seen a terminal state may go on answering it.
         seen = replica.said
-        if said is not None and not (seen is not None and seen.state.terminal and seen.state == said.state):
+        if said is not None and not (
+            seen is not None and seen.state.terminal and seen.state == said.state
+        ):
             self.broken("S6", self._words(replica, said), "there is no record of it")
 
     def _words(self, replica: Replica, said: ReplicaStatus) -> str:
@@ -141,7 +168,9 @@ class Checks:
 
     def _judge(self, replica: Replica, said: ReplicaStatus, truth: Truth) -> None:
         words = self._words(replica, said)
-        alive = "something of it is still alive" if truth.alive else "nothing of it is alive any more"
+        alive = (
+            "something of it is still alive" if truth.alive else "nothing of it is alive any more"
+        )
         true = f"{replica} is {truth.state}, attempt {truth.attempt}, and {alive}"
         if type(said.state) is not ReplicaState:
             self.broken("S1", f"{words} (a {type(said.state).__name__})", true)
@@ -171,7 +200,9 @@ class Checks:
 
     def _attempt_is_known(self, said: ReplicaStatus) -> bool:
         ended = said.state is ReplicaState.CANCELLED or said.reason is Reason.GANG_FAILED
-        return self.capabilities.counts_attempts and (self.capabilities.remembers_ended or not ended)
+        return self.capabilities.counts_attempts and (
+            self.capabilities.remembers_ended or not ended
+        )
 
     def _details(self, replica: Replica, said: ReplicaStatus, truth: Truth, words: str) -> None:
         if self._attempt_is_known(said) and said.attempt != truth.attempt:
@@ -204,10 +235,17 @@ class Checks:
                 said = self.observe(replica)
                 if said is None:
                     continue
-                before, state = self.harness.truth(replica.handle), self.executor.poll(replica.handle)
-                still = self.harness.truth(replica.handle) == before and before.state == replica.state
+                before, state = (
+                    self.harness.truth(replica.handle),
+                    self.executor.poll(replica.handle),
+                )
+                still = (
+                    self.harness.truth(replica.handle) == before and before.state == replica.state
+                )
                 if state != said.state and still:
-                    self.broken("S8", f"poll({replica}) is {state}, describe says {said.state}", str(before))
+                    self.broken(
+                        "S8", f"poll({replica}) is {state}, describe says {said.state}", str(before)
+                    )
                 if type(state) is not ReplicaState:
                     self.broken("S1", f"poll({replica}) is {state!r}", "it is a ReplicaState")
 
@@ -220,13 +258,21 @@ class Checks:
                 truth = self.harness.truth(replica.handle)
                 over = truth.state is None or (truth.state.terminal and not truth.alive)
                 if replica.stopping and not over:
-                    self.broken("C5", f"the cancel of {replica} was accepted", f"it goes on: {truth}")
+                    self.broken(
+                        "C5", f"the cancel of {replica} was accepted", f"it goes on: {truth}"
+                    )
                 if replica.overdue(self.harness.clock()) and not over:
                     self.broken(
-                        "S7", f"launched with timeout={run.timeout:g}", f"{replica} is past it and goes on: {truth}"
+                        "S7",
+                        f"launched with timeout={run.timeout:g}",
+                        f"{replica} is past it and goes on: {truth}",
                     )
                 if replica.doomed and not over:
-                    self.broken("S9", "the declared failure scope is the gang", f"{replica} goes on: {truth}")
+                    self.broken(
+                        "S9",
+                        "the declared failure scope is the gang",
+                        f"{replica} goes on: {truth}",
+                    )
                 self.adopt(replica, truth)
 
     def check_launched(self, n: int, run: Run, handles: list[ReplicaHandle]) -> None:
@@ -234,10 +280,19 @@ class Checks:
         said = f"launch_replicas gave {[(handle.rank, handle.run_id) for handle in handles]}"
         if [handle.rank for handle in handles] != list(range(n)):
             self.broken("L1", said, f"{n} replicas were asked for, ranks 0 to {n - 1} in order")
-        if len({handle.run_id for handle in handles}) != 1 or (run.run_id and handles[0].run_id != run.run_id):
+        if len({handle.run_id for handle in handles}) != 1 or (
+            run.run_id and handles[0].run_id != run.run_id
+        ):
             self.broken("L1", said, f"all handles of {run.name} carry its run_id {run.run_id!r}")
-        if any(handle.world_size != n or handle.backend_name != self.executor.backend_name for handle in handles):
-            self.broken("L1", repr(handles), f"world_size is {n}, the backend {self.executor.backend_name!r}")
+        if any(
+            handle.world_size != n or handle.backend_name != self.executor.backend_name
+            for handle in handles
+        ):
+            self.broken(
+                "L1",
+                repr(handles),
+                f"world_size is {n}, the backend {self.executor.backend_name!r}",
+            )
         others = {handle for other in self.runs for handle in other.handles}
         if len(set(handles)) != n or others & set(handles):
             self.broken("L1", said, "another replica has the same handle")

@@ -32,7 +32,9 @@ def collect(
     begin = lab.harness.clock()
     lab.harness.time.limit = begin + timeout + lab.harness.slack
     try:
-        results = lab.verb("R6", lambda: lab.executor.collect(handles, timeout=timeout, progress=progress))
+        results = lab.verb(
+            "R6", lambda: lab.executor.collect(handles, timeout=timeout, progress=progress)
+        )
     finally:
         lab.harness.time.limit = None
     took = lab.harness.clock() - begin
@@ -45,8 +47,14 @@ def collect(
     for replica, state, result in zip(replicas, before, results, strict=True):
         lab.adopt(replica, lab.harness.truth(replica.handle))
         _judge(lab, replica, state, result)
-    if took < timeout - lab.harness.slack and not all(ReplicaState(entry["status"]).terminal for entry in results):
-        lab.broken("R2", f"collect came back after {took:g} s", f"not all had ended, and its timeout was {timeout:g} s")
+    if took < timeout - lab.harness.slack and not all(
+        ReplicaState(entry["status"]).terminal for entry in results
+    ):
+        lab.broken(
+            "R2",
+            f"collect came back after {took:g} s",
+            f"not all had ended, and its timeout was {timeout:g} s",
+        )
     return results
 
 
@@ -61,7 +69,9 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
         lab.broken("R3", said, f"before, it said {_short(answer)}")
     if replica.gone:
         known = replica.said is not None and replica.said.state.terminal
-        if not (status == "failed" and result["reason"] == "lost") and not (known and status == replica.state):
+        if not (status == "failed" and result["reason"] == "lost") and not (
+            known and status == replica.state
+        ):
             lab.broken("R7", said, "there is no record of it")
         return
     if (result["exit_code"] == 0) != (status == "succeeded"):
@@ -79,7 +89,9 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
     if status == "cancelled" and result["exit_code"] is not None:
         lab.broken("R4", said, "in a result, a cancelled replica has no exit code")
     if replica.reason is not None and result["reason"] != replica.reason:
-        lab.broken("S7" if replica.reason == "timeout" else "S8", said, f"the reason is {replica.reason}")
+        lab.broken(
+            "S7" if replica.reason == "timeout" else "S8", said, f"the reason is {replica.reason}"
+        )
     replica.answer = result
 
 
@@ -111,4 +123,6 @@ def _same(one: Any, other: Any) -> bool:
 
 def _short(result: ReplicaResult) -> str:
     keys = ("status", "reason", "exit_code", "attempt", "error", "result")
-    return ", ".join(f"{key}={str(result.get(key))[:80]}" for key in keys if result.get(key) is not None)
+    return ", ".join(
+        f"{key}={str(result.get(key))[:80]}" for key in keys if result.get(key) is not None
+    )

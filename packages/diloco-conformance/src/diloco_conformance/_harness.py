@@ -175,26 +175,36 @@ class Harness(ABC):
 
     def expire(self, handles: Sequence[ReplicaHandle]) -> None:
         """Make the backend forget a run that has ended, as after its retention."""
-        raise NotImplementedError(f"{type(self).__name__} has no expire(); declare Ability.EXPIRE in cannot")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no expire(); declare Ability.EXPIRE in cannot"
+        )
 
     def inject(self, operation: Operation, fault: Fault, *, after: int = 0) -> None:
         """Disturb all calls of an operation, except the first ``after``, until :meth:`clear`."""
-        raise NotImplementedError(f"{type(self).__name__} has no inject(); declare the Faults in cannot")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no inject(); declare the Faults in cannot"
+        )
 
     def clear(self) -> None:  # noqa: B027 - a world without faults has nothing to clear
         """End all disturbances."""
 
     def calls(self) -> int:
         """How many calls the backend has received so far."""
-        raise NotImplementedError(f"{type(self).__name__} has no calls(); declare Ability.CALLS in cannot")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no calls(); declare Ability.CALLS in cannot"
+        )
 
     def sent(self) -> list[dict[str, Any]]:
         """The requests of all launches so far, in the words of ``Plan.requests``."""
-        raise NotImplementedError(f"{type(self).__name__} has no sent(); declare Ability.SENT in cannot")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no sent(); declare Ability.SENT in cannot"
+        )
 
     def told(self, handle: ReplicaHandle) -> Told:
         """What a replica that runs was told."""
-        raise NotImplementedError(f"{type(self).__name__} has no told(); declare Ability.TOLD in cannot")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no told(); declare Ability.TOLD in cannot"
+        )
 
     def close(self) -> None:  # noqa: B027 - a world in memory needs none
         """Let go of the world; nothing of it may be left running."""
@@ -212,4 +222,6 @@ class Harness(ABC):
     def backoff(self) -> Backoff:
         """Pauses on this world's clock, without randomness."""
         uniform: Callable[[], float] = float
-        return Backoff(first=0.2, factor=1.5, cap=5.0, clock=self.clock, sleep=self.sleep, uniform=uniform)
+        return Backoff(
+            first=0.2, factor=1.5, cap=5.0, clock=self.clock, sleep=self.sleep, uniform=uniform
+        )

@@ -50,7 +50,9 @@ class Lab(Checks):
     def _declared(self) -> None:
         known = {*Step, *Fault, *Operation, *Ability}
         wrong = [name for name in self.harness.cannot if name not in known]
-        needed = [name for name in (Step.START, Step.SUCCEED, Step.FAIL) if name in self.harness.cannot]
+        needed = [
+            name for name in (Step.START, Step.SUCCEED, Step.FAIL) if name in self.harness.cannot
+        ]
         silent = [name for name, why in self.harness.cannot.items() if not str(why).strip()]
         if wrong or needed or silent:
             raise HarnessFault(
@@ -100,13 +102,25 @@ class Lab(Checks):
                 raise
             self.broken(promise, f"it raised {error!r}", "the backend is well, and this is allowed")
 
-    def launch(self, n: int = 1, *, named: bool = True, kwargs: dict[str, Any] | None = None, **options: Any) -> Run:
+    def launch(
+        self,
+        n: int = 1,
+        *,
+        named: bool = True,
+        kwargs: dict[str, Any] | None = None,
+        **options: Any,
+    ) -> Run:
         """Launch a run, and check what the launch gives."""
         number = len(self.runs) + 1
         options.setdefault("timeout", self.harness.timeout)
         if named:
             options.setdefault("run_id", f"{self.harness.run_prefix}-{number}")
-        run = Run(f"run {number}", options.get("run_id", ""), options["timeout"], {"number": number, **(kwargs or {})})
+        run = Run(
+            f"run {number}",
+            options.get("run_id", ""),
+            options["timeout"],
+            {"number": number, **(kwargs or {})},
+        )
         shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
         self.note(f"launch_replicas({n}, {shown}) is {run.name}", "launch")
         handles = self.verb("L1", lambda: self._launch(n, run, options))
@@ -144,7 +158,9 @@ class Lab(Checks):
             self.broken("H3", f"list_runs gave {listed}", f"there is one run {run.run_id!r}")
         found = self.verb("H3", lambda: self.executor.attach(run.run_id))
         if found != run.handles:
-            self.broken("H3", f"attach({run.run_id!r}) gave {found}", f"its handles are {run.handles}")
+            self.broken(
+                "H3", f"attach({run.run_id!r}) gave {found}", f"its handles are {run.handles}"
+            )
 
     def purge(self, run: Run) -> None:
         """Purge a run that has ended."""
@@ -163,7 +179,9 @@ class Lab(Checks):
             text = json.dumps(replica.handle.to_dict())
             copy = ReplicaHandle.from_dict(json.loads(text))
             if copy != replica.handle or hash(copy) != hash(replica.handle):
-                self.broken("H1", f"the handle of {replica} is {copy!r} after JSON", repr(replica.handle))
+                self.broken(
+                    "H1", f"the handle of {replica} is {copy!r} after JSON", repr(replica.handle)
+                )
             replica.handle = copy
 
     # --- behind the executor's back ---
@@ -196,7 +214,9 @@ class Lab(Checks):
         truth = self.harness.truth(replica.handle)
         allowed = replica.possible(self.harness.clock())
         if truth.state not in allowed or (replica.state.terminal and truth.alive):
-            raise HarnessFault(f"the world was to make {replica} {step}, but tells {truth} after it")
+            raise HarnessFault(
+                f"the world was to make {replica} {step}, but tells {truth} after it"
+            )
 
     def up(self, n: int = 1, **options: Any) -> Run:
         """Launch a run and start all of it."""
@@ -231,7 +251,10 @@ class Lab(Checks):
     @contextlib.contextmanager
     def fault(self, operation: Operation, fault: Fault, *, after: int = 0) -> Iterator[None]:
         """Disturb the calls to the backend meanwhile."""
-        self.note(f"from now on, every {operation} meets: {fault}" + (f", except the first {after}" if after else ""))
+        self.note(
+            f"from now on, every {operation} meets: {fault}"
+            + (f", except the first {after}" if after else "")
+        )
         self.harness.inject(operation, fault, after=after)
         self.disturbed = True
         try:

@@ -27,4 +27,6 @@ def _gone(lab: Lab, replica: Replica) -> None:
         text = lab.within("G1", lambda: lab.executor.stream_logs(replica.handle))
     except ReplicaNotFoundError:
         return
-    lab.broken("G1", repr(text[-400:]), "the backend declares that it keeps no log of what it has ended")
+    lab.broken(
+        "G1", repr(text[-400:]), "the backend declares that it keeps no log of what it has ended"
+    )

@@ -14,13 +14,22 @@ from ._check_collect import collect
 from ._harness import Ability, Fault, Harness, Operation, Step
 from ._lab import Lab
 from ._model import Replica, Run
-from ._scenes import broken_cancel, broken_look, conflicting_launch, doubtful_launch, early_purge, failing_launch
+from ._scenes import (
+    broken_cancel,
+    broken_look,
+    conflicting_launch,
+    doubtful_launch,
+    early_purge,
+    failing_launch,
+)
 
 MOST_RUNS = 9
 MOST_LIVING = 6
 
 pick = st.integers(0, 1000)
-values = st.one_of(st.none(), st.integers(), st.text(max_size=5), st.lists(st.booleans(), max_size=2))
+values = st.one_of(
+    st.none(), st.integers(), st.text(max_size=5), st.lists(st.booleans(), max_size=2)
+)
 
 
 def machine(make_harness: Callable[[], Harness]) -> type[RuleBasedStateMachine]:
@@ -55,7 +64,9 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     def some_run(self, number: int, *, ended: bool = False) -> Run | None:
         """One of the runs of which there are records, if there is one."""
-        found = [run for run in self.lab.runs if not run.replicas[0].gone and not (ended and run.live)]
+        found = [
+            run for run in self.lab.runs if not run.replicas[0].gone and not (ended and run.live)
+        ]
         return found[number % len(found)] if found else None
 
     # --- launching ---
@@ -63,7 +74,10 @@ class ExecutorMachine(RuleBasedStateMachine):
     @property
     def room(self) -> bool:
         """Whether one more run fits in."""
-        return len(self.lab.runs) < MOST_RUNS and sum(one.live for one in self.lab.replicas()) < MOST_LIVING
+        return (
+            len(self.lab.runs) < MOST_RUNS
+            and sum(one.live for one in self.lab.replicas()) < MOST_LIVING
+        )
 
     @initialize(n=st.integers(1, 3))
     def first(self, n: int) -> None:
@@ -99,7 +113,9 @@ class ExecutorMachine(RuleBasedStateMachine):
         living = self.lab.harness.living()
         handles = self.lab.relaunch(run)
         if handles != run.handles or self.lab.harness.living() > living:
-            self.lab.broken("L3", f"launched again, it gave {handles}", f"{run.name} is {run.handles}")
+            self.lab.broken(
+                "L3", f"launched again, it gave {handles}", f"{run.name} is {run.handles}"
+            )
 
     @rule(number=pick, more=st.sampled_from([{}, {"other": 1}]))
     def conflicting_launch(self, number: int, more: dict[str, Any]) -> None:
@@ -127,7 +143,9 @@ class ExecutorMachine(RuleBasedStateMachine):
         now = self.lab.harness.clock()
         replica = self.some(
             number,
-            lambda one: one.live and one.started_at is None and not (one.stopping or one.doomed or one.overdue(now)),
+            lambda one: one.live
+            and one.started_at is None
+            and not (one.stopping or one.doomed or one.overdue(now)),
         )
         if replica is not None:
             self.lab.drive(replica, Step.START)
@@ -239,7 +257,9 @@ class ExecutorMachine(RuleBasedStateMachine):
     def collect(self, numbers: list[int], timeout: float) -> None:
         """Collect some replicas of any runs, in any order, some of them twice."""
         replicas = self.lab.replicas()
-        timeout = timeout * self.lab.harness.short_timeout / 60 if self.lab.can(Ability.TIMEOUT) else 0.0
+        timeout = (
+            timeout * self.lab.harness.short_timeout / 60 if self.lab.can(Ability.TIMEOUT) else 0.0
+        )
         collect(self.lab, [replicas[number % len(replicas)] for number in numbers], timeout=timeout)
 
     @rule()
@@ -285,7 +305,10 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     # --- what networks do ---
 
-    @rule(number=pick, fault=st.sampled_from([Fault.THROTTLE, Fault.SERVER_ERROR, Fault.REFUSED, Fault.FORBIDDEN]))
+    @rule(
+        number=pick,
+        fault=st.sampled_from([Fault.THROTTLE, Fault.SERVER_ERROR, Fault.REFUSED, Fault.FORBIDDEN]),
+    )
     def broken_look(self, number: int, fault: Fault) -> None:
         """Ask while the backend cannot answer."""
         replica = self.some(number, lambda _: True)
@@ -308,4 +331,8 @@ class ExecutorMachine(RuleBasedStateMachine):
         try:
             self.lab.observe_all()
         except BackendError as error:
-            self.lab.broken("S4", f"describe raised {error!r}", "the backend is well and has records of every replica")
+            self.lab.broken(
+                "S4",
+                f"describe raised {error!r}",
+                "the backend is well and has records of every replica",
+            )

@@ -59,9 +59,17 @@ class Replica:
 
     def overdue(self, now: float) -> bool:
         """Whether it is past its timeout."""
-        return self.live and self.started_at is not None and now - self.started_at > self.run.timeout
+        return (
+            self.live and self.started_at is not None and now - self.started_at > self.run.timeout
+        )
 
-    def end(self, state: ReplicaState, reason: Reason | None, exit_code: int | None = None, result: Any = None) -> None:
+    def end(
+        self,
+        state: ReplicaState,
+        reason: Reason | None,
+        exit_code: int | None = None,
+        result: Any = None,
+    ) -> None:
         """It has ended."""
         self.state, self.reason, self.exit_code, self.result = state, reason, exit_code, result
         self.stopping = self.doomed = False

@@ -50,7 +50,10 @@ class PromiseBroken(AssertionError):  # noqa: N818 - it says what happened
 
     def __init__(self, promise: str, said: str, true: str, history: list[str]) -> None:
         self.promise = promise
-        steps = "\n".join(f"    {number}. {step}" for number, step in enumerate(history, 1)) or "    (nothing)"
+        steps = (
+            "\n".join(f"    {number}. {step}" for number, step in enumerate(history, 1))
+            or "    (nothing)"
+        )
         super().__init__(
             f"{promise} is broken. {PROMISES[promise]}\n  The backend said: {said}\n  True is: {true}\n  After:\n{steps}"
         )

@@ -45,15 +45,26 @@ class Puppets:
     def report(self, handle: ReplicaHandle, attempt: int = 1) -> dict[str, Any] | None:
         """What a puppet has said of itself (kwargs, environment, pid, parent); None if it has not come up."""
         try:
-            return dict(json.loads((self.folder / f"{self.name(handle, attempt)}.told").read_text(encoding="utf-8")))
+            return dict(
+                json.loads(
+                    (self.folder / f"{self.name(handle, attempt)}.told").read_text(encoding="utf-8")
+                )
+            )
         except FileNotFoundError:
             return None
 
     def told(self, handle: ReplicaHandle, attempt: int = 1) -> Told:
         """What a puppet was told."""
-        report = self.wait(lambda: self.report(handle, attempt), f"{self.name(handle, attempt)} to come up")
+        report = self.wait(
+            lambda: self.report(handle, attempt), f"{self.name(handle, attempt)} to come up"
+        )
         environment = report["environment"]
-        return Told(int(environment["REPLICA_RANK"]), int(environment["WORLD_SIZE"]), report["kwargs"], environment)
+        return Told(
+            int(environment["REPLICA_RANK"]),
+            int(environment["WORLD_SIZE"]),
+            report["kwargs"],
+            environment,
+        )
 
     def order(self, handle: ReplicaHandle, step: Step, value: Any, attempt: int = 1) -> None:
         """Make a puppet print (returns when it has), succeed or fail (returns at once)."""

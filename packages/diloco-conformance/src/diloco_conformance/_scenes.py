@@ -18,7 +18,9 @@ def check_error(lab: Lab, promise: str, what: str, error: BackendError, fault: F
     if fault in RETRYABLE and not error.retryable:
         lab.broken(promise, f"{what} raised {error!r}, not retryable", f"{fault}: it may pass")
     if fault is Fault.FORBIDDEN and error.retryable:
-        lab.broken(promise, f"{what} raised {error!r}, retryable", f"{fault}: trying again does not help")
+        lab.broken(
+            promise, f"{what} raised {error!r}, retryable", f"{fault}: trying again does not help"
+        )
 
 
 def broken_look(lab: Lab, replica: Replica, fault: Fault) -> None:
@@ -31,12 +33,18 @@ def broken_look(lab: Lab, replica: Replica, fault: Fault) -> None:
             check_error(lab, "S6", f"describe({replica})", error, fault)
             if isinstance(error, LookupError):
                 lab.broken(
-                    "S6", f"describe({replica}) raised {error!r}", f"{fault}: nobody knows whether there is a record"
+                    "S6",
+                    f"describe({replica}) raised {error!r}",
+                    f"{fault}: nobody knows whether there is a record",
                 )
             return
         known = replica.said is not None and replica.said.state.terminal
         if not (known and truth.state == said.state):
-            lab.broken("S6", f"describe({replica}) is {said.state}", f"{fault}: the backend could not be asked")
+            lab.broken(
+                "S6",
+                f"describe({replica}) is {said.state}",
+                f"{fault}: the backend could not be asked",
+            )
 
 
 def broken_cancel(lab: Lab, replica: Replica, fault: Fault) -> None:
@@ -49,7 +57,9 @@ def broken_cancel(lab: Lab, replica: Replica, fault: Fault) -> None:
         except BackendError as error:
             check_error(lab, "C4", f"cancel({replica})", error, fault)
         else:
-            lab.broken("C4", f"cancel({replica}) returned", f"{fault}: the backend has not accepted it")
+            lab.broken(
+                "C4", f"cancel({replica}) returned", f"{fault}: the backend has not accepted it"
+            )
         after = lab.harness.truth(replica.handle)
         if after != before:
             lab.broken("C4", f"cancel({replica}) raised", f"it was {before} and is now {after}")
@@ -100,7 +110,9 @@ def doubtful_launch(lab: Lab, after: int = 0, n: int = 2) -> Run:
     alive = lab.harness.living() - living
     if alive != n:
         lab.broken(
-            "L3", f"{run.name} was launched, the answer was lost, and it was launched again", f"{alive} replicas live"
+            "L3",
+            f"{run.name} was launched, the answer was lost, and it was launched again",
+            f"{alive} replicas live",
         )
     return run
 
@@ -112,13 +124,19 @@ def conflicting_launch(lab: Lab, run: Run, n: int, more: dict[str, Any]) -> None
     kwargs = {**lab.harness.entrypoint_args, **run.kwargs, **more}
     options: dict[str, Any] = {"run_id": run.run_id, "timeout": run.timeout}
     try:
-        lab.within("L3", lambda: lab.executor.launch_replicas(n, lab.harness.entrypoint, kwargs, **options))
+        lab.within(
+            "L3", lambda: lab.executor.launch_replicas(n, lab.harness.entrypoint, kwargs, **options)
+        )
     except RunConflictError:
         pass
     else:
         lab.broken("L3", "it was launched", f"run_id {run.run_id!r} belongs to another launch")
     if lab.harness.living() > living:
-        lab.broken("L3", "it raised RunConflictError", f"{lab.harness.living()} replicas live, {living} before")
+        lab.broken(
+            "L3",
+            "it raised RunConflictError",
+            f"{lab.harness.living()} replicas live, {living} before",
+        )
 
 
 def early_purge(lab: Lab, run: Run) -> None:
@@ -128,4 +146,8 @@ def early_purge(lab: Lab, run: Run) -> None:
         lab.within("C6", lambda: lab.executor.purge(run.handles[0]))
     except InvalidRequestError:
         return
-    lab.broken("C6", f"purge({run.name}) returned", f"{next(one for one in run.replicas if one.live)} has not ended")
+    lab.broken(
+        "C6",
+        f"purge({run.name}) returned",
+        f"{next(one for one in run.replicas if one.live)} has not ended",
+    )

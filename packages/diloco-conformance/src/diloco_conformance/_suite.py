@@ -41,7 +41,9 @@ class ExecutorConformance(States, Cancelling, Collecting, Launching, Logs):
 
     def make_harness(self) -> Harness:
         """A fresh world."""
-        raise NotImplementedError(f"{type(self).__name__} needs make_harness(), which returns a Harness")
+        raise NotImplementedError(
+            f"{type(self).__name__} needs make_harness(), which returns a Harness"
+        )
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -58,18 +60,30 @@ class ExecutorConformance(States, Cancelling, Collecting, Launching, Logs):
         """Capabilities are there and make sense, the harness is complete, and no test was taken away."""
         refuse_overrides(type(self))
         executor = lab.executor
-        if not isinstance(executor, BaseExecutor) or not isinstance(executor.capabilities, Capabilities):
+        if not isinstance(executor, BaseExecutor) or not isinstance(
+            executor.capabilities, Capabilities
+        ):
             raise HarnessFault("make_executor() gives a BaseExecutor with capabilities")
         if executor.capabilities.cancel_scope not in {"replica", "gang"}:
-            lab.broken("D1", f"cancel_scope={executor.capabilities.cancel_scope!r}", "it is 'replica' or 'gang'")
+            lab.broken(
+                "D1",
+                f"cancel_scope={executor.capabilities.cancel_scope!r}",
+                "it is 'replica' or 'gang'",
+            )
         longest = executor.capabilities.max_timeout
         if longest is not None:
             try:
-                lab.within("D1", lambda: executor.plan(1, lab.harness.entrypoint, {}, timeout=longest + 1))
+                lab.within(
+                    "D1", lambda: executor.plan(1, lab.harness.entrypoint, {}, timeout=longest + 1)
+                )
             except ValueError:
                 pass
             else:
-                lab.broken("D1", f"timeout={longest + 1:g} was taken", f"it declares max_timeout={longest:g}")
+                lab.broken(
+                    "D1",
+                    f"timeout={longest + 1:g} was taken",
+                    f"it declares max_timeout={longest:g}",
+                )
         names = [option.name for option in executor.options()]
         if len(set(names)) != len(names):
             lab.broken("D1", f"options() gave {names}", "every option has one name")
@@ -99,7 +113,10 @@ def run_machine(make_harness: Any, *, examples: int, steps: int, shrink: bool) -
     )
 
 
-STANDARD = [name for name in dir(ExecutorConformance) if name.startswith("test_")] + ["lab", "__init_subclass__"]
+STANDARD = [name for name in dir(ExecutorConformance) if name.startswith("test_")] + [
+    "lab",
+    "__init_subclass__",
+]
 
 
 def refuse_overrides(cls: type) -> None:
@@ -113,7 +130,9 @@ def refuse_overrides(cls: type) -> None:
         if now is _ORIGINAL[name]:
             continue
         marks = getattr(now, "pytestmark", [])
-        if not any(mark.name == "xfail" and str(mark.kwargs.get("reason", "")).strip() for mark in marks):
+        if not any(
+            mark.name == "xfail" and str(mark.kwargs.get("reason", "")).strip() for mark in marks
+        ):
             raise TypeError(
                 f"{cls.__name__} replaces the standard test {name}. A promise that is not kept is shown, not hidden: mark the "
                 "method with @pytest.mark.xfail(reason=...), and call super()'s in it"

@@ -84,7 +84,13 @@ class Cancelling:
         """Nothing has changed, and cancelling later works."""
         lab.needs(Operation.CANCEL)
         replica = lab.up(2).replicas[1]
-        for fault in (Fault.FORBIDDEN, Fault.CONFLICT, Fault.SERVER_ERROR, Fault.REFUSED, Fault.THROTTLE):
+        for fault in (
+            Fault.FORBIDDEN,
+            Fault.CONFLICT,
+            Fault.SERVER_ERROR,
+            Fault.REFUSED,
+            Fault.THROTTLE,
+        ):
             if lab.can(fault):
                 broken_cancel(lab, replica, fault)
                 lab.observe_all()

@@ -24,7 +24,10 @@ class Collecting:
         for run in (one, two):
             for replica in run.replicas:
                 lab.drive(replica, Step.SUCCEED, f"{replica}")
-        collect(lab, [*two.replicas[::-1], one.replicas[1], two.replicas[1], one.replicas[1], *one.replicas])
+        collect(
+            lab,
+            [*two.replicas[::-1], one.replicas[1], two.replicas[1], one.replicas[1], *one.replicas],
+        )
         if lab.within("R1", lambda: lab.executor.collect([], timeout=0)) != []:
             lab.broken("R1", "no handles gave results", "there is nothing to collect")
 
@@ -55,9 +58,17 @@ class Collecting:
         begin = lab.harness.clock()
         collect(lab, run.replicas, timeout=50.0, progress=progress)
         if lab.harness.clock() - begin > 25:
-            lab.broken("R2", f"collect took {lab.harness.clock() - begin:g} s", "all had ended after the first look")
+            lab.broken(
+                "R2",
+                f"collect took {lab.harness.clock() - begin:g} s",
+                "all had ended after the first look",
+            )
         if len(seen) < 2 or not set(run.handles) <= set(seen[-1]):
-            lab.broken("R2", f"progress was called {len(seen)} times, last with {seen[-1]}", "it is told of every look")
+            lab.broken(
+                "R2",
+                f"progress was called {len(seen)} times, last with {seen[-1]}",
+                "it is told of every look",
+            )
 
     def test_r3_collecting_again_gives_the_same(self, lab: Lab) -> None:
         """For every end; after polling, in another process, and however often."""
@@ -90,7 +101,16 @@ class Collecting:
 
     def test_r5_every_replica_has_its_own_result(self, lab: Lab) -> None:
         """Of two runs, polled before, collected out of order."""
-        values: list[Any] = [None, 0, "", {"nested": [1, 2.5, None, True, {"ä": "🙂"}]}, [[]], 2**63, -0.5, False]
+        values: list[Any] = [
+            None,
+            0,
+            "",
+            {"nested": [1, 2.5, None, True, {"ä": "🙂"}]},
+            [[]],
+            2**63,
+            -0.5,
+            False,
+        ]
         runs = [lab.up(4), lab.up(4)]
         for replica, value in zip(lab.replicas(), values, strict=True):
             lab.drive(replica, Step.SUCCEED, value)
@@ -118,11 +138,17 @@ class Collecting:
             for replica in run.replicas:
                 lab.drive(replica, Step.SUCCEED, str(fault))
             lab.harness.inject(Operation.OBSERVE, fault)
-            lab.note(f"from now on, every observe meets: {fault}; it is well again after the first look")
+            lab.note(
+                f"from now on, every observe meets: {fault}; it is well again after the first look"
+            )
             try:
                 collect(lab, run.replicas, timeout=60.0, progress=lambda _: lab.harness.clear())
             except BackendError as error:
-                lab.broken("R6", f"collect raised {error!r}", "the error had passed long before the deadline")
+                lab.broken(
+                    "R6",
+                    f"collect raised {error!r}",
+                    "the error had passed long before the deadline",
+                )
             finally:
                 lab.harness.clear()
 
@@ -139,11 +165,19 @@ class Collecting:
                     results = collect(lab, run.replicas, timeout=10.0)
                 except BackendError as error:
                     if error.retryable != (fault in RETRYABLE):
-                        lab.broken("R6", f"collect raised {error!r}, retryable={error.retryable}", str(fault))
+                        lab.broken(
+                            "R6",
+                            f"collect raised {error!r}, retryable={error.retryable}",
+                            str(fault),
+                        )
                 else:
-                    lab.broken("R6", f"collect gave {results}", f"{fault}: the backend could not be asked")
+                    lab.broken(
+                        "R6", f"collect gave {results}", f"{fault}: the backend could not be asked"
+                    )
             if lab.harness.clock() - begin > 10 + lab.harness.slack:
-                lab.broken("R2", f"collect took {lab.harness.clock() - begin:g} s", "its timeout was 10 s")
+                lab.broken(
+                    "R2", f"collect took {lab.harness.clock() - begin:g} s", "its timeout was 10 s"
+                )
         lab.observe_all()
 
     def test_r7_a_lost_replica_has_failed(self, lab: Lab) -> None:

@@ -35,7 +35,9 @@ plain = st.one_of(
     st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
 )
 json_values = st.recursive(
-    plain, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    plain,
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=5), inner, max_size=3),
 )
 
 
@@ -48,7 +50,9 @@ class Launching:
             lab.launch(n, named=False)
             lab.launch(n)
         handles = [handle for run in lab.runs for handle in run.handles]
-        if len(set(handles)) != len(handles) or len({handle.to_json() for handle in handles}) != len(handles):
+        if len(set(handles)) != len(handles) or len(
+            {handle.to_json() for handle in handles}
+        ) != len(handles):
             lab.broken("L1", str(handles), "no two replicas have the same handle")
         lab.observe_all()
 
@@ -66,7 +70,9 @@ class Launching:
             handles = lab.relaunch(run)
             if handles != run.handles or lab.harness.living() != living:
                 lab.broken(
-                    "L3", f"it gave {handles}, {lab.harness.living()} replicas live", f"{run.handles}, {living} lived"
+                    "L3",
+                    f"it gave {handles}, {lab.harness.living()} replicas live",
+                    f"{run.handles}, {living} lived",
                 )
             lab.observe_all()
             for replica in run.replicas:
@@ -125,29 +131,43 @@ class Launching:
             try:
                 lab.within(
                     "L4",
-                    lambda n=n, name=name, kwargs=kwargs, options=options: lab.executor.launch_replicas(  # type: ignore[misc]
+                    lambda n=n,
+                    name=name,
+                    kwargs=kwargs,
+                    options=options: lab.executor.launch_replicas(  # type: ignore[misc]
                         n, name, kwargs, **options
                     ),
                 )
             except ValueError:
                 continue
             except BackendError as error:
-                lab.broken("L4", f"{what} raised {error!r}", "a wrong argument is an InvalidRequestError")
+                lab.broken(
+                    "L4", f"{what} raised {error!r}", "a wrong argument is an InvalidRequestError"
+                )
             lab.broken("L4", f"{what} was launched", "an argument of it is wrong")
         if lab.can(Ability.CALLS) and lab.harness.calls() != calls:
-            lab.broken("L4", f"{lab.harness.calls() - calls} calls were made", "all launches were wrong")
+            lab.broken(
+                "L4", f"{lab.harness.calls() - calls} calls were made", "all launches were wrong"
+            )
         if lab.harness.living() != living:
-            lab.broken("L4", "all launches were refused", f"{lab.harness.living() - living} replicas live")
+            lab.broken(
+                "L4", "all launches were refused", f"{lab.harness.living() - living} replicas live"
+            )
 
     def test_l5_a_plan_calls_nothing(self, lab: Lab) -> None:
         """And starts nothing."""
         lab.needs(Ability.CALLS)
         calls = lab.harness.calls()
         plan = lab.within(
-            "L5", lambda: lab.executor.plan(3, lab.harness.entrypoint, {"x": [1]}, timeout=60, run_id="planned")
+            "L5",
+            lambda: lab.executor.plan(
+                3, lab.harness.entrypoint, {"x": [1]}, timeout=60, run_id="planned"
+            ),
         )
         if lab.harness.calls() != calls or lab.harness.living():
-            lab.broken("L5", f"plan made {lab.harness.calls() - calls} calls", "a plan calls nothing")
+            lab.broken(
+                "L5", f"plan made {lab.harness.calls() - calls} calls", "a plan calls nothing"
+            )
         if plan.run_id != "planned" or not plan.requests:
             lab.broken("L5", repr(plan), "the plan of run 'planned' has its requests")
 
@@ -157,7 +177,9 @@ class Launching:
         run_id = f"{lab.harness.run_prefix}-planned"
         kwargs = {**lab.harness.entrypoint_args, "number": 1, **NESTED}
         options: dict[str, Any] = {"timeout": lab.harness.timeout, "run_id": run_id}
-        plan = lab.within("L5", lambda: lab.executor.plan(3, lab.harness.entrypoint, kwargs, **options))
+        plan = lab.within(
+            "L5", lambda: lab.executor.plan(3, lab.harness.entrypoint, kwargs, **options)
+        )
         before = len(lab.harness.sent())
         lab.launch(3, kwargs=NESTED, **options)
         sent = lab.harness.sent()[before:]
@@ -171,9 +193,17 @@ class Launching:
         for replica in run.replicas:
             self._told(lab, replica.handle, {**lab.harness.entrypoint_args, **run.kwargs})
             told = lab.harness.told(replica.handle).environment
-            wanted = {"REPLICA_RANK": str(replica.handle.rank), "WORLD_SIZE": "3", "CONFORMANCE": "a b'c\"$(d)$$e"}
+            wanted = {
+                "REPLICA_RANK": str(replica.handle.rank),
+                "WORLD_SIZE": "3",
+                "CONFORMANCE": "a b'c\"$(d)$$e",
+            }
             if wanted.items() - told.items():
-                lab.broken("L6", f"its environment has {[(key, told.get(key)) for key in wanted]}", str(wanted))
+                lab.broken(
+                    "L6",
+                    f"its environment has {[(key, told.get(key)) for key in wanted]}",
+                    str(wanted),
+                )
 
     def test_l6_any_arguments_arrive(self, lab: Lab) -> None:
         """Whatever JSON can say."""
@@ -187,7 +217,9 @@ class Launching:
             phases=[Phase.explicit, Phase.generate],
             suppress_health_check=list(HealthCheck),
         )
-        @given(kwargs=st.dictionaries(st.sampled_from(["a", "b", "ü", "x1"]), json_values, max_size=3))
+        @given(
+            kwargs=st.dictionaries(st.sampled_from(["a", "b", "ü", "x1"]), json_values, max_size=3)
+        )
         def arrive(kwargs: dict[str, Any]) -> None:
             run = lab.up(1, kwargs=kwargs)
             self._told(lab, run.handles[0], {**lab.harness.entrypoint_args, **run.kwargs})
@@ -202,7 +234,9 @@ class Launching:
     def _told(self, lab: Lab, handle: Any, kwargs: dict[str, Any]) -> None:
         told = lab.harness.told(handle)
         if (told.rank, told.world_size) != (handle.rank, handle.world_size):
-            lab.broken("L6", f"it is told that it is {told.rank} of {told.world_size}", f"it is {handle}")
+            lab.broken(
+                "L6", f"it is told that it is {told.rank} of {told.world_size}", f"it is {handle}"
+            )
         if repr(sorted(told.kwargs.items())) != repr(sorted(kwargs.items())):
             lab.broken("L6", f"it is told {told.kwargs!r}", f"it was given {kwargs!r}")
 
@@ -215,7 +249,11 @@ class Launching:
         lab.forget()
         lab.observe_all()
         if len(dict.fromkeys([*run.handles, *run.handles], 1)) != 2:
-            lab.broken("H1", f"{run.handles} are not keys of a dict", "a handle is hashable and equal by value")
+            lab.broken(
+                "H1",
+                f"{run.handles} are not keys of a dict",
+                "a handle is hashable and equal by value",
+            )
 
     def test_h2_another_process_knows_as_much(self, lab: Lab) -> None:
         """At every stage of a life."""

@@ -8,7 +8,15 @@ from ._harness import Step
 from ._lab import Lab
 from ._logs import check_log
 
-UGLY = ["", "  two spaces  ", "tab\there", "naïve — ünï 漢字 🙂", "x" * 5000, '{"json": [1, 2]}', "last"]
+UGLY = [
+    "",
+    "  two spaces  ",
+    "tab\there",
+    "naïve — ünï 漢字 🙂",
+    "x" * 5000,
+    '{"json": [1, 2]}',
+    "last",
+]
 
 
 class Logs:
@@ -64,7 +72,9 @@ class Logs:
             ({"follow": True, "regex": "nothing"}, []),
         ):
             lab.note(f"log_iter({replica}, {options})", "logs")
-            lines = lab.within("G1", lambda options=options: list(lab.executor.log_iter(replica.handle, **options)))  # type: ignore[misc]
+            lines = lab.within(
+                "G1", lambda options=options: list(lab.executor.log_iter(replica.handle, **options))
+            )  # type: ignore[misc]
             if lines != wanted:
                 lab.broken("G1", repr(lines), repr(wanted))
 

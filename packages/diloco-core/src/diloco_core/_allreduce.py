@@ -31,14 +31,20 @@ class Mean(Fragment):
         supersedes: Earlier means whose published values nobody needs any more.
     """
 
-    def __init__(self, tensors: Sequence[torch.Tensor], shards: int, supersedes: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], shards: int, supersedes: Sequence[int] = ()
+    ) -> None:
         for number, tensor in enumerate(tensors):
             if not isinstance(tensor, torch.Tensor) or not tensor.is_floating_point():
                 what = tensor.dtype if isinstance(tensor, torch.Tensor) else type(tensor).__name__
-                raise ConfigurationError(f"a mean needs floating-point tensors; number {number} is {what}")
+                raise ConfigurationError(
+                    f"a mean needs floating-point tensors; number {number} is {what}"
+                )
         if not tensors:
             raise ConfigurationError("a mean needs at least one tensor")
-        named = [NamedTensor(str(number), tensor, Rule.MEAN) for number, tensor in enumerate(tensors)]
+        named = [
+            NamedTensor(str(number), tensor, Rule.MEAN) for number, tensor in enumerate(tensors)
+        ]
         super().__init__("mean", named, None, shards)
         self.kind = "mean"
         self.supersedes = tuple(supersedes)
@@ -90,13 +96,19 @@ class ObjectStoreAllReduce:
             self.exchange: Exchange = connect(uri, rank=rank, world_size=world_size, **options)
         elif callable(getattr(uri, "sync", None)):
             given = [
-                name for name, value in {"rank": rank, "world_size": world_size, **options}.items() if value is not None
+                name
+                for name, value in {"rank": rank, "world_size": world_size, **options}.items()
+                if value is not None
             ]
             if given:
-                raise ConfigurationError(f"{', '.join(given)}: an exchange has its own; leave them out, or pass a URI")
+                raise ConfigurationError(
+                    f"{', '.join(given)}: an exchange has its own; leave them out, or pass a URI"
+                )
             self.exchange = uri
         else:
-            raise ConfigurationError(f"uri must be where the replicas meet, or an exchange, not {uri!r}")
+            raise ConfigurationError(
+                f"uri must be where the replicas meet, or an exchange, not {uri!r}"
+            )
         self._last: int | None = None
 
     def mean(self, tensors: Sequence[torch.Tensor]) -> SyncReport:
@@ -125,7 +137,10 @@ class ObjectStoreAllReduce:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if error is not None:
             self.exchange.abort(error)

@@ -36,7 +36,11 @@ def check_positive(name: str, value: object, unit: str = "") -> None:
     Raises:
         ConfigurationError: It names the argument and what was given.
     """
-    if isinstance(value, bool) or not isinstance(value, Real) or not (_is_finite(value) and float(value) > 0):
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, Real)
+        or not (_is_finite(value) and float(value) > 0)
+    ):
         raise ConfigurationError(f"{name} must be a positive number{unit}, not {value!r}")
 
 
@@ -57,7 +61,9 @@ def whole(name: str, value: object, least: int = 1) -> int:
         ConfigurationError: It is something else, or less than ``least``.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
-        raise ConfigurationError(f"{name} must be a whole number of at least {least}, not {value!r}")
+        raise ConfigurationError(
+            f"{name} must be a whole number of at least {least}, not {value!r}"
+        )
     return int(value)
 
 
@@ -100,7 +106,9 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
     """
     words = [str(word) for word in allowed]
     if not isinstance(value, str) or value not in words:
-        raise ConfigurationError(f"{name} must be one of {', '.join(map(repr, words))}, not {value!r}")
+        raise ConfigurationError(
+            f"{name} must be one of {', '.join(map(repr, words))}, not {value!r}"
+        )
     return str(value)
 
 
@@ -111,7 +119,11 @@ def check_identity(rank: int, world_size: int) -> tuple[int, int]:
         ConfigurationError: ``rank`` is not in ``range(world_size)``.
     """
     if not is_whole(world_size) or not 1 <= world_size <= MOST_RANKS:
-        raise ConfigurationError(f"world_size must be a whole number from 1 to {MOST_RANKS}, not {world_size!r}")
+        raise ConfigurationError(
+            f"world_size must be a whole number from 1 to {MOST_RANKS}, not {world_size!r}"
+        )
     if not is_whole(rank) or not 0 <= rank < world_size:
-        raise ConfigurationError(f"rank must be one of 0 … {world_size - 1} (world_size is {world_size}), not {rank!r}")
+        raise ConfigurationError(
+            f"rank must be one of 0 … {world_size - 1} (world_size is {world_size}), not {rank!r}"
+        )
     return int(rank), int(world_size)

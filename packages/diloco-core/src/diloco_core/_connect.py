@@ -125,13 +125,17 @@ def connect(
         raise ConfigurationError(f"environ must be a mapping such as os.environ, not {environ!r}")
     place = _uri(uri, environ)
     rank, world_size = check_identity(
-        _number(rank, "rank", "REPLICA_RANK", environ), _number(world_size, "world_size", "WORLD_SIZE", environ)
+        _number(rank, "rank", "REPLICA_RANK", environ),
+        _number(world_size, "world_size", "WORLD_SIZE", environ),
     )
     run_id = environ.get("DILOCO_RUN_ID", "") if run_id is None else run_id
     if not isinstance(run_id, str):
         raise ConfigurationError(f"run_id must be text, not {run_id!r}")
     limits = _given(
-        join_timeout=join_timeout, sync_timeout=sync_timeout, beat_interval=beat_interval, lost_after=lost_after
+        join_timeout=join_timeout,
+        sync_timeout=sync_timeout,
+        beat_interval=beat_interval,
+        lost_after=lost_after,
     )
     timing = Timing(**limits)
     chunks = whole("chunk_bytes", CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
@@ -141,10 +145,17 @@ def connect(
         )
     asked, transfer = transfer, Transfer() if transfer is None else transfer
     if not isinstance(transfer, Transfer):
-        raise ConfigurationError(f"transfer must be a Transfer such as Transfer(connections=32), not {transfer!r}")
+        raise ConfigurationError(
+            f"transfer must be a Transfer such as Transfer(connections=32), not {transfer!r}"
+        )
     transfer.check()
     options = _given(
-        grace=grace, late=late, topology=topology, publish_every=publish_every, retention=retention, resume=resume
+        grace=grace,
+        late=late,
+        topology=topology,
+        publish_every=publish_every,
+        retention=retention,
+        resume=resume,
     )
     elastic = _elastic(min_replicas, options)
     if elastic is not None:
@@ -166,7 +177,10 @@ def connect(
             _check_same(connected.settings, given, redact_uri(place), rank)
             return connected.exchange
         exchange = _new(place, rank, world_size, run_id, elastic, timing, chunks, transfer)
-        settings = {name: getattr(timing, name) for name in _TIMING} | {"chunk_bytes": chunks, "min_replicas": None}
+        settings = {name: getattr(timing, name) for name in _TIMING} | {
+            "chunk_bytes": chunks,
+            "min_replicas": None,
+        }
         settings |= {"transfer": transfer}
         settings |= {} if elastic is None else asdict(elastic)
         settings |= {"world_size": world_size, "run_id": run_id}
@@ -186,9 +200,13 @@ def _given(**arguments: Any) -> dict[str, Any]:
     return {name: value for name, value in arguments.items() if value is not None}
 
 
-def _check_same(settings: Mapping[str, object], given: Mapping[str, object], uri: str, rank: int) -> None:
+def _check_same(
+    settings: Mapping[str, object], given: Mapping[str, object], uri: str, rank: int
+) -> None:
     """Refuse settings that are not those of the exchange that is open: it has only one of each."""
-    differing = [name for name, value in given.items() if name not in settings or settings[name] != value]
+    differing = [
+        name for name, value in given.items() if name not in settings or settings[name] != value
+    ]
     if differing:
         current = ", ".join(f"{name}={settings.get(name)!r}" for name in differing)
         asked = ", ".join(f"{name}={given[name]!r}" for name in differing)
@@ -222,8 +240,12 @@ def _new(
     store = open_store(uri, transfer=transfer)
     try:
         if elastic is None:
-            return ObjectStoreExchange(store, rank, world_size, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes)
-        return ElasticExchange(store, rank, world_size, elastic, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes)
+            return ObjectStoreExchange(
+                store, rank, world_size, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes
+            )
+        return ElasticExchange(
+            store, rank, world_size, elastic, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes
+        )
     except BaseException:
         store.unmake() if isinstance(store, FolderStore) else store.close()
         raise
@@ -234,11 +256,17 @@ def _uri(given: object, environ: Mapping[str, str]) -> str:
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if value is None or value == "":
-        raise ConfigurationError("pass uri= or set RENDEZVOUS_URI: neither says where the replicas meet")
+        raise ConfigurationError(
+            "pass uri= or set RENDEZVOUS_URI: neither says where the replicas meet"
+        )
     if not isinstance(value, str):
-        raise ConfigurationError(f"uri must be text such as 's3://bucket/run', or a folder's path, not {value!r}")
+        raise ConfigurationError(
+            f"uri must be text such as 's3://bucket/run', or a folder's path, not {value!r}"
+        )
     if not value.strip() or not value.isprintable():
-        raise ConfigurationError(f"uri (or RENDEZVOUS_URI) must be text that can be printed, not {redact_uri(value)!r}")
+        raise ConfigurationError(
+            f"uri (or RENDEZVOUS_URI) must be text that can be printed, not {redact_uri(value)!r}"
+        )
     return value
 
 

@@ -165,7 +165,13 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
     """
 
     def __init__(
-        self, tensor: str, dtype: object, sync: int, outer_lr: float | None = None, *, elastic: bool = False
+        self,
+        tensor: str,
+        dtype: object,
+        sync: int,
+        outer_lr: float | None = None,
+        *,
+        elastic: bool = False,
     ) -> None:
         what, todo = "the mean over the replicas", "Look at what the replicas put into it."
         if outer_lr is not None:

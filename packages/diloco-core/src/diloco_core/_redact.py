@@ -92,7 +92,11 @@ def _mask_parameter(match: re.Match[str]) -> str:
 
 def _secrets(uris: Iterable[str]) -> set[str]:
     found = {secret for uri in uris for secret in _secrets_of(uri)}
-    forms = {form for secret in found for form in (secret, unquote(secret), quote(secret), quote(secret, safe=""))}
+    forms = {
+        form
+        for secret in found
+        for form in (secret, unquote(secret), quote(secret), quote(secret, safe=""))
+    }
     # A text that was shown with repr() has some characters escaped.
     forms |= {repr(form)[1:-1] for form in forms}
     return {form for form in forms if form and form != MASK}

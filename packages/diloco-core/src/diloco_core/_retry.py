@@ -90,7 +90,9 @@ class Notices:
         after: Seconds that have to pass before the first message.
     """
 
-    def __init__(self, tell: Callable[[str], None], clock: Callable[[], float], after: float = 0.0) -> None:
+    def __init__(
+        self, tell: Callable[[str], None], clock: Callable[[], float], after: float = 0.0
+    ) -> None:
         self._tell = tell
         self._clock = clock
         self._since = clock()

@@ -67,7 +67,9 @@ class Timing:
     lost_after: float = 90.0
     clock: Callable[[], float] = field(default=time.monotonic, repr=False)
     sleep: Callable[[float], None] = field(default=time.sleep, repr=False)
-    repeat: Callable[[float, Callable[[], object]], Callable[[], None]] = field(default=repeat_in_thread, repr=False)
+    repeat: Callable[[float, Callable[[], object]], Callable[[], None]] = field(
+        default=repeat_in_thread, repr=False
+    )
 
     def __post_init__(self) -> None:
         for name in ("join_timeout", "sync_timeout", "beat_interval", "lost_after"):
@@ -138,7 +140,9 @@ class Wait:
             if text := self._notice(now - self._start):
                 _log.warning("%s", text)
         pause = min(max(self._shortest, (now - self._start) / 20), self._longest)
-        self._timing.sleep(min(pause, *(alarm - now for alarm in self._alarms), self._deadline - now))
+        self._timing.sleep(
+            min(pause, *(alarm - now for alarm in self._alarms), self._deadline - now)
+        )
 
     def extend(self) -> None:
         """What is waited for goes on: the wait ends as much later as it may last altogether."""

@@ -53,7 +53,9 @@ def run(
         ConfigurationError: The trainer cannot be found, or the replica cannot be identified.
         StoreUnavailableError: The URI cannot be written and read.
     """
-    exchange, trainer = _prepare(trainer_module, trainer_fn, rendezvous_uri, rank, world_size, connect_options or {})
+    exchange, trainer = _prepare(
+        trainer_module, trainer_fn, rendezvous_uri, rank, world_size, connect_options or {}
+    )
     return _call(exchange, trainer, trainer_kwargs or {})
 
 
@@ -72,12 +74,16 @@ def _prepare(
     known = set(inspect.signature(connect).parameters) - {"uri", "rank", "world_size", "environ"}
     for name in options:
         if name not in known:
-            raise ConfigurationError(f"connect_options has {name!r}, but allowed are {', '.join(sorted(known))}")
+            raise ConfigurationError(
+                f"connect_options has {name!r}, but allowed are {', '.join(sorted(known))}"
+            )
     return connect(**options), trainer
 
 
 def _call(
-    exchange: ObjectStoreExchange | ElasticExchange, trainer: Callable[..., Any], kwargs: Mapping[str, Any]
+    exchange: ObjectStoreExchange | ElasticExchange,
+    trainer: Callable[..., Any],
+    kwargs: Mapping[str, Any],
 ) -> Any:
     try:
         result = trainer(**kwargs)
@@ -107,19 +113,27 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
     for part in function.split("."):
         trainer = getattr(trainer, part, None)
     if not callable(trainer):
-        raise ConfigurationError(f"the trainer module {module!r} ({found.__file__}) has no function {function!r}")
+        raise ConfigurationError(
+            f"the trainer module {module!r} ({found.__file__}) has no function {function!r}"
+        )
     return trainer  # type: ignore[no-any-return]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line; returns the exit status."""
-    parser = argparse.ArgumentParser(prog="python -m diloco_core.replica_entrypoint", description="Run one replica.")
-    parser.add_argument("--rendezvous", help="where the replicas meet: a folder or s3://…; default: RENDEZVOUS_URI")
+    parser = argparse.ArgumentParser(
+        prog="python -m diloco_core.replica_entrypoint", description="Run one replica."
+    )
+    parser.add_argument(
+        "--rendezvous", help="where the replicas meet: a folder or s3://…; default: RENDEZVOUS_URI"
+    )
     parser.add_argument("--world-size", type=int, help="number of replicas; default: WORLD_SIZE")
     parser.add_argument("--rank", type=int, help="this replica, from 0; default: REPLICA_RANK")
     parser.add_argument("--trainer-module", required=True, help="importable module of the trainer")
     parser.add_argument("--trainer-fn", default="train", help="function in it (default: train)")
-    parser.add_argument("--trainer-kwargs-json", default="{}", help="its keyword arguments, a JSON object")
+    parser.add_argument(
+        "--trainer-kwargs-json", default="{}", help="its keyword arguments, a JSON object"
+    )
     parser.add_argument(
         "--connect-options-json",
         default="{}",

@@ -20,7 +20,9 @@ from diloco_core._wire._sections import (
     view,
 )
 
-unhurried = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # load is no failure
+unhurried = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)  # load is no failure
 
 groups = st.lists(
     st.builds(
@@ -40,7 +42,9 @@ def test_every_element_is_in_one_chunk_of_one_shard(layout, chunk_bytes):
     seen = [[0] * group.numel for group in layout.groups]
     for shard in range(layout.shards):
         for chunk in layout.chunks(shard, chunk_bytes):
-            assert layout.piece_bytes(chunk) <= max(chunk_bytes, layout.groups[chunk.group].dtype.itemsize)
+            assert layout.piece_bytes(chunk) <= max(
+                chunk_bytes, layout.groups[chunk.group].dtype.itemsize
+            )
             for element in range(chunk.start, chunk.stop):
                 seen[chunk.group][element] += 1
     assert all(count == 1 for counts in seen for count in counts)
@@ -50,7 +54,10 @@ def test_every_element_is_in_one_chunk_of_one_shard(layout, chunk_bytes):
 @given(layouts)
 def test_shards_are_of_about_equal_size(layout):
     for index, group in enumerate(layout.groups):
-        sizes = [layout.bound(index, shard + 1) - layout.bound(index, shard) for shard in range(layout.shards)]
+        sizes = [
+            layout.bound(index, shard + 1) - layout.bound(index, shard)
+            for shard in range(layout.shards)
+        ]
         assert max(sizes) - min(sizes) <= 32, group
 
 
@@ -67,7 +74,9 @@ def _bytes(size):
 
 def _file(layout, seeds=(1, 2, 3, 4, 5, 6, 7)):
     """A file with one section per shard, and the values in it."""
-    values = [_bytes(group.numel * group.dtype.itemsize).view(group.dtype) for group in layout.groups]
+    values = [
+        _bytes(group.numel * group.dtype.itemsize).view(group.dtype) for group in layout.groups
+    ]
     sections = [Section(f"shard.{k}", layout.shard(k), seeds[k]) for k in range(layout.shards)]
     parts = [header(layout, sections, {"diloco": "test"})]
     for k, section in enumerate(sections):
@@ -81,7 +90,9 @@ def _read(data, layout, sections, index):
     store.put("k", [data])
     with store.open("k") as reader:
         starts = section_starts(layout, sections)
-        section = SectionReader(reader, layout, sections[index], reader.size - starts[-1] + starts[index], "k")
+        section = SectionReader(
+            reader, layout, sections[index], reader.size - starts[-1] + starts[index], "k"
+        )
         found = []
         for chunk in layout.chunks(index, 48):
             out = torch.empty(chunk.numel, dtype=layout.groups[chunk.group].dtype)
@@ -98,7 +109,10 @@ def test_a_file_is_valid_safetensors_and_every_section_reads_back(layout):
     tensors = load(data)
     for k in range(layout.shards):
         for piece in layout.shard(k):
-            found, wanted = tensors[f"shard.{k}.{piece.group}"], values[piece.group][piece.start : piece.stop]
+            found, wanted = (
+                tensors[f"shard.{k}.{piece.group}"],
+                values[piece.group][piece.start : piece.stop],
+            )
             assert (found.dtype, view(found)) == (wanted.dtype, view(wanted))
         for chunk, out in _read(data, layout, sections, k):
             assert view(out) == view(values[chunk.group][chunk.start : chunk.stop])
@@ -134,7 +148,10 @@ def test_any_truncation_is_found(cut):
 def test_a_valid_section_in_the_wrong_place_is_found():
     layout = Layout((Group(torch.float32, 64, Rule.MEAN),), 2)
     data, sections, _ = _file(layout)
-    other = [Section(section.name, section.pieces, seed("another sync", section.name)) for section in sections]
+    other = [
+        Section(section.name, section.pieces, seed("another sync", section.name))
+        for section in sections
+    ]
     with pytest.raises(CorruptedObjectError, match="checksum"):
         _read(data, layout, other, 0)
 

@@ -44,11 +44,15 @@ def layouts(draw):
     made = []
     for dtype, numel, rule in draw(groups):
         made.append(Group(dtype, numel, rule if dtype.is_floating_point else Rule.FIRST))
-    return Layout(tuple(sorted(made, key=lambda group: -group.dtype.itemsize)), draw(st.integers(1, 5)))
+    return Layout(
+        tuple(sorted(made, key=lambda group: -group.dtype.itemsize)), draw(st.integers(1, 5))
+    )
 
 
 @settings(deadline=None)
-@given(data=st.data(), chunk=st.integers(1, 200), block=st.integers(0, 500), members=st.integers(1, 4))
+@given(
+    data=st.data(), chunk=st.integers(1, 200), block=st.integers(0, 500), members=st.integers(1, 4)
+)
 def test_blocks_change_nothing(data, chunk, block, members):
     layout = layouts(data.draw)
     torch.manual_seed(1)
@@ -62,13 +66,18 @@ def test_blocks_change_nothing(data, chunk, block, members):
         for _ in range(members)
     ]
     if members > 1 and data.draw(st.booleans()):
-        given_values = [given_values[0]] * members  # buffers that all hold alike come out as they went in
+        given_values = [
+            given_values[0]
+        ] * members  # buffers that all hold alike come out as they went in
 
     def source(values):
         return lambda piece, out: out.copy_(values[piece.group][piece.start : piece.stop])
 
     found = []
-    for shards, size in [([[shard] for shard in range(layout.shards)], 0), ([list(range(layout.shards))], block)]:
+    for shards, size in [
+        ([[shard] for shard in range(layout.shards)], 0),
+        ([list(range(layout.shards))], block),
+    ]:
         job, scratch = Job(layout), Scratch(chunk)
         for batch in shards:
             reduce_shards(

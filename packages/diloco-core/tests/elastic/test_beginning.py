@@ -6,7 +6,15 @@ from itertools import pairwise
 import pytest
 import torch
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, MismatchError, RendezvousTimeoutError, RunExistsError, Timing
+from diloco_core import (
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    MismatchError,
+    RendezvousTimeoutError,
+    RunExistsError,
+    Timing,
+)
 from diloco_core._elastic._beginning import beginning, wait_for_manifest
 from diloco_core._elastic._log._keys import BEGINNING, MANIFEST
 from diloco_core._errors import StoreUnavailableError
@@ -18,7 +26,11 @@ from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, sim
 
 def uploads(store, folder="initial"):
     """The folders of initial states (or of what is not synced) that were ever written."""
-    return {key.split("/")[1] for _, key, size in store.history if key.startswith(f"{folder}/") and size is not None}
+    return {
+        key.split("/")[1]
+        for _, key, size in store.history
+        if key.startswith(f"{folder}/") and size is not None
+    }
 
 
 def begun_at(store):
@@ -30,7 +42,9 @@ def begun_at(store):
 def test_an_upload_that_takes_longer_than_the_grace_is_waited_for(topology):
     training = SimulatedTraining(syncs=3, sizes=(40,))
     settings = Elastic(2, grace=3.0, topology=topology)
-    outcome = simulate(training, Schedule(12, latency=0.4), settings)  # twelve shards, one after the other
+    outcome = simulate(
+        training, Schedule(12, latency=0.4), settings
+    )  # twelve shards, one after the other
     assert violations(outcome, training) == []
     assert len(uploads(outcome.store)) == 1
 
@@ -66,17 +80,26 @@ def test_others_wait_although_no_object_comes_for_many_graces(prefix, caplog):
         return enter(node)
 
     store = SimulatedStore()
-    outcome = simulate(train, Schedule(4, latency=0.01), Elastic(2, grace=5.0), store=store, limit=2000.0)
+    outcome = simulate(
+        train, Schedule(4, latency=0.01), Elastic(2, grace=5.0), store=store, limit=2000.0
+    )
     assert not outcome.errors()
     assert len(uploads(store)) == len(uploads(store, "unsynced")) == 1
-    assert {key for _, key, size in store.history if key.startswith(prefix) and size is not None} != set()
+    assert {
+        key for _, key, size in store.history if key.startswith(prefix) and size is not None
+    } != set()
     first = min(time for time, key, _ in store.history if key == BEGINNING)
-    assert first < min(time for time, key, _ in store.history if key.startswith(("initial/", "unsynced/")))
+    assert first < min(
+        time for time, key, _ in store.history if key.startswith(("initial/", "unsynced/"))
+    )
     assert BEGINNING not in store.objects
     assert "initial values" not in caplog.text, "nobody else has begun"
-    waits = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
+    waits = [
+        record.getMessage() for record in caplog.records if "has waited" in record.getMessage()
+    ]
     assert any(
-        "rank 3 has waited 6" in text and "sign of somebody who uploads the initial state" in text for text in waits
+        "rank 3 has waited 6" in text and "sign of somebody who uploads the initial state" in text
+        for text in waits
     )
 
 
@@ -96,7 +119,10 @@ def test_where_rank_0_does_not_come_one_of_the_others_begins(caplog):
     assert violations(outcome, training) == []
     assert len(uploads(outcome.store)) == 1
     assert 10.0 <= begun_at(outcome.store) < 12.0
-    assert "rank 1: nobody has begun the run at simulated://run within the grace of 10 s" in caplog.text
+    assert (
+        "rank 1: nobody has begun the run at simulated://run within the grace of 10 s"
+        in caplog.text
+    )
 
 
 @pytest.mark.parametrize("prefix", ["initial/", "unsynced/"])
@@ -105,7 +131,9 @@ def test_whoever_begins_in_place_of_rank_0_is_waited_for_too(prefix):
         slow(node, prefix, 70.0)
         return enter(node)
 
-    outcome = simulate(train, Schedule(6, starts=[3000.0], latency=0.01), Elastic(2, grace=5.0), limit=4000.0)
+    outcome = simulate(
+        train, Schedule(6, starts=[3000.0], latency=0.01), Elastic(2, grace=5.0), limit=4000.0
+    )
     assert not outcome.errors()
     assert len(uploads(outcome.store)) == 1
 
@@ -125,14 +153,23 @@ def test_one_who_dies_in_the_upload_costs_one_grace(caplog):
 
     store = SimulatedStore()
     outcome = simulate(
-        train, Schedule(4, latency=0.01, restart_after=500.0), Elastic(2, grace=10.0), store=store, limit=2000.0
+        train,
+        Schedule(4, latency=0.01, restart_after=500.0),
+        Elastic(2, grace=10.0),
+        store=store,
+        limit=2000.0,
     )
     assert not outcome.errors()
     signs = [time for time, key, size in store.history if key == BEGINNING and size is not None]
     last = max(time for time in signs if time < 34.0)
     assert last > 30.0
-    assert 10.0 <= min(time for time in signs if time > 34.0) - last < 10.0 + 4.0, "looks are up to 2 s apart"
-    assert "whoever was beginning the run at simulated://run gave no sign of it within the grace" in caplog.text
+    assert 10.0 <= min(time for time in signs if time > 34.0) - last < 10.0 + 4.0, (
+        "looks are up to 2 s apart"
+    )
+    assert (
+        "whoever was beginning the run at simulated://run gave no sign of it within the grace"
+        in caplog.text
+    )
     assert len(uploads(store)) == 2
 
 
@@ -141,7 +178,9 @@ def test_what_was_left_by_a_beginner_that_died_long_ago_costs_nothing_more():
     store = SimulatedStore()
     store.write("initial/0123456789abcdef/000.00000.safetensors", b"x")
     store.write(BEGINNING, b'{"rank": 0}')
-    outcome = simulate(training, Schedule(4, starts=[300.0], latency=0.01), Elastic(2, grace=10.0), store=store)
+    outcome = simulate(
+        training, Schedule(4, starts=[300.0], latency=0.01), Elastic(2, grace=10.0), store=store
+    )
     assert violations(outcome, training) == []
     assert 10.0 <= begun_at(outcome.store) < 12.0
 
@@ -164,7 +203,12 @@ class Hand:
 
     def wait(self, read=lambda: None, rank=1, grace=8.0, **options):
         """When a replica begins by itself."""
-        assert wait_for_manifest(read, self.store, self.timing(**options), rank=rank, world_size=4, grace=grace) is None
+        assert (
+            wait_for_manifest(
+                read, self.store, self.timing(**options), rank=rank, world_size=4, grace=grace
+            )
+            is None
+        )
         return self.now
 
 
@@ -187,7 +231,10 @@ class TestSigns:
 
     def test_nothing_else_is_taken_for_one(self, tmp_path):
         hand = Hand(tmp_path)
-        hand.events = [(float(n), lambda n=n: hand.store.put(f"initial/a/{n}", lambda: [b"x"])) for n in range(1, 7)]
+        hand.events = [
+            (float(n), lambda n=n: hand.store.put(f"initial/a/{n}", lambda: [b"x"]))
+            for n in range(1, 7)
+        ]
         hand.events += [(7.0, says(hand, bytes(5000)))]
         assert 8 <= hand.wait() < 8.5
 
@@ -219,7 +266,9 @@ class TestSigns:
         hand = Hand(tmp_path)
         hand.events = [(100.0, says(hand, b"1"))]
         hand.wait(grace=150.0, rank=3)
-        texts = [record.getMessage() for record in caplog.records if "has waited" in record.getMessage()]
+        texts = [
+            record.getMessage() for record in caplog.records if "has waited" in record.getMessage()
+        ]
         assert len(texts) == 4
         assert "rank 3 has waited 60 s" in texts[0]
         assert "nobody has begun it yet" in texts[0]
@@ -253,14 +302,19 @@ class TestSaying:
 
     def test_not_more_often_than_beats(self, tmp_path):
         hand, periods = Hand(tmp_path), []
-        timing = hand.timing(repeat=lambda seconds, act: periods.append(seconds) or (lambda: None), beat_interval=7.0)
+        timing = hand.timing(
+            repeat=lambda seconds, act: periods.append(seconds) or (lambda: None), beat_interval=7.0
+        )
         with beginning(hand.store, timing, rank=0, run_id="", grace=600.0):
             assert periods == [7.0]
 
     def test_it_ends_with_a_failure(self, tmp_path):
         hand, stopped = Hand(tmp_path), []
         timing = hand.timing(repeat=lambda seconds, act: lambda: stopped.append(1))
-        with pytest.raises(MismatchError), beginning(hand.store, timing, rank=0, run_id="", grace=8.0):
+        with (
+            pytest.raises(MismatchError),
+            beginning(hand.store, timing, rank=0, run_id="", grace=8.0),
+        ):
             raise MismatchError("x")
         assert stopped == [1]
 
@@ -309,5 +363,11 @@ class TestSaying:
         store.put = slowed
         exchange = ElasticExchange(store, 0, 1, Elastic(1, grace=0.02))
         model = torch.nn.ParameterList([torch.zeros(40)])
-        with DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1.0), exchange, sync_every=1, save_inner_every=0):
+        with DiLoCo(
+            model,
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            exchange,
+            sync_every=1,
+            save_inner_every=0,
+        ):
             assert BEGINNING not in store.list("")

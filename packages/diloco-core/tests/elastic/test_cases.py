@@ -20,7 +20,14 @@ from diloco_core._elastic._sync._adopt import Adoption
 from diloco_core._retry import Retries
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._remote import RemoteStore
-from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 
 
 def _until(syncs, exchange, step=lambda: None, **options):
@@ -40,7 +47,9 @@ def _until(syncs, exchange, step=lambda: None, **options):
 def test_a_life_whose_predecessor_is_counted_further_than_it_trained_goes_on(seconds):
     # Life 1 was late, and carries steps 0 to 4; while they are sent, life 2 begins at step 0 and trains two.
     training = SimulatedTraining(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
-    schedule = Schedule(3, faults=[Fault(1, 1, 41, "zombie", seconds)], restart_after=0.1, latency=0.01)
+    schedule = Schedule(
+        3, faults=[Fault(1, 1, 41, "zombie", seconds)], restart_after=0.1, latency=0.01
+    )
     assert violations(simulate(training, schedule, Elastic(2, grace=5.0)), training) == []
 
 
@@ -71,10 +80,15 @@ def test_a_rank_that_comes_back_before_anything_was_saved_learns_no_batch_twice(
 
 def test_gather_leaving_while_others_collect_what_was_just_published():
     for operation in range(60, 125):
-        short, long = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedTraining(syncs=12, sizes=(40,))
+        short = SimulatedTraining(syncs=3, sizes=(40,))
+        long = SimulatedTraining(syncs=12, sizes=(40,))
         schedule = Schedule(3, faults=[Fault(2, 1, operation, "delay", 40.0)], latency=0.01)
         settings = Elastic(2, grace=5.0, topology="gather", publish_every=1, retention=1)
-        outcome = simulate(lambda node: (short if node.rank == 2 else long)(node), schedule, settings, most_lives=1)  # noqa: B023
+
+        def train(node, short=short, long=long):
+            return (short if node.rank == 2 else long)(node)
+
+        outcome = simulate(train, schedule, settings, most_lives=1)
         assert outcome.errors() == {}
 
 
@@ -114,7 +128,9 @@ def test_what_a_flush_left_behind_is_not_called_dropped_and_then_counted():
     assert all(bool((values == values[0]).all()) for values in outcome.results.values())
 
 
-@pytest.mark.parametrize("options", [{"grace": "60"}, {"sync_timeout": "90"}, {"late": ["carry"]}, {"resume": "false"}])
+@pytest.mark.parametrize(
+    "options", [{"grace": "60"}, {"sync_timeout": "90"}, {"late": ["carry"]}, {"resume": "false"}]
+)
 def test_options_of_the_wrong_type_are_named(tmp_path, options):
     with pytest.raises(ConfigurationError, match=next(iter(options))):
         connect(str(tmp_path / "run"), rank=0, world_size=2, min_replicas=1, **options)
@@ -135,10 +151,15 @@ def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout(tmp_path):
         return act
 
     names = ("put", "get", "head", "range", "list", "delete")
-    driver = type("Failing", (FsspecDriver,), {name: failing(name) for name in names})(f"memory://{tmp_path.name}/run")
+    driver = type("Failing", (FsspecDriver,), {name: failing(name) for name in names})(
+        f"memory://{tmp_path.name}/run"
+    )
     store = RemoteStore("memory://run", driver, Retries(clock=lambda: now[0], sleep=sleep))
     timing = Timing(sync_timeout=100.0, clock=lambda: now[0], sleep=sleep)
-    exchange, count = ElasticExchange(store, 0, 1, Elastic(1, grace=10.0), timing=timing), iter(range(100))
+    exchange, count = (
+        ElasticExchange(store, 0, 1, Elastic(1, grace=10.0), timing=timing),
+        iter(range(100)),
+    )
 
     def step():
         if next(count) == 6:
@@ -165,7 +186,9 @@ def test_gather_of_two_replicas_that_differ_the_wrong_one_does_not_win(monkeypat
     settings = Elastic(quorum, grace=5.0, topology="gather", publish_every=1)
     outcome = simulate(training, Schedule(2, latency=0.01), settings)
     assert outcome.errors() == {}
-    assert [what for what in violations(outcome, training) if not what.startswith("after sync 2,")] == []
+    assert [
+        what for what in violations(outcome, training) if not what.startswith("after sync 2,")
+    ] == []
 
 
 def test_a_late_rank_0_is_told_that_its_initial_values_are_not_used(tmp_path, caplog):
@@ -174,7 +197,9 @@ def test_a_late_rank_0_is_told_that_its_initial_values_are_not_used(tmp_path, ca
         net = torch.nn.Linear(2, 1, bias=False)
         torch.nn.init.constant_(net.weight, value)
         inner = torch.optim.SGD(net.parameters(), lr=0.0)
-        exchange = connect(str(tmp_path / "run"), rank=rank, world_size=2, min_replicas=1, grace=0.2)
+        exchange = connect(
+            str(tmp_path / "run"), rank=rank, world_size=2, min_replicas=1, grace=0.2
+        )
         with DiLoCo(net, inner, exchange, sync_every=1) as outer:
             while outer.committed < syncs:
                 net(torch.ones(1, 2)).sum().backward()
@@ -226,13 +251,19 @@ def test_two_committed_contributions_that_are_damaged_say_what_can_be_done(topol
         __slots__ = ()
 
         def write(self, key, data):
-            if key.startswith(("deltas/00000003/00000.", "deltas/00000003/00001.")) and not key.endswith("leave"):
+            if key.startswith(
+                ("deltas/00000003/00000.", "deltas/00000003/00001.")
+            ) and not key.endswith("leave"):
                 data = data[:-40] + bytes([data[-40] ^ 1]) + data[-39:]
             SimulatedStore.write(self, key, data)
 
     settings = Elastic(2, grace=5.0, topology=topology, publish_every=2)
     training = SimulatedTraining(syncs=6, sizes=(40,))
-    outcome = simulate(training, Schedule(3, latency=0.01), settings, store=Damaging(), most_lives=1)
-    errors = [error for error in outcome.errors().values() if isinstance(error, CorruptedObjectError)]
+    outcome = simulate(
+        training, Schedule(3, latency=0.01), settings, store=Damaging(), most_lives=1
+    )
+    errors = [
+        error for error in outcome.errors().values() if isinstance(error, CorruptedObjectError)
+    ]
     assert errors, outcome.errors()
     assert all("started with resume='newest-whole'" in str(error) for error in errors)

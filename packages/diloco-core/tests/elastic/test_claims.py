@@ -8,10 +8,24 @@ from damage_lab import run_of
 
 from diloco_core import Elastic, FencedError, Timing
 from diloco_core._elastic._claims import claim
-from diloco_core._elastic._log._keys import MANIFEST, Hint, claim_key, commit_key, highest_epochs, inner_key
+from diloco_core._elastic._log._keys import (
+    MANIFEST,
+    Hint,
+    claim_key,
+    commit_key,
+    highest_epochs,
+    inner_key,
+)
 from diloco_core._store._patient import Patient
 from diloco_core._wire._sealed import seal
-from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 from diloco_core.testing._scheduler import Scheduler
 from diloco_core.testing._store import Connection
 
@@ -42,7 +56,9 @@ def test_a_claim_vanishes_while_its_life_sleeps(topology):
 
     fault = Fault(0, 1, 40, "zombie", 12.0)
     schedule = Schedule(2, faults=[fault], restart_after=9.0, latency=0.01)
-    outcome = simulate(train, schedule, Elastic(1, grace=5.0, topology=topology), store=store, most_lives=3)
+    outcome = simulate(
+        train, schedule, Elastic(1, grace=5.0, topology=topology), store=store, most_lives=3
+    )
     assert violations(outcome, training) == []
     assert isinstance(outcome.results[0, 1], FencedError)
     assert highest_epochs(store.objects) == {0: 2, 1: 1}
@@ -57,14 +73,20 @@ def ended():
     return store.objects
 
 
-@pytest.mark.parametrize("trace", ["inner", "contribution", "hint", "record", "record of another run"])
+@pytest.mark.parametrize(
+    "trace", ["inner", "contribution", "hint", "record", "record of another run"]
+)
 def test_each_trace_of_an_earlier_life_counts(ended, trace):
     store = SimulatedStore()
     for key, data in ended.items():
         if key.startswith("inner/") and trace != "inner":
             continue
         # The number of the newest record is known from what the other rank has contributed.
-        if key.startswith("deltas/") and trace != "contribution" and ("record" not in trace or "/00001." not in key):
+        if (
+            key.startswith("deltas/")
+            and trace != "contribution"
+            and ("record" not in trace or "/00001." not in key)
+        ):
             continue
         if key.startswith("commits/") and "record" not in trace:
             continue
@@ -123,7 +145,9 @@ KEY = claim_key(0, 1)
 
 def test_another_life_has_taken_the_same_epoch():
     """Nothing of this one was left when it did."""
-    other = seal("claim", KEY, {"epoch": 1, "rank": 0, "nonce": "f" * 16, "host": "elsewhere", "pid": 1})
+    other = seal(
+        "claim", KEY, {"epoch": 1, "rank": 0, "nonce": "f" * 16, "host": "elsewhere", "pid": 1}
+    )
     outcome, store = _sleeper(lambda store: store.damage(KEY, other))
     assert isinstance(outcome.results[0, 1], FencedError)
     assert "another life of rank 0" in str(outcome.results[0, 1])
@@ -132,7 +156,9 @@ def test_another_life_has_taken_the_same_epoch():
 
 
 def test_somebody_takes_it_in_the_very_moment():
-    other = seal("claim", KEY, {"epoch": 1, "rank": 0, "nonce": "f" * 16, "host": "elsewhere", "pid": 1})
+    other = seal(
+        "claim", KEY, {"epoch": 1, "rank": 0, "nonce": "f" * 16, "host": "elsewhere", "pid": 1}
+    )
 
     def meddle(store):
         store.remove(KEY)
@@ -161,7 +187,9 @@ def test_a_claim_that_was_lost_is_written_again(how, caplog):
         if how == "gone":
             store.remove(KEY)
         else:
-            store.damage(KEY, data[:20] if how == "cut" else data.replace(b'"epoch": 1', b'"epoch": 3'))
+            store.damage(
+                KEY, data[:20] if how == "cut" else data.replace(b'"epoch": 1', b'"epoch": 3')
+            )
 
     outcome, store = _sleeper(meddle)
     assert outcome.errors() == {}

@@ -13,7 +13,15 @@ import torch
 from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
 from diloco_core._elastic._log._keys import MANIFEST
 from diloco_core._elastic._repair import rewrite_shard
-from diloco_core.testing import DAMAGES, Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing import (
+    DAMAGES,
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 
 _SYNCS = 4
 
@@ -51,7 +59,10 @@ class _Run:
             return False
         sync = 0 if folder == "initial" else int(name[:8])
         fragment = int(name.split("/")[1][:3]) if folder == "initial" else (sync - 1) % 2
-        return not any(f"state/{at:08}/{fragment:03}.done.json" in self.objects for at in range(sync, _SYNCS + 2))
+        return not any(
+            f"state/{at:08}/{fragment:03}.done.json" in self.objects
+            for at in range(sync, _SYNCS + 2)
+        )
 
     def resumed(self, key, data):
         """What comes of it with other bytes in place of an object, or none: errors by life, and what else is wrong."""
@@ -59,15 +70,23 @@ class _Run:
         for name, whole in self.objects.items():
             store.write(name, whole)
         store.remove(key) if data is None else store.damage(key, data)
-        training = SimulatedTraining(syncs=_SYNCS + 2, sizes=(12, 9), salts=dict(self.training.salts), sync_every=2)
-        outcome = simulate(training, Schedule(2, seed=1, latency=0.01), self.settings, store=store, most_lives=1)
+        training = SimulatedTraining(
+            syncs=_SYNCS + 2, sizes=(12, 9), salts=dict(self.training.salts), sync_every=2
+        )
+        outcome = simulate(
+            training, Schedule(2, seed=1, latency=0.01), self.settings, store=store, most_lives=1
+        )
         wrong = [
-            what for what in violations(outcome, training) if " raised " not in what and "not every rank" not in what
+            what
+            for what in violations(outcome, training)
+            if " raised " not in what and "not every rank" not in what
         ]
         return outcome.errors(), wrong
 
 
-@pytest.fixture(scope="module", params=itertools.product(["sharded", "gather"], ["stopped", "killed"]), ids=str)
+@pytest.fixture(
+    scope="module", params=itertools.product(["sharded", "gather"], ["stopped", "killed"]), ids=str
+)
 def run(request):
     return _Run(*request.param)
 
@@ -118,7 +137,10 @@ def test_every_byte_at_rest(run):
     """
     for key in _kinds(run):
         data = run.objects[key]
-        old = key.startswith(("inner/", "deltas/")) or key in {"commits/00000001.json", "commits/00000002.json"}
+        old = key.startswith(("inner/", "deltas/")) or key in {
+            "commits/00000001.json",
+            "commits/00000002.json",
+        }
         step = 31 if old and key not in run.needed else 1
         bits = {8 * place + place // step % 8 for place in range(0, len(data), step)}
         header = 8 + int.from_bytes(data[:8], "little")
@@ -135,7 +157,13 @@ def test_every_byte_at_rest(run):
 def _random(number, topology, kinds):
     chance = random.Random(f"{number}{topology}")
     faults = [
-        Fault(chance.randrange(3), chance.randint(1, 2), chance.randint(5, 110), chance.choice(kinds), 20.0)
+        Fault(
+            chance.randrange(3),
+            chance.randint(1, 2),
+            chance.randint(5, 110),
+            chance.choice(kinds),
+            20.0,
+        )
         for _ in range(5)
     ]
     training, store = SimulatedTraining(syncs=6, sizes=(12, 9), save_every=2), SimulatedStore()
@@ -143,10 +171,14 @@ def _random(number, topology, kinds):
     schedule = Schedule(3, seed=number, faults=faults, restart_after=1.0, latency=0.05)
 
     def train(node):
-        node.exchange.settings = replace(settings, resume="newest-whole" if MANIFEST in store.objects else False)
+        node.exchange.settings = replace(
+            settings, resume="newest-whole" if MANIFEST in store.objects else False
+        )
         return training(node)
 
-    return simulate(train, schedule, settings, store=store, limit=8000.0, sync_timeout=300.0), training
+    return simulate(
+        train, schedule, settings, store=store, limit=8000.0, sync_timeout=300.0
+    ), training
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
@@ -157,7 +189,9 @@ def test_bits_that_flip_on_their_way_cost_nothing(topology, caplog):
         assert violations(outcome, training) == []
         assert len(outcome.results) == 3, "nobody had to start again"
     assert "reading again" in caplog.text
-    assert "It will be computed again" not in caplog.text, "nobody is accused of what one reading brought"
+    assert "It will be computed again" not in caplog.text, (
+        "nobody is accused of what one reading brought"
+    )
     assert "writing" not in caplog.text
 
 
@@ -168,11 +202,15 @@ def test_whatever_rots_or_is_torn_no_other_model_comes_of_it(topology, count):
     torch.set_num_threads(1)
     for number in range(count):
         outcome, training = _random(number, topology, [*DAMAGES, "kill before", "zombie", "flip"])
-        assert all(isinstance(error, CoreError) for error in outcome.errors().values()), outcome.errors()
+        assert all(isinstance(error, CoreError) for error in outcome.errors().values()), (
+            outcome.errors()
+        )
         # Without any whole state there is nothing to go on from: the initial one rotted before another was complete.
         lost = any("nothing to go back to" in str(error) for error in outcome.errors().values())
         passed = (" raised ", "not every rank") if lost else (" raised ",)
-        assert [what for what in violations(outcome, training) if not any(p in what for p in passed)] == [], number
+        assert [
+            what for what in violations(outcome, training) if not any(p in what for p in passed)
+        ] == [], number
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
@@ -194,7 +232,10 @@ def test_the_log_names_what_was_written_again_and_nothing_else(topology, how, ca
     run = _Run(topology, "stopped")
     for key in ("state/00000004/001.00000.safetensors", "commits/00000004.json"):
         caplog.clear()
-        assert run.resumed(key, None if how == "gone" else _flipped(run.objects[key], 2000)) == ({}, [])
+        assert run.resumed(key, None if how == "gone" else _flipped(run.objects[key], 2000)) == (
+            {},
+            [],
+        )
         messages = [record.getMessage() for record in caplog.records]
         again = [message for message in messages if " again with the same content, " in message]
         assert {message.split()[3] for message in again} == {key}
@@ -216,7 +257,9 @@ class _TearsOnce(SimulatedStore):
 def test_a_record_that_nobody_has_read_is_written_again_by_its_author(topology):
     torch.set_num_threads(1)
     training, store = SimulatedTraining(syncs=4, sizes=(40,)), _TearsOnce()
-    outcome = simulate(training, Schedule(3, latency=0.01), Elastic(2, grace=5.0, topology=topology), store=store)
+    outcome = simulate(
+        training, Schedule(3, latency=0.01), Elastic(2, grace=5.0, topology=topology), store=store
+    )
     assert violations(outcome, training) == []
     assert len(outcome.results) == 3, "nobody had to start again"
     assert store.objects["commits/00000002.json"] == store.decided["commits/00000002.json"]
@@ -238,7 +281,9 @@ def test_a_replica_that_adopted_damaged_values_computes_them_again_from_what_it_
     torch.set_num_threads(1)
     training, store = SimulatedTraining(syncs=4, sizes=(40,)), _FlipsOnce()
     settings = Elastic(2, grace=5.0, topology="sharded")
-    outcome = simulate(training, Schedule(members, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(
+        training, Schedule(members, latency=0.01), settings, store=store, most_lives=1
+    )
     assert violations(outcome, training) == []
 
 
@@ -262,7 +307,11 @@ def test_a_shard_is_not_written_again_from_other_values():
         rewrite_shard(life, life.fragments[0], 3, 0, None)
 
     outcome = simulate(
-        train, Schedule(1, latency=0.01), Elastic(1, grace=5.0, topology="sharded"), store=store, most_lives=1
+        train,
+        Schedule(1, latency=0.01),
+        Elastic(1, grace=5.0, topology="sharded"),
+        store=store,
+        most_lives=1,
     )
     assert isinstance(outcome.results[0, 1], CorruptedObjectError)
     assert "is not what it was" in str(outcome.results[0, 1])

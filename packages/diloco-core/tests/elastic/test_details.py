@@ -8,7 +8,14 @@ from diloco_core import Elastic, StoreUnavailableError
 from diloco_core._elastic._log._keys import MANIFEST, Delta, commit_key, deltas, done_key, shard_key
 from diloco_core._elastic._log._records import Commit, Manifest
 from diloco_core._elastic._states import _publish as _elastic_publish
-from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 
 
 class Watched(SimulatedStore):
@@ -86,7 +93,9 @@ def _epochs(store, sync):
 
 class TestUpdates:
     @pytest.mark.parametrize("how", ["lost", "damaged"])
-    def test_one_that_is_interrupted_in_the_middle_starts_again_from_the_published_values(self, how):
+    def test_one_that_is_interrupted_in_the_middle_starts_again_from_the_published_values(
+        self, how
+    ):
         interrupted = []
 
         def trouble(node):
@@ -117,7 +126,11 @@ class TestUpdates:
         def trouble(node):
             if node.rank == 3 and node.life == 1:
                 _fault(node, "create", key, "kill before")
-            _before(node, "create", lambda other: publishers.append((node.rank, node.life)) if other == key else None)
+            _before(
+                node,
+                "create",
+                lambda other: publishers.append((node.rank, node.life)) if other == key else None,
+            )
 
         training = SimulatedTraining(syncs=4, sizes=(400,))
         schedule = Schedule(4, restart_after=60.0, latency=0.005)
@@ -129,7 +142,9 @@ class TestUpdates:
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 class TestLivesOfARank:
-    def test_what_a_new_life_learned_is_dropped_where_the_record_names_the_one_before(self, topology):
+    def test_what_a_new_life_learned_is_dropped_where_the_record_names_the_one_before(
+        self, topology
+    ):
         def trouble(node):
             if (node.rank, node.life) == (1, 1):
                 _fault(node, "put", deltas(2), "zombie", 2.5)
@@ -167,20 +182,32 @@ class TestWaiting:
                 _fault(node, "put", deltas(2), "kill before")
 
         training = SimulatedTraining(syncs=3, sizes=(40,))
-        outcome = _run(training, trouble, Schedule(3, restart_after=100.0), Elastic(2, grace=13.0, topology=topology))
+        outcome = _run(
+            training,
+            trouble,
+            Schedule(3, restart_after=100.0),
+            Elastic(2, grace=13.0, topology=topology),
+        )
         assert violations(outcome, training) == []
         assert list(_epochs(outcome.store, 2)) == [0, 1]
         waited = [training.reports[rank, 1][1].wait_seconds for rank in (0, 1)]
-        assert 12.0 <= min(waited) <= max(waited) < 14.5  # one may have come later; the usual looks are 5 s apart
+        assert (
+            12.0 <= min(waited) <= max(waited) < 14.5
+        )  # one may have come later; the usual looks are 5 s apart
         assert max(waited) >= 13.0
 
 
 class TestPublishedState:
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_every_file_is_a_valid_safetensors_file(self, topology):
-        training, elastic = SimulatedTraining(syncs=4, sizes=(400,)), Elastic(2, topology=topology, publish_every=1)
+        training, elastic = (
+            SimulatedTraining(syncs=4, sizes=(400,)),
+            Elastic(2, topology=topology, publish_every=1),
+        )
         store = simulate(training, Schedule(3), elastic).store
-        files = {key: load(data) for key, data in store.objects.items() if key.endswith(".safetensors")}
+        files = {
+            key: load(data) for key, data in store.objects.items() if key.endswith(".safetensors")
+        }
         assert {"deltas", "state", "inner"} <= {key.split("/")[0] for key in files}
         shards = [files[key] for key in sorted(files) if key.startswith("state/00000004/")]
         values = torch.cat([tensors["values.0"] for tensors in shards])
@@ -200,7 +227,10 @@ class TestPublishedState:
 
     def _begun(self, elastic, store):
         """Have a run begun in a store; returns a whole and valid shard of sync 3, of another course of the same run."""
-        begun, course = simulate(SimulatedTraining(syncs=0, sizes=(400,)), Schedule(3), elastic), SimulatedStore()
+        begun, course = (
+            simulate(SimulatedTraining(syncs=0, sizes=(400,)), Schedule(3), elastic),
+            SimulatedStore(),
+        )
         for key, data in begun.store.objects.items():
             if key.startswith((MANIFEST, "initial/")):
                 store.write(key, data)
@@ -219,7 +249,9 @@ class TestPublishedState:
         assert outcome.store.objects[foreign[0]] != foreign[1]
         outcome.store.write(*foreign)
         again = SimulatedTraining(syncs=5, sizes=(400,), salts=first.salts)
-        outcome = simulate(again, Schedule(3), elastic, store=outcome.store, most_lives=1, limit=200.0)
+        outcome = simulate(
+            again, Schedule(3), elastic, store=outcome.store, most_lives=1, limit=200.0
+        )
         assert violations(outcome, again) == []
         assert "is not what the record of its sync says" in caplog.text
         assert f"writing {foreign[0]} again with the same content" in caplog.text
@@ -264,7 +296,9 @@ class TestEnding:
             Elastic(1, grace=5.0),
             most_lives=1,
         )
-        assert {type(result) for result in outcome.results.values()} == {ZeroDivisionError if wrong else int}
+        assert {type(result) for result in outcome.results.values()} == {
+            ZeroDivisionError if wrong else int
+        }
         assert sorted(closed) == [0, 1]
 
     @pytest.mark.parametrize("wrong", [False, True], ids=["left", "failed"])
@@ -290,7 +324,9 @@ class TestEnding:
 
 @pytest.mark.parametrize("seconds", [0.6, 1.2, 1.8])
 @pytest.mark.parametrize(("sync", "step"), [(3, 2), (4, 3), (5, 4), (6, 5)])
-def test_a_life_is_overtaken_by_what_the_one_before_sent_late_with_several_fragments(seconds, sync, step):
+def test_a_life_is_overtaken_by_what_the_one_before_sent_late_with_several_fragments(
+    seconds, sync, step
+):
     def trouble(node):
         if (node.rank, node.life) == (1, 1):
             _fault(node, "put", f"{deltas(sync)}00001.", "zombie", seconds)

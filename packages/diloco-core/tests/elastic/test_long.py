@@ -6,7 +6,14 @@ import pytest
 import torch
 
 from diloco_core import Elastic
-from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, broken_promises, simulate, violations
+from diloco_core.testing import (
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    broken_promises,
+    simulate,
+    violations,
+)
 
 
 class Measured(SimulatedTraining):
@@ -20,7 +27,11 @@ class Measured(SimulatedTraining):
             def append(self, report):
                 super().append(report)
                 if node.rank == 0:
-                    payload = sum(len(data) for key, data in store.objects.items() if not key.startswith("commits/"))
+                    payload = sum(
+                        len(data)
+                        for key, data in store.objects.items()
+                        if not key.startswith("commits/")
+                    )
                     objects = sum(not key.startswith("commits/") for key in store.objects)
                     add(
                         (
@@ -38,7 +49,11 @@ class Measured(SimulatedTraining):
 
 def _run(replicas, syncs, topology, elements):
     torch.set_num_threads(1)
-    training, store, broken = Measured(syncs=syncs, sizes=(elements,), sync_every=1), SimulatedStore(), []
+    training, store, broken = (
+        Measured(syncs=syncs, sizes=(elements,), sync_every=1),
+        SimulatedStore(),
+        [],
+    )
     training.samples, training.store = [], store
     deletions = itertools.count()
 
@@ -49,7 +64,11 @@ def _run(replicas, syncs, topology, elements):
 
     store.after_delete = check
     outcome = simulate(
-        training, Schedule(replicas), Elastic(replicas // 2, grace=30.0, topology=topology), store=store, limit=1e7
+        training,
+        Schedule(replicas),
+        Elastic(replicas // 2, grace=30.0, topology=topology),
+        store=store,
+        limit=1e7,
     )
     assert violations(outcome, training) == []
     assert broken == []
@@ -102,6 +121,8 @@ def test_costs_are_flat_and_as_modelled(replicas, syncs, topology, elements):
     # The store holds a few syncs, however long the run.
     payload = [sample[3] for sample in samples]
     assert max(payload[half:]) < 1.05 * max(payload[:half])
-    assert max(sample[4] for sample in samples[half:]) <= 1.05 * max(sample[4] for sample in samples[:half])
+    assert max(sample[4] for sample in samples[half:]) <= 1.05 * max(
+        sample[4] for sample in samples[:half]
+    )
     kept = 6 if topology == "sharded" else 16
     assert max(payload) < (kept * replicas + 12) * 1.3 * delta

@@ -34,7 +34,9 @@ def _run(syncs, sizes=(40,), settings=_SETTINGS, ranks=1):
 def _resume(before, store, syncs, resume, settings=_SETTINGS, **options):
     training = SimulatedTraining(syncs=syncs, sizes=before.sizes, salts=dict(before.salts))
     schedule = Schedule(1, latency=0.01, **options)
-    outcome = simulate(training, schedule, replace(settings, resume=resume), store=store, most_lives=1)
+    outcome = simulate(
+        training, schedule, replace(settings, resume=resume), store=store, most_lives=1
+    )
     return outcome, training
 
 
@@ -72,7 +74,9 @@ def test_numbers_before_a_later_record_are_not_decided_again():
     before, store = _run(7, settings=settings)
     _lose(store, 5, 6)
     outcome, training = _resume(before, store, 9, True, settings)
-    assert "commits/00000005.json is gone, but what came after it is there" in str(outcome.results[0, 1])
+    assert "commits/00000005.json is gone, but what came after it is there" in str(
+        outcome.results[0, 1]
+    )
     assert _numbers(store) == [1, 2, 3, 4, 7]
     outcome, training = _resume(training, store, 9, "newest-whole", settings)
     assert violations(outcome, training) == []
@@ -136,7 +140,9 @@ def test_two_lives_that_go_back_at_the_same_time(monkeypatch):
             if commit_key(sync) not in store.objects:
                 store.write(
                     commit_key(sync),
-                    Rollback(sync, (3,), (4,) if sync == 5 else (), {0: 2}, run=run_of(store)).to_json(),
+                    Rollback(
+                        sync, (3,), (4,) if sync == 5 else (), {0: 2}, run=run_of(store)
+                    ).to_json(),
                 )
         try:
             return is_whole(*args)
@@ -175,14 +181,18 @@ def test_a_number_that_is_closed_is_no_state_where_the_rollback_itself_is_lost()
     before, store = _run(5, settings=_SHARDED)
     _lose(store, 4)
     for key in list(store.objects):
-        if key.startswith(("state/00000004/", "deltas/00000004/", "state/00000005/", "deltas/00000005/")):
+        if key.startswith(
+            ("state/00000004/", "deltas/00000004/", "state/00000005/", "deltas/00000005/")
+        ):
             store.damage(key, b"")
     store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}, run=run_of(store)).to_json())
     store.write(commit_key(6), Rollback(6, (3,), (4, 5), {0: 1}, run=run_of(store)).to_json())
     store.damage(commit_key(6), b"")
     outcome, training = _resume(before, store, 5, "newest-whole", _SHARDED)
     assert violations(outcome, training) == []
-    assert read_record(store.objects[commit_key(7)], 7, "") == Rollback(7, (3,), (4, 5, 6), {0: 2}, run=run_of(store))
+    assert read_record(store.objects[commit_key(7)], 7, "") == Rollback(
+        7, (3,), (4, 5, 6), {0: 2}, run=run_of(store)
+    )
 
 
 @pytest.mark.parametrize("agreed", [True, False])
@@ -195,13 +205,21 @@ def test_a_life_that_begins_meanwhile_stops_unless_it_has_agreed(agreed):
 
     def train(node):
         resume = "newest-whole" if node.rank == 0 or agreed else True
-        object.__setattr__(node.exchange, "settings", replace(_SHARDED, resume=resume, grace=5.0 + 60.0 * node.rank))
+        object.__setattr__(
+            node.exchange,
+            "settings",
+            replace(_SHARDED, resume=resume, grace=5.0 + 60.0 * node.rank),
+        )
         return training(node)
 
     schedule = Schedule(2, latency=0.01, starts=[0.0, 1.0])
     outcome = simulate(train, schedule, _SHARDED, store=store, most_lives=1)
     assert [record.sync for record in _rollbacks(store)] == [7]
-    wrong = [what for what in violations(outcome, training) if "not every rank came to the end" not in what]
+    wrong = [
+        what
+        for what in violations(outcome, training)
+        if "not every rank came to the end" not in what
+    ]
     assert wrong == []
     assert outcome.finished == agreed
     assert isinstance(outcome.results[1, 1], FencedError) != agreed

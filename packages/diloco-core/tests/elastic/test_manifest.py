@@ -31,7 +31,9 @@ def _run(meddle, sync=4, syncs=9, **options):
     torch.set_num_threads(1)
     training, store = SimulatedTraining(syncs=syncs, sizes=(12,), **options), _Meddled(sync, meddle)
     settings = Elastic(2, grace=5.0, topology="sharded")
-    outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0)
+    outcome = simulate(
+        training, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0
+    )
     return outcome, training
 
 
@@ -43,7 +45,10 @@ def _errors(caplog):
     ("meddle", "told"),
     [
         (lambda store: store.remove(MANIFEST), "manifest.json is gone"),
-        (lambda store: store.damage(MANIFEST, store.objects[MANIFEST][:90]), "does not end with a checksum"),
+        (
+            lambda store: store.damage(MANIFEST, store.objects[MANIFEST][:90]),
+            "does not end with a checksum",
+        ),
         (lambda store: store.damage(MANIFEST, b""), "truncated or damaged"),
     ],
     ids=["gone", "cut short", "empty"],
@@ -55,10 +60,15 @@ def test_it_is_written_again_with_the_same_content(meddle, told, sync, caplog):
     assert violations(outcome, training) == []
     assert outcome.store.objects[MANIFEST] == outcome.store.decided[MANIFEST]
     assert _errors(caplog)
-    assert all(told in text and "Writing it again with the same content" in text for text in _errors(caplog))
+    assert all(
+        told in text and "Writing it again with the same content" in text
+        for text in _errors(caplog)
+    )
     again = SimulatedTraining(syncs=11, sizes=(12,), salts=dict(training.salts))
     settings = Elastic(2, grace=5.0, topology="sharded")
-    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=outcome.store, most_lives=1)
+    outcome = simulate(
+        again, Schedule(2, latency=0.01), settings, store=outcome.store, most_lives=1
+    )
     assert violations(outcome, again) == []
 
 
@@ -113,7 +123,9 @@ def test_somebody_else_is_faster():
         return SimulatedTraining(syncs=9, sizes=(12,))(node)
 
     settings = Elastic(2, grace=5.0, topology="sharded")
-    outcome = simulate(train, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0)
+    outcome = simulate(
+        train, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0
+    )
     assert {type(error) for error in outcome.errors().values()} == {RunExistsError}
     assert store.objects[MANIFEST] == foreign
 

@@ -42,13 +42,21 @@ def _wrong(number, topology="sharded"):
     """What goes wrong in the simulated run with this number."""
     chance = random.Random(number)
     faults = [
-        Fault(chance.randrange(3), chance.randint(1, 2), chance.randint(10, 110), chance.choice(_HARMFUL), 60.0)
+        Fault(
+            chance.randrange(3),
+            chance.randint(1, 2),
+            chance.randint(10, 110),
+            chance.choice(_HARMFUL),
+            60.0,
+        )
         for _ in range(7)
     ]
     training, store, broken = SimulatedTraining(syncs=5, sizes=(40,)), SimulatedStore(), []
     store.after_delete = lambda keys: broken.extend(broken_promises(store, keys))
     starts = [chance.choice([0.0, 1.0, 25.0]) for _ in range(3)]
-    schedule = Schedule(3, seed=number, starts=starts, faults=faults, restart_after=2.0, latency=0.3)
+    schedule = Schedule(
+        3, seed=number, starts=starts, faults=faults, restart_after=2.0, latency=0.3
+    )
     elastic = Elastic(2, grace=8.0, topology=topology, retention=2, publish_every=2)
     outcome = simulate(training, schedule, elastic, store=store, limit=5000.0)
     return violations(outcome, training) + broken
@@ -134,7 +142,9 @@ def no_replay(monkeypatch):
 
 def collection_without_retention(monkeypatch):
     def everything(keys, *, last, kept, retention, keep_deltas, initial):
-        old = tuple(f"{folder}/{sync:08}/" for folder in ("deltas", "state") for sync in range(1, last))
+        old = tuple(
+            f"{folder}/{sync:08}/" for folder in ("deltas", "state") for sync in range(1, last)
+        )
         return [key for key in keys if key.startswith(old)]
 
     monkeypatch.setattr(_elastic_publish, "collectable", everything)
@@ -143,7 +153,9 @@ def collection_without_retention(monkeypatch):
 def no_quorum(monkeypatch):
     rule = _elastic_sync.may_commit
     monkeypatch.setattr(
-        _elastic_sync, "may_commit", lambda *args, **options: rule(*args, **{**options, "min_replicas": 1})
+        _elastic_sync,
+        "may_commit",
+        lambda *args, **options: rule(*args, **{**options, "min_replicas": 1}),
     )
 
 
@@ -189,13 +201,20 @@ def _wrong_after_damage(number):
     """What goes wrong where bits flip on their way and objects rot; whoever cannot go on stops by name."""
     chance = random.Random(number)
     kinds = ("flip", "flip", "rot", "zombie", "kill before")
-    faults = [Fault(chance.randrange(3), 1, chance.randint(8, 90), chance.choice(kinds), 30.0) for _ in range(6)]
+    faults = [
+        Fault(chance.randrange(3), 1, chance.randint(8, 90), chance.choice(kinds), 30.0)
+        for _ in range(6)
+    ]
     training, store = SimulatedTraining(syncs=6, sizes=(40,), save_every=1), SimulatedStore()
     schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.05)
     elastic = Elastic(2, grace=8.0, topology="sharded", retention=1)
     outcome = simulate(training, schedule, elastic, store=store, limit=5000.0, sync_timeout=200.0)
     raw = [repr(error) for error in outcome.errors().values() if not isinstance(error, CoreError)]
-    wrong = [what for what in violations(outcome, training) if " raised " not in what and "not every rank" not in what]
+    wrong = [
+        what
+        for what in violations(outcome, training)
+        if " raised " not in what and "not every rank" not in what
+    ]
     return raw + wrong
 
 
@@ -209,17 +228,27 @@ def no_checksum_of_records(monkeypatch):
 def no_checksum_of_shards(monkeypatch):
     def adopt(self, reader, origin, scratch):
         values = self._values_of(reader, origin)
-        adopt_shard(self._job, self.number, lambda piece, out: (values.read(out), out)[1], self._chunk_bytes, scratch)
+        adopt_shard(
+            self._job,
+            self.number,
+            lambda piece, out: (values.read(out), out)[1],
+            self._chunk_bytes,
+            scratch,
+        )
         return _published._end(reader, origin)
 
     monkeypatch.setattr(_published.Shard, "adopt", adopt)
 
 
-@pytest.mark.parametrize("mutate", [no_checksum_of_records, no_checksum_of_shards], ids=lambda mutate: mutate.__name__)
+@pytest.mark.parametrize(
+    "mutate", [no_checksum_of_records, no_checksum_of_shards], ids=lambda mutate: mutate.__name__
+)
 def test_without_a_checksum_damage_is_caught(mutate, monkeypatch):
     torch.set_num_threads(1)
     mutate(monkeypatch)
-    assert any(_wrong_after_damage(number) for number in range(60)), "60 simulated runs found nothing wrong"
+    assert any(_wrong_after_damage(number) for number in range(60)), (
+        "60 simulated runs found nothing wrong"
+    )
 
 
 def test_the_same_damage_is_harmless_with_all_rules():
@@ -233,8 +262,14 @@ def no_second_reading(monkeypatch):
 
 def test_without_a_second_reading_a_flipped_bit_costs_a_life(monkeypatch):
     def lives():
-        faults = [Fault(rank, 1, operation, "flip") for rank in range(3) for operation in (9, 30, 60)]
-        outcome = simulate(SimulatedTraining(syncs=6, sizes=(40,)), Schedule(3, faults=faults), Elastic(2, grace=8.0))
+        faults = [
+            Fault(rank, 1, operation, "flip") for rank in range(3) for operation in (9, 30, 60)
+        ]
+        outcome = simulate(
+            SimulatedTraining(syncs=6, sizes=(40,)),
+            Schedule(3, faults=faults),
+            Elastic(2, grace=8.0),
+        )
         return outcome.errors()
 
     torch.set_num_threads(1)
@@ -258,20 +293,29 @@ def _going_back(number):
     before, store = SimulatedTraining(syncs=1, sizes=(40, 30)), SimulatedStore()
     settings = Elastic(1, grace=5.0, topology="sharded")
     simulate(before, Schedule(2, seed=number, latency=0.01), settings, store=store)
-    training = SimulatedTraining(syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses={(0, 9): 90.0})
+    training = SimulatedTraining(
+        syncs=24, sizes=(40, 30), salts=dict(before.salts), pauses={(0, 9): 90.0}
+    )
 
     def train(node):
         if node.rank == 1 or node.life > 1:
             node.exchange.settings = replace(settings, resume="newest-whole")
         if (node.rank, node.life) == (1, 1):
             node.sleep(60.0)
-            newest = max(sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects)
+            newest = max(
+                sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects
+            )
             key = shard_key(newest, (newest - 1) % 2, 0, "")
-            for lost in [key, *(key for key in store.objects if key.startswith(f"deltas/{newest:08}/"))]:
+            for lost in [
+                key,
+                *(key for key in store.objects if key.startswith(f"deltas/{newest:08}/")),
+            ]:
                 store.damage(lost, store.objects[lost][:50])
         return training(node)
 
-    outcome = simulate(train, Schedule(2, seed=number, latency=0.01), replace(settings, resume=True), store=store)
+    outcome = simulate(
+        train, Schedule(2, seed=number, latency=0.01), replace(settings, resume=True), store=store
+    )
     assert any(isinstance(record, Rollback) for record in read_log(store)[0])
     return violations(outcome, training)
 

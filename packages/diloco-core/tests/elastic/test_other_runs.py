@@ -14,7 +14,10 @@ from diloco_core._elastic._log._records import Commit, of_run, read_record
 from diloco_core._elastic._states._kept import bring_back, mend_from_copies
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
-_EMPTIED, _LATE = 30.0, 44.0  # when the prefix is emptied and used again, and when a replica of the new run comes late
+_EMPTIED, _LATE = (
+    30.0,
+    44.0,
+)  # when the prefix is emptied and used again, and when a replica of the new run comes late
 
 
 class _Other(SimulatedTraining):
@@ -47,13 +50,20 @@ class _Reused:
 
     def __init__(self, topology, hang, seconds):
         torch.set_num_threads(1)
-        self.store, self.late, self.times, self.requests = SimulatedStore(), [], [], itertools.count()
+        self.store, self.late, self.times, self.requests = (
+            SimulatedStore(),
+            [],
+            [],
+            itertools.count(),
+        )
         self.hang, self.seconds = hang, seconds
         self.new = SimulatedTraining(syncs=14, sizes=(12, 9), save_every=1)
         self.old = _Other(syncs=60, sizes=(12, 9), save_every=1)
         settings = Elastic(1, grace=3.0, topology=topology, publish_every=1)
         schedule = Schedule(3, starts=[_EMPTIED, _LATE, 0.0], latency=0.01, restart_after=1.0)
-        self.outcome = simulate(self.train, schedule, settings, store=self.store, limit=2000.0, most_lives=2)
+        self.outcome = simulate(
+            self.train, schedule, settings, store=self.store, limit=2000.0, most_lives=2
+        )
 
     def train(self, node):
         if (node.rank, node.life) == (2, 1):
@@ -99,13 +109,19 @@ class _Reused:
             sync = commit_sync(key)
             if sync is not None and read_record(data, sync, key).run != run:
                 del self.store.decided[key]
-        return [what for what in violations(self.outcome, self.new) if not what.startswith(("life ", "not every rank"))]
+        return [
+            what
+            for what in violations(self.outcome, self.new)
+            if not what.startswith(("life ", "not every rank"))
+        ]
 
 
 def _named(errors):
     """Whether all of them say what has happened, and what is to be done."""
     return all(
-        isinstance(error, RunExistsError) and "record of another run" in str(error) and "Stop" in str(error)
+        isinstance(error, RunExistsError)
+        and "record of another run" in str(error)
+        and "Stop" in str(error)
         for error in errors.values()
     )
 
@@ -119,7 +135,10 @@ def _stops(topology, hang):
     assert "the manifest of another run" in str(error)
     # One request may have been under way. What it has written is found out, or does not matter.
     assert len(reused.late) <= 1
-    assert all(isinstance(error, (RunExistsError, CorruptedObjectError)) for error in reused.errors().values())
+    assert all(
+        isinstance(error, (RunExistsError, CorruptedObjectError))
+        for error in reused.errors().values()
+    )
     if not reused.late:
         assert reused.errors() == {}
         assert {0, 1} <= {rank for rank, _ in reused.outcome.results}
@@ -138,7 +157,9 @@ def _stops(topology, hang):
         ("sharded", "delete", "state/", ["delete"]),
     ],
 )
-def test_a_life_of_the_run_before_that_wakes_up_late_writes_nothing_more(topology, operation, part, late):
+def test_a_life_of_the_run_before_that_wakes_up_late_writes_nothing_more(
+    topology, operation, part, late
+):
     reused = _stops(topology, (operation, part))
     assert reused.late == late
     if part in {"commits/", ".done.json"}:  # the new run comes to that sync
@@ -158,7 +179,9 @@ def test_a_life_of_the_run_before_that_goes_on_stops_soon_and_its_records_are_na
     reused = _Reused(topology, None, 0.0)
     assert reused.wrong() == []
     assert isinstance(reused.outcome.results[2, 1], RunExistsError)
-    assert max(time for time, _ in reused.times) < _EMPTIED + 3.0 + 3.0, "a grace and the sync under way"
+    assert max(time for time, _ in reused.times) < _EMPTIED + 3.0 + 3.0, (
+        "a grace and the sync under way"
+    )
     assert reused.errors(), "it has written records of syncs that the new run comes to"
     assert _named(reused.errors())
 
@@ -194,7 +217,17 @@ def _copies(kind, own, other):
 
 @pytest.mark.parametrize("newer", [False, True], ids=["in place of the own", "newer"])
 @pytest.mark.parametrize(
-    "kind", ["state/", "state/ done", "state/ shards", "deltas/", "deltas/ renamed", "commits/", "inner/", "claims/"]
+    "kind",
+    [
+        "state/",
+        "state/ done",
+        "state/ shards",
+        "deltas/",
+        "deltas/ renamed",
+        "commits/",
+        "inner/",
+        "claims/",
+    ],
 )
 def test_copies_of_another_run_never_become_another_model(two, kind, newer, caplog):
     settings, before, own, other = two
@@ -205,7 +238,9 @@ def test_copies_of_another_run_never_become_another_model(two, kind, newer, capl
     for key, data in copied.items():
         store.damage(key, data)
     training = SimulatedTraining(syncs=6, sizes=(12, 9), salts=dict(before.salts))
-    outcome = simulate(training, Schedule(2, seed=1, latency=0.01), settings, store=store, most_lives=1)
+    outcome = simulate(
+        training, Schedule(2, seed=1, latency=0.01), settings, store=store, most_lives=1
+    )
     for error in outcome.errors().values():
         assert isinstance(error, (RunExistsError, CorruptedObjectError)), error
     wrong = violations(outcome, training)
@@ -215,11 +250,17 @@ def test_copies_of_another_run_never_become_another_model(two, kind, newer, capl
     if kind == "inner/" and newer:
         assert "written under another key or in another run" in caplog.text
     if kind in {"commits/", "state/ done"}:
-        newest = max(key for key in [*copied, *own] if key.startswith(kind.split()[0]) and key.endswith(".json"))
+        newest = max(
+            key
+            for key in [*copied, *own]
+            if key.startswith(kind.split()[0]) and key.endswith(".json")
+        )
         if newest in copied:  # which is read
             assert outcome.errors()
             assert _named(outcome.errors())
-        assert all(store.objects[key] == data for key, data in copied.items()), "they stay as they are"
+        assert all(store.objects[key] == data for key, data in copied.items()), (
+            "they stay as they are"
+        )
 
 
 def test_copies_of_another_run_are_not_brought_back(two, caplog):
@@ -236,7 +277,13 @@ def test_copies_of_another_run_are_not_brought_back(two, caplog):
         for key in keys:
             store.write(f"kept/{key}", other[key])
             store.remove(key)
-        seen.append((bring_back(life), mend_from_copies(life, 1, sync), [key for key in keys if key in store.objects]))
+        seen.append(
+            (
+                bring_back(life),
+                mend_from_copies(life, 1, sync),
+                [key for key in keys if key in store.objects],
+            )
+        )
         node.exchange.leave = lambda: None
         return result
 
@@ -256,7 +303,10 @@ def test_contributions_of_two_runs_have_nothing_in_common():
 def test_what_is_of_this_run_is_handed_on():
     record = Commit(1, 0, "0" * 16, "1" * 16, (), {}, 1, run="a" * 16)
     assert of_run(record, "a" * 16, "here") is record
-    with pytest.raises(RunExistsError, match=r"^here is a record of another run .*Stop the replicas of the other run"):
+    with pytest.raises(
+        RunExistsError,
+        match=r"^here is a record of another run .*Stop the replicas of the other run",
+    ):
         of_run(record, "b" * 16, "here")
 
 
@@ -266,7 +316,13 @@ def test_who_meets_another_run_says_nothing_there_unless_the_prefix_is_its_own()
     for emptied in (True, False):
         store, other = SimulatedStore(), SimulatedStore()
         settings = Elastic(1, grace=50.0, topology="sharded")
-        simulate(_Other(syncs=4, sizes=(12,)), Schedule(1, latency=0.01), settings, store=other, most_lives=1)
+        simulate(
+            _Other(syncs=4, sizes=(12,)),
+            Schedule(1, latency=0.01),
+            settings,
+            store=other,
+            most_lives=1,
+        )
 
         class Meddled(SimulatedTraining):
             @staticmethod

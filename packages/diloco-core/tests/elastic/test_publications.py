@@ -24,12 +24,16 @@ def ended(store, settings, syncs=6, before=None):
     """A run whose replicas may not die; what it trained."""
     salts = {} if before is None else dict(before.salts)
     training = SimulatedTraining(syncs=syncs, sizes=(40,), sync_every=2, salts=salts)
-    outcome = simulate(training, Schedule(2), settings, store=store, most_lives=1, sync_timeout=100.0)
+    outcome = simulate(
+        training, Schedule(2), settings, store=store, most_lives=1, sync_timeout=100.0
+    )
     return training, outcome
 
 
 @pytest.mark.parametrize("harm", HARMS)
-@pytest.mark.parametrize("which", [2, 10, 11])  # the last ones when the replicas leave: nobody comes after them
+@pytest.mark.parametrize(
+    "which", [2, 10, 11]
+)  # the last ones when the replicas leave: nobody comes after them
 def test_of_a_gathered_state(which, harm, caplog):
     torch.set_num_threads(1)
     settings = Elastic(2, grace=5.0, topology="gather", publish_every=1)
@@ -58,6 +62,8 @@ def test_what_the_others_have_collected_meanwhile_is_not_written_again(monkeypat
 
     monkeypatch.setattr(_publish, "check_shard", read)
     monkeypatch.setattr(_publish, "rewrite_shard", lambda *_: wrote.append("again"))
-    life = SimpleNamespace(store=SimpleNamespace(list=lambda _: {done_key(newest, 0): 9}), fragments=[None])
+    life = SimpleNamespace(
+        store=SimpleNamespace(list=lambda _: {done_key(newest, 0): 9}), fragments=[None]
+    )
     assert _publish._whole_sums(life, SimpleNamespace(sync=1), 0, 0) is None
     assert wrote == (["again"] if newest == 1 else [])

@@ -50,7 +50,9 @@ class TestMembership:
     def test_a_dead_replica_is_waited_for_once_and_then_left_out_until_it_is_back(self):
         training = SimulatedTraining(syncs=12, sizes=(40,))
         fault = Fault(2, 1, 50, "kill before")
-        outcome = simulate(training, Schedule(3, faults=[fault], restart_after=12.0), Elastic(2, grace=10.0))
+        outcome = simulate(
+            training, Schedule(3, faults=[fault], restart_after=12.0), Elastic(2, grace=10.0)
+        )
         assert violations(outcome, training) == []
         members = _members(outcome.store)
         assert members[0] == members[-1] == [0, 1, 2]
@@ -69,8 +71,15 @@ class TestMembership:
         assert training.reports[2, 1][0].sync > 3  # it began with what was committed already
 
     def test_leaving_is_noticed_without_waiting(self):
-        short, long = SimulatedTraining(syncs=3, sizes=(40,)), SimulatedTraining(syncs=8, sizes=(40,))
-        outcome = simulate(lambda node: (short if node.rank == 2 else long)(node), Schedule(3), Elastic(2, grace=100.0))
+        short, long = (
+            SimulatedTraining(syncs=3, sizes=(40,)),
+            SimulatedTraining(syncs=8, sizes=(40,)),
+        )
+        outcome = simulate(
+            lambda node: (short if node.rank == 2 else long)(node),
+            Schedule(3),
+            Elastic(2, grace=100.0),
+        )
         assert outcome.finished
         assert _members(outcome.store) == [[0, 1, 2]] * 3 + [[0, 1]] * 5
         assert outcome.seconds < 100
@@ -91,7 +100,9 @@ class TestMembership:
 
         for tenths in range(22, 60, 6):
             # Rank 2 is a second late, so that the others wait for it when the store goes away.
-            training = SimulatedTraining(syncs=5, sizes=(40,), pauses={(2, step): 0.5 for step in range(12)})
+            training = SimulatedTraining(
+                syncs=5, sizes=(40,), pauses={(2, step): 0.5 for step in range(12)}
+            )
             settings = Elastic(2, grace=3.0, topology=topology)
             outcome = simulate(
                 lambda node, begins=tenths / 10: train(node, begins),
@@ -106,7 +117,11 @@ class TestMembership:
     def test_below_the_quorum_nothing_is_decided(self):
         training = SimulatedTraining(syncs=6, sizes=(40,))
         outcome = simulate(
-            training, Schedule(3, starts=[0.0, 1e6, 1e6]), Elastic(2, grace=5.0), sync_timeout=50.0, limit=400.0
+            training,
+            Schedule(3, starts=[0.0, 1e6, 1e6]),
+            Elastic(2, grace=5.0),
+            sync_timeout=50.0,
+            limit=400.0,
         )
         (error,) = {str(error) for error in outcome.errors().values()}
         assert all(isinstance(error, SyncTimeoutError) for error in outcome.errors().values())
@@ -120,11 +135,18 @@ class TestMembership:
         first = SimulatedTraining(syncs=4, sizes=(40,))
         assert simulate(first, Schedule(3), settings, store=store).finished
         before = {
-            key: data for key, data in store.objects.items() if key.startswith(("commits/", "manifest", "state/"))
+            key: data
+            for key, data in store.objects.items()
+            if key.startswith(("commits/", "manifest", "state/"))
         }
         lone = SimulatedTraining(syncs=9, sizes=(40,))
         outcome = simulate(
-            lone, Schedule(3, starts=[1e6, 0.0, 1e6]), settings, store=store, sync_timeout=50.0, limit=300.0
+            lone,
+            Schedule(3, starts=[1e6, 0.0, 1e6]),
+            settings,
+            store=store,
+            sync_timeout=50.0,
+            limit=300.0,
         )
         assert {type(error) for error in outcome.errors().values()} == {SyncTimeoutError}
         assert before.items() <= store.objects.items()
@@ -133,7 +155,9 @@ class TestMembership:
     def test_a_newer_life_fences_the_older(self):
         training = SimulatedTraining(syncs=12, sizes=(40,))
         fault = Fault(1, 1, 60, "zombie", 15.0)
-        outcome = simulate(training, Schedule(3, faults=[fault], restart_after=1.0), Elastic(2, grace=5.0))
+        outcome = simulate(
+            training, Schedule(3, faults=[fault], restart_after=1.0), Elastic(2, grace=5.0)
+        )
         assert violations(outcome, training) == []
         error = outcome.results[1, 1]
         assert isinstance(error, FencedError)
@@ -153,7 +177,9 @@ class TestLateContributions:
         ranges = [
             (member.start, member.stop)
             for number in range(1, 7)
-            for member in Commit.from_json(outcome.store.objects[commit_key(number)], number, "").members
+            for member in Commit.from_json(
+                outcome.store.objects[commit_key(number)], number, ""
+            ).members
             if member.rank == 2
         ]
         covered = sum(stop - start for start, stop in ranges)
@@ -179,8 +205,13 @@ class TestResuming:
         rest = SimulatedTraining(syncs=8, sizes=sizes, salts=half.salts)
         outcome = simulate(rest, Schedule(3), settings, store=store)
         assert violations(outcome, rest) == []
-        if len(sizes) == 1:  # with several, the steps since the other fragments' last sync are taken again
-            assert all(torch.equal(a, b) for a, b in zip(whole.states[8][0][2], rest.states[8][0][2], strict=True))
+        if (
+            len(sizes) == 1
+        ):  # with several, the steps since the other fragments' last sync are taken again
+            assert all(
+                torch.equal(a, b)
+                for a, b in zip(whole.states[8][0][2], rest.states[8][0][2], strict=True)
+            )
 
     def test_all_die_between_record_and_publication(self):
         # Whoever starts next finishes the sync from the contributions that its record names.
@@ -188,7 +219,9 @@ class TestResuming:
         for operation in range(40, 80):
             training = SimulatedTraining(syncs=5, sizes=(40,))
             faults = [Fault(rank, 1, operation, "kill before") for rank in range(3)]
-            outcome = simulate(training, Schedule(3, faults=faults, latency=0.001), Elastic(2, grace=5.0))
+            outcome = simulate(
+                training, Schedule(3, faults=faults, latency=0.001), Elastic(2, grace=5.0)
+            )
             assert violations(outcome, training) == []
             found += sum(isinstance(result, Killed) for result in outcome.results.values()) == 3
         assert found > 20
@@ -199,7 +232,9 @@ class TestRefusals:
         training = SimulatedTraining(
             syncs=5, sizes=options.pop("sizes", (40,)), sync_every=options.pop("sync_every", 2)
         )
-        outcome = simulate(training, Schedule(world_size), settings, store=store, most_lives=1, **options)
+        outcome = simulate(
+            training, Schedule(world_size), settings, store=store, most_lives=1, **options
+        )
         return list(outcome.errors().values())
 
     @pytest.fixture
@@ -225,12 +260,37 @@ class TestRefusals:
                 MismatchError,
                 "give world_size=2, or begin a new run on another prefix",
             ),
-            (Elastic(1, grace=5.0, topology="sharded"), {}, MismatchError, "give topology='gather', or begin"),
-            (Elastic(1, grace=5.0, publish_every=3), {}, MismatchError, "give publish_every=4, or begin"),
+            (
+                Elastic(1, grace=5.0, topology="sharded"),
+                {},
+                MismatchError,
+                "give topology='gather', or begin",
+            ),
+            (
+                Elastic(1, grace=5.0, publish_every=3),
+                {},
+                MismatchError,
+                "give publish_every=4, or begin",
+            ),
             (Elastic(1, grace=5.0, retention=3), {}, MismatchError, "give retention=2, or begin"),
-            (Elastic(1, grace=5.0, resume=True), {"sync_every": 3}, MismatchError, "give sync_every=2, or begin"),
-            (Elastic(1, grace=5.0), {"sizes": (41,)}, MismatchError, "Tensor '0' is float32[40] outer in fragm"),
-            (Elastic(1, grace=5.0), {"sizes": (40, 40)}, MismatchError, "give fragments=1, or begin"),
+            (
+                Elastic(1, grace=5.0, resume=True),
+                {"sync_every": 3},
+                MismatchError,
+                "give sync_every=2, or begin",
+            ),
+            (
+                Elastic(1, grace=5.0),
+                {"sizes": (41,)},
+                MismatchError,
+                "Tensor '0' is float32[40] outer in fragm",
+            ),
+            (
+                Elastic(1, grace=5.0),
+                {"sizes": (40, 40)},
+                MismatchError,
+                "give fragments=1, or begin",
+            ),
         ],
     )
     def test_another_model_or_other_settings(self, store, settings, options, kind, told):
@@ -241,7 +301,12 @@ class TestRefusals:
         assert before.items() <= store.objects.items()
 
     def test_what_is_each_replicas_own_may_be_another(self, store):
-        assert self._errors(store, Elastic(1, grace=7.0, late="drop"), chunk_bytes=64, sync_timeout=50.0) == []
+        assert (
+            self._errors(
+                store, Elastic(1, grace=7.0, late="drop"), chunk_bytes=64, sync_timeout=50.0
+            )
+            == []
+        )
 
     def test_nothing_to_resume(self):
         errors = self._errors(SimulatedStore(), Elastic(1, grace=5.0, resume=True))
@@ -258,7 +323,15 @@ class TestRefusals:
         assert store.objects == before
 
     def test_placeholders_and_stray_files_are_passed_over(self, store):
-        stray = ["claims/", "claims/00000/", "claims/00000/a.json", "commits/", "commits/x.json", "state/", "deltas/"]
+        stray = [
+            "claims/",
+            "claims/00000/",
+            "claims/00000/a.json",
+            "commits/",
+            "commits/x.json",
+            "state/",
+            "deltas/",
+        ]
         for key in [
             *stray,
             "deltas/00000003/",
@@ -269,14 +342,24 @@ class TestRefusals:
         ]:
             store.write(key, b"")
         training = SimulatedTraining(syncs=5, sizes=(40,))
-        assert simulate(training, Schedule(2), Elastic(1, grace=5.0, topology="gather"), store=store).errors() == {}
+        assert (
+            simulate(
+                training, Schedule(2), Elastic(1, grace=5.0, topology="gather"), store=store
+            ).errors()
+            == {}
+        )
 
     def test_placeholders_do_not_look_like_a_run(self):
         store = SimulatedStore()
         for key in ("claims/", "commits/", "state/", "deltas/"):
             store.write(key, b"")
         training = SimulatedTraining(syncs=2, sizes=(40,))
-        assert violations(simulate(training, Schedule(2), Elastic(1, grace=5.0), store=store), training) == []
+        assert (
+            violations(
+                simulate(training, Schedule(2), Elastic(1, grace=5.0), store=store), training
+            )
+            == []
+        )
 
     def test_a_store_that_ignores_conditions(self):
         errors = self._errors(SimulatedStore(exclusive=False), Elastic(1, grace=5.0))
@@ -329,7 +412,11 @@ class TestRefusals:
 @pytest.mark.parametrize("how", ["left", "failed"])
 def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, how):
     torch.set_num_threads(1)
-    settings, store, members = Elastic(2, grace=20.0, topology=topology), SimulatedStore(), [[0, 1, 2]] * 3
+    settings, store, members = (
+        Elastic(2, grace=20.0, topology=topology),
+        SimulatedStore(),
+        [[0, 1, 2]] * 3,
+    )
     before = SimulatedTraining(syncs=3, sizes=(40,))
 
     def train(node):
@@ -340,7 +427,9 @@ def test_when_a_stopped_run_is_resumed_everybody_has_a_grace_to_come(topology, h
     simulate(train, Schedule(3), settings, store=store, most_lives=1)
     for syncs, starts, there in ((6, [0.0, 9.0, 15.0], [0, 1, 2]), (9, [0.0, 9.0, 1e6], [0, 1])):
         training = SimulatedTraining(syncs=syncs, sizes=(40,), salts=dict(before.salts))
-        outcome = simulate(training, Schedule(3, starts=starts), settings, store=store, most_lives=1, limit=2000.0)
+        outcome = simulate(
+            training, Schedule(3, starts=starts), settings, store=store, most_lives=1, limit=2000.0
+        )
         assert violations(outcome, training) == [] or 1e6 in starts
         members += [there] * 3
         assert _members(store) == members

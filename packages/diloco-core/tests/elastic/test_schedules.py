@@ -37,7 +37,9 @@ def _runs(draw):
             max_size=9,
         )
     )
-    starts = draw(st.lists(st.sampled_from([0.0, 0.01, 1.0, 40.0]), min_size=world_size, max_size=world_size))
+    starts = draw(
+        st.lists(st.sampled_from([0.0, 0.01, 1.0, 40.0]), min_size=world_size, max_size=world_size)
+    )
     schedule = Schedule(
         world_size,
         seed=draw(st.integers(0, 2**16)),
@@ -66,10 +68,17 @@ def _check(run):
     outcome = simulate(training, schedule, elastic, store=store)
     # Who is held up for longer than the others wait ends their run, by rule and with an error that names it.
     held_up = [
-        sum(fault.seconds for fault in schedule.faults if fault.rank == rank) for rank in range(schedule.world_size)
+        sum(fault.seconds for fault in schedule.faults if fault.rank == rank)
+        for rank in range(schedule.world_size)
     ]
-    by_rule = ("raised SyncTimeoutError(", "not every rank came to the end") if max(held_up) > _PATIENCE else ()
-    assert [what for what in violations(outcome, training) if not any(part in what for part in by_rule)] == []
+    by_rule = (
+        ("raised SyncTimeoutError(", "not every rank came to the end")
+        if max(held_up) > _PATIENCE
+        else ()
+    )
+    assert [
+        what for what in violations(outcome, training) if not any(part in what for part in by_rule)
+    ] == []
     assert broken == []
 
 
@@ -99,15 +108,27 @@ def test_trouble_while_the_store_is_tried_out(first, second, at):
 @pytest.mark.parametrize("at", range(1, 8))
 def test_an_answer_that_takes_a_minute_and_gets_lost_is_no_outage(at):
     faults = [Fault(0, 1, at, "delay", 60.0), Fault(0, 1, at + 1, "lose request")]
-    _check((Schedule(2, faults=faults, latency=0.001), Elastic(1, grace=2.0, topology="sharded"), (40,)))
+    _check(
+        (
+            Schedule(2, faults=faults, latency=0.001),
+            Elastic(1, grace=2.0, topology="sharded"),
+            (40,),
+        )
+    )
 
 
 def test_a_simulation_is_repeatable_to_the_last_request():
-    faults = [Fault(1, 1, 30, "kill after"), Fault(0, 1, 50, "zombie", 90.0), Fault(2, 1, 40, "delay", 60.0)]
+    faults = [
+        Fault(1, 1, 30, "kill after"),
+        Fault(0, 1, 50, "zombie", 90.0),
+        Fault(2, 1, 40, "delay", 60.0),
+    ]
     traces = []
     for _ in range(2):
         training = SimulatedTraining()
         outcome = simulate(training, Schedule(3, seed=5, faults=faults), Elastic(2, grace=20.0))
-        traces.append((outcome.seconds, outcome.store.requests, sorted(training.states), len(outcome.results)))
+        traces.append(
+            (outcome.seconds, outcome.store.requests, sorted(training.states), len(outcome.results))
+        )
     assert traces[0] == traces[1]
     assert traces[0][3] > 3

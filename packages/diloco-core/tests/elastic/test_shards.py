@@ -14,7 +14,14 @@ from diloco_core.testing import KINDS, Fault, Schedule, SimulatedTraining, simul
 
 @pytest.mark.parametrize(
     ("size", "shards"),
-    [(0, 4), (4, 4), (4 * 2**24, 4), (4 * 2**24 + 1, 8), (28 * 10**9, 4 * 418), (280 * 10**9, 4 * 4173)],
+    [
+        (0, 4),
+        (4, 4),
+        (4 * 2**24, 4),
+        (4 * 2**24 + 1, 8),
+        (28 * 10**9, 4 * 418),
+        (280 * 10**9, 4 * 4173),
+    ],
 )
 def test_no_shard_is_larger_than_the_limit(size, shards, exchange_of_four):
     assert exchange_of_four.shards(size) == shards
@@ -37,7 +44,13 @@ def test_with_several_shards_for_every_replica_whatever_goes_wrong(topology, mon
     for number in range(12):
         chance = random.Random(number)
         faults = [
-            Fault(chance.randrange(3), chance.randint(1, 2), chance.randint(10, 200), chance.choice(KINDS), 60.0)
+            Fault(
+                chance.randrange(3),
+                chance.randint(1, 2),
+                chance.randint(10, 200),
+                chance.choice(KINDS),
+                60.0,
+            )
             for _ in range(6)
         ]
         training = SimulatedTraining(syncs=4, sizes=(400,))

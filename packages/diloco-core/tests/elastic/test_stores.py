@@ -40,7 +40,9 @@ def _exchanges(uri, settings, ranks=(0, 1, 2)):
 
 @pytest.mark.parametrize("kind", ["folder", "memory"])
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_a_replica_dies_the_others_go_on_and_it_comes_back_to_the_same_bytes(lab, tmp_path, kind, topology):
+def test_a_replica_dies_the_others_go_on_and_it_comes_back_to_the_same_bytes(
+    lab, tmp_path, kind, topology
+):
     settings, uri = Elastic(2, grace=20.0, topology=topology, publish_every=2), _uri(kind, tmp_path)
     first = run_replicas(_replica(lab, 6, crash_at=3), _exchanges(uri, settings))
     assert lab.kinds(first) == [dict, KeyboardInterrupt, dict]
@@ -63,7 +65,9 @@ def test_a_full_disk_is_named_and_nothing_torn_is_visible(lab, tmp_path, monkeyp
 
     def fill_disk(thread):
         full.add(thread)
-        exchanges[1].store.patience = 1.0  # seconds; otherwise it would wait for room for sync_timeout
+        exchanges[
+            1
+        ].store.patience = 1.0  # seconds; otherwise it would wait for room for sync_timeout
 
     results = run_replicas(_replica(lab, 6, crash_at=3, event=fill_disk), exchanges)
     assert isinstance(results[1], StoreUnavailableError)

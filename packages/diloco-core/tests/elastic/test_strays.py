@@ -15,17 +15,51 @@ from diloco_core import (
     StoreUnavailableError,
     Timing,
 )
-from diloco_core._elastic._log._keys import Hint, claim_key, commit_key, epochs, highest_epochs, inner_key, parse_inner
+from diloco_core._elastic._log._keys import (
+    Hint,
+    claim_key,
+    commit_key,
+    epochs,
+    highest_epochs,
+    inner_key,
+    parse_inner,
+)
 from diloco_core._elastic._log._rules import collectable
 from diloco_core._elastic._states._kept import bring_back, forget_kept
 from diloco_core._store._open import open_store
-from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, run_replicas, simulate, violations
+from diloco_core.testing import (
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    run_replicas,
+    simulate,
+    violations,
+)
 
 _STRAYS = {
-    "claims": ["notes.txt", "a.json", "00000.json.bak", "00000/README", "00000/0001.json.bak", "00000/001.json"],
+    "claims": [
+        "notes.txt",
+        "a.json",
+        "00000.json.bak",
+        "00000/README",
+        "00000/0001.json.bak",
+        "00000/001.json",
+    ],
     "commits": ["notes.txt", "00000001.json.bak", "1.json", "00000001/a", "00000001.json/a"],
-    "deltas": ["notes.txt", "00000001/", "00000001/notes.txt", "00000001/hint.00000.0001.dance", "00000002/a/b"],
-    "state": ["notes.txt", "00000001/a", "00000001/000.done.json.bak", "00000001/0.0.safetensors", "99999999/a"],
+    "deltas": [
+        "notes.txt",
+        "00000001/",
+        "00000001/notes.txt",
+        "00000001/hint.00000.0001.dance",
+        "00000002/a/b",
+    ],
+    "state": [
+        "notes.txt",
+        "00000001/a",
+        "00000001/000.done.json.bak",
+        "00000001/0.0.safetensors",
+        "99999999/a",
+    ],
     "initial": [
         "notes.txt",
         "a/000.00000.safetensors",
@@ -33,7 +67,12 @@ _STRAYS = {
         "0123456789abcdef/000.0.safetensors",
     ],
     "kept": ["notes.txt", "000.bak", "state/00000001/000.bak", "state/00000001/a"],
-    "inner": ["notes.txt", "00000/notes.txt", "00000/1.1.safetensors", "00000/9999.99999999.safetensors.bak"],
+    "inner": [
+        "notes.txt",
+        "00000/notes.txt",
+        "00000/1.1.safetensors",
+        "00000/9999.99999999.safetensors.bak",
+    ],
     "unsynced": ["notes.txt"],
 }
 
@@ -54,13 +93,21 @@ def test_other_files_are_ignored_and_stay(folder, topology):
     outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
     assert outcome.errors() == {}
     assert violations(outcome, again) == []
-    assert [name for name in _STRAYS[folder] if store.objects.get(f"{folder}/{name}") != b"mine"] == []
-    assert "deltas/00000001/" not in {key[:16] for key in store.objects if key.endswith(".safetensors")}, "collected"
+    assert [
+        name for name in _STRAYS[folder] if store.objects.get(f"{folder}/{name}") != b"mine"
+    ] == []
+    assert "deltas/00000001/" not in {
+        key[:16] for key in store.objects if key.endswith(".safetensors")
+    }, "collected"
 
 
 @pytest.mark.parametrize(
     ("key", "told"),
-    [("claims/00000/0001.json", "remains"), ("claims/00000.json", "strict"), (commit_key(1), "remains")],
+    [
+        ("claims/00000/0001.json", "remains"),
+        ("claims/00000.json", "strict"),
+        (commit_key(1), "remains"),
+    ],
 )
 def test_what_is_of_a_run_is_no_stray_file(key, told):
     store = SimulatedStore()
@@ -89,7 +136,9 @@ def test_after_a_rollback_too_only_copies_of_the_run_are_taken_for_them():
 
 
 def test_every_key_has_one_spelling():
-    assert epochs(["claims/00000/0001.json", "claims/00000/00002.json", "claims/00000/10000.json"], 0) == [1, 10000]
+    assert epochs(
+        ["claims/00000/0001.json", "claims/00000/00002.json", "claims/00000/10000.json"], 0
+    ) == [1, 10000]
     assert highest_epochs([claim_key(3, 2), "claims/00003/00007.json"]) == {3: 2}
     assert Hint.parse(Hint(3, 1, 12345, "join").key) == Hint(3, 1, 12345, "join")
     assert Hint.parse("deltas/00000003/hint.00001.00005.join") is None
@@ -99,7 +148,13 @@ def test_every_key_has_one_spelling():
 
 def test_only_what_the_run_has_written_is_collected():
     keys = [f"{folder}/{name}" for folder in _STRAYS for name in _STRAYS[folder]]
-    options = {"last": 9, "kept": [9, 8], "retention": 1, "keep_deltas": False, "initial": "0123456789abcdef"}
+    options = {
+        "last": 9,
+        "kept": [9, 8],
+        "retention": 1,
+        "keep_deltas": False,
+        "initial": "0123456789abcdef",
+    }
     assert collectable(keys, **options) == []
     hint = Hint(3, 1, 1, "join").key
     assert collectable([hint], **options) == [hint]
@@ -121,7 +176,9 @@ class TestPipes:
             return lab.values(net)
 
         settings = Elastic(1, grace=5.0, topology="sharded")
-        (result,) = run_replicas(replica, [ElasticExchange(open_store(uri), 0, 1, settings, timing=timing)])
+        (result,) = run_replicas(
+            replica, [ElasticExchange(open_store(uri), 0, 1, settings, timing=timing)]
+        )
         return result
 
     def _pipe(self, tmp_path, key):

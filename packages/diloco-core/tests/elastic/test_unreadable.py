@@ -24,7 +24,12 @@ def trained(store, topology, publish_every=1, faults=()):
     training = SimulatedTraining(syncs=5, sizes=(400,), sync_every=2)
     settings = Elastic(2, grace=5.0, topology=topology, publish_every=publish_every)
     return training, simulate(
-        training, Schedule(3, 3, faults=faults), settings, store=store, most_lives=1, sync_timeout=100.0
+        training,
+        Schedule(3, 3, faults=faults),
+        settings,
+        store=store,
+        most_lives=1,
+        sync_timeout=100.0,
     )
 
 
@@ -45,7 +50,9 @@ def test_its_author_does_what_the_others_cannot(topology, publish_every, says, p
     assert outcome.errors() == {}
     assert violations(outcome, training) == []
     author = int(store.harmed.split("/")[2][:5])
-    assert says in caplog.text or (topology == "sharded" and int(3 * part) == author)  # nobody else reads that one
+    assert says in caplog.text or (
+        topology == "sharded" and int(3 * part) == author
+    )  # nobody else reads that one
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
@@ -54,7 +61,9 @@ def test_where_the_author_has_died_the_others_name_it_soon(topology):
     errors = {}
     for operation in range(20, 120, 4):  # killed somewhere in the sync
         store = Rotten("deltas/", 4, flip(0.1))
-        _, outcome = trained(store, topology, faults=[Fault(rank, 1, operation, "kill before") for rank in (0, 1)])
+        _, outcome = trained(
+            store, topology, faults=[Fault(rank, 1, operation, "kill before") for rank in (0, 1)]
+        )
         errors |= {
             key: (error, outcome.seconds)
             for key, error in outcome.errors().items()

@@ -106,11 +106,15 @@ def test_it_wakes_up_in_the_middle_of_saving(operation, when):
 
     training = SimulatedTraining(syncs=12, sizes=(8,), save_every=1)
     faults = [Fault(0, 2, 110, "kill before")]
-    outcome = simulate(train, Schedule(1, faults=faults, latency=0.01), Elastic(1, grace=3.0), store=store)
+    outcome = simulate(
+        train, Schedule(1, faults=faults, latency=0.01), Elastic(1, grace=3.0), store=store
+    )
     assert violations(outcome, training) == []
     assert isinstance(outcome.results[0, 1], FencedError)
     assert (0, 3) in outcome.results
-    (kept,) = [key for key in store.objects if parse_inner(key) is not None and parse_inner(key)[0] > 1]
+    (kept,) = [
+        key for key in store.objects if parse_inner(key) is not None and parse_inner(key)[0] > 1
+    ]
     assert kept == inner_key(0, 3, 12)
 
 
@@ -135,7 +139,9 @@ def test_nothing_is_saved_after_the_counter_jumped_and_the_loader_is_told(caplog
         # As in test_elastic_cases: life 1 carries more steps than life 2 has taken when they are counted.
         training = Saves(syncs=8, sizes=(40,), pauses={(1, 1): 7.0})
         training.saved = set()
-        schedule = Schedule(3, faults=[Fault(1, 1, operation, "zombie", 1.5)], restart_after=0.1, latency=0.01)
+        schedule = Schedule(
+            3, faults=[Fault(1, 1, operation, "zombie", 1.5)], restart_after=0.1, latency=0.01
+        )
         assert violations(simulate(training, schedule, Elastic(2, grace=5.0)), training) == []
         assert (0, 1) in training.saved
         steps = sorted(step for rank, life, step in training.batches if (rank, life) == (1, 2))

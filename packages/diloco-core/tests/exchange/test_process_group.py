@@ -65,7 +65,9 @@ def replica(exchange, *, steps, raise_at=None, nan_at=None, huge=False):
             gradients = torch.Generator().manual_seed(1000 * exchange.rank + step)
             for parameter in model.parameters():
                 gradient = torch.randn(parameter.shape, generator=gradients, dtype=torch.float64)
-                parameter.grad = gradient.mul(float("nan") if step == nan_at else 0.1).to(parameter.dtype)
+                parameter.grad = gradient.mul(float("nan") if step == nan_at else 0.1).to(
+                    parameter.dtype
+                )
             if huge and step == 3:
                 model.b.bias.grad[2] = 3e38
             inner.step()
@@ -82,12 +84,21 @@ def digest(model):
 def start(tmp_path, n, how="equal"):
     (tmp_path / "replica.py").write_text(REPLICA)
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)  # noqa: PTH100
-    environment = {**os.environ, "PYTHONPATH": path, "TESTS": str(Path(__file__).parent), "OMP_NUM_THREADS": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": path,
+        "TESTS": str(Path(__file__).parent),
+        "OMP_NUM_THREADS": "1",
+    }
     environment["MEET"] = f"file://{tmp_path}/meet"
     command = [sys.executable, "-W", "error", "replica.py"]
     processes = [
         subprocess.Popen(
-            [*command, str(rank), str(n), how], cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True
+            [*command, str(rank), str(n), how],
+            cwd=tmp_path,
+            env=environment,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for rank in range(n)
     ]
@@ -117,7 +128,9 @@ def test_what_would_overflow_is_refused_by_all(tmp_path):
 def test_a_contribution_that_is_refused_is_told_to_the_others(tmp_path):
     first, second = start(tmp_path, 2, "nan")
     assert second.startswith("error NonFiniteDeltaError the contribution of rank 1 is not finite")
-    assert first.startswith("error ReplicaLostError rank 1 failed after 2 syncs: NonFiniteDeltaError")
+    assert first.startswith(
+        "error ReplicaLostError rank 1 failed after 2 syncs: NonFiniteDeltaError"
+    )
 
 
 def test_unequal_numbers_of_syncs_are_no_hang(tmp_path):

@@ -51,10 +51,15 @@ class TestEarlierStates:
                 assert export(str(tmp_path / "run"), tmp_path / f"model{step}", at=step) == step
             except RendezvousError as error:
                 message = str(error)
-                assert f"does not hold the state after outer step {step}. It holds: after outer steps " in message
+                assert (
+                    f"does not hold the state after outer step {step}. It holds: after outer steps "
+                    in message
+                )
                 continue
             found.append(step)
-            if step and fragments == 1:  # with fragments the model is further on with those that were not synced
+            if (
+                step and fragments == 1
+            ):  # with fragments the model is further on with those that were not synced
                 loads_exactly(tmp_path / f"model{step}", Adapted, held[step])
         last = 5 + fragments  # at the end the other fragments are synced once more
         assert found[-1] == last
@@ -67,14 +72,20 @@ class TestEarlierStates:
         self.history(lab, tmp_path / "run", "sharded", fragments)
         last = 5 + fragments
         store = open_store(str(tmp_path / "run"))
-        before = load_file((export(str(tmp_path / "run"), tmp_path / "a", at=last - 1), tmp_path / "a")[1])
-        kept = {1: (last - 1,), 2: (last - 2, last - 1)}[fragments]  # seven is of the first of two fragments
+        before = load_file(
+            (export(str(tmp_path / "run"), tmp_path / "a", at=last - 1), tmp_path / "a")[1]
+        )
+        kept = {1: (last - 1,), 2: (last - 2, last - 1)}[
+            fragments
+        ]  # seven is of the first of two fragments
         record = Rollback(last + 1, kept, (last,), {0: 1, 1: 1}, run=digest(store.get(MANIFEST)))
         assert store.create(f"commits/{last + 1:08}.json", record.to_json())
         assert export(str(tmp_path / "run"), tmp_path / "model") == last - 1
         found = load_file(tmp_path / "model")
         assert all(torch.equal(value, before[name]) for name, value in found.items())
-        with pytest.raises(RendezvousError, match=f"does not hold the state after outer step {last}"):
+        with pytest.raises(
+            RendezvousError, match=f"does not hold the state after outer step {last}"
+        ):
             export(str(tmp_path / "run"), tmp_path / "again", at=last)
 
     @pytest.mark.parametrize("damaged", [False, True])
@@ -83,13 +94,19 @@ class TestEarlierStates:
         uri = str(tmp_path / "run")
         self.history(lab, uri, "sharded")
         store = open_store(uri)
-        store.create(commit_key(7), Rollback(7, (5,), (6,), {0: 1, 1: 1}, run=digest(store.get(MANIFEST))).to_json())
+        store.create(
+            commit_key(7),
+            Rollback(7, (5,), (6,), {0: 1, 1: 1}, run=digest(store.get(MANIFEST))).to_json(),
+        )
         shutil.copytree(tmp_path / "run" / "state" / "00000006", tmp_path / "given up")
         held = self.history(lab, uri, "sharded", syncs=7)
         assert sorted(held) == [6, 7]
-        shutil.copytree(tmp_path / "given up", tmp_path / "run" / "state" / "00000006", dirs_exist_ok=True)
+        shutil.copytree(
+            tmp_path / "given up", tmp_path / "run" / "state" / "00000006", dirs_exist_ok=True
+        )
         store.create(
-            commit_key(10), Rollback(10, (8,), (9,), {0: 2, 1: 2}, 7, run=digest(store.get(MANIFEST))).to_json()
+            commit_key(10),
+            Rollback(10, (8,), (9,), {0: 2, 1: 2}, 7, run=digest(store.get(MANIFEST))).to_json(),
         )
         if damaged:  # what goes on from there names the first one
             (tmp_path / "run" / commit_key(10)).write_text("torn")
@@ -98,7 +115,8 @@ class TestEarlierStates:
             assert export(uri, tmp_path / "model") == 6
             loads_exactly(tmp_path / "model", Adapted, held[6])
             with pytest.raises(
-                RendezvousError, match=r"does not hold the state after outer step 7\. It holds: after outer steps 6\."
+                RendezvousError,
+                match=r"does not hold the state after outer step 7\. It holds: after outer steps 6\.",
             ):
                 export(uri, tmp_path / "again", at=7)
         export(uri, tmp_path / "model", at=6)
@@ -107,7 +125,9 @@ class TestEarlierStates:
     @pytest.mark.parametrize("kind", ["sharded", "gather"])
     @pytest.mark.parametrize("fragments", [1, 2])
     @pytest.mark.parametrize("harm", ["gone", "torn"])
-    def test_without_the_record_of_a_rollback_steps_are_counted_right(self, lab, tmp_path, kind, fragments, harm):
+    def test_without_the_record_of_a_rollback_steps_are_counted_right(
+        self, lab, tmp_path, kind, fragments, harm
+    ):
         """What was given up counted again: the same model had other numbers, and under ``at=`` there was another model."""
         uri = str(tmp_path / "run")
         self.history(lab, uri, kind, fragments)
@@ -115,7 +135,9 @@ class TestEarlierStates:
         store = open_store(uri)
         kept = {1: (last - 1,), 2: (last - 2, last - 1)}[fragments]
         run = digest(store.get(MANIFEST))
-        store.create(commit_key(last + 1), Rollback(last + 1, kept, (last,), {0: 1, 1: 1}, run=run).to_json())
+        store.create(
+            commit_key(last + 1), Rollback(last + 1, kept, (last,), {0: 1, 1: 1}, run=run).to_json()
+        )
 
         def without_the_record():
             record = tmp_path / "run" / commit_key(last + 1)
@@ -141,7 +163,9 @@ class TestEarlierStates:
                 model = load_file(tmp_path / "model")
                 assert all(torch.equal(value, true[step][name]) for name, value in model.items())
         assert found
-        with pytest.raises(CorruptedObjectError, match="cannot be told from what was given up") as caught:
+        with pytest.raises(
+            CorruptedObjectError, match="cannot be told from what was given up"
+        ) as caught:
             export(uri, tmp_path / "model", at=min(true) - 1)
         assert f"{commit_key(last + 1)} is damaged or gone" in str(caught.value)
 
@@ -172,9 +196,14 @@ class TestEarlierStates:
     # A strict run has no record that says that a shard was there.
     @pytest.mark.parametrize(
         ("kind", "harm"),
-        [("strict", "damage"), *((k, harm) for k in ("sharded", "gather") for harm in ("damage", "remove"))],
+        [
+            ("strict", "damage"),
+            *((k, harm) for k in ("sharded", "gather") for harm in ("damage", "remove")),
+        ],
     )
-    def test_where_the_newest_is_damaged_it_is_the_one_before(self, lab, tmp_path, caplog, kind, harm):
+    def test_where_the_newest_is_damaged_it_is_the_one_before(
+        self, lab, tmp_path, caplog, kind, harm
+    ):
         held = self.history(lab, tmp_path / "run", kind)
         complete = "*.safetensors" if kind == "strict" else "*.done.json"
         folders = {path.parent for path in (tmp_path / "run" / "state").rglob(complete)}
@@ -189,13 +218,18 @@ class TestEarlierStates:
             shard.unlink()
         with caplog.at_level(logging.WARNING):
             assert export(str(tmp_path / "run"), tmp_path / "model") == steps[1]
-        record = next(record.getMessage() for record in caplog.records if record.name == "diloco_core")
+        record = next(
+            record.getMessage() for record in caplog.records if record.name == "diloco_core"
+        )
         assert record.startswith(f"the state after outer step {steps[0]} in ")
         assert shard.name in record
         assert record.endswith(f". This is the state after outer step {steps[1]}.")
         loads_exactly(tmp_path / "model", Adapted, held[steps[1]])
         with safe_open(tmp_path / "model", "pt") as file:
-            assert (file.metadata()["sync"], file.metadata()["damaged"]) == (str(steps[1]), str(steps[0]))
+            assert (file.metadata()["sync"], file.metadata()["damaged"]) == (
+                str(steps[1]),
+                str(steps[0]),
+            )
         with pytest.raises(CorruptedObjectError) as caught:
             export(str(tmp_path / "run"), tmp_path / "again", at=steps[0])
         assert re.search(rf"\. Whole states in .*[ ,]{steps[1]}\.$", str(caught.value))
@@ -220,7 +254,9 @@ class TestEarlierStates:
             ),
         ],
     )
-    def test_a_newest_state_of_which_something_is_gone_is_named(self, lab, tmp_path, caplog, kind, gone):
+    def test_a_newest_state_of_which_something_is_gone_is_named(
+        self, lab, tmp_path, caplog, kind, gone
+    ):
         held = self.history(lab, tmp_path / "run", kind)
         removed = [path for part in gone for path in (tmp_path / "run").glob(part.format(6))]
         assert len(removed) >= len(gone)
@@ -230,13 +266,17 @@ class TestEarlierStates:
             before = export(tmp_path / "run", tmp_path / "model")
         assert before < 6
         text = caplog.text
-        assert f"the state after outer step 6 in {(tmp_path / 'run').as_uri()} is not whole: state/00000006/" in text
+        assert (
+            f"the state after outer step 6 in {(tmp_path / 'run').as_uri()} is not whole: state/00000006/"
+            in text
+        )
         assert f"This is the state after outer step {before}." in text
         loads_exactly(tmp_path / "model", Adapted, held[before])
         with safe_open(tmp_path / "model", "pt") as file:
             assert (file.metadata()["sync"], file.metadata()["incomplete"]) == (str(before), "6")
         with pytest.raises(
-            CorruptedObjectError, match=r"the state after outer step 6 .*is not whole: .*Whole states in"
+            CorruptedObjectError,
+            match=r"the state after outer step 6 .*is not whole: .*Whole states in",
         ):
             export(tmp_path / "run", tmp_path / "again", at=6)
         caplog.clear()
@@ -256,7 +296,10 @@ class TestEarlierStates:
     @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
     def test_where_nothing_is_whole_the_error_says_what_is_missing(self, lab, tmp_path, kind):
         self.history(lab, tmp_path / "run", kind)
-        for folder in (*(tmp_path / "run" / "state").iterdir(), *(tmp_path / "run").glob("initial/*")):
+        for folder in (
+            *(tmp_path / "run" / "state").iterdir(),
+            *(tmp_path / "run").glob("initial/*"),
+        ):
             for path in folder.glob("*00000.*"):
                 path.unlink()
             for path in folder.glob("*.done.json"):
@@ -264,11 +307,16 @@ class TestEarlierStates:
         with pytest.raises(CorruptedObjectError) as caught:
             export(tmp_path / "run", tmp_path / "model")
         text = str(caught.value)
-        assert re.match(r"the state after outer step 6 in \S+ is not whole: state/00000006/0\S* is not there", text)
+        assert re.match(
+            r"the state after outer step 6 in \S+ is not whole: state/00000006/0\S* is not there",
+            text,
+        )
         assert text.endswith(f"Whole states in {(tmp_path / 'run').as_uri()}: none.")
         assert "try again later" not in text
 
-    def test_a_state_that_is_complete_in_a_moment_is_not_complained_of(self, lab, tmp_path, caplog, monkeypatch):
+    def test_a_state_that_is_complete_in_a_moment_is_not_complained_of(
+        self, lab, tmp_path, caplog, monkeypatch
+    ):
         """A run that goes on was just publishing it."""
         self.history(lab, tmp_path / "run", "sharded")
         done = tmp_path / "run" / "state" / "00000006" / "000.done.json"

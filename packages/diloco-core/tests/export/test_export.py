@@ -51,7 +51,9 @@ def _run(lab, uri, topology="sharded", dtype=torch.float32, syncs=6, **options):
 
     generators = [torch.Generator().manual_seed(rank) for rank in range(3)]
     settings = Elastic(2, grace=20.0, topology=topology, publish_every=2, **options)
-    return lab.run(replica, [ElasticExchange(open_store(uri), rank, 3, settings) for rank in range(3)])
+    return lab.run(
+        replica, [ElasticExchange(open_store(uri), rank, 3, settings) for rank in range(3)]
+    )
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
@@ -98,12 +100,16 @@ def test_instead_of_a_whole_shard_of_other_values_an_older_state_is_taken(lab, t
     records = sorted((tmp_path / "run" / "state").rglob("*.json"))
     sync, fragment = int(records[-1].parent.name), int(records[-1].name[:3])
     newest = Done.from_json(records[-1].read_bytes(), sync, fragment, "")
-    records[-1].write_bytes(dataclasses.replace(newest, sums=(newest.sums[0] ^ 1, *newest.sums[1:])).to_json())
+    records[-1].write_bytes(
+        dataclasses.replace(newest, sums=(newest.sums[0] ^ 1, *newest.sums[1:])).to_json()
+    )
     assert export(str(tmp_path / "run"), tmp_path / "model") < whole
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
-def test_a_state_that_was_copied_from_another_run_is_no_state_of_this_one(lab, tmp_path, topology, caplog):
+def test_a_state_that_was_copied_from_another_run_is_no_state_of_this_one(
+    lab, tmp_path, topology, caplog
+):
     for name, syncs in (("run", 6), ("other", 6)):
         # With so many states kept, an older one is there whoever leaves first.
         _run(lab, str(tmp_path / name), topology, syncs=syncs, retention=6)
@@ -119,7 +125,9 @@ def test_a_state_that_was_copied_from_another_run_is_no_state_of_this_one(lab, t
     assert "is a record of another run" in caplog.text
     before = load_file(tmp_path / "model")
     assert export(str(tmp_path / "run"), tmp_path / "again", at=older) == older
-    assert all(torch.equal(value, before[name]) for name, value in load_file(tmp_path / "again").items())
+    assert all(
+        torch.equal(value, before[name]) for name, value in load_file(tmp_path / "again").items()
+    )
     with pytest.raises(CorruptedObjectError, match="is a record of another run"):
         export(str(tmp_path / "run"), tmp_path / "again", at=whole)
 
@@ -183,7 +191,9 @@ def test_a_strict_run_that_ended_in_the_middle_of_a_sync(lab, tmp_path):
     (begun / "00000.safetensors").write_bytes(b"whatever")
     export(str(uri), tmp_path / "again")
     assert before
-    assert all(torch.equal(value, expected[name]) for name, value in load_file(tmp_path / "again").items())
+    assert all(
+        torch.equal(value, expected[name]) for name, value in load_file(tmp_path / "again").items()
+    )
 
 
 def test_a_store_without_a_model_is_named(lab, tmp_path):
@@ -209,7 +219,10 @@ def test_nothing_is_made_of_a_mistyped_uri(tmp_path, uri):
 
 def test_one_who_may_only_read_can_export(lab, tmp_path):
     def folders():
-        return [tmp_path / "run", *(path for path in (tmp_path / "run").rglob("*") if path.is_dir())]
+        return [
+            tmp_path / "run",
+            *(path for path in (tmp_path / "run").rglob("*") if path.is_dir()),
+        ]
 
     def times():
         return [path.stat().st_mtime_ns for path in folders()]
@@ -229,12 +242,16 @@ def test_one_who_may_only_read_can_export(lab, tmp_path):
 def test_a_folder_may_be_given_as_a_path(lab, tmp_path):
     _run(lab, str(tmp_path / "run"))
     assert export(tmp_path / "run", tmp_path / "a") == export(str(tmp_path / "run"), tmp_path / "b")
-    with pytest.raises(ConfigurationError, match="uri must be the run's prefix, as text or a path, not 7"):
+    with pytest.raises(
+        ConfigurationError, match="uri must be the run's prefix, as text or a path, not 7"
+    ):
         export(7, tmp_path / "c")
 
 
 @pytest.mark.parametrize("everything", [True, False])
-def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(lab, tmp_path, monkeypatch, everything):
+def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(
+    lab, tmp_path, monkeypatch, everything
+):
     """The run is always faster, until somebody removes it; then there is nothing of it, and nothing is damaged."""
     _run(lab, str(tmp_path / "run"))
     reads = []
@@ -251,14 +268,18 @@ def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(lab, t
             monkeypatch.setattr(_export_elastic.ElasticSource, "complete", lambda self: complete)
             monkeypatch.setattr(_export, "states", lambda source, found: [max(found[0])])
             monkeypatch.setattr(_export, "state", lambda source, step: [step, step])
-            monkeypatch.setattr(_export_elastic.ElasticSource, "files", lambda self, index, step: one_file(step))
+            monkeypatch.setattr(
+                _export_elastic.ElasticSource, "files", lambda self, index, step: one_file(step)
+            )
         raise CorruptedObjectError("its space was written over")
 
     def one_file(step):
         return [_export_source.PublishedFile(f"state/{step:08}/x", 0)]
 
     monkeypatch.setattr(_export, "_read", collected)
-    with pytest.raises(CorruptedObjectError, match="is not whole: .* not there" if everything else "kept vanishing"):
+    with pytest.raises(
+        CorruptedObjectError, match="is not whole: .* not there" if everything else "kept vanishing"
+    ):
         export(tmp_path / "run", tmp_path / "model")
 
 
@@ -270,7 +291,9 @@ class TestTargets:
         monkeypatch.chdir(tmp_path)
         (tmp_path / "folder").mkdir()
         (tmp_path / "file").touch()
-        with pytest.raises(ConfigurationError, match=r"cannot be written: .*Name a file in a folder that exists"):
+        with pytest.raises(
+            ConfigurationError, match=r"cannot be written: .*Name a file in a folder that exists"
+        ):
             export(str(tmp_path / "run"), path)
         assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}
 
@@ -280,7 +303,9 @@ class TestTargets:
         before = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (100, before[1]))
         try:
-            with pytest.raises(ConfigurationError, match=r"'.*/model' cannot be written: .*has room"):
+            with pytest.raises(
+                ConfigurationError, match=r"'.*/model' cannot be written: .*has room"
+            ):
                 export(str(tmp_path / "run"), tmp_path / "model")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)

@@ -9,7 +9,15 @@ from export_lab import WRAPPERS, Adapted, Distributed, Everything, Wrapped, load
 from safetensors.torch import load_file
 from torch import nn
 
-from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, Elastic, ElasticExchange, export, in_process
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    export,
+    in_process,
+)
 from diloco_core._model import _unsynced
 from diloco_core._model._names import plain_name
 from diloco_core._model._unsynced import Unsynced
@@ -120,7 +128,9 @@ def test_it_is_streamed():
     model.first = nn.Parameter(torch.randn(3000, 1000), requires_grad=False)
     model.second = nn.Parameter(torch.randn(500, 1000).t(), requires_grad=False)
     sizes = []
-    table = Unsynced(model, []).publish(lambda key, parts: sizes.extend(len(part) for part in parts()))
+    table = Unsynced(model, []).publish(
+        lambda key, parts: sizes.extend(len(part) for part in parts())
+    )
     assert sum(sizes) >= 4 * 3_500_000
     assert max(sizes) <= 2**20
     assert len(table["sums"]) == 1
@@ -166,8 +176,12 @@ def test_without_a_manifest_the_error_says_what_to_do(lab, tmp_path, kind, harm)
     trained(lab, tmp_path / "run", kind, Adapted)
     manifest = tmp_path / "run" / "manifest.json"
     text = manifest.read_text()
-    manifest.unlink() if harm == "gone" else manifest.write_text("{" if harm == "not JSON" else text.replace("e", "a"))
-    with pytest.raises(CorruptedObjectError, match=r"manifest\.json.*\. It says what .*Put a copy of it back"):
+    manifest.unlink() if harm == "gone" else manifest.write_text(
+        "{" if harm == "not JSON" else text.replace("e", "a")
+    )
+    with pytest.raises(
+        CorruptedObjectError, match=r"manifest\.json.*\. It says what .*Put a copy of it back"
+    ):
         export(tmp_path / "run", tmp_path / "model")
 
 

@@ -37,7 +37,12 @@ class Loader:
         return torch.full((4, 3), float(self.position))
 
     def state_dict(self):
-        return {"position": self.position, "seen": list(self.seen), "pair": (1, None), "weights": torch.ones(3)}
+        return {
+            "position": self.position,
+            "seen": list(self.seen),
+            "pair": (1, None),
+            "weights": torch.ones(3),
+        }
 
     def load_state_dict(self, state):
         assert state["pair"] == (1, None)
@@ -50,7 +55,9 @@ def _train(uri, rank, syncs, loader, world_size=1, every=10, stop=None, **settin
     net = torch.nn.Linear(3, 2)
     inner = torch.optim.AdamW(net.parameters(), lr=0.01)
     exchange = ElasticExchange(open_store(uri), rank, world_size, Elastic(1, grace=1.0, **settings))
-    outer = DiLoCo(net, inner, exchange, sync_every=2, stateful={"loader": loader}, save_inner_every=every)
+    outer = DiLoCo(
+        net, inner, exchange, sync_every=2, stateful={"loader": loader}, save_inner_every=every
+    )
     noise = []
     with outer:
         for _ in range(outer.batches_to_skip):
@@ -82,7 +89,9 @@ def test_a_run_in_two_parts_is_the_run_in_one(tmp_path):
 
 def test_what_was_counted_since_the_last_saving_is_to_be_passed_over(tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        _train(str(tmp_path), 0, 9, Loader(), every=2, stop=7)  # killed after sync 3, saved at sync 2
+        _train(
+            str(tmp_path), 0, 9, Loader(), every=2, stop=7
+        )  # killed after sync 3, saved at sync 2
     loader = Loader()
     _, _, _, outer = _train(str(tmp_path), 0, 6, loader, every=2)
     assert outer.batches_to_skip == 2
@@ -93,10 +102,16 @@ def test_what_was_counted_since_the_last_saving_is_to_be_passed_over(tmp_path):
 def test_several_optimizers_are_all_saved(tmp_path):
     def life(steps):
         net = torch.nn.Linear(3, 2)
-        inner = [torch.optim.AdamW([net.weight], lr=0.1), torch.optim.SGD([net.bias], lr=0.1, momentum=0.9)]
+        inner = [
+            torch.optim.AdamW([net.weight], lr=0.1),
+            torch.optim.SGD([net.bias], lr=0.1, momentum=0.9),
+        ]
         exchange = ElasticExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0))
         with DiLoCo(net, inner, exchange, sync_every=1) as outer:
-            restored = [[{k: v.clone() for k, v in state.items()} for state in o.state.values()] for o in inner]
+            restored = [
+                [{k: v.clone() for k, v in state.items()} for state in o.state.values()]
+                for o in inner
+            ]
             while outer.inner_steps < steps:
                 net(torch.ones(4, 3)).sum().backward()
                 [optimizer.step() for optimizer in inner]
@@ -140,10 +155,15 @@ def test_where_none_is_there_it_is_said(tmp_path, caplog, gone):
         shutil.rmtree(tmp_path / "inner")
     else:
         with pytest.raises(KeyboardInterrupt):
-            _train(str(tmp_path), 0, 9, Loader(), every=10, stop=7)  # killed before the first saving
+            _train(
+                str(tmp_path), 0, 9, Loader(), every=10, stop=7
+            )  # killed before the first saving
     assert "fresh inner state" not in caplog.text
     _train(str(tmp_path), 0, 6, Loader())
-    assert "rank 0 goes on with a fresh inner state, since the store holds none of this rank" in caplog.text
+    assert (
+        "rank 0 goes on with a fresh inner state, since the store holds none of this rank"
+        in caplog.text
+    )
     assert "has to pass over the 6 batches" in caplog.text
 
 
@@ -174,13 +194,18 @@ class TestDamage:
         older.write_bytes(content)  # as when a replica dies while it saves
         _, _, _, outer = _train(str(tmp_path), 0, 6, Loader())
         assert "inner state was damaged" in caplog.text
-        assert "rank 0 takes the inner state after sync 2 instead: 4 batches are to be passed over" in caplog.text
+        assert (
+            "rank 0 takes the inner state after sync 2 instead: 4 batches are to be passed over"
+            in caplog.text
+        )
         assert outer.batches_to_skip == 4
 
     @pytest.mark.parametrize("step", [101, pytest.param(1, marks=pytest.mark.slow)])
     def test_every_bit_and_every_truncation_is_noticed(self, step):
         model = torch.nn.Linear(3, 2)
-        data = bytearray().join(InnerState([torch.optim.SGD(model.parameters(), lr=0.1)], {}).parts(3, "inner/a"))
+        data = bytearray().join(
+            InnerState([torch.optim.SGD(model.parameters(), lr=0.1)], {}).parts(3, "inner/a")
+        )
         check_inner(bytes(data), "inner/a", "x")
         for bit in range(0, 8 * len(data), step):
             data[bit // 8] ^= 1 << bit % 8
@@ -206,7 +231,9 @@ def test_nothing_is_saved_while_what_was_learned_is_still_to_be_counted():
                 first = (node.rank, node.life) == (1, 1)
                 if first and outer.inner_steps == 7:
                     raise RuntimeError("crash")
-                node.sleep(9.0 if first and outer.inner_steps == 5 else 1.0)  # late: steps 5 and 6 are carried
+                node.sleep(
+                    9.0 if first and outer.inner_steps == 5 else 1.0
+                )  # late: steps 5 and 6 are carried
                 next(loader)
                 net[0].grad = torch.ones(4)
                 inner.step()
@@ -243,7 +270,10 @@ def test_a_life_with_a_successor_saves_nothing():
 class TestRefusals:
     def test_another_kind_of_optimizer(self):
         parameters = [torch.nn.Parameter(torch.zeros(2))]
-        saved = b"".join(bytes(part) for part in InnerState([torch.optim.SGD(parameters, lr=0.1)], {}).parts(3, "key"))
+        saved = b"".join(
+            bytes(part)
+            for part in InnerState([torch.optim.SGD(parameters, lr=0.1)], {}).parts(3, "key")
+        )
         with pytest.raises(ConfigurationError, match=r"'SGD'.*'AdamW'"):
             InnerState([torch.optim.AdamW(parameters)], {}).restore(saved, "key", "here")
 
@@ -271,7 +301,9 @@ class TestRefusals:
         with pytest.raises(ConfigurationError, match=r"stateful.odd\['a'\]\[1\] is an object"):
             list(InnerState([optimizer], {"odd": Odd()}).parts(1, "key"))
 
-    @pytest.mark.parametrize("number", [2**1024, -(10**5000), 3**30000 + 1], ids=["short", "negative", "long"])
+    @pytest.mark.parametrize(
+        "number", [2**1024, -(10**5000), 3**30000 + 1], ids=["short", "negative", "long"]
+    )
     def test_long_numbers_come_back(self, number):
         """Python itself neither writes nor reads more than 4300 decimal digits of them."""
         loader, again = Loader(), Loader()
@@ -279,7 +311,9 @@ class TestRefusals:
         again.load_state_dict = lambda state: setattr(again, "state", state)
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
         InnerState([optimizer], {"loader": loader}).try_out()
-        saved = b"".join(bytes(part) for part in InnerState([optimizer], {"loader": loader}).parts(3, "key"))
+        saved = b"".join(
+            bytes(part) for part in InnerState([optimizer], {"loader": loader}).parts(3, "key")
+        )
         InnerState([optimizer], {"loader": again}).restore(saved, "key", "here")
         assert again.state == loader.state_dict()
 
@@ -310,7 +344,8 @@ class TestRefusals:
         inner.try_out()
         monkeypatch.setattr("diloco_core._inner._state._HEADER_BYTES", 5000)
         with pytest.raises(
-            ConfigurationError, match=r"stateful.loader \(Loader\) saves .* hold long lists .* as tensors"
+            ConfigurationError,
+            match=r"stateful.loader \(Loader\) saves .* hold long lists .* as tensors",
         ):
             inner.try_out()
         with pytest.raises(ConfigurationError, match=r"saves .* bytes beside tensors"):
@@ -326,7 +361,10 @@ class TestRefusals:
         ("state", "named"),
         [
             (lambda: {"a": {1, 2}}, r"stateful.loader\['a'\] is a set"),
-            (lambda: {"a": torch.eye(2).to_sparse()}, r"stateful.loader\['a'\] is a Tensor \(torch.sparse_coo"),
+            (
+                lambda: {"a": torch.eye(2).to_sparse()},
+                r"stateful.loader\['a'\] is a Tensor \(torch.sparse_coo",
+            ),
             (lambda: {"a": torch.ones(2, dtype=torch.complex64)}, "is a tensor of torch.complex64"),
             (lambda: 1 / 0, r"stateful.loader \(Loader\) cannot be saved: ZeroDivisionError"),
             (lambda: (deep := []).append(deep) or deep, "cannot be saved: RecursionError"),
@@ -358,7 +396,9 @@ class TestRefusals:
                     net(torch.ones(1, 2)).sum().backward()
                     inner.step()
 
-        with pytest.raises(ConfigurationError, match=r"optimizer\['state'\]\[0\]\['odd'\] is an object"):
+        with pytest.raises(
+            ConfigurationError, match=r"optimizer\['state'\]\[0\]\['odd'\] is an object"
+        ):
             train()
         assert outer.inner_steps == 1
 
@@ -405,20 +445,26 @@ class TestWhatDoesNotFit:
     def test_a_state_is_not_given_to_other_parameters(self, tmp_path, later):
         """Both weights have the same shape: by number alone, each would get the other one's momentum."""
         self.live(tmp_path, torch.optim.AdamW)
-        with pytest.raises(ConfigurationError, match="optimizer held other parameters, or the same in another order"):
+        with pytest.raises(
+            ConfigurationError,
+            match="optimizer held other parameters, or the same in another order",
+        ):
             self.live(tmp_path, later)
         self.live(tmp_path, torch.optim.AdamW)
 
     def test_what_does_not_take_back_its_own_state_is_named(self, tmp_path):
         self.live(tmp_path, torch.optim.AdamW, stateful={"loader": Fussy()})
         with pytest.raises(
-            ConfigurationError, match=r"stateful\.loader \(Fussy\) does not take back .*KeyError: 'offset'"
+            ConfigurationError,
+            match=r"stateful\.loader \(Fussy\) does not take back .*KeyError: 'offset'",
         ):
             self.live(tmp_path, torch.optim.AdamW, stateful={"loader": Fussy()})
 
 
 @pytest.mark.parametrize("scheduler", [False, True])
-def test_settings_that_were_given_anew_are_named_where_the_saved_ones_stay(tmp_path, caplog, scheduler):
+def test_settings_that_were_given_anew_are_named_where_the_saved_ones_stay(
+    tmp_path, caplog, scheduler
+):
     caplog.set_level("INFO", logger="diloco_core")
 
     def life(lr, syncs):

@@ -56,7 +56,11 @@ class TestTheCounter:
         most = max((sequence.count(optimizer) for optimizer in range(count)), default=0)
         assert most <= total <= len(sequence)
 
-    @given(st.integers(1, 3).flatmap(lambda count: st.lists(st.permutations(range(count)), max_size=10)))
+    @given(
+        st.integers(1, 3).flatmap(
+            lambda count: st.lists(st.permutations(range(count)), max_size=10)
+        )
+    )
     @settings(deadline=None)
     def test_where_all_step_each_time_the_order_is_of_no_importance(self, rounds):
         sequence = [optimizer for order in rounds for optimizer in order]
@@ -81,7 +85,10 @@ class TestSeveralOptimizers:
 
     def parts(self, lab):
         model = lab.fill(nn.Linear(3, 2))
-        return model, [torch.optim.SGD([model.weight], lr=1.0), torch.optim.SGD([model.bias], lr=1.0)]
+        return model, [
+            torch.optim.SGD([model.weight], lr=1.0),
+            torch.optim.SGD([model.bias], lr=1.0),
+        ]
 
     def gradients(self, model, rank, step):
         generator = torch.Generator().manual_seed(1000 * rank + step)
@@ -116,7 +123,9 @@ class TestSeveralOptimizers:
         model, (first, second) = self.parts(lab)
         reports = []
         scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-        with DiLoCo(model, [first, second], in_process(1)[0], sync_every=2, on_sync=reports.append) as outer:
+        with DiLoCo(
+            model, [first, second], in_process(1)[0], sync_every=2, on_sync=reports.append
+        ) as outer:
             seen = []
             for step in range(5):
                 self.gradients(model, 0, step)
@@ -125,7 +134,9 @@ class TestSeveralOptimizers:
                     model.bias.grad[0] = torch.inf
                 for optimizer in (first, second):
                     scaler.step(optimizer)
-                    assert optimizer is second or model.bias.grad is not None, "the second one's step is still to come"
+                    assert optimizer is second or model.bias.grad is not None, (
+                        "the second one's step is still to come"
+                    )
                 scaler.update()
                 seen.append((outer.inner_steps, outer.committed))
         # Step 1 is not complete; it counts at the beginning of step 2, whose end completes the second sync's period too.
@@ -181,7 +192,11 @@ class TestSeveralOptimizers:
         model, (first, _) = self.parts(lab)
         reports = []
         with DiLoCo(
-            model, [first, torch.optim.SGD([model.bias])], in_process(1)[0], sync_every=3, on_sync=reports.append
+            model,
+            [first, torch.optim.SGD([model.bias])],
+            in_process(1)[0],
+            sync_every=3,
+            on_sync=reports.append,
         ):
             for step in range(20):
                 self.gradients(model, 0, step)
@@ -258,7 +273,10 @@ class TestRefusals:
         for wrong, message in [
             (None, "inner_optimizer must be a torch.optim.Optimizer, or several of them, not None"),
             ([], "inner_optimizer is empty"),
-            ([inner, "adam"], "inner_optimizer must be a torch.optim.Optimizer, or several of them, not 'adam'"),
+            (
+                [inner, "adam"],
+                "inner_optimizer must be a torch.optim.Optimizer, or several of them, not 'adam'",
+            ),
             ([inner, inner], "inner_optimizer names the same optimizer twice"),
             (model, "inner_optimizer must be a torch.optim.Optimizer"),
         ]:

@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, ReplicaLostError, UnseenStepsError, in_process
+from diloco_core import (
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    ReplicaLostError,
+    UnseenStepsError,
+    in_process,
+)
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -83,7 +90,9 @@ class TestAnotherOptimizer:
                 other.step()
 
     def test_parameters_that_the_loss_does_not_reach_do_not_hide_it(self, lab):
-        model = nn.ModuleDict({"unused": nn.Linear(1, 1), "used": nn.Linear(3, 2), "last": nn.Linear(3, 2)})
+        model = nn.ModuleDict(
+            {"unused": nn.Linear(1, 1), "used": nn.Linear(3, 2), "last": nn.Linear(3, 2)}
+        )
         inner, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))
         with refused(match="'last"), DiLoCo(model, inner, in_process(1)[0], sync_every=2):
             model["used"].requires_grad_(False)
@@ -100,7 +109,9 @@ class TestAnotherOptimizer:
                 (inner if number < 7 else other).step()
 
     @pytest.mark.parametrize("steps", [1, 4])
-    def test_in_a_strict_run_it_is_an_error_at_the_end_however_few_steps_there_were(self, lab, steps):
+    def test_in_a_strict_run_it_is_an_error_at_the_end_however_few_steps_there_were(
+        self, lab, steps
+    ):
         model = lab.small_model()
         before = lab.values(model)
         inner, other = (torch.optim.SGD(model.parameters(), lr=0.01) for _ in range(2))

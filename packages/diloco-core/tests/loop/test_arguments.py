@@ -24,7 +24,13 @@ def make(model=None, **options):
     model = model or nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     parameters = list(model.parameters()) if isinstance(model, nn.Module) else []
     inner = torch.optim.SGD(parameters or [nn.Parameter(torch.ones(1))])
-    arguments = {"model": model, "inner_optimizer": inner, "exchange": Untouched(), "sync_every": 6, **options}
+    arguments = {
+        "model": model,
+        "inner_optimizer": inner,
+        "exchange": Untouched(),
+        "sync_every": 6,
+        **options,
+    }
     return DiLoCo(**arguments)
 
 
@@ -36,17 +42,37 @@ def test_sync_every_is_a_multiple_of_the_fragments(sync_every):
 
 
 WRONG = [
-    ("sync_every", [0, -3, 2.0, "6", None, True, [6]], "sync_every must be a whole number of at least 1, not {!r}"),
+    (
+        "sync_every",
+        [0, -3, 2.0, "6", None, True, [6]],
+        "sync_every must be a whole number of at least 1, not {!r}",
+    ),
     (
         "save_inner_every",
         [-1, 1.0, True, "10", None],
         "save_inner_every must be a whole number of at least 0, not {!r}",
     ),
-    ("fragments", [0, -1, True, 2.0, None], "fragments must be a whole number of at least 1, not {!r}"),
-    ("fragments", ["2", {"0": 1}, {1}, nn.Linear(2, 2)], "fragments must be a number, or a list of modules"),
-    ("outer_lr", ["0.7", True, [0.7], float("nan"), float("inf")], "outer_lr must be a finite number, not {!r}"),
+    (
+        "fragments",
+        [0, -1, True, 2.0, None],
+        "fragments must be a whole number of at least 1, not {!r}",
+    ),
+    (
+        "fragments",
+        ["2", {"0": 1}, {1}, nn.Linear(2, 2)],
+        "fragments must be a number, or a list of modules",
+    ),
+    (
+        "outer_lr",
+        ["0.7", True, [0.7], float("nan"), float("inf")],
+        "outer_lr must be a finite number, not {!r}",
+    ),
     ("outer_lr", [0.0, -0.1], "outer_lr must be positive, not {!r}"),
-    ("outer_momentum", ["0.9", True, float("nan")], "outer_momentum must be a finite number, not {!r}"),
+    (
+        "outer_momentum",
+        ["0.9", True, float("nan")],
+        "outer_momentum must be a finite number, not {!r}",
+    ),
     ("outer_momentum", [-0.1, 1.0], "outer_momentum must be in [0, 1), not {!r}"),
     ("nesterov", [1, "yes", 0.5], "nesterov must be True or False, not {!r}"),
     ("init", ["random", 0, ["check"]], "init must be one of 'rank0', 'check', not {!r}"),
@@ -68,7 +94,9 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value", "message"), [(n, value, m) for n, values, m in WRONG for value in values])
+@pytest.mark.parametrize(
+    ("name", "value", "message"), [(n, value, m) for n, values, m in WRONG for value in values]
+)
 def test_arguments_of_the_wrong_kind(name, value, message):
     with pytest.raises(ConfigurationError) as caught:
         make(**{name: value})
@@ -90,7 +118,12 @@ def test_numbers_of_numpy_are_numbers(lab):
     inner = torch.optim.SGD(model.parameters(), lr=1.0)
     options = {"sync_every": np.int64(4), "fragments": np.int32(2), "outer_lr": np.float32(0.5)}
     outer = DiLoCo(
-        model, inner, in_process(1)[0], **options, outer_momentum=torch.tensor(0.5), save_inner_every=np.uint8(3)
+        model,
+        inner,
+        in_process(1)[0],
+        **options,
+        outer_momentum=torch.tensor(0.5),
+        save_inner_every=np.uint8(3),
     )
     assert type(outer.sync_every) is int
     with outer:
@@ -99,7 +132,9 @@ def test_numbers_of_numpy_are_numbers(lab):
         assert outer.committed == 2
 
 
-@pytest.mark.parametrize("setting", [{"outer_lr": 0.7}, {"outer_momentum": 0.9}, {"nesterov": True}])
+@pytest.mark.parametrize(
+    "setting", [{"outer_lr": 0.7}, {"outer_momentum": 0.9}, {"nesterov": True}]
+)
 def test_settings_of_sgd_beside_another_optimizer_contradict_it(setting):
     ((name, value),) = setting.items()
     with pytest.raises(ConfigurationError, match=f"^{name}={value} beside outer_optimizer"):
@@ -128,18 +163,26 @@ def test_fragments_by_module():
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     with pytest.raises(ConfigurationError, match=r"in no fragment: '1.weight', '1.bias'"):
         make(model, fragments=[model[0]])
-    with pytest.raises(ConfigurationError, match=r"fragment 1 \(Linear\) is not a module of the model"):
+    with pytest.raises(
+        ConfigurationError, match=r"fragment 1 \(Linear\) is not a module of the model"
+    ):
         make(model, fragments=[model[0], nn.Linear(2, 2)])
-    with pytest.raises(ConfigurationError, match=r"fragment 0 \(str\) is not a module of the model"):
+    with pytest.raises(
+        ConfigurationError, match=r"fragment 0 \(str\) is not a module of the model"
+    ):
         make(model, fragments=["0"])
-    with pytest.raises(ConfigurationError, match=r"fragment 1 \(Linear\) adds no trainable parameter"):
+    with pytest.raises(
+        ConfigurationError, match=r"fragment 1 \(Linear\) adds no trainable parameter"
+    ):
         make(model, fragments=[model, model[0]])
     with pytest.raises(ConfigurationError, match="at least one module"):
         make(model, fragments=[])
 
 
 def test_tensors_that_cannot_be_synced():
-    with pytest.raises(ConfigurationError, match=r"'weight' has dtype torch.complex64; bfloat16, .* can be synced"):
+    with pytest.raises(
+        ConfigurationError, match=r"'weight' has dtype torch.complex64; bfloat16, .* can be synced"
+    ):
         make(nn.Linear(2, 2, dtype=torch.complex64))
     with pytest.raises(ConfigurationError, match="'weight' is on the meta device"):
         make(nn.Linear(2, 2, device="meta"))
@@ -162,7 +205,9 @@ def test_differing_initial_values_are_refused_on_demand(lab):
         model = lab.fill(nn.Linear(2, 2))
         if exchange.rank == 1:
             model.bias.data[1] += 1e-7
-        with DiLoCo(model, torch.optim.SGD(model.parameters()), exchange, sync_every=1, init="check"):
+        with DiLoCo(
+            model, torch.optim.SGD(model.parameters()), exchange, sync_every=1, init="check"
+        ):
             pass
 
     results = run_replicas(replica, in_process(2))
@@ -175,7 +220,17 @@ def test_differing_initial_values_are_refused_on_demand(lab):
 
 @pytest.mark.parametrize(
     "wanted",
-    ["an Adam", "an SGD", "an LBFGS", "an object", "a dict", "a UserDict", "an int", "a Linear", "a DDP"],
+    [
+        "an Adam",
+        "an SGD",
+        "an LBFGS",
+        "an object",
+        "a dict",
+        "a UserDict",
+        "an int",
+        "a Linear",
+        "a DDP",
+    ],
 )
 def test_classes_have_the_right_article(wanted):
     from diloco_core._checks import kind_of

@@ -33,7 +33,9 @@ REPLICAS = 3
 
 
 def model(lab):
-    return lab.fill(nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1)))
+    return lab.fill(
+        nn.Sequential(nn.BatchNorm1d(3), nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    )
 
 
 def train(lab, policy, steps=4, **options):
@@ -159,7 +161,9 @@ def test_buffers_that_are_not_saved_are_not_synced():
 def test_what_cannot_be_synced_is_refused():
     net = nn.Linear(1, 1)
     inner = torch.optim.SGD(net.parameters(), lr=1.0)
-    with pytest.raises(ConfigurationError, match=r"buffers must be one of 'mean', 'rank0', 'none', not 'sum'"):
+    with pytest.raises(
+        ConfigurationError, match=r"buffers must be one of 'mean', 'rank0', 'none', not 'sum'"
+    ):
         DiLoCo(net, inner, in_process(1)[0], sync_every=1, buffers="sum")
     net.register_buffer("spectrum", torch.ones(2, dtype=torch.complex64))
     with pytest.raises(ConfigurationError, match="'spectrum' is complex"):
@@ -242,7 +246,9 @@ class TestWhatIsNotFinite:
     @pytest.mark.parametrize("kind", KINDS)
     def test_a_nan_that_is_new_is_refused_before_it_is_sent(self, lab, kind, policy):
         before, after = torch.tensor([1.0, NAN]), torch.tensor([NAN, NAN])
-        first, second = synced(lab, kind, [[before]] * 2, policy, later=[[after], [before]], least=1)
+        first, second = synced(
+            lab, kind, [[before]] * 2, policy, later=[[after], [before]], least=1
+        )
         assert isinstance(first, NonFiniteDeltaError)
         assert (first.tensor, first.rank) == ("buffer0", 0)
         if kind in {"threads", "strict"}:
@@ -256,7 +262,9 @@ class TestWhatIsNotFinite:
     def test_nothing_infinite_or_undefined_is_made_of_them(self, lab, kind, one, other, dtype):
         most = torch.finfo(dtype).max
         values = {"most": most, "almost": most * 0.99}
-        later = [[torch.tensor([1.0, values.get(value, value)], dtype=dtype)] for value in (one, other)]
+        later = [
+            [torch.tensor([1.0, values.get(value, value)], dtype=dtype)] for value in (one, other)
+        ]
         found = synced(lab, kind, [[torch.ones(2, dtype=dtype)]] * 2, later=later, hurried=True)
         owners = [error for error in found if isinstance(error, NonFiniteUpdateError)]
         assert len(owners) == (1 if kind in {"threads", "strict"} else 2)
@@ -268,7 +276,10 @@ class TestWhatIsNotFinite:
 class TestDtypes:
     @pytest.mark.parametrize("kind", KINDS)
     @settings(max_examples=5, deadline=None)
-    @given(st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 40)), max_size=5), st.integers(0, 2**31))
+    @given(
+        st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 40)), max_size=5),
+        st.integers(0, 2**31),
+    )
     def test_every_dtype_comes_from_rank_0_as_it_is(self, lab, kind, described, seed):
         generator = torch.Generator().manual_seed(seed)
 
@@ -277,9 +288,13 @@ class TestDtypes:
                 return torch.rand(size, generator=generator) < 0.5
             if dtype.is_floating_point:  # other values at other ranks, and no NaN
                 return torch.randn(size, generator=generator).to(dtype)
-            return torch.randint(0, 256, (size * dtype.itemsize,), generator=generator, dtype=torch.uint8).view(dtype)
+            return torch.randint(
+                0, 256, (size * dtype.itemsize,), generator=generator, dtype=torch.uint8
+            ).view(dtype)
 
-        first, second = ([[buffer(*one, rank) for one in described] for rank in range(3)] for _ in range(2))
+        first, second = (
+            [[buffer(*one, rank) for one in described] for rank in range(3)] for _ in range(2)
+        )
         for found in synced(lab, kind, first, "rank0", later=second):
             assert all(same_bytes(a, b) for a, b in zip(found, second[0], strict=True))
 
@@ -303,7 +318,10 @@ class TestDtypes:
             (lambda: torch.ones(2, dtype=torch.complex128), "complex"),
             (lambda: torch.ones(2).to_sparse(), "sparse_coo"),
             (lambda: torch.ones(2, device="meta"), "device meta"),
-            (lambda: torch.ones(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2), "float4_e2m1fn_x2"),
+            (
+                lambda: torch.ones(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
+                "float4_e2m1fn_x2",
+            ),
         ],
     )
     def test_what_has_no_bytes_of_its_own_is_refused_by_name(self, make, word):
@@ -393,7 +411,11 @@ class TestUnchanged:
                     if exchange.rank == 1 and sync == 3:
                         net.buffer0[2] += ulp
                     lab.push(net, inner, exchange.rank, sync)
-                    (copy,) = (copy.clone() for copy in outer.state_dict()["fragments"][0]["copy"] if len(copy) == 3)
+                    (copy,) = (
+                        copy.clone()
+                        for copy in outer.state_dict()["fragments"][0]["copy"]
+                        if len(copy) == 3
+                    )
                     copies.append(copy.tolist())
             return copies
 
@@ -401,14 +423,21 @@ class TestUnchanged:
         wanted = [[1, 1, 1], [1, third, 1], [1, third, 1], [1, third, third], [1, third, third]]
         for kind in KINDS:
             for copies in lab.run(replica, exchanges(lab, kind, 3)):
-                assert torch.allclose(torch.tensor(copies), torch.tensor(wanted), rtol=2e-7, atol=0), kind
+                assert torch.allclose(
+                    torch.tensor(copies), torch.tensor(wanted), rtol=2e-7, atol=0
+                ), kind
                 assert copies[1] == copies[2]
                 assert copies[3] == copies[4]
 
     def test_what_takes_an_outer_step_is_always_there(self):
         fragment = Fragment("0", split(nn.BatchNorm1d(3), 1, Buffers.MEAN)[0], None, 1)
         assert [str(group.rule) for group in fragment.layout.groups] == ["first", "mean", "outer"]
-        assert [groups for groups in range(20) if may_carry(fragment.layout, groups)] == [4, 5, 6, 7]
+        assert [groups for groups in range(20) if may_carry(fragment.layout, groups)] == [
+            4,
+            5,
+            6,
+            7,
+        ]
         found = DeltaFormat(fragment)
         sizes = [found.size(groups) for groups in (4, 5, 6, 7)]
         assert found.size(3) is None
@@ -444,10 +473,16 @@ class TestUnchanged:
         for number in range(6):
             held, chance = {}, random.Random(number)
             faults = [
-                Fault(chance.randrange(3), 1, chance.randint(10, 120), chance.choice(kinds), 60.0) for _ in range(3)
+                Fault(chance.randrange(3), 1, chance.randint(10, 120), chance.choice(kinds), 60.0)
+                for _ in range(3)
             ]
             schedule = Schedule(3, seed=number, faults=faults, restart_after=2.0, latency=0.2)
-            outcome = simulate(train, schedule, Elastic(2, grace=8.0, topology=topology, publish_every=2), limit=5000.0)
+            outcome = simulate(
+                train,
+                schedule,
+                Elastic(2, grace=8.0, topology=topology, publish_every=2),
+                limit=5000.0,
+            )
             assert outcome.finished, outcome.errors()
             for copies in held.values():
                 for other in copies:

@@ -70,13 +70,17 @@ class TestASyncThatHasFailed:
         with pytest.raises(NonFiniteUpdateError):
             self.fail(lab, outer, model, inner)
         for use in (outer.state_dict, outer.flush, lambda: lab.push(model, inner, 0, 0)):
-            with pytest.raises(SyncError, match=r"undefined.*The error was NonFiniteUpdateError: in sync"):
+            with pytest.raises(
+                SyncError, match=r"undefined.*The error was NonFiniteUpdateError: in sync"
+            ):
                 use()
         with pytest.raises(SyncError, match="undefined"):
             outer.__exit__(None, None, None)
 
     @pytest.mark.parametrize("options", [{}, {"min_replicas": 1}])
-    def test_so_it_is_where_it_was_interrupted_before_it_was_counted(self, lab, tmp_path, monkeypatch, options):
+    def test_so_it_is_where_it_was_interrupted_before_it_was_counted(
+        self, lab, tmp_path, monkeypatch, options
+    ):
         """The model had taken a step that no counter knew of."""
         model, inner, outer = parts(lab, connect(tmp_path, rank=0, world_size=1, **options))
         outer.__enter__()
@@ -135,7 +139,9 @@ class TestMemory:
                         raise ZeroDivisionError
             except ZeroDivisionError:
                 pass
-            return [weakref.ref(thing) for thing in (exchange, model, model[0].weight, model[1].weight)]
+            return [
+                weakref.ref(thing) for thing in (exchange, model, model[0].weight, model[1].weight)
+            ]
 
         left = live()
         gc.collect()

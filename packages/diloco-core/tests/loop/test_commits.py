@@ -66,7 +66,9 @@ class Run:
         self.before = after  # a flush syncs again with no inner step in between
 
     def held(self):
-        local = [torch.cat([p.detach().flatten() for p in part.parameters()]) for part in self.model]
+        local = [
+            torch.cat([p.detach().flatten() for p in part.parameters()]) for part in self.model
+        ]
         return local, copy.deepcopy(self.outer.state_dict()["fragments"])
 
 
@@ -99,7 +101,9 @@ def test_nothing_is_changed_but_the_model(lab, outer, refused):
             committed += report.committed
             assert report.sync == committed
             others = [number for number in range(3) if number != turn]
-            assert all(torch.equal(model_after[n], model_before[n]) for n in others), "the others keep their progress"
+            assert all(torch.equal(model_after[n], model_before[n]) for n in others), (
+                "the others keep their progress"
+            )
             assert torch.equal(model_after[turn], state_after[turn]["copy"][0])
             assert not torch.equal(model_after[turn], model_before[turn])
             if report.committed:
@@ -107,7 +111,9 @@ def test_nothing_is_changed_but_the_model(lab, outer, refused):
                 assert not equal(state_after[turn]["copy"], state_before[turn]["copy"])
                 assert not equal(state_after[turn]["outer"], state_before[turn]["outer"])
             else:
-                assert equal(state_after, state_before), "global copies and outer states, to the bit"
+                assert equal(state_after, state_before), (
+                    "global copies and outer states, to the bit"
+                )
         assert run.outer.committed == run.manager.current_step() == committed
 
 
@@ -118,13 +124,17 @@ def test_a_refused_period_is_as_if_it_had_never_been(lab):
     def left_out(exchange):
         return Run(lab, exchange, set(), 12, sync_every=3, skip={3, 4, 5}).held()
 
-    for ours, theirs in zip(lab.run(refused, in_process(2)), lab.run(left_out, in_process(2)), strict=True):
+    for ours, theirs in zip(
+        lab.run(refused, in_process(2)), lab.run(left_out, in_process(2)), strict=True
+    ):
         assert equal(list(ours), list(theirs))
 
 
 def test_a_flush_after_a_refusal_leaves_no_fragment_behind(lab):
     """The fragment whose turn it is has nothing open, but the ones after it have."""
-    runs = lab.run(lambda exchange: Run(lab, exchange, {3}, 8, sync_every=6, fragments=3), in_process(2))
+    runs = lab.run(
+        lambda exchange: Run(lab, exchange, {3}, 8, sync_every=6, fragments=3), in_process(2)
+    )
     for run in runs:
         reports = [report for report, *_ in run.syncs]
         assert [(r.fragment, r.committed, r.inner_steps) for r in reports] == [

@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreAllReduce, ObjectStoreExchange, in_process
+from diloco_core import (
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    ObjectStoreAllReduce,
+    ObjectStoreExchange,
+    in_process,
+)
 from diloco_core import export as export_model
 from diloco_core._store._open import open_store
 
@@ -30,12 +37,20 @@ class Elsewhere:
         torch.set_default_dtype(torch.float32)
 
 
-PLACES = {"meta": ("meta", torch.float32), "float64": ("cpu", torch.float64), "both": ("meta", torch.float64)}
+PLACES = {
+    "meta": ("meta", torch.float32),
+    "float64": ("cpu", torch.float64),
+    "both": ("meta", torch.float64),
+}
 
 
 def make_model(lab):
     with torch.device("cpu"):
-        return lab.fill(nn.Sequential(nn.Linear(3, 5, dtype=torch.float32), nn.BatchNorm1d(5, dtype=torch.float32)))
+        return lab.fill(
+            nn.Sequential(
+                nn.Linear(3, 5, dtype=torch.float32), nn.BatchNorm1d(5, dtype=torch.float32)
+            )
+        )
 
 
 def live(lab, exchange, syncs, **options):
@@ -46,7 +61,9 @@ def live(lab, exchange, syncs, **options):
     with DiLoCo(model, inner, exchange, sync_every=1, **options) as outer:
         while outer.committed < syncs:
             for parameter in model.parameters():
-                parameter.grad = torch.randn(parameter.shape, generator=gradients, device="cpu", dtype=torch.float32)
+                parameter.grad = torch.randn(
+                    parameter.shape, generator=gradients, device="cpu", dtype=torch.float32
+                )
             inner.step()
     state = outer.state_dict()
     assert all(copy.device.type == "cpu" for part in state["fragments"] for copy in part["copy"])
@@ -76,7 +93,10 @@ def test_the_numbers_are_those_of_the_usual_defaults(lab, tmp_path, outer, place
     with Elsewhere(*PLACES[place]):
         found = runs(lab, tmp_path / "found", OUTER[outer])
     for here, there in zip(found, wanted, strict=True):
-        assert all(here[name].device.type == "cpu" and here[name].dtype is there[name].dtype for name in there)
+        assert all(
+            here[name].device.type == "cpu" and here[name].dtype is there[name].dtype
+            for name in there
+        )
         # A step count in double precision changes a correction by a rounding.
         assert all(torch.allclose(here[name], there[name], rtol=1e-5, atol=1e-6) for name in there)
         assert place != "meta" or lab.identical([here, there])

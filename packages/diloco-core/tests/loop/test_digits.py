@@ -59,7 +59,10 @@ def final_loss(lab, seed, meet=in_process, **options):
         net = Net(seed)
         inner = torch.optim.AdamW(net.parameters(), lr=2e-3)
         generator = torch.Generator().manual_seed(1000 * seed + rank)
-        own_images, own_labels = images[rank * part : (rank + 1) * part], labels[rank * part : (rank + 1) * part]
+        own_images, own_labels = (
+            images[rank * part : (rank + 1) * part],
+            labels[rank * part : (rank + 1) * part],
+        )
         with DiLoCo(net, inner, exchange, sync_every=PERIOD, **options) as outer:
             for _ in range(PERIOD * ROUNDS):
                 chosen = torch.randint(part, (BATCH,), generator=generator)
@@ -118,7 +121,9 @@ def momentum_reset_each_round(monkeypatch):
 
 def scaled_step(monkeypatch, factor):
     step = OuterOptimizer.step
-    monkeypatch.setattr(OuterOptimizer, "step", lambda self, piece, values, g: step(self, piece, values, g * factor))
+    monkeypatch.setattr(
+        OuterOptimizer, "step", lambda self, piece, values, g: step(self, piece, values, g * factor)
+    )
     return {}
 
 

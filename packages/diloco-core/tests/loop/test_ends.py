@@ -4,7 +4,14 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_core import DiLoCo, Elastic, ElasticExchange, ObjectStoreExchange, UnequalSyncsError, in_process
+from diloco_core import (
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    ObjectStoreExchange,
+    UnequalSyncsError,
+    in_process,
+)
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -16,7 +23,9 @@ def make_model(lab):
 def exchanges(tmp_path, kind, count):
     if kind == "threads":
         return in_process(count)
-    return [ObjectStoreExchange(open_store(str(tmp_path / "run")), rank, count) for rank in range(count)]
+    return [
+        ObjectStoreExchange(open_store(str(tmp_path / "run")), rank, count) for rank in range(count)
+    ]
 
 
 def skipping(lab, skipped, steps, **options):
@@ -42,7 +51,9 @@ class TestSkippedSteps:
     @pytest.mark.parametrize("steps", [8, 9, 11])
     def test_all_end_the_same(self, lab, tmp_path, caplog, kind, skipped, steps):
         """The flush of one meets a regular sync of another; what nobody is left for is dropped, with a warning."""
-        runs = lab.run(skipping(lab, skipped, steps, sync_every=4), exchanges(tmp_path, kind, len(skipped)))
+        runs = lab.run(
+            skipping(lab, skipped, steps, sync_every=4), exchanges(tmp_path, kind, len(skipped))
+        )
         assert lab.identical([held for held, _ in runs])
         fewest = min(-(-(steps - one) // 4) for one in skipped)
         assert [committed for _, committed in runs] == [fewest] * len(skipped)
@@ -51,13 +62,17 @@ class TestSkippedSteps:
             assert (f"rank {rank}: rank" in caplog.text) == dropped
         if "dropped" in caplog.text:
             assert f"has left the run after {fewest} syncs, so this replica" in caplog.text
-            assert f"cannot take sync {fewest + 1}, for which all replicas are needed" in caplog.text
+            assert (
+                f"cannot take sync {fewest + 1}, for which all replicas are needed" in caplog.text
+            )
             assert f"the values of outer step {fewest}" in caplog.text
 
     @pytest.mark.parametrize("kind", ["threads", "store"])
     @pytest.mark.parametrize("steps", [4, 5, 6, 7])
     def test_with_fragments(self, lab, tmp_path, kind, steps):
-        runs = lab.run(skipping(lab, (0, 1, 0), steps, sync_every=4, fragments=2), exchanges(tmp_path, kind, 3))
+        runs = lab.run(
+            skipping(lab, (0, 1, 0), steps, sync_every=4, fragments=2), exchanges(tmp_path, kind, 3)
+        )
         assert lab.identical([held for held, _ in runs])
 
     def test_nothing_stays_behind_in_the_store(self, lab, tmp_path):
@@ -65,7 +80,9 @@ class TestSkippedSteps:
         folder = tmp_path / "run"
         syncs = sorted(path.name for path in (folder / "commits").iterdir())
         assert not [
-            path for path in (folder / "deltas").rglob("*.safetensors") if f"{path.parent.name}.json" not in syncs
+            path
+            for path in (folder / "deltas").rglob("*.safetensors")
+            if f"{path.parent.name}.json" not in syncs
         ]
         assert all('"left"' in path.read_text() for path in (folder / "notes").iterdir())
 
@@ -78,7 +95,9 @@ class TestSkippedSteps:
     ):
         """It has nothing to flush, or drops it: the last regular syncs of the others have nobody to meet."""
         steps, options = 8, {"sync_every": 4, "fragments": fragments, "flush": flush}
-        runs = lab.run(skipping(lab, skipped, steps, **options), exchanges(tmp_path, kind, len(skipped)))
+        runs = lab.run(
+            skipping(lab, skipped, steps, **options), exchanges(tmp_path, kind, len(skipped))
+        )
         assert lab.identical([held for held, _ in runs])
         (committed,) = {committed for _, committed in runs}
         whole, rest = divmod((steps - max(skipped)) * fragments, 4)
@@ -92,10 +111,15 @@ class TestSkippedSteps:
     @pytest.mark.parametrize("flush", ["partial", "none"])
     def test_whoever_goes_on_training_stops_with_an_error(self, lab, tmp_path, kind, flush):
         """One that has left a whole period earlier is missed where the others go on training."""
-        results = run_replicas(skipping(lab, (0, 8), 12, sync_every=4, flush=flush), exchanges(tmp_path, kind, 2))
+        results = run_replicas(
+            skipping(lab, (0, 8), 12, sync_every=4, flush=flush), exchanges(tmp_path, kind, 2)
+        )
         assert isinstance(results[0], UnequalSyncsError)
         assert results[0].rank == 1
-        assert "rank 1 has left the run after 1 sync, so this replica (rank 0) cannot take sync 2" in str(results[0])
+        assert (
+            "rank 1 has left the run after 1 sync, so this replica (rank 0) cannot take sync 2"
+            in str(results[0])
+        )
         assert "This replica still trains" in str(results[0])
         assert "until `outer.committed` has the same value" in str(results[0])
 
@@ -162,7 +186,8 @@ class TestWithoutAFlush:
 
     def test_whole_periods_are_as_with_one(self, lab):
         runs = [
-            lab.run(skipping(lab, (0, 0), 8, sync_every=4, flush=flush), in_process(2)) for flush in ("partial", "none")
+            lab.run(skipping(lab, (0, 0), 8, sync_every=4, flush=flush), in_process(2))
+            for flush in ("partial", "none")
         ]
         assert lab.identical([held for run in runs for held, _ in run])
 
@@ -177,7 +202,9 @@ class TestWithoutAFlush:
     @pytest.mark.parametrize("topology", ["sharded", "gather"])
     def test_in_elastic_runs_too(self, lab, tmp_path, topology):
         def life(steps):
-            exchange = ElasticExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0, topology=topology))
+            exchange = ElasticExchange(
+                open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0, topology=topology)
+            )
             return skipping(lab, (0,), steps, sync_every=2, flush="none")(exchange)
 
         held, committed = life(5)
@@ -188,7 +215,9 @@ class TestWithoutAFlush:
 
     def test_replicas_agree_on_it(self, lab):
         def replica(exchange):
-            return skipping(lab, (0, 0), 2, sync_every=4, flush="partial" if exchange.rank else "none")(exchange)
+            return skipping(
+                lab, (0, 0), 2, sync_every=4, flush="partial" if exchange.rank else "none"
+            )(exchange)
 
         for result in run_replicas(replica, in_process(2)):
             assert "setting 'flush'" in str(result)

@@ -135,7 +135,9 @@ def test_the_inner_optimizer_keeps_its_own_state(lab):
         with DiLoCo(model, inner, exchange, sync_every=3):
             for batch in batches(exchange.rank, 3):
                 inner_step(model, inner, loss(model, batch))
-        return [inner.state[p]["exp_avg"].clone() for p in model.parameters()], inner.state[model[0].bias]["step"]
+        return [inner.state[p]["exp_avg"].clone() for p in model.parameters()], inner.state[
+            model[0].bias
+        ]["step"]
 
     def alone(rank):
         model = net()
@@ -161,7 +163,9 @@ class Mixed(nn.Module):
 
 
 def stores(uri, chunk_bytes=128):
-    return [ObjectStoreExchange(open_store(uri), rank, 3, chunk_bytes=chunk_bytes) for rank in range(3)]
+    return [
+        ObjectStoreExchange(open_store(uri), rank, 3, chunk_bytes=chunk_bytes) for rank in range(3)
+    ]
 
 
 @pytest.mark.parametrize("fragments", [1, 3])
@@ -204,7 +208,9 @@ def test_the_sum_is_taken_in_rank_order(lab, tmp_path):
     for order in itertools.permutations(range(4)):
         if order[2:] != (2, 3):  # 0 + 1 and 1 + 0 are the same
             shards = zip(mean(order).split(96), wanted.split(96), strict=True)
-            assert not any(torch.equal(a, b) for a, b in shards), "the values can tell the orders apart"
+            assert not any(torch.equal(a, b) for a, b in shards), (
+                "the values can tell the orders apart"
+            )
     folder = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 4) for rank in range(4)]
     for exchanges in (in_process(4), folder):
         for weight in lab.run(train, exchanges):
@@ -212,7 +218,10 @@ def test_the_sum_is_taken_in_rank_order(lab, tmp_path):
 
 
 def test_repeated_runs_are_byte_identical(lab):
-    runs = [lab.run(replica(adamw, sync_every=4, fragments=2), in_process(4, chunk_bytes=64)) for _ in range(4)]
+    runs = [
+        lab.run(replica(adamw, sync_every=4, fragments=2), in_process(4, chunk_bytes=64))
+        for _ in range(4)
+    ]
     for again in runs[1:]:
         for rank, seen in enumerate(again):
             assert all(map(torch.equal, seen, runs[0][rank]))

@@ -41,7 +41,9 @@ class TestFlush:
     def test_a_partial_period_is_synced_at_the_end(self, lab, tmp_path, fragments, steps, store):
         folder = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 3) for rank in range(3)]
         options = {"sync_every": 4, "fragments": fragments, "outer_lr": 1.0, "outer_momentum": 0.0}
-        runs = lab.train(lambda rank: pair(lab), folder if store else in_process(3), steps, **options)
+        runs = lab.train(
+            lambda rank: pair(lab), folder if store else in_process(3), steps, **options
+        )
         assert lab.identical(runs)
         # With averaging the model ends where the mean of all movements has taken it, so that no step is left out.
         alone = [pair(lab) for _ in range(3)]
@@ -62,14 +64,22 @@ class TestFlush:
             assert outer.flush() == []
             held = lab.values(model)
         assert lab.identical([held, lab.values(model)])
-        assert [(r.sync, r.inner_steps, r.total_inner_steps) for r in reports] == [(1, 2, 2), (2, 2, 4)]
+        assert [(r.sync, r.inner_steps, r.total_inner_steps) for r in reports] == [
+            (1, 2, 2),
+            (2, 2, 4),
+        ]
 
     def test_it_counts_the_steps_of_each_fragment(self, lab):
         model, inner, outer, reports = loop(lab, in_process(1)[0], sync_every=4, fragments=2)
         with outer:
             for step in range(5):
                 lab.push(model, inner, 0, step)
-        assert [(r.fragment, r.inner_steps) for r in reports] == [("0", 2), ("1", 4), ("0", 3), ("1", 1)]
+        assert [(r.fragment, r.inner_steps) for r in reports] == [
+            ("0", 2),
+            ("1", 4),
+            ("0", 3),
+            ("1", 1),
+        ]
 
     def test_in_the_middle_it_begins_a_new_period(self, lab):
         model, inner, outer, reports = loop(lab, in_process(1)[0], sync_every=3)
@@ -192,7 +202,9 @@ class TestCounting:
             def step(self, closure=None):
                 super().step(closure)
                 with torch.no_grad():
-                    self.param_groups[0]["params"][0].add_(1.0)  # belongs to the step, so it comes before the sync
+                    self.param_groups[0]["params"][0].add_(
+                        1.0
+                    )  # belongs to the step, so it comes before the sync
 
         model = pair(lab)
         (
@@ -211,7 +223,9 @@ class TestCounting:
                 lab.push(model, inner, 0, step)
             assert outer.inner_steps == 4
             copy = outer.state_dict()["fragments"][0]["copy"][0]
-            assert torch.equal(copy, torch.cat([parameter.detach().flatten() for parameter in model.parameters()]))
+            assert torch.equal(
+                copy, torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+            )
         assert [r.total_inner_steps for r in reports] == [2, 4]
 
     def test_several_epochs_are_one_run(self, lab):
@@ -243,7 +257,9 @@ def test_nobody_trains_on_while_another_still_reads_its_values(lab, monkeypatch)
 
     def slow(*arguments):
         if getattr(here, "reads_slowly", False):
-            assert not went_on.wait(0.2), "the other replica has left the sync before this one has read its shard"
+            assert not went_on.wait(0.2), (
+                "the other replica has left the sync before this one has read its shard"
+            )
         adopt(*arguments)
 
     monkeypatch.setattr(threads, "adopt_shard", slow)
@@ -285,11 +301,15 @@ class TestEntering:
         inner = [torch.optim.SGD(part.parameters(), lr=1.0) for part in model]
         if not several:
             inner = [torch.optim.SGD(model.parameters(), lr=1.0)]
-        DiLoCo(model, inner, in_process(1)[0], sync_every=3)  # nobody keeps it, as where hooks are thought to be enough
+        DiLoCo(
+            model, inner, in_process(1)[0], sync_every=3
+        )  # nobody keeps it, as where hooks are thought to be enough
         for step in range(2):
             for optimizer in inner:
                 lab.push(model, optimizer, 0, step)
-        with pytest.raises(SyncError, match=r"3 inner steps were taken .* never entered.*with DiLoCo"):
+        with pytest.raises(
+            SyncError, match=r"3 inner steps were taken .* never entered.*with DiLoCo"
+        ):
             lab.push(model, inner[0], 0, 2)
 
     def test_a_loop_that_is_made_anew_takes_the_place_of_one_that_was_never_entered(self, lab):
@@ -299,9 +319,15 @@ class TestEntering:
         with DiLoCo(model, inner, in_process(1)[0], sync_every=2) as second:
             for step in range(4):
                 lab.push(model, inner, 0, step)
-            with pytest.raises(ConfigurationError, match="another outer loop is under way with this inner optimizer"):
+            with pytest.raises(
+                ConfigurationError,
+                match="another outer loop is under way with this inner optimizer",
+            ):
                 DiLoCo(model, inner, in_process(1)[0], sync_every=1)
-            with pytest.raises(ConfigurationError, match="another outer loop is under way with this inner optimizer"):
+            with pytest.raises(
+                ConfigurationError,
+                match="another outer loop is under way with this inner optimizer",
+            ):
                 first.__enter__()
         assert (first.inner_steps, second.inner_steps) == (0, 4)
         with first:
@@ -342,9 +368,15 @@ class TestEntering:
         for build in (make_diloco_outer_loop, DiLoCo):
             model = pair(lab)
             inner = torch.optim.SGD(model.parameters(), lr=1.0)
-            options = {} if build is make_diloco_outer_loop else {"exchange": in_process(1)[0], "sync_every": 500}
+            options = (
+                {}
+                if build is make_diloco_outer_loop
+                else {"exchange": in_process(1)[0], "sync_every": 500}
+            )
             if build is DiLoCo:
-                options["outer_optimizer"] = lambda p: torch.optim.SGD(p, lr=0.7, momentum=0.9, nesterov=True)
+                options["outer_optimizer"] = lambda p: torch.optim.SGD(
+                    p, lr=0.7, momentum=0.9, nesterov=True
+                )
             with build(model, inner, **options) as outer:
                 for step in range(3):
                     lab.push(model, inner, 0, step)

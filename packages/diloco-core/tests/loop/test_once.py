@@ -15,7 +15,9 @@ class TestTwoLoops:
         (exchange,) = in_process(1)
         outer, inner = lab.outer_loop(lab.small_model(), exchange)
         with outer:
-            with pytest.raises(ConfigurationError, match="this exchange carries another outer loop"):
+            with pytest.raises(
+                ConfigurationError, match="this exchange carries another outer loop"
+            ):
                 lab.outer_loop(lab.small_model(seed=1), exchange)
             lab.small_step(lab.small_model(), inner)
 
@@ -57,7 +59,9 @@ def lab_step(net, inner):
     inner.step()
 
 
-@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this platform")
+@pytest.mark.skipif(
+    "fork" not in multiprocessing.get_all_start_methods(), reason="no fork on this platform"
+)
 @pytest.mark.parametrize("min_replicas", [None, 1])
 @pytest.mark.parametrize("act", ["step", "leave", "flush", "state", "exit"])
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
@@ -70,11 +74,17 @@ def test_a_forked_process_does_nothing_in_the_name_of_its_parent(lab, tmp_path, 
         lab_step(net, inner)
         before = sorted(path for path in tmp_path.rglob("*") if "beats" not in path.parts)
         answer, answers = multiprocessing.Pipe(duplex=False)
-        child = multiprocessing.get_context("fork").Process(target=in_child, args=(outer, net, inner, act, answers))
+        child = multiprocessing.get_context("fork").Process(
+            target=in_child, args=(outer, net, inner, act, answers)
+        )
         child.start()
         told = answer.recv()
         child.join()
-        assert told == "nothing" if act == "exit" else told.startswith(f"{SyncError.__name__}: this process"), told
+        assert (
+            told == "nothing"
+            if act == "exit"
+            else told.startswith(f"{SyncError.__name__}: this process")
+        ), told
         assert sorted(path for path in tmp_path.rglob("*") if "beats" not in path.parts) == before
         lab_step(net, inner)
     assert outer.committed == 1

@@ -56,13 +56,18 @@ def test_twice_and_at_once(lab, outer):
     wanted = lab.run(experiment.whole, in_process(REPLICAS))
     first = lab.run(experiment.until(5), in_process(REPLICAS))
     second = lab.run(experiment.until(5, resumed_from=first, start=5), in_process(REPLICAS))
-    third = lab.run(experiment.until(6, resumed_from=second, start=5), in_process(REPLICAS, chunk_bytes=400))
+    third = lab.run(
+        experiment.until(6, resumed_from=second, start=5), in_process(REPLICAS, chunk_bytes=400)
+    )
     assert all(map(equal, lab.run(experiment.since(third, 6), in_process(REPLICAS)), wanted))
 
 
 def test_over_a_store_it_goes_on_at_a_new_prefix(lab, tmp_path):
     def folder(name):
-        return [ObjectStoreExchange(open_store(str(tmp_path / name)), rank, REPLICAS) for rank in range(REPLICAS)]
+        return [
+            ObjectStoreExchange(open_store(str(tmp_path / name)), rank, REPLICAS)
+            for rank in range(REPLICAS)
+        ]
 
     experiment = Experiment(lab)
     wanted = lab.run(experiment.whole, in_process(REPLICAS))
@@ -96,7 +101,9 @@ class TestAnotherPeriod:
         regular = [report.total_inner_steps for report in reports[0]][: runs[0][1]]
         wanted = range(stop + max(1, period - open_steps), stop + 21, period)
         assert regular == list(wanted)
-        assert [r.total_inner_steps for r in reports[1]] == [r.total_inner_steps for r in reports[0]]
+        assert [r.total_inner_steps for r in reports[1]] == [
+            r.total_inner_steps for r in reports[0]
+        ]
 
     def test_it_changes_for_all_replicas_alike(self, lab):
         saved = lab.run(Experiment(lab).until(5), in_process(2))

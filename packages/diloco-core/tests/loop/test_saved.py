@@ -13,7 +13,9 @@ from diloco_core._store._open import open_store
 class Saved:
     """A loop after three of its four steps, its state saved; and loops that go on from it."""
 
-    def __init__(self, lab, make=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)):
+    def __init__(
+        self, lab, make=lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9)
+    ):
         self.lab, self.make = lab, make
         net, inner, outer = self.parts()
         with outer:
@@ -49,12 +51,17 @@ def saved(lab):
 
 
 def same(values, expected):
-    return values.keys() == expected.keys() and all(torch.equal(values[name], expected[name]) for name in values)
+    return values.keys() == expected.keys() and all(
+        torch.equal(values[name], expected[name]) for name in values
+    )
 
 
 def test_references_that_training_has_changed_since_are_refused(saved):
     assert same(saved.go_on(saved.state), saved.expected)
-    with pytest.raises(ConfigurationError, match=r"does not hold any more what it held .* written to a file at once"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"does not hold any more what it held .* written to a file at once",
+    ):
         saved.go_on(saved.references)
 
 
@@ -64,17 +71,23 @@ def places(state):
         for group in range(len(part["copy"])):
             yield (
                 f"copy {number} {group}",
-                lambda s, n=number, g=group: s["fragments"][n]["copy"][g].view(torch.uint8)[:1].bitwise_xor_(1),
+                lambda s, n=number, g=group: s["fragments"][n]["copy"][g]
+                .view(torch.uint8)[:1]
+                .bitwise_xor_(1),
             )
         for entry, held in enumerate(part["outer"]["ranges"]):
             for name in held["tensors"]:
                 yield (
                     f"{name} {number} {entry}",
-                    lambda s, n=number, e=entry, t=name: s["fragments"][n]["outer"]["ranges"][e]["tensors"][t].neg_(),
+                    lambda s, n=number, e=entry, t=name: s["fragments"][n]["outer"]["ranges"][e][
+                        "tensors"
+                    ][t].neg_(),
                 )
             yield (
                 f"range {number} {entry}",
-                lambda s, n=number, e=entry: s["fragments"][n]["outer"]["ranges"][e]["range"].reverse(),
+                lambda s, n=number, e=entry: s["fragments"][n]["outer"]["ranges"][e][
+                    "range"
+                ].reverse(),
             )
     for key in ("committed", "inner_steps", "since_event"):
         yield key, lambda s, key=key: s.update({key: s[key] + 1})
@@ -108,14 +121,19 @@ def test_inner_state_that_was_not_loaded_is_told_of(lab, saved, caplog):
     saved.go_on(saved.state)
     assert caplog.text == ""
     saved.go_on(saved.state, inner_state=False)
-    assert "the inner optimizer (SGD) had a state when this outer loop was saved, and has none now" in caplog.text
+    assert (
+        "the inner optimizer (SGD) had a state when this outer loop was saved, and has none now"
+        in caplog.text
+    )
     caplog.clear()
     plain = Saved(lab, lambda parameters: torch.optim.SGD(parameters, lr=0.1))
     plain.go_on(plain.state, inner_state=False)
     assert caplog.text == "", "it never had one"
 
 
-@pytest.mark.parametrize(("steps", "told"), [(0, False), (1, True), (2, True), (3, False), (4, False)])
+@pytest.mark.parametrize(
+    ("steps", "told"), [(0, False), (1, True), (2, True), (3, False), (4, False)]
+)
 def test_a_block_that_keeps_nothing_of_its_training_says_so(lab, caplog, steps, told):
     (exchange,) = in_process(1)
     net = lab.small_model()
@@ -123,16 +141,23 @@ def test_a_block_that_keeps_nothing_of_its_training_says_so(lab, caplog, steps, 
     with outer:
         for _ in range(steps):
             lab.small_step(net, inner)
-    assert (f"the block was left after {steps} inner steps, before the first sync" in caplog.text) is told, caplog.text
+    assert (
+        f"the block was left after {steps} inner steps, before the first sync" in caplog.text
+    ) is told, caplog.text
 
 
 def test_an_elastic_run_that_stands_where_it_was_to_end_says_so(lab, tmp_path, caplog):
     for resume in (False, True):
         caplog.clear()
-        exchange = ElasticExchange(open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0, resume=resume))
+        exchange = ElasticExchange(
+            open_store(str(tmp_path / "run")), 0, 1, Elastic(1, grace=1.0, resume=resume)
+        )
         net = lab.small_model()
         outer, inner = lab.outer_loop(net, exchange)
         with caplog.at_level(logging.WARNING), outer:
             while outer.committed < 2:
                 lab.small_step(net, inner)
-    assert "without a single step of the inner optimizer. The run stands at outer step 2" in caplog.text
+    assert (
+        "without a single step of the inner optimizer. The run stands at outer step 2"
+        in caplog.text
+    )

@@ -55,7 +55,10 @@ CHANGES = {
     "a step that nobody sees": (another_step, "'thin', 'turned', 'linear.weight' and 3 more"),
     "values that are loaded": (load_other_values, "'linear.bias'"),
     "other memory": (move_to_other_memory, "'thin'"),
-    "a batch that the gradient scaler has skipped": (lambda model, inner, rank: model(batch(rank, 77)), ""),
+    "a batch that the gradient scaler has skipped": (
+        lambda model, inner, rank: model(batch(rank, 77)),
+        "",
+    ),
     "a buffer that is assigned": (assign_a_buffer, ""),
     "nothing": (lambda model, inner, rank: None, ""),
 }
@@ -96,7 +99,11 @@ class TestTheEnd:
             model = lab.fill(nn.Linear(3, 2))
             inner = torch.optim.SGD(model.parameters(), lr=0.1)
             outer = DiLoCo(
-                model, inner, exchange, sync_every=2, on_sync=lambda report: model.bias.data.add_(exchange.rank + 1)
+                model,
+                inner,
+                exchange,
+                sync_every=2,
+                on_sync=lambda report: model.bias.data.add_(exchange.rank + 1),
             )
             later_hook(nn.ModuleDict({"linear": model}), inner, exchange.rank)
             with outer:
@@ -148,7 +155,9 @@ class TestTheEndOfAnElasticRun:
             options = {"fragments": 2, "sync_every": 4, "on_sync": note}
             with DiLoCo(model, inner, node.exchange, **options) as outer:
                 train(node.rank, outer, step)
-            return {name: tensor.clone() for name, tensor in model.state_dict().items()}, outer.inner_steps
+            return {
+                name: tensor.clone() for name, tensor in model.state_dict().items()
+            }, outer.inner_steps
 
         settings = Elastic(2, grace=5.0, topology="sharded", late=late)
         outcome = simulate(replica, Schedule(replicas), settings, most_lives=1)
@@ -205,7 +214,9 @@ class TestTheEndOfAnElasticRun:
         for fragment in "01":
             of_one = [report for report in reports[2] if report.fragment == fragment]
             assert sum(report.inner_steps for report in of_one) == of_one[-1].total_inner_steps
-        assert all(report.inner_steps == 0 for report in reports[2] if report.contribution == "carried")
+        assert all(
+            report.inner_steps == 0 for report in reports[2] if report.contribution == "carried"
+        )
 
 
 def test_the_exchange_of_a_loop_cannot_be_replaced(lab):

@@ -55,7 +55,9 @@ def trajectory(recorded, exchange):
     if config["inner"] == "sgd":
         inner = torch.optim.SGD(model.parameters(), lr=config["inner_lr"])
     else:
-        inner = torch.optim.AdamW(model.parameters(), lr=config["inner_lr"], weight_decay=0.1, betas=(0.9, 0.95))
+        inner = torch.optim.AdamW(
+            model.parameters(), lr=config["inner_lr"], weight_decay=0.1, betas=(0.9, 0.95)
+        )
     seen = []
     outer = DiLoCo(
         model,
@@ -78,7 +80,9 @@ def trajectory(recorded, exchange):
                 {
                     "local": [w.detach().clone() for w in model.weights],
                     "global": [fragment["copy"][0].clone() for fragment in state["fragments"]],
-                    "momentum": [momentum(state, f, w.numel()) for f, w in enumerate(model.weights)],
+                    "momentum": [
+                        momentum(state, f, w.numel()) for f, w in enumerate(model.weights)
+                    ],
                     "committed": outer.committed,
                 }
             )
@@ -88,10 +92,15 @@ def trajectory(recorded, exchange):
 def exchanges(kind, replicas, tmp_path):
     if kind == "store":
         store = open_store(str(tmp_path))
-        return [ObjectStoreExchange(store, rank, replicas, chunk_bytes=8) for rank in range(replicas)]
+        return [
+            ObjectStoreExchange(store, rank, replicas, chunk_bytes=8) for rank in range(replicas)
+        ]
     threads = in_process(replicas)
     if kind == "manager":
-        return [ManagerExchange(MockManager(thread), rank=thread.rank, world_size=replicas) for thread in threads]
+        return [
+            ManagerExchange(MockManager(thread), rank=thread.rank, world_size=replicas)
+            for thread in threads
+        ]
     return threads
 
 
@@ -104,7 +113,10 @@ def close(ours, theirs):
 def test_recorded_runs_of_torchft_are_matched(lab, name, kind, tmp_path):
     recorded = json.loads((FOLDER / f"{name}.json").read_text())
     config = recorded["config"]
-    runs = lab.run(lambda exchange: trajectory(recorded, exchange), exchanges(kind, config["replicas"], tmp_path))
+    runs = lab.run(
+        lambda exchange: trajectory(recorded, exchange),
+        exchanges(kind, config["replicas"], tmp_path),
+    )
     # Each shard's momentum is with its owner; over a manager every replica owns everything.
     owners_wanted = len(runs) if kind == "manager" else 1
     for step in range(config["steps"]):
@@ -112,8 +124,16 @@ def test_recorded_runs_of_torchft_are_matched(lab, name, kind, tmp_path):
             ours, theirs = run[step], recorded["replicas"][rank][step]
             assert ours["committed"] == theirs["committed"]
             for fragment in range(config["fragments"]):
-                assert close(ours["local"][fragment], theirs["local"][fragment]), (step, rank, fragment)
-                assert close(ours["global"][fragment], theirs["global"][fragment]), (step, rank, fragment)
+                assert close(ours["local"][fragment], theirs["local"][fragment]), (
+                    step,
+                    rank,
+                    fragment,
+                )
+                assert close(ours["global"][fragment], theirs["global"][fragment]), (
+                    step,
+                    rank,
+                    fragment,
+                )
         for fragment in range(config["fragments"]):
             theirs = recorded["replicas"][0][step]["momentum"][fragment]
             parts = torch.stack([run[step]["momentum"][fragment] for run in runs])
@@ -140,7 +160,12 @@ def test_two_fragments_take_turns(lab):
         model = Parts([[1.0], [1.0]])
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         seen = []
-        options = {"sync_every": 6, "fragments": list(model.parts), "outer_lr": 2.0, "outer_momentum": 0.0}
+        options = {
+            "sync_every": 6,
+            "fragments": list(model.parts),
+            "outer_lr": 2.0,
+            "outer_momentum": 0.0,
+        }
         with DiLoCo(model, inner, exchange, **options):
             for _ in range(16):
                 seen.append([w[0].item() for w in model.weights])

@@ -63,7 +63,10 @@ class TestWhatDoesNotFit:
                 nn.ModuleDict({"a": nn.Linear(2, 20), "b": nn.Linear(20, 2)}),
                 "tensor 'a.weight' is absent, here it is float32",
             ),
-            (nn.Sequential(nn.Linear(2, 20), nn.Linear(20, 2), nn.Linear(2, 2)), "tensor '2.weight' is absent"),
+            (
+                nn.Sequential(nn.Linear(2, 20), nn.Linear(20, 2), nn.Linear(2, 2)),
+                "tensor '2.weight' is absent",
+            ),
             (nn.Sequential(nn.Linear(2, 20)), "tensor '1.weight' is float32.*here it is absent"),
         ],
         ids=["another shape", "another dtype", "other names", "one more", "one less"],
@@ -82,7 +85,10 @@ class TestWhatDoesNotFit:
             ({"outer_lr": 0.5}, "setting 'outer_lr' is 0.7, here it is 0.5"),
             ({"outer_momentum": 0.8}, "setting 'outer_momentum' is 0.9, here it is 0.8"),
             ({"nesterov": False}, "setting 'outer_nesterov' is True, here it is False"),
-            ({"outer_optimizer": lambda p: torch.optim.Adam(p, lr=0.7)}, "'outer_optimizer' is SGD, here it is Adam"),
+            (
+                {"outer_optimizer": lambda p: torch.optim.Adam(p, lr=0.7)},
+                "'outer_optimizer' is SGD, here it is Adam",
+            ),
         ],
         ids=["fragments", "buffers", "lr", "momentum", "nesterov", "optimizer"],
     )
@@ -99,7 +105,8 @@ class TestWhatDoesNotFit:
             outer.load_state_dict(wrong)
 
     @pytest.mark.parametrize(
-        "key", ["settings", "tensors", "model", "committed", "inner_steps", "since_sync", "fragments"]
+        "key",
+        ["settings", "tensors", "model", "committed", "inner_steps", "since_sync", "fragments"],
     )
     def test_a_state_that_is_not_whole(self, lab, key):
         (state,) = self.states(lab, 1)
@@ -116,7 +123,10 @@ class TestWhatDoesNotFit:
     def test_the_outer_state_of_other_shards(self, lab):
         """A state put together from two ranks: the global copy is everybody's, but the momentum is not."""
         first, second = self.states(lab, 2, models := {})
-        mixed = {**first, "fragments": [{**first["fragments"][0], "outer": second["fragments"][0]["outer"]}]}
+        mixed = {
+            **first,
+            "fragments": [{**first["fragments"][0], "outer": second["fragments"][0]["outer"]}],
+        }
         mixed["digest"] = digest_of(mixed)
 
         def replica(exchange):
@@ -178,7 +188,8 @@ class TestWhatDoesNotFit:
         else:
             lab.push(model, torch.optim.SGD(model.parameters(), lr=1.0), 0, 5)
         with pytest.raises(
-            ConfigurationError, match=r"does not hold what it held when the state .* was saved.*load_state_dict"
+            ConfigurationError,
+            match=r"does not hold what it held when the state .* was saved.*load_state_dict",
         ):
             outer.__enter__()
 

@@ -21,17 +21,23 @@ class Distilled(nn.Module):
 
 def follow(model):
     with torch.no_grad():
-        for teacher, student in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+        for teacher, student in zip(
+            model.teacher.parameters(), model.student.parameters(), strict=True
+        ):
             teacher.lerp_(student, 0.5)
 
 
 def follow_data(model):
-    for teacher, student in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+    for teacher, student in zip(
+        model.teacher.parameters(), model.student.parameters(), strict=True
+    ):
         teacher.data.mul_(0.5).add_(student.data, alpha=0.5)
 
 
 def follow_by_assignment(model):
-    for teacher, student in zip(model.teacher.parameters(), model.student.parameters(), strict=True):
+    for teacher, student in zip(
+        model.teacher.parameters(), model.student.parameters(), strict=True
+    ):
         teacher.data = teacher.data * 0.5 + student.data * 0.5
 
 
@@ -77,7 +83,9 @@ class TestValuesThatChange:
 def test_all_have_their_turn(lab, monkeypatch):
     """Where nothing tells that values were changed, a part of them is read at every sync."""
     monkeypatch.setattr(frozen, "_READ_AT_ONCE", 16)
-    parameters = {str(number): nn.Parameter(torch.ones(4), requires_grad=False) for number in range(5)}
+    parameters = {
+        str(number): nn.Parameter(torch.ones(4), requires_grad=False) for number in range(5)
+    }
     for changed in parameters.values():
         values = frozen.FrozenValues(parameters)
         values.remember({id(parameter): checksum(parameter) for parameter in parameters.values()})

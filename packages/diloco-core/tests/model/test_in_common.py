@@ -34,7 +34,9 @@ class TestWhatReplicasHaveInCommon:
     def test_frozen_values_and_state_that_is_not_saved(self, lab, init, buffers):
         def nudge(name):
             def change(model):
-                tensor = dict(model.named_parameters()).get(name, dict(model.named_buffers()).get(name))
+                tensor = dict(model.named_parameters()).get(
+                    name, dict(model.named_buffers()).get(name)
+                )
                 with torch.no_grad():
                     tensor.view(-1)[-1] += 1e-6
 
@@ -70,7 +72,10 @@ class TestWhatReplicasHaveInCommon:
             return outer.committed
 
         assert life(0) == 1
-        for change in (lambda model: model.base.bias.data.add_(1), lambda model: model.cache.add_(1)):
+        for change in (
+            lambda model: model.base.bias.data.add_(1),
+            lambda model: model.cache.add_(1),
+        ):
             with pytest.raises(MismatchError, match="with values"):
                 life(1, change)
         assert life(1) == 2
@@ -79,8 +84,12 @@ class TestWhatReplicasHaveInCommon:
         """A frozen model may fill the memory."""
         largest = []
         monkeypatch.setattr("diloco_core._model._values._HASHED_AT_ONCE", 8)
-        monkeypatch.setattr("diloco_core._model._values.view", lambda t: largest.append(t.numel()) or b"")
-        _, _, outer = make(lab, model=nn.Sequential(nn.Linear(40, 40).requires_grad_(False), nn.Linear(2, 2)))
+        monkeypatch.setattr(
+            "diloco_core._model._values.view", lambda t: largest.append(t.numel()) or b""
+        )
+        _, _, outer = make(
+            lab, model=nn.Sequential(nn.Linear(40, 40).requires_grad_(False), nn.Linear(2, 2))
+        )
         with outer:
             pass
         assert max(largest) == 8 * 4
@@ -117,7 +126,9 @@ class TestChecksums:
     def test_persistence_is_asked_of_the_modules(self, lab):
         """A hook that renames what is saved, as wrappers have, does not hide a buffer."""
         model = Net()
-        model.register_state_dict_post_hook(lambda m, state, prefix, meta: state.__delitem__("mean"))
+        model.register_state_dict_post_hook(
+            lambda m, state, prefix, meta: state.__delitem__("mean")
+        )
         assert list(named_buffers(model, persistent=True)) == ["mean", "count"]
         assert list(named_buffers(model, persistent=False)) == ["cache"]
         _, _, outer = make(lab, model=model)

@@ -50,7 +50,9 @@ class TestInferenceMode:
                     model(torch.zeros(1, 2))
                 lab.push(model, inner, 0, 0)
 
-        with pytest.raises(ModelChangedError, match=r"'seen' was made inside torch.inference_mode.*no_grad") as caught:
+        with pytest.raises(
+            ModelChangedError, match=r"'seen' was made inside torch.inference_mode.*no_grad"
+        ) as caught:
             train()
         assert caught.value.tensor == "seen"
 
@@ -68,7 +70,10 @@ class TestInferenceMode:
 
     def test_a_loop_that_is_made_in_it(self):
         model = nn.Linear(2, 2)
-        with torch.inference_mode(), pytest.raises(ConfigurationError, match="cannot be made inside"):
+        with (
+            torch.inference_mode(),
+            pytest.raises(ConfigurationError, match="cannot be made inside"),
+        ):
             make(model)
 
     def test_a_flush_in_it_leaves_nothing_behind(self, lab):
@@ -78,7 +83,9 @@ class TestInferenceMode:
             def outer_optimizer(parameters):
                 return torch.optim.AdamW(parameters, lr=0.1)
 
-            model, inner, outer = make(lab.fill(nn.Linear(2, 2)), sync_every=3, outer_optimizer=outer_optimizer)
+            model, inner, outer = make(
+                lab.fill(nn.Linear(2, 2)), sync_every=3, outer_optimizer=outer_optimizer
+            )
             with outer:
                 lab.push(model, inner, 0, 0)
                 with mode:
@@ -102,7 +109,9 @@ class TestMemory:
                 model.bias.grad = None
                 lab.push(model, inner, 0, 1)
 
-        with pytest.raises(ModelChangedError, match=r"elements of 'bias' .* share memory with each other"):
+        with pytest.raises(
+            ModelChangedError, match=r"elements of 'bias' .* share memory with each other"
+        ):
             train()
 
     @pytest.mark.parametrize(
@@ -156,7 +165,9 @@ class TestNames:
     def test_one_that_files_need_for_themselves(self):
         model = nn.Linear(2, 2)
         model.register_parameter("__metadata__", nn.Parameter(torch.ones(1)))
-        with pytest.raises(ConfigurationError, match="parameter '__metadata__' has a name that safetensors keeps"):
+        with pytest.raises(
+            ConfigurationError, match="parameter '__metadata__' has a name that safetensors keeps"
+        ):
             make(model)
 
     def test_others_are_as_they_are(self, tmp_path):
@@ -170,14 +181,20 @@ class TestNames:
             model.get_parameter(name).grad = torch.ones(3)
             inner.step()
         export(str(tmp_path / "run"), tmp_path / "model.safetensors")
-        assert torch.equal(load_file(tmp_path / "model.safetensors")[name], model.get_parameter(name))
+        assert torch.equal(
+            load_file(tmp_path / "model.safetensors")[name], model.get_parameter(name)
+        )
 
 
 class TestOptimizers:
     def test_one_that_only_looks_like_one(self):
         class Wrapper(torch.optim.Optimizer):
             def __init__(self, optimizer):
-                self.optimizer, self.param_groups, self.state = optimizer, optimizer.param_groups, optimizer.state
+                self.optimizer, self.param_groups, self.state = (
+                    optimizer,
+                    optimizer.param_groups,
+                    optimizer.state,
+                )
 
             def step(self, closure=None):
                 return self.optimizer.step(closure)
@@ -185,7 +202,8 @@ class TestOptimizers:
         model = nn.Linear(2, 2)
         wrapped = torch.optim.SGD(model.parameters())
         with pytest.raises(
-            ConfigurationError, match=r"steps of Wrapper cannot be counted.*pass the optimizer that it wraps"
+            ConfigurationError,
+            match=r"steps of Wrapper cannot be counted.*pass the optimizer that it wraps",
         ):
             make(model, Wrapper(wrapped))
         make(model, wrapped)
@@ -235,7 +253,9 @@ class TestStateDicts:
             def state_dict(self):
                 return {"weight": self.weight}
 
-        with pytest.raises(ConfigurationError, match=r"model\.state_dict\(keep_vars=True\) fails.*TypeError"):
+        with pytest.raises(
+            ConfigurationError, match=r"model\.state_dict\(keep_vars=True\) fails.*TypeError"
+        ):
             make(Model(2, 2))
 
 
@@ -246,7 +266,8 @@ class TestStepsOutside:
         outer = DiLoCo(model, two, in_process(1)[0], sync_every=2)
         lab.push(model, two[1], 0, 0)
         with pytest.raises(
-            SyncError, match="2 inner steps were taken since this outer loop was made, and it was never"
+            SyncError,
+            match="2 inner steps were taken since this outer loop was made, and it was never",
         ):
             lab.push(model, two[1], 0, 1)
         assert outer.committed == 0

@@ -28,7 +28,9 @@ class TestTied:
     @pytest.mark.parametrize("fragments", [1, 2, 3, "modules"])
     def test_a_tied_tensor_is_in_one_fragment_once(self, fragments):
         model = Tied()
-        parts = split(model, [model.embed, model.rest] if fragments == "modules" else fragments, Buffers.MEAN)
+        parts = split(
+            model, [model.embed, model.rest] if fragments == "modules" else fragments, Buffers.MEAN
+        )
         assert len(parts) == (2 if fragments == "modules" else fragments)
         assert sorted(named.name for part in parts for named in part) == [
             "embed.weight",
@@ -105,17 +107,32 @@ class TestFrozen:
         reports = []
 
         def make(rank):
-            model = lab.fill(nn.Sequential(nn.Linear(frozen, 100, bias=False), nn.Linear(100, 1, bias=False)))
+            model = lab.fill(
+                nn.Sequential(nn.Linear(frozen, 100, bias=False), nn.Linear(100, 1, bias=False))
+            )
             model[0].requires_grad_(False)
             return model
 
-        runs = lab.train(make, [ObjectStoreExchange(s, r, 2) for r, s in enumerate(stores)], on_sync=reports.append)
+        runs = lab.train(
+            make,
+            [ObjectStoreExchange(s, r, 2) for r, s in enumerate(stores)],
+            on_sync=reports.append,
+        )
         assert torch.equal(runs[1]["0.weight"], make(0)[0].weight), "left alone"
         assert torch.equal(runs[1]["1.weight"], runs[0]["1.weight"])
         assert len(reports) == 4
-        written = {key: size for store in stores for key, size in store.written.items() if "safetensors" in key}
-        assert len([key for key in written if "deltas" in key]) == 2 * 3, "two replicas, the start and two syncs"
-        frozen_once = [key for store in stores for key in store.written if key.startswith("unsynced/")]
+        written = {
+            key: size
+            for store in stores
+            for key, size in store.written.items()
+            if "safetensors" in key
+        }
+        assert len([key for key in written if "deltas" in key]) == 2 * 3, (
+            "two replicas, the start and two syncs"
+        )
+        frozen_once = [
+            key for store in stores for key in store.written if key.startswith("unsynced/")
+        ]
         assert len(frozen_once) == 1, "when the run begins, by rank 0"
         synced = [size for key, size in written.items() if not key.startswith("unsynced/")]
         return synced, {(report.bytes_sent, report.bytes_received) for report in reports}
@@ -130,7 +147,10 @@ class TestFrozen:
     def test_frozen_parameters_are_in_no_fragment(self):
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
         model[0].requires_grad_(False)
-        assert [named.name for part in split(model, 2, Buffers.MEAN) for named in part] == ["1.weight", "1.bias"]
+        assert [named.name for part in split(model, 2, Buffers.MEAN) for named in part] == [
+            "1.weight",
+            "1.bias",
+        ]
 
 
 class TestShapes:
@@ -140,7 +160,11 @@ class TestShapes:
 
         def make(memory_format):
             def model(rank):
-                made = lab.fill(nn.Sequential(nn.Conv2d(3, 4, 2), nn.Conv2d(4, 2, 3)).to(memory_format=memory_format))
+                made = lab.fill(
+                    nn.Sequential(nn.Conv2d(3, 4, 2), nn.Conv2d(4, 2, 3)).to(
+                        memory_format=memory_format
+                    )
+                )
                 assert made[0].weight.is_contiguous() == (memory_format is torch.contiguous_format)
                 return made
 
@@ -151,10 +175,17 @@ class TestShapes:
             inner = torch.optim.SGD(model.parameters(), lr=1.0)
             with DiLoCo(model, inner, exchange, sync_every=1):
                 lab.push(model, inner, exchange.rank, 0)
-            return [(p.is_contiguous(memory_format=torch.channels_last), p.stride()) for p in model.parameters()]
+            return [
+                (p.is_contiguous(memory_format=torch.channels_last), p.stride())
+                for p in model.parameters()
+            ]
 
-        strided = lab.train(make(torch.channels_last), in_process(3, chunk_bytes=chunk_bytes), steps=5)
-        plain = lab.train(make(torch.contiguous_format), in_process(3, chunk_bytes=chunk_bytes), steps=5)
+        strided = lab.train(
+            make(torch.channels_last), in_process(3, chunk_bytes=chunk_bytes), steps=5
+        )
+        plain = lab.train(
+            make(torch.contiguous_format), in_process(3, chunk_bytes=chunk_bytes), steps=5
+        )
         assert lab.identical([*strided, *plain])
         for found in lab.run(layouts, in_process(2)):
             assert found[0] == (True, (12, 1, 6, 3))
@@ -171,7 +202,9 @@ class TestShapes:
             model.weight = nn.Parameter(torch.arange(12.0).reshape(3, 4).t().contiguous())
             return model
 
-        assert lab.identical([*lab.train(make, in_process(3)), *lab.train(contiguous, in_process(3))])
+        assert lab.identical(
+            [*lab.train(make, in_process(3)), *lab.train(contiguous, in_process(3))]
+        )
 
     @pytest.mark.parametrize("store", [False, True])
     def test_scalars_and_empty_tensors(self, lab, tmp_path, store):
@@ -183,7 +216,9 @@ class TestShapes:
             return model
 
         folder = [ObjectStoreExchange(open_store(str(tmp_path)), rank, 4) for rank in range(4)]
-        runs = lab.train(make, folder if store else in_process(4), sync_every=3, fragments=3, **AVERAGING)
+        runs = lab.train(
+            make, folder if store else in_process(4), sync_every=3, fragments=3, **AVERAGING
+        )
         assert lab.identical(runs)
         assert runs[0]["scale"] != 2.0
         assert runs[0]["one"] != 1.0
@@ -213,7 +248,9 @@ class TestFragments:
         sizes = [sum(named.tensor.numel() for named in part) for part in parts]
         assert sum(sizes) == 12 * 110
         assert max(sizes) <= 1.4 * min(sizes)
-        assert [named.name for part in parts for named in part] == [name for name, _ in model.named_parameters()]
+        assert [named.name for part in parts for named in part] == [
+            name for name, _ in model.named_parameters()
+        ]
 
     def test_by_module(self):
         model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2), nn.Linear(2, 2))
@@ -229,7 +266,9 @@ class TestFragments:
             model = lab.fill(nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2)))
             inner = torch.optim.SGD(model.parameters(), lr=1.0)
             reports = []
-            with DiLoCo(model, inner, exchange, sync_every=4, fragments=fragments, on_sync=reports.append) as outer:
+            with DiLoCo(
+                model, inner, exchange, sync_every=4, fragments=fragments, on_sync=reports.append
+            ) as outer:
                 for step in range(12):
                     lab.push(model, inner, exchange.rank, step)
                     assert outer.committed == (step + 1) * fragments // 4

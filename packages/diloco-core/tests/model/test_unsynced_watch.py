@@ -17,7 +17,9 @@ from diloco_core.testing import Schedule, SimulatedStore, simulate
 from diloco_core.testing._store import Connection
 
 _SETTINGS = Elastic(2, grace=5.0, topology="sharded")
-_AGAIN = "Writing it again with the same content. Something else deletes or changes objects of this run."
+_AGAIN = (
+    "Writing it again with the same content. Something else deletes or changes objects of this run."
+)
 
 
 class Part(nn.Module):
@@ -26,7 +28,9 @@ class Part(nn.Module):
     def __init__(self, lab):
         super().__init__()
         self.trained = nn.Parameter(torch.zeros(40))
-        self.frozen = nn.ParameterList(nn.Parameter(torch.zeros(200), requires_grad=False) for _ in range(3))
+        self.frozen = nn.ParameterList(
+            nn.Parameter(torch.zeros(200), requires_grad=False) for _ in range(3)
+        )
         lab.fill(self)
         self.alias = self.frozen[1]
         self.register_buffer("seen", torch.zeros(3))
@@ -91,7 +95,9 @@ def small(monkeypatch):
 
 def _stopped(lab, syncs=2, buffers="mean"):
     store = Watched()
-    outcome = simulate(_train(lab, syncs, buffers), Schedule(2, latency=0.01), _SETTINGS, store=store)
+    outcome = simulate(
+        _train(lab, syncs, buffers), Schedule(2, latency=0.01), _SETTINGS, store=store
+    )
     assert outcome.errors() == {}
     assert set(Counter(store.written[key] for key in store.unsynced())) == {1}
     return store
@@ -114,12 +120,18 @@ def test_a_run_that_is_resumed_has_all_of_it_again(lab, spoil, caplog):
     assert outcome.errors() == {}
     assert store.unsynced() == whole
     said = [record.getMessage() for record in caplog.records if _AGAIN in record.getMessage()]
-    assert sorted(key for key in whole for text in said if key in text) == sorted(whole), "every one by one of them"
-    assert all(record.levelname == "ERROR" for record in caplog.records if _AGAIN in record.getMessage())
+    assert sorted(key for key in whole for text in said if key in text) == sorted(whole), (
+        "every one by one of them"
+    )
+    assert all(
+        record.levelname == "ERROR" for record in caplog.records if _AGAIN in record.getMessage()
+    )
 
 
 @pytest.mark.usefixtures("small")
-def test_every_part_is_read_by_one_rank_and_nothing_is_written_that_is_whole(lab, caplog, monkeypatch):
+def test_every_part_is_read_by_one_rank_and_nothing_is_written_that_is_whole(
+    lab, caplog, monkeypatch
+):
     store, opened, open_object = _stopped(lab), Counter(), Connection.open
     writings = Counter(store.written)
 
@@ -128,9 +140,13 @@ def test_every_part_is_read_by_one_rank_and_nothing_is_written_that_is_whole(lab
         return open_object(self, key, *size)
 
     monkeypatch.setattr(Connection, "open", counted)
-    assert simulate(_train(lab, 12), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
+    assert (
+        simulate(_train(lab, 12), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
+    )
     assert {key: opened[key] for key in store.unsynced()} == dict.fromkeys(store.unsynced(), 1)
-    assert {key: store.written[key] for key in store.unsynced()} == {key: writings[key] for key in store.unsynced()}
+    assert {key: store.written[key] for key in store.unsynced()} == {
+        key: writings[key] for key in store.unsynced()
+    }
     assert "unsynced/" not in caplog.text
 
 
@@ -148,16 +164,22 @@ def test_while_a_run_goes_on_one_member_writes_it_again_at_the_eighth_sync(lab, 
             seen.append(sum(data == whole.get(key) for key, data in store.unsynced().items()))
 
     store.write = look
-    assert simulate(_train(lab, 11), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
+    assert (
+        simulate(_train(lab, 11), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
+    )
     assert seen == [0, 3]
-    assert {store.written[key] for key in store.unsynced()} == {2}, "once at the beginning, and once by one member"
+    assert {store.written[key] for key in store.unsynced()} == {2}, (
+        "once at the beginning, and once by one member"
+    )
     assert caplog.text.count(_AGAIN) == 3
 
 
 @pytest.mark.usefixtures("small")
 def test_who_leaves_looks_too(lab, caplog):
     store = Watched("commits/00000002.json", _lose)
-    assert simulate(_train(lab, 2), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
+    assert (
+        simulate(_train(lab, 2), Schedule(2, latency=0.01), _SETTINGS, store=store).errors() == {}
+    )
     assert len(store.unsynced()) == 3
     assert _AGAIN in caplog.text
 
@@ -169,9 +191,16 @@ def test_who_holds_other_values_writes_nothing_and_says_so_once(lab, caplog):
     outcome = simulate(_train(lab, 20, "none"), Schedule(2, latency=0.01), _SETTINGS, store=store)
     assert outcome.errors() == {}
     assert store.unsynced() == {}
-    said = [record.getMessage() for record in caplog.records if "cannot write it again" in record.getMessage()]
+    said = [
+        record.getMessage()
+        for record in caplog.records
+        if "cannot write it again" in record.getMessage()
+    ]
     assert sorted(text[:6] for text in said) == ["rank 0", "rank 1"]
-    assert all("is gone. It holds what is not synced" in text and "synced_only=True" in text for text in said)
+    assert all(
+        "is gone. It holds what is not synced" in text and "synced_only=True" in text
+        for text in said
+    )
 
 
 def test_rank_0_of_a_strict_run_looks_when_it_leaves(lab, tmp_path, caplog):
@@ -203,7 +232,9 @@ def _alone(lab, folder):
     model = Part(lab)
     inner = torch.optim.SGD([model.trained], lr=0.1)
     resume = (folder / "run").exists()
-    exchange = ElasticExchange(open_store(str(folder / "run")), 0, 1, Elastic(1, grace=1.0, resume=resume))
+    exchange = ElasticExchange(
+        open_store(str(folder / "run")), 0, 1, Elastic(1, grace=1.0, resume=resume)
+    )
     with DiLoCo(model, inner, exchange, sync_every=1) as outer:
         if not outer.committed:
             lab.push(model, inner, 0, 0)

@@ -25,7 +25,11 @@ CHANGES = {
         "body.weight",
         "'body.weight' is another tensor",
     ),
-    "a tie": (lambda m, i: setattr(m.body, "weight", m.base.weight), "body.weight", "'body.weight' is another tensor"),
+    "a tie": (
+        lambda m, i: setattr(m.body, "weight", m.base.weight),
+        "body.weight",
+        "'body.weight' is another tensor",
+    ),
     "double()": (
         lambda m, i: m.double(),
         "base.weight",
@@ -36,13 +40,21 @@ CHANGES = {
         "body.bias",
         r"'body.bias' was float32\[3\] .* is float32\[5\] now",
     ),
-    "unfrozen": (lambda m, i: m.base.requires_grad_(True), "base.weight", "'base.weight' was frozen .* trainable now"),
+    "unfrozen": (
+        lambda m, i: m.base.requires_grad_(True),
+        "base.weight",
+        "'base.weight' was frozen .* trainable now",
+    ),
     "added": (
         lambda m, i: m.register_parameter("extra", nn.Parameter(torch.ones(2))),
         "extra",
         r"'extra' \(float32\[2\]\) was not in the model",
     ),
-    "removed": (lambda m, i: delattr(m, "head"), "head.weight", "'head.weight' .* is no longer in the model"),
+    "removed": (
+        lambda m, i: delattr(m, "head"),
+        "head.weight",
+        "'head.weight' .* is no longer in the model",
+    ),
     "renamed": (
         lambda m, i: nn.utils.parametrizations.weight_norm(m.body),
         "body.weight",
@@ -59,7 +71,10 @@ CHANGES = {
         "'body.bias' and 'mean' share memory",
     ),
     "expanded": (
-        lambda m, i: (setattr(m.body.bias, "data", torch.ones(1).expand(3)), m.body.requires_grad_(False)),
+        lambda m, i: (
+            setattr(m.body.bias, "data", torch.ones(1).expand(3)),
+            m.body.requires_grad_(False),
+        ),
         "body.bias",
         "elements of 'body.bias' .* share memory with each other",
     ),
@@ -73,7 +88,11 @@ CHANGES = {
         "count",
         r"buffer 'count' was int64\[\] .* is float32\[\] now",
     ),
-    "a buffer that is gone": (lambda m, i: setattr(m, "mean", None), "mean", "buffer 'mean' .* no longer in the model"),
+    "a buffer that is gone": (
+        lambda m, i: setattr(m, "mean", None),
+        "mean",
+        "buffer 'mean' .* no longer in the model",
+    ),
     "a buffer that is new": (
         lambda m, i: m.head.register_buffer("scale", torch.ones(1)),
         "head.scale",
@@ -175,7 +194,9 @@ class TestWhatIsAllowed:
             seen = []
             with outer:
                 for step in range(5):
-                    fresh = 0.9 * model.mean.detach() + 0.1 * (model.body.bias * 0 + step + exchange.rank)
+                    fresh = 0.9 * model.mean.detach() + 0.1 * (
+                        model.body.bias * 0 + step + exchange.rank
+                    )
                     if in_place:
                         model.mean.copy_(fresh.detach())
                         model.count.add_(1 + exchange.rank)
@@ -184,7 +205,10 @@ class TestWhatIsAllowed:
                         model.count = model.count + 1 + exchange.rank
                     lab.push(model, inner, exchange.rank, step)
                     seen.append(model.mean.detach().clone())
-            return {**{name: value.detach() for name, value in lab.values(model).items()}, "seen": torch.stack(seen)}
+            return {
+                **{name: value.detach() for name, value in lab.values(model).items()},
+                "seen": torch.stack(seen),
+            }
 
         anew = lab.run(lambda exchange: replica(exchange, False), in_process(2))
         in_place = lab.run(lambda exchange: replica(exchange, True), in_process(2))
@@ -206,14 +230,20 @@ class TestWhatIsAllowed:
                 model.mean = torch.ones(3)
                 lab.push(model, inner, 0, 2)
 
-        with pytest.raises(ModelChangedError, match=r"buffers 'mean' and 'head\.mean' were one tensor"):
+        with pytest.raises(
+            ModelChangedError, match=r"buffers 'mean' and 'head\.mean' were one tensor"
+        ):
             train()
         assert outer.committed == 2
 
     def test_what_is_not_synced_may_be_assigned_anew(self, lab):
         model, inner, outer = make(lab, buffers="none")
         with outer:
-            model.mean, model.cache, model.count = torch.zeros(7), torch.zeros(9, dtype=torch.float64), None
+            model.mean, model.cache, model.count = (
+                torch.zeros(7),
+                torch.zeros(9, dtype=torch.float64),
+                None,
+            )
             model.register_buffer("late", torch.ones(1))
             lab.push(model, inner, 0, 0)
         assert outer.committed == 1
@@ -256,7 +286,9 @@ class TestTheStart:
     def test_tied_by_memory_and_not_by_identity(self, lab):
         model = Net()
         model.head.weight = nn.Parameter(model.body.weight.data[:2])
-        self.refused(lab, "'body.weight' and 'head.weight' share memory without being the same tensor", model)
+        self.refused(
+            lab, "'body.weight' and 'head.weight' share memory without being the same tensor", model
+        )
         model = Net()
         model.head.bias = nn.Parameter(model.base.bias.data[1:])
         self.refused(lab, "'base.bias' and 'head.bias' share memory", model)
@@ -271,7 +303,9 @@ class TestTheStart:
     def test_parts_of_one_storage_that_are_apart(self, lab):
         """As one flat tensor for all, and as the columns of a matrix."""
         whole = torch.randn(4, 6)
-        model = nn.ParameterList([nn.Parameter(whole[:, :2]), nn.Parameter(whole[:, 2:]), nn.Parameter(torch.ones(2))])
+        model = nn.ParameterList(
+            [nn.Parameter(whole[:, :2]), nn.Parameter(whole[:, 2:]), nn.Parameter(torch.ones(2))]
+        )
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         with DiLoCo(model, inner, in_process(1)[0], sync_every=1) as outer:
             lab.push(model, inner, 0, 0)
@@ -285,19 +319,37 @@ class TestTheStart:
             [{"params": model.parameters()}, {"params": [nn.Parameter(torch.ones(4, 5))]}], lr=1.0
         )
         self.refused(
-            lab, r"inner optimizer 0 \(SGD\) holds .* number 0 of its group 1, float32\[4, 5\]", model, with_more
+            lab,
+            r"inner optimizer 0 \(SGD\) holds .* number 0 of its group 1, float32\[4, 5\]",
+            model,
+            with_more,
         )
         self.refused(
-            lab, "holds a tensor that is not a parameter of the model", model, torch.optim.Adam(other.parameters())
+            lab,
+            "holds a tensor that is not a parameter of the model",
+            model,
+            torch.optim.Adam(other.parameters()),
         )
-        both = [torch.optim.SGD(model.parameters(), lr=1.0), torch.optim.Adam(other.head.parameters())]
-        self.refused(lab, r"inner optimizer 1 \(Adam\) holds .* number 0 of its group 0, float32\[2, 3\]", model, both)
+        both = [
+            torch.optim.SGD(model.parameters(), lr=1.0),
+            torch.optim.Adam(other.head.parameters()),
+        ]
+        self.refused(
+            lab,
+            r"inner optimizer 1 \(Adam\) holds .* number 0 of its group 0, float32\[2, 3\]",
+            model,
+            both,
+        )
 
     def test_a_parameter_that_nobody_trains(self, lab):
         model = Net()
         only_body = torch.optim.SGD(model.body.parameters(), lr=1.0)
-        self.refused(lab, "'head.weight' .* is trainable, but no inner optimizer holds it", model, only_body)
-        assert make(lab, model=model, optimizer=[only_body, torch.optim.SGD(model.head.parameters())])
+        self.refused(
+            lab, "'head.weight' .* is trainable, but no inner optimizer holds it", model, only_body
+        )
+        assert make(
+            lab, model=model, optimizer=[only_body, torch.optim.SGD(model.head.parameters())]
+        )
         assert make(lab, model=model, optimizer=torch.optim.SGD(model.parameters())), (
             "frozen ones in an optimizer are fine"
         )
@@ -312,7 +364,9 @@ def test_memory_is_compared_range_by_range():
     parts = [flat[index * 10 : index * 10 + 10] for index in (3, 0, 7, 9, 1)]
     assert first_overlap(parts) is None
     assert first_overlap([*parts, flat[5:6]]) is not None
-    assert first_overlap([*parts, flat[20:30], torch.empty(0), torch.zeros(3, device="meta")]) is None
+    assert (
+        first_overlap([*parts, flat[20:30], torch.empty(0), torch.zeros(3, device="meta")]) is None
+    )
     # Behind a range that is longer than the next ones.
     assert first_overlap([flat[::2], flat[1:20:2], flat[21:40:2]]) is None
     assert first_overlap([flat[::2], flat[1:20:2], flat[22:40:2]]) is not None
@@ -335,6 +389,8 @@ def test_the_first_buffer_of_a_model_is_refused_too(lab, policy):
     if policy == "none":
         train()
     else:
-        with pytest.raises(ModelChangedError, match=r"buffer 'late'.*was not in the model") as caught:
+        with pytest.raises(
+            ModelChangedError, match=r"buffer 'late'.*was not in the model"
+        ) as caught:
             train()
         assert caught.value.tensor == "late"

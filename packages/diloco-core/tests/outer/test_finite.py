@@ -55,18 +55,26 @@ class Loop:
             return [ManagerExchange(MockManager(exchange)) for exchange in in_process(2)]
         stores = [open_store(str(self.folder)) for _ in range(2)]
         if self.kind == "strict":
-            return [ObjectStoreExchange(store, rank, 2, chunk_bytes=64) for rank, store in enumerate(stores)]
+            return [
+                ObjectStoreExchange(store, rank, 2, chunk_bytes=64)
+                for rank, store in enumerate(stores)
+            ]
         elastic, clocks = (
             Elastic(2, grace=30.0, topology=self.kind, publish_every=1, resume=self.resume),
             [self.lab.Clock() for _ in stores],
         )
         timings = [Timing(sync_timeout=1e12, clock=clock, sleep=clock.sleep) for clock in clocks]
         pairs = enumerate(zip(stores, timings, strict=True))
-        return [ElasticExchange(s, rank, 2, elastic, timing=t, chunk_bytes=64) for rank, (s, t) in pairs]
+        return [
+            ElasticExchange(s, rank, 2, elastic, timing=t, chunk_bytes=64) for rank, (s, t) in pairs
+        ]
 
     def replica(self, exchange):
         model = nn.ParameterDict(
-            {"a": torch.ones(SIZE, dtype=torch.float64), "weight": torch.ones(SIZE, dtype=self.dtype)}
+            {
+                "a": torch.ones(SIZE, dtype=torch.float64),
+                "weight": torch.ones(SIZE, dtype=self.dtype),
+            }
         )
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         outer = {"outer_lr": self.lr, "outer_momentum": 0.0}
@@ -103,12 +111,16 @@ def test_what_half_precision_cannot_hold_is_refused(lab, tmp_path, kind):
     assert (error.tensor, error.dtype, error.outer_lr) == ("weight", "float16", 1.7)
     assert isinstance(error, ArithmeticError)
     if kind in {"strict", "sharded", "gather"}:
-        before = {"strict": 1, "sharded": 1, "gather": 0}[kind]  # gather publishes a state when the next sync has begun
+        before = {"strict": 1, "sharded": 1, "gather": 0}[
+            kind
+        ]  # gather publishes a state when the next sync has begun
         assert export(str(tmp_path / "run"), tmp_path / "model") == before
         assert error.sync == 2
     if kind in {"sharded", "gather"}:
         again = loop.run()
-        assert all(isinstance(result, NonFiniteUpdateError) for result in again), "whoever comes back hears the same"
+        assert all(isinstance(result, NonFiniteUpdateError) for result in again), (
+            "whoever comes back hears the same"
+        )
 
 
 @pytest.mark.parametrize("others", [1.0, 60000.0])
@@ -119,7 +131,10 @@ def test_the_edge_is_where_rounding_puts_it(dtype, sign, others):
     weight = nn.Parameter(torch.ones(9, dtype=dtype))
     (named,) = [NamedTensor("weight", weight, Rule.OUTER)]
     fragment = Fragment(
-        "0", [NamedTensor("first", nn.Parameter(torch.ones(3, dtype=dtype)), Rule.OUTER), named], None, 1
+        "0",
+        [NamedTensor("first", nn.Parameter(torch.ones(3, dtype=dtype)), Rule.OUTER), named],
+        None,
+        1,
     )
     piece = Piece(0, 0, 12)
     values = torch.full((12,), others, dtype=named.wire_dtype)
@@ -152,7 +167,9 @@ def test_an_outer_state_that_overflows_is_refused(lab, tmp_path):
     def adam(parameters):
         return torch.optim.Adam(parameters, lr=0.5)
 
-    error = refused(Loop(lab, "threads", tmp_path, torch.float32, 1e21, optimizer=adam).run(), "threads")
+    error = refused(
+        Loop(lab, "threads", tmp_path, torch.float32, 1e21, optimizer=adam).run(), "threads"
+    )
     assert (error.tensor, error.outer_lr) == ("weight", 0.5)
 
 
@@ -195,18 +212,26 @@ class Flipping:
 
 @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
 @pytest.mark.parametrize("times", [1, 10**9])
-def test_a_contribution_that_is_damaged_on_its_way_is_not_taken_for_an_overflow(lab, tmp_path, kind, times):
+def test_a_contribution_that_is_damaged_on_its_way_is_not_taken_for_an_overflow(
+    lab, tmp_path, kind, times
+):
     loop = Loop(lab, kind, tmp_path / "run", torch.float16, 2.0)
     exchanges = loop.exchanges()
     if kind == "strict":
-        stores = [Flipping(open_store(str(tmp_path / "run")), times * (rank == 0)) for rank in range(2)]
-        exchanges = [ObjectStoreExchange(store, rank, 2, chunk_bytes=64) for rank, store in enumerate(stores)]
+        stores = [
+            Flipping(open_store(str(tmp_path / "run")), times * (rank == 0)) for rank in range(2)
+        ]
+        exchanges = [
+            ObjectStoreExchange(store, rank, 2, chunk_bytes=64) for rank, store in enumerate(stores)
+        ]
     else:
         exchanges[0].store = Flipping(exchanges[0].store, times)
     results = run_replicas(loop.replica, exchanges)
     assert not any(isinstance(result, NonFiniteUpdateError) for result in results)
     if times > 1:  # in elastic runs its author may do what this replica cannot
-        assert isinstance(results[0], CorruptedObjectError) or (kind != "strict" and results[0][-1] == 2.0), results
+        assert isinstance(results[0], CorruptedObjectError) or (
+            kind != "strict" and results[0][-1] == 2.0
+        ), results
     elif kind != "strict":
         assert all(result[-1] == 2.0 for result in results)
 

@@ -13,7 +13,10 @@ OPTIMIZERS = {
     "plain SGD": (torch.optim.SGD, {"lr": 0.7}),
     "heavy ball": (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9}),
     "Nesterov": (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9, "nesterov": True}),
-    "fused Nesterov": (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9, "nesterov": True, "fused": True}),
+    "fused Nesterov": (
+        torch.optim.SGD,
+        {"lr": 0.7, "momentum": 0.9, "nesterov": True, "fused": True},
+    ),
     "weight decay": (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9, "weight_decay": 0.01}),
     "dampening": (torch.optim.SGD, {"lr": 0.7, "momentum": 0.9, "dampening": 0.5}),
     "Adam": (torch.optim.Adam, {"lr": 0.1}),
@@ -76,7 +79,14 @@ def ours(name, shapes, steps):
         model = nn.ParameterList(start_values(shapes))
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         fragments = len(shapes)
-        outer = DiLoCo(model, inner, exchange, sync_every=fragments, fragments=fragments, outer_optimizer=factory(name))
+        outer = DiLoCo(
+            model,
+            inner,
+            exchange,
+            sync_every=fragments,
+            fragments=fragments,
+            outer_optimizer=factory(name),
+        )
         with outer:
             for step in range(steps):
                 for number, parameter in enumerate(model):
@@ -91,13 +101,17 @@ def ours(name, shapes, steps):
 @given(
     name=st.sampled_from(sorted(OPTIMIZERS)),
     shapes=st.lists(
-        st.lists(st.integers(1, 6), max_size=3).map(tuple) | st.tuples(st.integers(1, 90)), min_size=1, max_size=3
+        st.lists(st.integers(1, 6), max_size=3).map(tuple) | st.tuples(st.integers(1, 90)),
+        min_size=1,
+        max_size=3,
     ),
     replicas=st.integers(1, 4),
     chunk_bytes=st.sampled_from([8, 24, 100, 200, 2**20]),
     steps=st.integers(1, 7),
 )
-def test_the_outer_step_is_torchs_own_on_the_mean_pseudo_gradient(lab, name, shapes, replicas, chunk_bytes, steps):
+def test_the_outer_step_is_torchs_own_on_the_mean_pseudo_gradient(
+    lab, name, shapes, replicas, chunk_bytes, steps
+):
     wanted = reference(name, shapes, replicas, steps)
     runs = lab.run(ours(name, shapes, steps), in_process(replicas, chunk_bytes=chunk_bytes))
     for run in runs:

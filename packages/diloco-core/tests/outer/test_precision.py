@@ -31,7 +31,9 @@ def test_outer_steps_too_small_for_the_model_add_up(lab, tmp_path, dtype, store)
     def replica(exchange):
         model = one_weight(dtype)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(model, inner, exchange, sync_every=1, outer_lr=0.1, outer_momentum=0.0) as outer:
+        with DiLoCo(
+            model, inner, exchange, sync_every=1, outer_lr=0.1, outer_momentum=0.0
+        ) as outer:
             for _ in range(100):
                 move(model, inner, ulp)
             return global_copy(outer), model[0].detach().clone()
@@ -50,7 +52,9 @@ def test_movements_that_cancel_in_the_models_dtype_do_not_cancel_in_the_mean(lab
     def replica(exchange):
         model = one_weight(torch.bfloat16)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(model, inner, exchange, sync_every=1, outer_lr=1.0, outer_momentum=0.0) as outer:
+        with DiLoCo(
+            model, inner, exchange, sync_every=1, outer_lr=1.0, outer_momentum=0.0
+        ) as outer:
             move(model, inner, ulp if exchange.rank == 2 else 0.0)
             return global_copy(outer)
 
@@ -64,7 +68,9 @@ def test_rounding_is_no_progress(lab):
     def replica(exchange):
         model = one_weight(torch.bfloat16)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(model, inner, exchange, sync_every=1, outer_lr=0.3, outer_momentum=0.0) as outer:
+        with DiLoCo(
+            model, inner, exchange, sync_every=1, outer_lr=0.3, outer_momentum=0.0
+        ) as outer:
             move(model, inner, -0.0078125)
             moved = global_copy(outer)
             for _ in range(5):
@@ -83,7 +89,9 @@ def test_double_stays_double(lab):
     def replica(exchange):
         model = one_weight(torch.float64)
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
-        with DiLoCo(model, inner, exchange, sync_every=1, outer_lr=1.0, outer_momentum=0.0) as outer:
+        with DiLoCo(
+            model, inner, exchange, sync_every=1, outer_lr=1.0, outer_momentum=0.0
+        ) as outer:
             for _ in range(10):
                 move(model, inner, tiny * (1 + exchange.rank))
             return global_copy(outer), model[0].detach().clone()
@@ -91,7 +99,9 @@ def test_double_stays_double(lab):
     for copy, weight in lab.run(replica, in_process(2)):
         assert copy.dtype is torch.float64
         assert torch.equal(copy, weight)
-        assert torch.allclose(copy - 1, torch.full((4,), 15 * tiny, dtype=torch.float64), rtol=1e-3, atol=0)
+        assert torch.allclose(
+            copy - 1, torch.full((4,), 15 * tiny, dtype=torch.float64), rtol=1e-3, atol=0
+        )
 
 
 @pytest.mark.parametrize(
@@ -117,7 +127,9 @@ def test_outer_state_is_kept_in_the_global_copys_dtype(lab, dtype, kept, optimiz
     for fragment in lab.run(replica, in_process(2)):
         assert [copy.dtype for copy in fragment["copy"]] == [kept]
         assert all(entry["tensors"].keys() == names for entry in fragment["outer"]["ranges"])
-        assert {t.dtype for entry in fragment["outer"]["ranges"] for t in entry["tensors"].values()} == {kept}
+        assert {
+            t.dtype for entry in fragment["outer"]["ranges"] for t in entry["tensors"].values()
+        } == {kept}
 
 
 def test_mixed_dtypes_each_in_its_own_precision(lab):
@@ -151,7 +163,9 @@ def test_mixed_dtypes_each_in_its_own_precision(lab):
         for number, part in enumerate(model):
             generator = torch.Generator().manual_seed(100 * rank + 10 * step + number)
             for parameter in part.parameters():
-                parameter.grad = torch.randn(parameter.shape, generator=generator).to(parameter.dtype) / 8
+                parameter.grad = (
+                    torch.randn(parameter.shape, generator=generator).to(parameter.dtype) / 8
+                )
                 if not parameter.requires_grad:
                     parameter.grad = None
         inner.step()
@@ -173,5 +187,7 @@ def test_mixed_dtypes_each_in_its_own_precision(lab):
         alone = train(only(number))
         for name, value in together[0].items():
             if name.startswith(f"{number}."):
-                tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}[value.dtype]
+                tolerance = {torch.float64: 1e-12, torch.float32: 1e-6, torch.bfloat16: 1e-2}[
+                    value.dtype
+                ]
                 assert torch.allclose(alone[0][name], value, rtol=tolerance, atol=tolerance)

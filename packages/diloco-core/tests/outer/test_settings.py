@@ -22,7 +22,9 @@ def sgd(lr, made=None):
 def test_that_change_are_refused_at_the_next_sync(lab, name, value):
     (exchange,) = in_process(1)
     made, net = [], lab.small_model()
-    outer, inner = lab.outer_loop(net, exchange, fragments=2, sync_every=2, outer_optimizer=sgd(0.7, made))
+    outer, inner = lab.outer_loop(
+        net, exchange, fragments=2, sync_every=2, outer_optimizer=sgd(0.7, made)
+    )
 
     def train():
         with outer:
@@ -31,7 +33,9 @@ def test_that_change_are_refused_at_the_next_sync(lab, name, value):
                 optimizer.param_groups[0][name] = value
             lab.small_step(net, inner)
 
-    with pytest.raises(ConfigurationError, match=rf"outer_{name} is {value} for fragment \d, and the run's is"):
+    with pytest.raises(
+        ConfigurationError, match=rf"outer_{name} is {value} for fragment \d, and the run's is"
+    ):
         train()
 
 
@@ -39,7 +43,9 @@ def test_that_differ_between_fragments_are_refused(lab):
     (exchange,) = in_process(1)
     made = []
     # The trial makes some too; the last one is that of the last fragment.
-    lab.outer_loop(lab.small_model(), exchange, fragments=2, sync_every=2, outer_optimizer=sgd(0.7, made))
+    lab.outer_loop(
+        lab.small_model(), exchange, fragments=2, sync_every=2, outer_optimizer=sgd(0.7, made)
+    )
     count = len(made)
 
     def rate():
@@ -47,13 +53,19 @@ def test_that_differ_between_fragments_are_refused(lab):
         return 0.1 if rate.calls == count else 0.7
 
     rate.calls = 0
-    with pytest.raises(ConfigurationError, match=r"outer_lr is 0\.1 for fragment 1, and the run's is 0\.7"):
-        lab.outer_loop(lab.small_model(), exchange, fragments=2, sync_every=2, outer_optimizer=sgd(rate))
+    with pytest.raises(
+        ConfigurationError, match=r"outer_lr is 0\.1 for fragment 1, and the run's is 0\.7"
+    ):
+        lab.outer_loop(
+            lab.small_model(), exchange, fragments=2, sync_every=2, outer_optimizer=sgd(rate)
+        )
 
 
 def test_that_are_tensors_are_compared_with_all_their_digits(lab):
     def settings(lr):
-        outer, _ = lab.outer_loop(lab.small_model(), in_process(1)[0], outer_optimizer=sgd(torch.tensor(lr)))
+        outer, _ = lab.outer_loop(
+            lab.small_model(), in_process(1)[0], outer_optimizer=sgd(torch.tensor(lr))
+        )
         return outer._settings()
 
     assert settings(0.70001) == settings(0.70001)

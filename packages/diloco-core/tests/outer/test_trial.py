@@ -124,7 +124,9 @@ NOT_ELEMENTWISE = [Clipped, ClippedHigh, TrustRatio, Centred, Neighbours, Counts
 
 @pytest.mark.parametrize("kind", NOT_ELEMENTWISE)
 def test_what_is_not_elementwise_is_refused_though_its_class_is_sgds(kind):
-    with pytest.raises(ConfigurationError, match=f"the outer optimizer {kind.__name__} is not element-wise"):
+    with pytest.raises(
+        ConfigurationError, match=f"the outer optimizer {kind.__name__} is not element-wise"
+    ):
         try_out(lambda parameters: kind(parameters, lr=0.1))
 
 
@@ -140,7 +142,10 @@ def test_what_is_elementwise_is_taken_whatever_its_class(kind):
 
 
 def test_what_its_steps_depend_on_is_in_its_state():
-    with pytest.raises(ConfigurationError, match="Forgetful gives other values after its state was saved and loaded"):
+    with pytest.raises(
+        ConfigurationError,
+        match="Forgetful gives other values after its state was saved and loaded",
+    ):
         try_out(Forgetful)
 
 
@@ -148,7 +153,10 @@ def test_what_its_steps_depend_on_is_in_its_state():
     ("kept", "said"),
     [
         (lambda p: torch.zeros(2), r"'kept', a tensor of shape \[2\] and torch.float32"),
-        (lambda p: torch.zeros(p.numel(), dtype=torch.bfloat16), "'kept', a tensor of shape .* and torch.bfloat16"),
+        (
+            lambda p: torch.zeros(p.numel(), dtype=torch.bfloat16),
+            "'kept', a tensor of shape .* and torch.bfloat16",
+        ),
         (lambda p: torch.zeros(p.numel(), 2), "'kept', a tensor of shape"),
         (lambda p: "text", "'kept', a str"),
         (lambda p: [p.clone()], "'kept', a list"),
@@ -170,24 +178,41 @@ def test_a_state_that_can_be_published(kept):
 
 
 SURPRISES = {
-    "needs a closure": (torch.optim.LBFGS, "LBFGS cannot take a step on a dense one-dimensional tensor"),
+    "needs a closure": (
+        torch.optim.LBFGS,
+        "LBFGS cannot take a step on a dense one-dimensional tensor",
+    ),
     "needs sparse gradients": (torch.optim.SparseAdam, "SparseAdam cannot take a step on a dense"),
     "needs matrices": (
         lambda p: torch.optim.SGD([{"params": [p[0].view(-1, 1)]}], lr=1.0),
         "could not make an optimizer of flat parameters.*ValueError: can't optimize a non-leaf",
     ),
-    "raises": (lambda p: 1 / 0, "could not make an optimizer of flat parameters.*ZeroDivisionError"),
-    "takes no parameters": (lambda: None, "could not make an optimizer of flat parameters.*TypeError"),
+    "raises": (
+        lambda p: 1 / 0,
+        "could not make an optimizer of flat parameters.*ZeroDivisionError",
+    ),
+    "takes no parameters": (
+        lambda: None,
+        "could not make an optimizer of flat parameters.*TypeError",
+    ),
     "makes none": (lambda p: None, "must make a torch.optim.Optimizer, not a NoneType"),
     "of other parameters": (
         lambda p: torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0),
         "does not hold the parameters that it was to be made of",
     ),
-    "lr 0": (lambda p: torch.optim.Adam(p, lr=0.0), "outer learning rate must be positive, not 0.0"),
-    "lr NaN": (lambda p: Keeps(p, lambda p: None, lr=float("nan")), "outer learning rate must be a finite number"),
+    "lr 0": (
+        lambda p: torch.optim.Adam(p, lr=0.0),
+        "outer learning rate must be positive, not 0.0",
+    ),
+    "lr NaN": (
+        lambda p: Keeps(p, lambda p: None, lr=float("nan")),
+        "outer learning rate must be a finite number",
+    ),
     "climbs": (lambda p: torch.optim.SGD(p, lr=1.0, maximize=True), "has maximize=True"),
     "two groups": (
-        lambda p: torch.optim.SGD([{"params": p}, {"params": [nn.Parameter(torch.ones(1))]}], lr=0.1),
+        lambda p: torch.optim.SGD(
+            [{"params": p}, {"params": [nn.Parameter(torch.ones(1))]}], lr=0.1
+        ),
         "must have one parameter group",
     ),
 }
@@ -198,7 +223,13 @@ def test_surprises_have_names(lab, surprise):
     model = lab.fill(nn.Linear(2, 2))
     factory, message = SURPRISES[surprise]
     with pytest.raises(ConfigurationError, match=message):
-        DiLoCo(model, torch.optim.SGD(model.parameters()), in_process(1)[0], sync_every=1, outer_optimizer=factory)
+        DiLoCo(
+            model,
+            torch.optim.SGD(model.parameters()),
+            in_process(1)[0],
+            sync_every=1,
+            outer_optimizer=factory,
+        )
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
@@ -217,7 +248,9 @@ def test_it_is_tried_in_every_topology(lab, tmp_path, topology):
 
 
 def test_an_unknown_one_trains(lab):
-    runs = lab.train(lambda rank: lab.fill(nn.Linear(5, 7)), in_process(3, chunk_bytes=64), outer_optimizer=Lion)
+    runs = lab.train(
+        lambda rank: lab.fill(nn.Linear(5, 7)), in_process(3, chunk_bytes=64), outer_optimizer=Lion
+    )
     whole = lab.train(lambda rank: lab.fill(nn.Linear(5, 7)), in_process(3), outer_optimizer=Lion)
     assert lab.identical([*runs, *whole])
 

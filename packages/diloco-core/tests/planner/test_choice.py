@@ -24,7 +24,9 @@ NIC = 1.25e9
 class TestTheChoiceOfARun:
     """``topology="auto"`` is chosen by whoever begins the run, with what it was given."""
 
-    @pytest.mark.parametrize("transfer", [None, Transfer(16, 4 * MIB, 10 * MIB), Transfer(64, 8 * MIB, 512 * MIB)])
+    @pytest.mark.parametrize(
+        "transfer", [None, Transfer(16, 4 * MIB, 10 * MIB), Transfer(64, 8 * MIB, 512 * MIB)]
+    )
     def test_by_its_way_to_read_and_write(self, transfer):
         for params in (1e5, 1e6, 3e6, 1e7, 3e7):
             for replicas in (2, 4, 8, 16):
@@ -37,18 +39,26 @@ class TestTheChoiceOfARun:
                     transfer=transfer,
                     outer_state=2.0,
                 )
-                assert chosen == plan_exchange(params, replicas, NIC, transfer=transfer, outer_state=2.0).topology
+                assert (
+                    chosen
+                    == plan_exchange(
+                        params, replicas, NIC, transfer=transfer, outer_state=2.0
+                    ).topology
+                )
 
     def test_it_makes_a_difference(self):
         """Otherwise the test above would not notice if one of the two were left out."""
         options = {"state_bytes": 32_000_000, "world_size": 4, "publish_every": 4, "near": False}
         small = Transfer(16, 4 * MIB, 10 * MIB)
-        assert choose_topology("auto", **options) != choose_topology("auto", **options, transfer=small)
+        assert choose_topology("auto", **options) != choose_topology(
+            "auto", **options, transfer=small
+        )
 
     def test_what_is_handed_on(self, tmp_path, monkeypatch):
         asked = []
         monkeypatch.setattr(
-            "diloco_core._elastic._start.choose_topology", lambda *_, **named: asked.append(named) or "sharded"
+            "diloco_core._elastic._start.choose_topology",
+            lambda *_, **named: asked.append(named) or "sharded",
         )
         store = open_store("memory://chosen")
         store.transfer = Transfer(7)
@@ -76,7 +86,9 @@ class TestTheChoiceOfARun:
 )
 def test_the_topology_that_a_run_chooses(params, replicas, topology):
     def choose(asked, near):
-        return choose_topology(asked, state_bytes=int(4 * params), world_size=replicas, publish_every=4, near=near)
+        return choose_topology(
+            asked, state_bytes=int(4 * params), world_size=replicas, publish_every=4, near=near
+        )
 
     assert choose("auto", near=False) == topology
     assert choose("auto", near=True) == "sharded"

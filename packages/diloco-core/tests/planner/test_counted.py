@@ -82,11 +82,17 @@ class TestCounted:
                 for step in range(2 + 2 * cycles):
                     lab.push(model, inner, exchange.rank, step)
 
-        lab.run(replica, [self.exchange(kind, store, rank, replicas) for rank, store in enumerate(stores)])
+        lab.run(
+            replica,
+            [self.exchange(kind, store, rank, replicas) for rank, store in enumerate(stores)],
+        )
         for rank in range(replicas):
             first, last = seen[rank][1], seen[rank][-1]
             counted = [last[i] - first[i] for i in (0, 1)]
-            reported = [sum(r.bytes_sent for r in reports[rank][2:]), sum(r.bytes_received for r in reports[rank][2:])]
+            reported = [
+                sum(r.bytes_sent for r in reports[rank][2:]),
+                sum(r.bytes_received for r in reports[rank][2:]),
+            ]
             assert reported == pytest.approx(counted, rel=0.02, abs=1000 * cycles)
         plan = plan_exchange(
             params,
@@ -97,11 +103,16 @@ class TestCounted:
             outer_state=outer_state,
             publish_every=2,
         )
-        mean = [sum(seen[r][-1][i] - seen[r][1][i] for r in range(replicas)) / replicas / 2 / cycles for i in (0, 1)]
+        mean = [
+            sum(seen[r][-1][i] - seen[r][1][i] for r in range(replicas)) / replicas / 2 / cycles
+            for i in (0, 1)
+        ]
         assert mean == pytest.approx([plan.bytes_sent, plan.bytes_received], rel=0.03, abs=3000)
 
     @staticmethod
     def exchange(kind, store, rank, replicas):
         if kind == "strict":
             return ObjectStoreExchange(store, rank, replicas)
-        return ElasticExchange(store, rank, replicas, Elastic(replicas, topology=kind, publish_every=2))
+        return ElasticExchange(
+            store, rank, replicas, Elastic(replicas, topology=kind, publish_every=2)
+        )

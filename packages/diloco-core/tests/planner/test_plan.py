@@ -29,7 +29,16 @@ def sharded(params, replicas, **options):
 class TestByHand:
     """Small cases that can be computed on paper."""
 
-    STORE = StoreModel(1e8, first_byte=0.01, put=0.02, poll=0.5, reads=None, writes=None, put_price=1, get_price=0.1)
+    STORE = StoreModel(
+        1e8,
+        first_byte=0.01,
+        put=0.02,
+        poll=0.5,
+        reads=None,
+        writes=None,
+        put_price=1,
+        get_price=0.1,
+    )
 
     def test_a_strict_sync_of_two(self):
         """A contribution of 1 MB for the other one, and a published shard of 2 MB, with some header each."""
@@ -38,17 +47,28 @@ class TestByHand:
         beats = plan.seconds / 10
         assert plan.puts == pytest.approx(1 + 1 + 1 + beats)
         up, record, seen, removed = 0.02 + 1e6 / 1e8, 0.02, 0.5 + 0.01 + 0.01, 0.02
-        reduced, published, adopted = 0.01 + 1e6 / 1e8, 0.02 + 2e6 / 1e8, 0.5 + 0.01 + 0.01 + 1e6 / 1e8
-        assert plan.seconds == pytest.approx(up + record + seen + removed + reduced + published + adopted, rel=1e-3)
+        reduced, published, adopted = (
+            0.01 + 1e6 / 1e8,
+            0.02 + 2e6 / 1e8,
+            0.5 + 0.01 + 0.01 + 1e6 / 1e8,
+        )
+        assert plan.seconds == pytest.approx(
+            up + record + seen + removed + reduced + published + adopted, rel=1e-3
+        )
         assert plan.cost == pytest.approx(2 * (plan.puts + plan.lists + 0.1 * plan.gets))
         assert plan.memory_bytes == 2e6 + 2e6 + 1e6
         assert plan.limits == ()
 
     def test_large_objects_go_up_in_parts_and_come_down_in_ranges(self):
         plan = plan_exchange(4 * PART_BYTES, 2, NIC, strict=True, store=self.STORE)
-        parts = math.ceil((8 * PART_BYTES + 1) / PART_BYTES), math.ceil((16 * PART_BYTES + 1) / PART_BYTES)
+        parts = (
+            math.ceil((8 * PART_BYTES + 1) / PART_BYTES),
+            math.ceil((16 * PART_BYTES + 1) / PART_BYTES),
+        )
         beats = plan.seconds / 10
-        assert plan.puts == pytest.approx(sum(parts) + 2 * 2 + 1 + beats), "each with a beginning and an end"
+        assert plan.puts == pytest.approx(sum(parts) + 2 * 2 + 1 + beats), (
+            "each with a beginning and an end"
+        )
         blocks = 8 * PART_BYTES / BLOCK_BYTES
         # The checksums of the contribution come first; those of a shard lie behind its last whole block.
         assert plan.gets == 1 + (blocks + 1) + (blocks + 1)
@@ -61,7 +81,9 @@ class TestByHand:
         assert plan.cost == pytest.approx(64 * count * found)
 
     def test_narrower_formats_move_fewer_bytes(self):
-        seconds = [sharded(7e9, 64, bytes_per_param=width, store=UNLIMITED).seconds for width in (4, 2, 1)]
+        seconds = [
+            sharded(7e9, 64, bytes_per_param=width, store=UNLIMITED).seconds for width in (4, 2, 1)
+        ]
         assert seconds[1:] == pytest.approx([seconds[0] / 2, seconds[0] / 4], rel=0.1)
 
 
@@ -71,11 +93,16 @@ class TestTransfer:
     def test_more_connections_are_quicker(self):
         fast = Transfer(connections=64, budget_bytes=512 * MIB)
         for topology in ("sharded", "gather"):
-            plans = [plan_exchange(1e8, 8, 1e11, topology=topology, store=UNLIMITED, transfer=t) for t in (None, fast)]
+            plans = [
+                plan_exchange(1e8, 8, 1e11, topology=topology, store=UNLIMITED, transfer=t)
+                for t in (None, fast)
+            ]
             assert plans[1].seconds < 0.7 * plans[0].seconds
             assert (plans[1].gets, plans[1].puts) == (plans[0].gets, plans[0].puts)
 
-    @pytest.mark.parametrize(("topology", "strict"), [("sharded", True), ("sharded", False), ("gather", False)])
+    @pytest.mark.parametrize(
+        ("topology", "strict"), [("sharded", True), ("sharded", False), ("gather", False)]
+    )
     def test_larger_blocks_are_fewer_requests(self, topology, strict):
         plans = [
             plan_exchange(1e9, 4, NIC, topology=topology, strict=strict, transfer=t)
@@ -93,7 +120,10 @@ class TestTheRateOfAPrefix:
         assert plan_exchange(1e6, 1000, NIC, strict=True, store=UNLIMITED).seconds < 10
 
     def test_writes_have_a_rate_of_their_own(self):
-        slow, fast = (sharded(1e8, 64, store=StoreModel(reads=None, writes=rate)).seconds for rate in (10.0, 1e6))
+        slow, fast = (
+            sharded(1e8, 64, store=StoreModel(reads=None, writes=rate)).seconds
+            for rate in (10.0, 1e6)
+        )
         plan = sharded(1e8, 64)
         assert slow > fast + 64 * (plan.puts - 2) / 10
 
@@ -113,7 +143,8 @@ class TestTheRateOfAPrefix:
     def test_nothing_is_said_of_shards_that_are_large_or_few(self):
         assert len(sharded(1e8, 100, store=StoreModel(reads=500.0)).limits) == 2, "few"
         assert not any(
-            "cannot be chosen" in text for text in sharded(1e11, 200, store=StoreModel(reads=50.0)).limits
+            "cannot be chosen" in text
+            for text in sharded(1e11, 200, store=StoreModel(reads=50.0)).limits
         ), "large"
         assert len(sharded(1e8, 200, store=StoreModel(reads=500.0)).limits) == 3
 
@@ -122,13 +153,20 @@ class TestTheRateOfAPrefix:
         assert f"{math.ceil(4e8 / (4 * MIB))} shards" in shards
 
     def test_large_ranges_are_named_where_they_help(self):
-        (*_, ranges) = plan_exchange(1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0)).limits
+        (*_, ranges) = plan_exchange(
+            1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0)
+        ).limits
         assert "block_bytes" in ranges
         assert f"a shard has {4e9 / 64 / 1e6:.3g} MB" in ranges
         large = Transfer(block_bytes=64 * MIB, budget_bytes=512 * MIB)
-        plan = plan_exchange(1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0), transfer=large)
+        plan = plan_exchange(
+            1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0), transfer=large
+        )
         assert not any("block_bytes" in text for text in plan.limits)
-        assert plan.seconds < plan_exchange(1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0)).seconds / 4
+        assert (
+            plan.seconds
+            < plan_exchange(1e9, 64, NIC, strict=True, store=StoreModel(reads=500.0)).seconds / 4
+        )
 
     @pytest.mark.parametrize("options", [{"strict": True}, {"topology": "sharded"}])
     def test_writes_of_large_models_are_named(self, options):
@@ -136,10 +174,14 @@ class TestTheRateOfAPrefix:
         assert "parts of uploads" in writes
         assert "block_bytes" in ranges
         large = Transfer(64, 32 * MIB, 512 * MIB)
-        limits = plan_exchange(1e9, 64, NIC, store=StoreModel(writes=500.0), transfer=large, **options).limits
+        limits = plan_exchange(
+            1e9, 64, NIC, store=StoreModel(writes=500.0), transfer=large, **options
+        ).limits
         assert "parts of uploads" in limits[-1]
         assert not any("block_bytes" in text for text in limits), "reads are not what holds it up"
-        assert not any("parts of uploads" in text for text in plan_exchange(1e6, 1000, NIC, **options).limits)
+        assert not any(
+            "parts of uploads" in text for text in plan_exchange(1e6, 1000, NIC, **options).limits
+        )
 
     def test_nothing_is_said_of_shards_where_everybody_reads_everything(self):
         plan = plan_exchange(1e5, 200, NIC, topology="gather", store=StoreModel(reads=100.0))
@@ -154,7 +196,10 @@ class TestTheRateOfAPrefix:
         """``connect`` refuses such a run, and the plan of one of its fragments is what is wanted."""
         for options in ({"strict": True}, {"topology": "sharded"}, {"topology": "gather"}):
             limits = plan_exchange(20e9, 4, NIC, store=UNLIMITED, **options).limits
-            assert "contributions of 80 GB are too large for an object, which can have 52 GB" in limits[0]
+            assert (
+                "contributions of 80 GB are too large for an object, which can have 52 GB"
+                in limits[0]
+            )
             assert "into 2 fragments or more" in limits[0]
         assert plan_exchange(10e9, 4, NIC, strict=True, store=UNLIMITED).limits == ()
 
@@ -165,10 +210,17 @@ class TestTheLongestPart:
     def test_by_hand(self):
         store = StoreModel(1e8, first_byte=0.01, put=0.02, poll=0.5, reads=None, writes=None)
         plan = plan_exchange(5e5, 2, NIC, strict=True, store=store)
-        seen, removed, reduced, published = 0.01 + 0.02 + 0.01, 0.02, 0.01 + 1e6 / 1e8, 0.02 + 2e6 / 1e8
+        seen, removed, reduced, published = (
+            0.01 + 0.02 + 0.01,
+            0.02,
+            0.01 + 1e6 / 1e8,
+            0.02 + 2e6 / 1e8,
+        )
         assert plan.longest_part == pytest.approx(seen + removed + reduced + published, rel=1e-2)
 
-    @pytest.mark.parametrize("options", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}])
+    @pytest.mark.parametrize(
+        "options", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}]
+    )
     def test_parts_are_shorter_than_the_whole(self, options):
         for params in (1e6, 1e8):
             plan = plan_exchange(params, 16, NIC, **options)
@@ -178,7 +230,10 @@ class TestTheLongestPart:
 def test_auto_is_the_quicker_one():
     for params in (1e6, 1e7, 1e8):
         for replicas in (2, 4, 16, 64):
-            plans = {name: plan_exchange(params, replicas, NIC, topology=name) for name in ("sharded", "gather")}
+            plans = {
+                name: plan_exchange(params, replicas, NIC, topology=name)
+                for name in ("sharded", "gather")
+            }
             chosen = plan_exchange(params, replicas, NIC)
             assert chosen == plans[chosen.topology]
             assert chosen.seconds == min(plan.seconds for plan in plans.values())
@@ -202,7 +257,10 @@ def test_bytes_stay_flat_in_the_sharded_topology(params, replicas, bandwidth):
 @given(st.floats(1e3, 1e12), st.integers(1, 500), st.floats(1e6, 1e11), st.floats(1.0, 100.0))
 def test_more_bandwidth_is_never_slower(params, replicas, bandwidth, factor):
     for topology in ("gather", "sharded"):
-        slow, fast = (plan_exchange(params, replicas, b, topology=topology) for b in (bandwidth, bandwidth * factor))
+        slow, fast = (
+            plan_exchange(params, replicas, b, topology=topology)
+            for b in (bandwidth, bandwidth * factor)
+        )
         assert fast.seconds <= slow.seconds
 
 

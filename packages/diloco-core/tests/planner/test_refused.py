@@ -40,7 +40,9 @@ def test_impossible_arguments(arguments, word):
         ({"transfer": Transfer(budget_bytes=10 * MIB)}, "budget_bytes must be at least"),
     ],
 )
-@pytest.mark.parametrize("kind", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}, {}])
+@pytest.mark.parametrize(
+    "kind", [{"strict": True}, {"topology": "sharded"}, {"topology": "gather"}, {}]
+)
 def test_what_connect_would_refuse_is_not_planned(options, word, kind):
     with pytest.raises(ConfigurationError, match=word):
         plan_exchange(1e8, 8, 1e9, **kind, **options)
@@ -52,7 +54,9 @@ def test_a_plan_may_be_made_for_another_machine():
 
 
 def test_impossible_options():
-    with pytest.raises(ConfigurationError, match="outer_state must be a number of tensors, 0 or more, not -1"):
+    with pytest.raises(
+        ConfigurationError, match="outer_state must be a number of tensors, 0 or more, not -1"
+    ):
         plan_exchange(1e6, 2, 1e9, outer_state=-1)
     with pytest.raises(ConfigurationError, match="publish_every"):
         plan_exchange(1e6, 2, 1e9, publish_every=0)

@@ -43,7 +43,9 @@ class TestWarned:
     """Of a run whose syncs take longer than they may."""
 
     def test_with_the_figures(self, caplog):
-        warn_of_long_syncs(28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=40.0, strict=True)
+        warn_of_long_syncs(
+            28 * 10**9, rank=3, replicas=8, store=FAR, sync_timeout=40.0, strict=True
+        )
         plan = plan_exchange(7e9, 8, NIC, strict=True)
         (record,) = caplog.records
         assert record.levelname == "WARNING"
@@ -61,7 +63,9 @@ class TestWarned:
             assert figure in text
 
     def test_where_the_prefix_is_what_holds_it_up_that_is_said(self, caplog):
-        warn_of_long_syncs(4 * 10**6, rank=0, replicas=1000, store=FAR, sync_timeout=60.0, strict=True)
+        warn_of_long_syncs(
+            4 * 10**6, rank=0, replicas=1000, store=FAR, sync_timeout=60.0, strict=True
+        )
         assert "The rate of requests below the prefix" in caplog.text
         assert "more fragments" not in caplog.text
 
@@ -88,7 +92,9 @@ class TestWarned:
 
     def test_what_the_outer_optimizer_keeps_is_published_too(self, caplog):
         options = {"rank": 0, "replicas": 4, "store": FAR, "strict": False}
-        plans = [plan_exchange(1e8, 4, NIC, topology="sharded", outer_state=kept) for kept in (1.0, 2.0)]
+        plans = [
+            plan_exchange(1e8, 4, NIC, topology="sharded", outer_state=kept) for kept in (1.0, 2.0)
+        ]
         timeout = (plans[0].longest_part + plans[1].longest_part) / 2
         warn_of_long_syncs(4 * 10**8, sync_timeout=timeout, **options)
         assert caplog.records == []
@@ -103,7 +109,9 @@ class TestWarned:
         assert "'sharded'" in caplog.text
 
     @pytest.mark.parametrize("strict", [True, False])
-    @pytest.mark.parametrize(("store", "warnings"), [(Far, 1), (open_store, 0)], ids=["far", "folder"])
+    @pytest.mark.parametrize(
+        ("store", "warnings"), [(Far, 1), (open_store, 0)], ids=["far", "folder"]
+    )
     def test_when_a_run_is_entered(self, lab, tmp_path, caplog, strict, store, warnings):
         """Of one replica, which waits for nobody: so the limit may be as short as it wants to be."""
         timing = Timing(sync_timeout=0.01)
@@ -115,16 +123,23 @@ class TestWarned:
         model = torch.nn.ParameterList([torch.ones(1000), torch.ones(3000)])
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         with DiLoCo(model, inner, exchange, sync_every=2, fragments=2):
-            said = [record.getMessage() for record in caplog.records if "sync_timeout" in record.getMessage()]
+            said = [
+                record.getMessage()
+                for record in caplog.records
+                if "sync_timeout" in record.getMessage()
+            ]
             assert len(said) == warnings
-            assert all("a sync of 1.2e-05 GB between 1 replicas" in text for text in said), "of the larger fragment"
+            assert all("a sync of 1.2e-05 GB between 1 replicas" in text for text in said), (
+                "of the larger fragment"
+            )
             lab.push(model, inner, 0, 0)
 
     def test_it_is_the_run_s_own_plan_that_counts(self, tmp_path, monkeypatch):
         """Of the topology, the replicas and the limits that the run has."""
         asked = []
         monkeypatch.setattr(
-            "diloco_core._elastic._exchange.warn_of_long_syncs", lambda *a, **named: asked.append((a, named))
+            "diloco_core._elastic._exchange.warn_of_long_syncs",
+            lambda *a, **named: asked.append((a, named)),
         )
         store = open_store(str(tmp_path))
         elastic = Elastic(1, grace=1.0, topology="gather", publish_every=3)
@@ -156,17 +171,24 @@ class TestWarned:
         ids=["plain", "momentum", "Adam", "amsgrad"],
     )
     @pytest.mark.parametrize("strict", [True, False])
-    def test_a_run_knows_what_its_outer_optimizer_keeps(self, tmp_path, monkeypatch, outer, kept, strict):
+    def test_a_run_knows_what_its_outer_optimizer_keeps(
+        self, tmp_path, monkeypatch, outer, kept, strict
+    ):
         asked = []
         module = "_strict._exchange" if strict else "_elastic._exchange"
         monkeypatch.setattr(
-            f"diloco_core.{module}.warn_of_long_syncs", lambda _, **named: asked.append(named["outer_state"]())
+            f"diloco_core.{module}.warn_of_long_syncs",
+            lambda _, **named: asked.append(named["outer_state"]()),
         )
         store = open_store(str(tmp_path))
-        exchange = ObjectStoreExchange(store, 0, 1) if strict else ElasticExchange(store, 0, 1, Elastic(1))
+        exchange = (
+            ObjectStoreExchange(store, 0, 1) if strict else ElasticExchange(store, 0, 1, Elastic(1))
+        )
         model = torch.nn.ParameterList([torch.ones(1000)])
         state = torch.random.get_rng_state()
-        with DiLoCo(model, torch.optim.SGD(model.parameters(), lr=1.0), exchange, sync_every=2, **outer):
+        with DiLoCo(
+            model, torch.optim.SGD(model.parameters(), lr=1.0), exchange, sync_every=2, **outer
+        ):
             assert asked == [kept]
         assert torch.equal(torch.random.get_rng_state(), state)
 

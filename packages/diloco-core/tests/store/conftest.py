@@ -52,7 +52,11 @@ def moto_url():
     server.start()
     host, port = server.get_host_and_port()
     url = f"http://{host}:{port}"
-    keys = {"aws_access_key_id": "test", "aws_secret_access_key": "test", "region_name": "us-east-1"}
+    keys = {
+        "aws_access_key_id": "test",
+        "aws_secret_access_key": "test",
+        "region_name": "us-east-1",
+    }
     client = boto3.client("s3", endpoint_url=url, **keys)
     client.create_bucket(Bucket="bucket")
     client.close()
@@ -95,7 +99,10 @@ def small_s3_drivers(small_s3_server):
         patch.setitem(fsspec.config.conf, "s3", {"config_kwargs": settings})
         for name, value in environment(small_s3_server.url).items():
             patch.setenv(name, value)
-        drivers = {"obstore": ObstoreDriver("s3://bucket/run"), "fsspec": FsspecDriver("s3://bucket/run")}
+        drivers = {
+            "obstore": ObstoreDriver("s3://bucket/run"),
+            "fsspec": FsspecDriver("s3://bucket/run"),
+        }
         for driver in drivers.values():
             with contextlib.suppress(FileNotFoundError):
                 driver.head("absent")  # s3fs reads its settings at its first request
@@ -108,7 +115,10 @@ def moto_stores(moto_url):
     with pytest.MonkeyPatch.context() as patch:
         for name, value in environment(moto_url).items():
             patch.setenv(name, value)
-        stores = {scheme: open_store(f"{scheme}://bucket/laws-{scheme[0]}") for scheme in ("fsspec+s3", "obstore+s3")}
+        stores = {
+            scheme: open_store(f"{scheme}://bucket/laws-{scheme[0]}")
+            for scheme in ("fsspec+s3", "obstore+s3")
+        }
     yield stores
     for store in stores.values():
         store.close()
@@ -118,7 +128,11 @@ def moto_stores(moto_url):
 def any_store(request, tmp_path):
     """An empty store of every kind; S3 is moto's."""
     if request.param in {"folder", "memory"}:
-        store = open_store(str(tmp_path / "run") if request.param == "folder" else f"memory://laws/{next(_numbers)}")
+        store = open_store(
+            str(tmp_path / "run")
+            if request.param == "folder"
+            else f"memory://laws/{next(_numbers)}"
+        )
         yield store
         store.close()
     else:

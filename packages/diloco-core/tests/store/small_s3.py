@@ -63,7 +63,13 @@ class SmallS3:
     def reset(self):
         with self.lock:
             self.says_which = True
-            self.conditions, self.page, self.every, self.disturbed, self.served = True, 1000, 0, 0, 0
+            self.conditions, self.page, self.every, self.disturbed, self.served = (
+                True,
+                1000,
+                0,
+                0,
+                0,
+            )
             self.gate = self.gated = None
             for collection in (self.objects, self.faults, self.log, self.uploads):
                 collection.clear()
@@ -137,14 +143,18 @@ class _Handler(BaseHTTPRequestHandler):
         # AWS and moto say which condition failed; other servers do not.
         which = code == "PreconditionFailed" and self.s3.says_which
         condition = "<Condition>If-None-Match</Condition>" if which else ""
-        self.answer(status, f"<Error><Code>{code}</Code><Message>no</Message>{condition}</Error>".encode())
+        self.answer(
+            status, f"<Error><Code>{code}</Code><Message>no</Message>{condition}</Error>".encode()
+        )
 
     def fault_is(self, *kinds):
         return self.current is not None and self.current.what in kinds
 
     def handle_any(self):
         split = urlsplit(self.path)
-        self.query = {name: value[0] for name, value in parse_qs(split.query, keep_blank_values=True).items()}
+        self.query = {
+            name: value[0] for name, value in parse_qs(split.query, keep_blank_values=True).items()
+        }
         bucket, _, self.key = unquote(split.path).lstrip("/").partition("/")
         self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         self.current = self.s3.fault(self.command, self.path)
@@ -175,7 +185,11 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.s3.objects.get(self.key)
         if data is None:
             return self.refuse(404, "NoSuchKey")
-        headers = {"ETag": _etag(data), "Last_Modified": formatdate(usegmt=True), "Accept_Ranges": "bytes"}
+        headers = {
+            "ETag": _etag(data),
+            "Last_Modified": formatdate(usegmt=True),
+            "Accept_Ranges": "bytes",
+        }
         wanted = self.headers.get("Range")
         if not wanted:
             return self.answer(200, data, **headers)
@@ -190,7 +204,9 @@ class _Handler(BaseHTTPRequestHandler):
         data = self.s3.objects.get(self.key)
         if data is None:
             return self.answer(404)
-        return self.answer(200, ETag=_etag(data), Last_Modified=formatdate(usegmt=True), length=len(data))
+        return self.answer(
+            200, ETag=_etag(data), Last_Modified=formatdate(usegmt=True), length=len(data)
+        )
 
     def delete(self):
         with self.s3.lock:
@@ -205,9 +221,15 @@ class _Handler(BaseHTTPRequestHandler):
             with self.s3.lock:
                 number = f"upload-{len(self.s3.log)}"
                 self.s3.uploads[number] = {}
-            return self.answer(200, _xml("InitiateMultipartUploadResult", f"<UploadId>{number}</UploadId>"))
+            return self.answer(
+                200, _xml("InitiateMultipartUploadResult", f"<UploadId>{number}</UploadId>")
+            )
         if "delete" in self.query:
-            keys = [element.text for element in ET.fromstring(self.body).iter() if element.tag.endswith("Key")]
+            keys = [
+                element.text
+                for element in ET.fromstring(self.body).iter()
+                if element.tag.endswith("Key")
+            ]
             with self.s3.lock:
                 for key in keys:
                     self.s3.objects.pop(key, None)
@@ -218,7 +240,9 @@ class _Handler(BaseHTTPRequestHandler):
         data = b"".join(parts[number] for number in sorted(parts))
         if not self.s3.store(self.key, data, self.headers.get("If-None-Match")):
             return self.refuse(412, "PreconditionFailed")
-        return self.answer(200, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(_etag(data))}</ETag>"))
+        return self.answer(
+            200, _xml("CompleteMultipartUploadResult", f"<ETag>{escape(_etag(data))}</ETag>")
+        )
 
     def list(self):
         prefix, after = self.query.get("prefix", ""), self.query.get("continuation-token", "")
@@ -231,7 +255,9 @@ class _Handler(BaseHTTPRequestHandler):
             for key, size in page.items()
         )
         more = len(found) > len(page)
-        token = f"<NextContinuationToken>{escape(max(page))}</NextContinuationToken>" if more else ""
+        token = (
+            f"<NextContinuationToken>{escape(max(page))}</NextContinuationToken>" if more else ""
+        )
         counts = f"<KeyCount>{len(page)}</KeyCount><IsTruncated>{str(more).lower()}</IsTruncated>"
         self.answer(200, _xml("ListBucketResult", counts + token + contents))
 

@@ -36,7 +36,9 @@ def read(reader):
 def gets(small_s3):
     """Paths of the objects that were asked for."""
     return [
-        path for method, path in small_s3.log if method == "GET" and "probes" not in path and "list-type" not in path
+        path
+        for method, path in small_s3.log
+        if method == "GET" and "probes" not in path and "list-type" not in path
     ]
 
 
@@ -48,7 +50,9 @@ def test_what_is_announced_is_fetched_several_at_a_time_and_once(store, small_s3
         opened = list(readers)
         for reader in opened:
             reader.expect(100_000, 300_000)  # again, as whoever reads does
-        assert [read(reader) for reader in opened] == [bytes([number]) * 1000 for number in range(16)]
+        assert [read(reader) for reader in opened] == [
+            bytes([number]) * 1000 for number in range(16)
+        ]
     small_s3.gate = None
     assert len(gets(small_s3)) == 16
 
@@ -83,7 +87,9 @@ def test_in_the_order_of_use_whatever_is_read_next(store, small_s3, monkeypatch)
 
 def test_what_was_not_read_gives_its_memory_back(store, small_s3):
     with open_ahead(
-        store, {str(number): 300_000 for number in range(32)}, lambda _, reader: reader.expect(0, 300_000)
+        store,
+        {str(number): 300_000 for number in range(32)},
+        lambda _, reader: reader.expect(0, 300_000),
     ) as readers:
         read(next(readers))
     executor = store._transfers._executor
@@ -117,7 +123,10 @@ def test_an_object_whose_size_is_known_needs_no_request_to_be_opened(store, smal
         buffer = bytearray(1000)
         reader.read_into(299_000, memoryview(buffer))
     assert bytes(buffer) == b"\3" * 1000
-    with store.open("absent", 300_000) as reader, pytest.raises(ObjectNotFoundError, match="'absent'"):
+    with (
+        store.open("absent", 300_000) as reader,
+        pytest.raises(ObjectNotFoundError, match="'absent'"),
+    ):
         reader.read_into(0, memoryview(buffer))
 
 

@@ -28,7 +28,9 @@ def test_one_create_after_the_other_cannot_tell_but_the_driver_knows(looks_first
 
 
 def test_it_is_refused_to_elastic_runs_only(looks_first):
-    with pytest.raises(ConfigurationError, match="Use a store with exclusive creation, or strict membership"):
+    with pytest.raises(
+        ConfigurationError, match="Use a store with exclusive creation, or strict membership"
+    ):
         ElasticExchange(open_store(looks_first), 0, 2, Elastic(1))
     with pytest.raises(ConfigurationError, match="exclusive creation"):
         connect(looks_first, rank=0, world_size=2, min_replicas=1)
@@ -49,14 +51,18 @@ def test_two_that_look_into_memory_at_once_do_not_both_create(monkeypatch, size)
     def exists(self, path, **options):
         found = real(self, path, **options)
         with contextlib.suppress(threading.BrokenBarrierError):
-            both.wait(0.2)  # for the other to look too, which it must not before this one has written
+            both.wait(
+                0.2
+            )  # for the other to look too, which it must not before this one has written
         return found
 
     stores = [open_store(f"memory://exclusive-{size}/run") for _ in range(2)]
     monkeypatch.setattr(MemoryFileSystem, "exists", exists)
     won = []
     threads = [
-        threading.Thread(target=lambda who=who, store=store: won.append(store.create("k", bytes([who]) * size)))
+        threading.Thread(
+            target=lambda who=who, store=store: won.append(store.create("k", bytes([who]) * size))
+        )
         for who, store in enumerate(stores)
     ]
     for thread in threads:

@@ -11,7 +11,12 @@ import fsspec
 import pytest
 from aiobotocore.session import AioSession
 
-from diloco_core import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+)
 from diloco_core._retry import Retries
 from diloco_core._store._api import creates_once
 from diloco_core._store._drivers import _remote as _store_remote
@@ -87,7 +92,9 @@ def test_pauses_grow_and_have_jitter():
 
 def test_what_will_not_pass_is_not_tried_again(store, small_s3, slept):
     small_s3.fail(400, "PUT", times=9, code="InvalidRequest")
-    with pytest.raises(StoreUnavailableError, match=r"cannot write object 'k' in s3://bucket/run: .*InvalidRequest"):
+    with pytest.raises(
+        StoreUnavailableError, match=r"cannot write object 'k' in s3://bucket/run: .*InvalidRequest"
+    ):
         store.put("k", [b"x"])
     assert slept == []
 
@@ -104,7 +111,9 @@ def test_patience_ends(small_s3, driver):
 def patient_clock():
     """Retries whose pauses take no time, and the time that they took."""
     now = [0.0]
-    return Retries(patience=20, clock=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)), now
+    return Retries(
+        patience=20, clock=lambda: now[0], sleep=lambda s: now.__setitem__(0, now[0] + s)
+    ), now
 
 
 class TestCreatesWhoseAnswerIsLost:
@@ -164,7 +173,9 @@ def test_a_driver_that_takes_long_to_load_does_not_use_up_the_patience(small_s3,
 
     monkeypatch.setattr(AioSession, "create_client", slowly)
     small_s3.fail(503, "PUT", part="/bucket/run/probes/")
-    RemoteStore("s3://bucket/run", FsspecDriver("s3://bucket/run"), Retries(clock=clock, sleep=clock.sleep))
+    RemoteStore(
+        "s3://bucket/run", FsspecDriver("s3://bucket/run"), Retries(clock=clock, sleep=clock.sleep)
+    )
     assert clock() >= 10.0
     assert [fault.times for fault in small_s3.faults] == [0]
 
@@ -208,7 +219,9 @@ def test_uploads_and_reads_run_several_at_a_time_in_bounded_memory(store, small_
 
     def parts():
         for _ in range(8):
-            made.append(sum(len(part) for upload in small_s3.uploads.values() for part in upload.values()))
+            made.append(
+                sum(len(part) for upload in small_s3.uploads.values() for part in upload.values())
+            )
             yield bytes(PART_BYTES)
 
     store.put("large", parts())
@@ -257,7 +270,9 @@ def test_a_range_that_comes_short_is_damage(store, small_s3):
     small_s3.objects["run/k"] = bytes(500_000)
     with store.open("k") as reader:
         small_s3.objects["run/k"] = bytes(300_000)
-        with pytest.raises(CorruptedObjectError, match=r"s3://bucket/run/k: .* of .* bytes came back"):
+        with pytest.raises(
+            CorruptedObjectError, match=r"s3://bucket/run/k: .* of .* bytes came back"
+        ):
             reader.read_into(250_000, memoryview(bytearray(200_000)))
         del small_s3.objects["run/k"]
         with pytest.raises(ObjectNotFoundError, match="'k'"):
@@ -284,24 +299,34 @@ def full_disk():
 def test_a_disk_that_is_full_in_the_middle_leaves_nothing(tmp_path, full_disk, write):
     store = open_store(str(tmp_path))
     store.put("k", [b"before"])
-    with pytest.raises(StoreUnavailableError, match=r"cannot be written: File too large. Nothing of it is visible"):
+    with pytest.raises(
+        StoreUnavailableError, match=r"cannot be written: File too large. Nothing of it is visible"
+    ):
         getattr(store, write)("k", [bytes(600_000)] * 3)
     assert store.get("k") == b"before"
     assert [path.name for path in tmp_path.iterdir()] == ["k"]
 
 
-def test_a_temporary_folder_that_is_full_leaves_nothing(small_s3, small_s3_drivers, tmp_path, monkeypatch, full_disk):
+def test_a_temporary_folder_that_is_full_leaves_nothing(
+    small_s3, small_s3_drivers, tmp_path, monkeypatch, full_disk
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     store = RemoteStore("s3://bucket/run", small_s3_drivers["fsspec"])
-    with pytest.raises(StoreUnavailableError, match=r"folder for temporary files.*File too large.*TMPDIR"):
+    with pytest.raises(
+        StoreUnavailableError, match=r"folder for temporary files.*File too large.*TMPDIR"
+    ):
         store.put("large", [bytes(PART_BYTES)] * 2)
     assert small_s3.objects == {}
     assert list(tmp_path.iterdir()) == []
 
 
-def test_room_in_the_temporary_folder_is_waited_for(small_s3, small_s3_drivers, tmp_path, monkeypatch):
+def test_room_in_the_temporary_folder_is_waited_for(
+    small_s3, small_s3_drivers, tmp_path, monkeypatch
+):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-    store = RemoteStore("s3://bucket/run", small_s3_drivers["fsspec"], Retries(sleep=lambda _: None))
+    store = RemoteStore(
+        "s3://bucket/run", small_s3_drivers["fsspec"], Retries(sleep=lambda _: None)
+    )
     real, tries = os.pwrite, []
 
     def full(descriptor, data, offset):
@@ -318,7 +343,9 @@ def test_room_in_the_temporary_folder_is_waited_for(small_s3, small_s3_drivers, 
     assert small_s3.objects["run/large"] == b"a" * PART_BYTES + b"b" * PART_BYTES
     monkeypatch.setattr(os, "pwrite", lambda *_: full(tries.clear(), b"", 0))
     store.patience = 0.0
-    with pytest.raises(StoreUnavailableError, match=r"folder for temporary files.*No space left.*TMPDIR") as caught:
+    with pytest.raises(
+        StoreUnavailableError, match=r"folder for temporary files.*No space left.*TMPDIR"
+    ) as caught:
         store.put("large", [bytes(PART_BYTES)])
     assert not caught.value.lasting
     assert list(tmp_path.iterdir()) == []
@@ -327,21 +354,29 @@ def test_room_in_the_temporary_folder_is_waited_for(small_s3, small_s3_drivers, 
 class TestBadPlaces:
     @pytest.mark.parametrize("scheme", ["obstore+s3", "fsspec+s3"])
     def test_a_bucket_that_does_not_exist(self, small_s3, scheme):
-        with pytest.raises(StoreUnavailableError, match=r"s3://nowhere/run .*bucket does not exist: create it"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"s3://nowhere/run .*bucket does not exist: create it"
+        ):
             open_store(f"{scheme}://nowhere/run")
-        with pytest.raises(StoreUnavailableError, match=r"s3://nowhere/run .*bucket does not exist: create it"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"s3://nowhere/run .*bucket does not exist: create it"
+        ):
             open_store(f"{scheme}://nowhere/run", reading=True)
 
     @pytest.mark.parametrize("method", ["PUT", "GET"])
     def test_a_bucket_that_is_forbidden(self, small_s3, driver, method):
         small_s3.fail(403, method, times=99, code="AccessDenied")
-        with pytest.raises(StoreUnavailableError, match=r"Access was denied: .* may put, get, list and delete"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"Access was denied: .* may put, get, list and delete"
+        ):
             RemoteStore("s3://bucket/run", driver)
 
     def test_a_store_that_is_down(self, small_s3, driver):
         small_s3.fail(503, "PUT", times=10**6)
         retries, now = patient_clock()
-        with pytest.raises(StoreUnavailableError, match=r"cannot write .* tried again for up to 5 s"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"cannot write .* tried again for up to 5 s"
+        ):
             RemoteStore("s3://bucket/run", driver, retries)
         assert now[0] <= 5
 
@@ -354,7 +389,9 @@ class TestBadPlaces:
     def test_one_that_is_only_read_and_is_down(self, small_s3, driver):
         small_s3.fail(503, "GET", times=10**6)
         retries, now = patient_clock()
-        with pytest.raises(StoreUnavailableError, match=r"cannot be listed: .* tried again for up to 5 s"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"cannot be listed: .* tried again for up to 5 s"
+        ):
             RemoteStore("s3://bucket/run", driver, retries, reading=True)
         assert now[0] <= 5
 
@@ -362,7 +399,9 @@ class TestBadPlaces:
     def test_no_credentials(self, small_s3, monkeypatch, kind):
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
         monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-        monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:1")  # where obstore asks a cloud machine's role
+        monkeypatch.setenv(
+            "AWS_METADATA_ENDPOINT", "http://127.0.0.1:1"
+        )  # where obstore asks a cloud machine's role
         with pytest.raises(StoreUnavailableError, match=r"s3://bucket/run.*[Cc]redentials"):
             RemoteStore("s3://bucket/run", kind("s3://bucket/run"), patient_clock()[0])
 

@@ -88,7 +88,9 @@ def test_files_of_unread_objects_are_written_over(tmp_path):
     store.put("state/1", [b"another kind"])
     assert (tmp_path / "state/1").stat().st_ino != inode
     store.close()
-    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [], "nothing is left aside"
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == [], (
+        "nothing is left aside"
+    )
     store.put("deltas/3/a", [b"goes on"])
     assert store.get("deltas/3/a") == b"goes on"
 
@@ -146,7 +148,9 @@ class TestBadUris:
 
     def test_missing_driver_names_the_package(self, monkeypatch):
         monkeypatch.setitem(sys.modules, "s3fs", None)  # as if it were not installed
-        monkeypatch.delitem(sys.modules["fsspec.registry"]._registry, "s3", raising=False)  # nor imported before
+        monkeypatch.delitem(
+            sys.modules["fsspec.registry"]._registry, "s3", raising=False
+        )  # nor imported before
         with pytest.raises(MissingDependencyError, match=r"pip install 'diloco-core\[s3\]'"):
             open_store("fsspec+s3://bucket/run")
 
@@ -155,7 +159,9 @@ class TestBadUris:
         with pytest.raises(MissingDependencyError, match=r"diloco-core\[azure\]"):
             open_store("az://container/run")
 
-    @pytest.mark.parametrize(("typed", "meant"), [("s3:/bucket/run", "s3://bucket/run"), ("gs:/b/x", "gs://b/x")])
+    @pytest.mark.parametrize(
+        ("typed", "meant"), [("s3:/bucket/run", "s3://bucket/run"), ("gs:/b/x", "gs://b/x")]
+    )
     def test_one_slash_too_few_is_no_folder(self, tmp_path, monkeypatch, typed, meant):
         monkeypatch.chdir(tmp_path)
         with pytest.raises(ConfigurationError, match=meant):
@@ -176,7 +182,9 @@ class TestBadUris:
         with pytest.raises(StoreUnavailableError, match="cannot be written"):
             open_store(str(tmp_path / "file" / "run"))
 
-    @pytest.mark.skipif(sys.platform != "linux", reason="even root cannot write in /proc, which only Linux has")
+    @pytest.mark.skipif(
+        sys.platform != "linux", reason="even root cannot write in /proc, which only Linux has"
+    )
     def test_a_folder_that_nobody_may_write(self):
         with pytest.raises(StoreUnavailableError, match="cannot be written"):
             open_store("/proc/run")

@@ -28,14 +28,18 @@ def refuse(monkeypatch, name, number):
 @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP, errno.EXDEV, errno.ENOSPC])
 def test_a_file_system_without_hard_links(store, tmp_path, monkeypatch, number):
     refuse(monkeypatch, "link", number)
-    with pytest.raises(StoreUnavailableError, match=r"'.*/claims/0' cannot be created: .*hard link"):
+    with pytest.raises(
+        StoreUnavailableError, match=r"'.*/claims/0' cannot be created: .*hard link"
+    ):
         store.create("claims/0", b"mine")
     assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
 def test_an_object_that_cannot_be_deleted(store, tmp_path):
     (tmp_path / "claims" / "0").mkdir(parents=True)  # a folder cannot be unlinked, whoever tries
-    with pytest.raises(StoreUnavailableError, match=r"'.*/claims/0' cannot be deleted: .*may read and write"):
+    with pytest.raises(
+        StoreUnavailableError, match=r"'.*/claims/0' cannot be deleted: .*may read and write"
+    ):
         store.delete(["claims/0"])
 
 
@@ -51,7 +55,9 @@ def test_a_file_that_cannot_be_kept(store, monkeypatch, name):
 
 def test_a_folder_that_cannot_be_listed(store, tmp_path):
     (tmp_path / "deltas").touch()  # a file where a folder should be
-    with pytest.raises(StoreUnavailableError, match=r"'.*/deltas' cannot be listed: Not a directory"):
+    with pytest.raises(
+        StoreUnavailableError, match=r"'.*/deltas' cannot be listed: Not a directory"
+    ):
         store.list("deltas/")
 
 
@@ -59,7 +65,9 @@ def test_a_file_that_cannot_be_read(store, monkeypatch):
     store.put("k", [b"value"])
     with store.open("k") as reader:
         refuse(monkeypatch, "preadv", errno.ESTALE)
-        with pytest.raises(StoreUnavailableError, match=r"'.*/k' cannot be read: Stale file handle"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"'.*/k' cannot be read: Stale file handle"
+        ):
             reader.read_into(0, memoryview(bytearray(5)))
 
 
@@ -67,7 +75,8 @@ def test_a_folder_is_no_object(store, tmp_path):
     (tmp_path / "k").mkdir()
     for look in (store.get, lambda key: store.open(key).read_into(0, memoryview(bytearray(1)))):
         with pytest.raises(
-            CorruptedObjectError, match=r"'.*/k' is a folder, and the objects of a run are regular files"
+            CorruptedObjectError,
+            match=r"'.*/k' is a folder, and the objects of a run are regular files",
         ):
             look("k")
     with pytest.raises(ObjectNotFoundError):

@@ -8,7 +8,13 @@ import threading
 
 import pytest
 
-from diloco_core import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, connect
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+    connect,
+)
 from diloco_core._store._drivers import _files as files
 from diloco_core._store._open import open_store
 
@@ -152,11 +158,14 @@ class TestLinks:
             lambda: store.delete(["deltas/0"], unread=True),
         ):
             with pytest.raises(
-                StoreUnavailableError, match=r"'deltas' in it is a symbolic link, and only the run's own"
+                StoreUnavailableError,
+                match=r"'deltas' in it is a symbolic link, and only the run's own",
             ):
                 act()
         assert store.list("") == {}
-        assert {path.name: path.read_bytes() for path in outside.iterdir()} == {"0": b"precious" * LARGE}
+        assert {path.name: path.read_bytes() for path in outside.iterdir()} == {
+            "0": b"precious" * LARGE
+        }
         assert list(run.glob(".tmp-*")) == []
 
     def test_to_the_run_itself_are_followed(self, tmp_path, run, store):
@@ -211,12 +220,17 @@ def test_what_is_not_a_file_is_named_and_not_opened(store, run, monkeypatch, kin
         error = in_time(act)
         assert isinstance(error, StoreUnavailableError)
         assert error.lasting
-        assert f"it is {kind}, and the objects of a run are regular files. Remove what is not the run's" in str(error)
+        assert (
+            f"it is {kind}, and the objects of a run are regular files. Remove what is not the run's"
+            in str(error)
+        )
     assert os.lstat("k") == before, "it is neither replaced nor removed"
     assert list(run.glob(".tmp-*")) == []
 
 
-def test_a_pipe_that_takes_the_place_of_a_file_at_the_last_moment_hangs_nobody(store, run, monkeypatch):
+def test_a_pipe_that_takes_the_place_of_a_file_at_the_last_moment_hangs_nobody(
+    store, run, monkeypatch
+):
     store.put("k", [b"value"])
     real = files._check_regular
 
@@ -313,7 +327,9 @@ class TestFoldersThatAreMade:
             with pytest.raises(StoreUnavailableError, match="cannot be written: Permission denied"):
                 connect(base / "a" / "b" / "c", rank=0, world_size=1)
         with monkeypatch.context() as patch:
-            patch.setattr("diloco_core._store._drivers._folder.create_file", lambda *_: refuses("c"))
+            patch.setattr(
+                "diloco_core._store._drivers._folder.create_file", lambda *_: refuses("c")
+            )
             with pytest.raises(StoreUnavailableError, match="cannot be written: Permission denied"):
                 connect(base / "a" / "b", rank=0, world_size=1)
         assert list(base.iterdir()) == []
@@ -358,7 +374,12 @@ class TestPowerCuts:
         for name in ("replace", "link", "mkdir"):
             real = getattr(os, name)
             monkeypatch.setattr(
-                os, name, lambda *args, name=name, real=real, **options: (acts.append(name), real(*args, **options))
+                os,
+                name,
+                lambda *args, name=name, real=real, **options: (
+                    acts.append(name),
+                    real(*args, **options),
+                ),
             )
         return acts
 
@@ -382,7 +403,9 @@ class TestPowerCuts:
 
         monkeypatch.setattr(os, "fsync", fails)
         for write in (lambda: store.put("k", [b"x"]), lambda: store.create("k", b"x")):
-            with pytest.raises(StoreUnavailableError, match=r"'.*/k' cannot be written: Input/output error") as caught:
+            with pytest.raises(
+                StoreUnavailableError, match=r"'.*/k' cannot be written: Input/output error"
+            ) as caught:
                 write()
             assert not caught.value.lasting
         assert list(run.iterdir()) == []
@@ -421,7 +444,9 @@ class TestStoppedForLong:
             yield b"z" * (size // 2)
             for temporary in run.glob(".tmp-*"):
                 temporary.unlink()
-            for number in range(3):  # which may get the blocks, but never the file that is still open
+            for number in range(
+                3
+            ):  # which may get the blocks, but never the file that is still open
                 other.put(f"deltas/{number}", [b"o" * LARGE])
             yield b"z" * (size - size // 2)
 

@@ -75,7 +75,9 @@ def test_an_open_store_is_refused_and_the_other_process_goes_on(small_s3, scheme
     messages = forked(use)
     uri = f"{scheme.rpartition('+')[2]}://bucket/run"
     for message in messages:
-        assert message.startswith(f"{uri} was opened in another process ({os.getpid()}), from which this one (")
+        assert message.startswith(
+            f"{uri} was opened in another process ({os.getpid()}), from which this one ("
+        )
         assert "Connect after forking, or start processes by spawn" in message
     assert len(messages) == 11
     assert store.get("k") == b"x"

@@ -10,7 +10,9 @@ from diloco_core import CorruptedObjectError, ObjectNotFoundError
 from diloco_core._store._api import ReadsAhead, creates_once
 from diloco_core._store._transfer import PART_BYTES
 
-laws = settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+laws = settings(
+    max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 names = st.from_regex(r"[a-z0-9][a-z0-9._-]{0,11}", fullmatch=True)
 keys = st.lists(names, min_size=1, max_size=3).map("/".join)
 
@@ -33,11 +35,15 @@ def together(count, act):
 
 def pattern(size):
     """Bytes that are different everywhere nearby."""
-    return (b"".join(number.to_bytes(4, "big") for number in range(65536)) * (size // 262144 + 1))[:size]
+    return (b"".join(number.to_bytes(4, "big") for number in range(65536)) * (size // 262144 + 1))[
+        :size
+    ]
 
 
 @laws
-@given(parts=st.lists(st.binary(max_size=100), max_size=5), replaced=st.none() | st.binary(max_size=50))
+@given(
+    parts=st.lists(st.binary(max_size=100), max_size=5), replaced=st.none() | st.binary(max_size=50)
+)
 def test_what_was_put_comes_back(any_store, parts, replaced):
     if replaced is not None:
         any_store.put("k", [replaced])
@@ -95,14 +101,18 @@ def test_a_reader_never_sees_a_part_of_an_object(any_store):
 def test_one_of_many_racing_creates_wins(any_store):
     for number in range(6):
         size = 70_000 if number % 2 else 1
-        won = together(6, lambda who, n=number, size=size: any_store.create(f"race/{n}", bytes([who]) * size))
+        won = together(
+            6, lambda who, n=number, size=size: any_store.create(f"race/{n}", bytes([who]) * size)
+        )
         assert won.count(True) == 1
         assert any_store.get(f"race/{number}") == bytes([won.index(True)]) * size
 
 
 def test_a_large_object_is_created_once(any_store):
     data = pattern(2 * PART_BYTES + 5)
-    assert any_store.create("large", (data[start : start + 10**6] for start in range(0, len(data), 10**6)))
+    assert any_store.create(
+        "large", (data[start : start + 10**6] for start in range(0, len(data), 10**6))
+    )
     assert not any_store.create("large", [bytes(PART_BYTES), bytes(PART_BYTES)])
     with any_store.open("large") as reader:
         assert reader.size == len(data)
@@ -146,7 +156,9 @@ def test_listings_are_complete_sorted_and_fresh(any_store, wanted, data):
     any_store.delete(any_store.list(""))
     assert any_store.list("") == {}
     # No key is another's folder: on a file system a name is either a file or a folder.
-    wanted = sorted(key for key in wanted if not any(other.startswith(f"{key}/") for other in wanted))
+    wanted = sorted(
+        key for key in wanted if not any(other.startswith(f"{key}/") for other in wanted)
+    )
     for size, key in enumerate(wanted):
         any_store.put(key, [bytes(size)])
     sizes = {key: size for size, key in enumerate(wanted)}
@@ -158,7 +170,9 @@ def test_listings_are_complete_sorted_and_fresh(any_store, wanted, data):
     for key in wanted:
         folder = key.rpartition("/")[0] + "/"
         if folder != "/":
-            assert any_store.list(folder) == {k: size for k, size in left.items() if k.startswith(folder)}
+            assert any_store.list(folder) == {
+                k: size for k, size in left.items() if k.startswith(folder)
+            }
 
 
 def test_a_folder_is_not_its_longer_namesake(any_store):
@@ -200,7 +214,10 @@ def test_what_is_larger_than_a_record_is_refused_by_its_size(any_store):
     any_store.put("k", [bytes(PART_BYTES)] * 2)
     assert len(any_store.get("k")) == 2 * PART_BYTES
     assert len(any_store.get("k", 2 * PART_BYTES)) == 2 * PART_BYTES
-    with pytest.raises(CorruptedObjectError, match=rf"/k has {2 * PART_BYTES} bytes, and at most 1000 bytes are read"):
+    with pytest.raises(
+        CorruptedObjectError,
+        match=rf"/k has {2 * PART_BYTES} bytes, and at most 1000 bytes are read",
+    ):
         any_store.get("k", 1000)
     any_store.put("empty", [])
     assert any_store.get("empty", 0) == b""

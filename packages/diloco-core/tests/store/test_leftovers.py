@@ -42,7 +42,9 @@ def worker(tmp_path):
 
 
 def temporary(folder):
-    return sorted(path for path in folder.rglob("*") if path.is_file() and path.name.startswith(".tmp-"))
+    return sorted(
+        path for path in folder.rglob("*") if path.is_file() and path.name.startswith(".tmp-")
+    )
 
 
 def renamed(path, **changes):
@@ -110,7 +112,10 @@ def test_an_id_that_was_given_to_another_process_keeps_the_file(tmp_path, spare)
 
 def test_what_cannot_be_removed_stays_and_holds_nothing_up(tmp_path, spare):
     dead = renamed(spare, pid=str(2**22 + 1))
-    folders = [tmp_path / dead.name.replace(str(2**22 + 1), str(2**22 + 2 + number)) for number in range(20)]
+    folders = [
+        tmp_path / dead.name.replace(str(2**22 + 1), str(2**22 + 2 + number))
+        for number in range(20)
+    ]
     for folder in folders:
         folder.mkdir()
     open_store(str(tmp_path))
@@ -133,7 +138,10 @@ def test_what_is_not_ours_stays_however_old_it_is(tmp_path, spare):
     dead = spare.name.replace(str(os.getpid()), str(2**22 + 1))
     outside = tmp_path.parent / f"{tmp_path.name}-outside"
     outside.write_bytes(b"somebody's")
-    theirs = [tmp_path / name for name in (".tmp-notes", ".tmp-7-another-version", f"{dead}.bak", f"x{dead}")]
+    theirs = [
+        tmp_path / name
+        for name in (".tmp-notes", ".tmp-7-another-version", f"{dead}.bak", f"x{dead}")
+    ]
     for path in theirs:
         path.write_bytes(b"somebody's")
         os.utime(path, (0, 0))
@@ -224,7 +232,9 @@ def test_no_more_is_kept_than_is_written_between_two_deletions(tmp_path):
         store.delete(store.list("deltas/"), unread=True)
     assert kept() <= 8 * LARGE
     store.close()
-    for sync in range(8, 14):  # fragments of two sizes in turn: when one is written, the other one is deleted
+    for sync in range(
+        8, 14
+    ):  # fragments of two sizes in turn: when one is written, the other one is deleted
         before = store.list("deltas/")
         store.put(f"deltas/{sync}/own", [bytes(LARGE if sync % 2 else 4 * LARGE)])
         store.delete(before, unread=True)
@@ -254,5 +264,7 @@ store.put("deltas/parent", [b"p" * 2**16])
 assert store.get("deltas/child") == b"c" * 2**16
 assert store.get("deltas/parent") == b"p" * 2**16
 """
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], check=False, stderr=subprocess.PIPE, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], check=False, stderr=subprocess.PIPE, text=True
+    )
     assert done.returncode == 0, done.stderr

@@ -36,7 +36,10 @@ def silent():
 def test_an_endpoint_that_never_answers_is_named(silent, point_at, scheme, reading):
     point_at(silent)
     start = time.monotonic()
-    with pytest.raises(StoreUnavailableError, match=rf"s3://bucket/run cannot be opened: .* within 0\.3 s.*{silent}"):
+    with pytest.raises(
+        StoreUnavailableError,
+        match=rf"s3://bucket/run cannot be opened: .* within 0\.3 s.*{silent}",
+    ):
         open_store(f"{scheme}://bucket/run", reading=reading, within=0.3)
     assert time.monotonic() - start < 30
 
@@ -57,7 +60,10 @@ def test_any_driver_is_given_up_in_time(when):
     scheme = f"hangs{len(when)}"
     fsspec.register_implementation(scheme, Hangs)
     try:
-        with pytest.raises(StoreUnavailableError, match=r"within 0\.2 s. Its endpoint is the one that the driver for"):
+        with pytest.raises(
+            StoreUnavailableError,
+            match=r"within 0\.2 s. Its endpoint is the one that the driver for",
+        ):
             open_store(f"{scheme}://bucket/run", within=0.2)
     finally:
         never.set()
@@ -163,7 +169,9 @@ class TestSecrets:
         assert SECRET not in caplog.text
 
     @pytest.mark.parametrize("uri", _URIS.values(), ids=_URIS)
-    @pytest.mark.parametrize("verdict", [Verdict.TRANSIENT, Verdict.PERMANENT, Verdict.FORBIDDEN, Verdict.NO_BUCKET])
+    @pytest.mark.parametrize(
+        "verdict", [Verdict.TRANSIENT, Verdict.PERMANENT, Verdict.FORBIDDEN, Verdict.NO_BUCKET]
+    )
     def test_in_what_drivers_say(self, uri, verdict, monkeypatch):
         driver = Says(verdict, f"GET {uri}?X-Amz-Signature={SECRET} for {SECRET}")
         monkeypatch.setattr(RemoteStore, "_probe", lambda *_: None)
@@ -197,7 +205,9 @@ class TestSecrets:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://me:{SECRET}@127.0.0.1:1")
         driver = Says(Verdict.FORBIDDEN, f"signed with {SECRET}")
         driver.fails = True
-        with pytest.raises(StoreUnavailableError, match=r"signed with \*\*\*.*endpoint: http://\*\*\*@127") as caught:
+        with pytest.raises(
+            StoreUnavailableError, match=r"signed with \*\*\*.*endpoint: http://\*\*\*@127"
+        ) as caught:
             RemoteStore("s3://bucket/run", driver)
         assert SECRET not in shown(caught.value)
 
@@ -218,7 +228,10 @@ class TestSecrets:
             (f"fsspec+s3://key:{SECRET}@bucket/run", ConfigurationError),
             (f"zip://run::file:///nowhere?password={SECRET}", ConfigurationError),
             (f"zip://run::ftp://me:{SECRET}@127.0.0.1:1/nowhere", ConfigurationError),
-            (f"zip://run::ftp://me:{quote(SECRET, safe='')}@127.0.0.1:1/nowhere", StoreUnavailableError),
+            (
+                f"zip://run::ftp://me:{quote(SECRET, safe='')}@127.0.0.1:1/nowhere",
+                StoreUnavailableError,
+            ),
         ],
     )
     def test_in_uris_that_cannot_be_opened(self, small_s3, uri, kind):
@@ -259,15 +272,22 @@ class TestStrayObjects:
 
     @pytest.fixture(params=["obstore", "fsspec"])
     def store(self, request, small_s3, small_s3_drivers):
-        return RemoteStore("s3://bucket/run", small_s3_drivers[request.param], Retries(patience=0.1))
+        return RemoteStore(
+            "s3://bucket/run", small_s3_drivers[request.param], Retries(patience=0.1)
+        )
 
     @pytest.mark.parametrize("stray", STRAYS)
     def test_do_not_appear(self, store, small_s3, stray):
         small_s3.objects[stray] = b""
-        if store.driver.name == "obstore" and ("//" in stray or "/." in stray or "\n" in stray) and "DS_" not in stray:
+        if (
+            store.driver.name == "obstore"
+            and ("//" in stray or "/." in stray or "\n" in stray)
+            and "DS_" not in stray
+        ):
             # It cannot list past such names. No tool leaves them behind, and that is told.
             with pytest.raises(
-                StoreUnavailableError, match=r"(?s)invalid path.* Remove that object, .*or use fsspec\+s3://"
+                StoreUnavailableError,
+                match=r"(?s)invalid path.* Remove that object, .*or use fsspec\+s3://",
             ):
                 store.list("deltas/" if "deltas" in stray else "")
             return

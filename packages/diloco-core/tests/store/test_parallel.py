@@ -34,7 +34,9 @@ class TestInParallel:
             together.wait(60)
             return number
 
-        assert list(in_parallel(store, [partial(act, number) for number in range(12)], 4)) == list(range(12))
+        assert list(in_parallel(store, [partial(act, number) for number in range(12)], 4)) == list(
+            range(12)
+        )
 
     def test_not_more_than_was_said(self, store):
         lock, under_way, most = threading.Lock(), 0, 0
@@ -85,14 +87,21 @@ class TestPublications:
         publications.add(partial(upload, 1), partial(use, 1))
         assert used == []
         gates[0].set()
-        publications.add(partial(upload, 2), partial(use, 2))  # two are under way: the first one is waited for
+        publications.add(
+            partial(upload, 2), partial(use, 2)
+        )  # two are under way: the first one is waited for
         assert used == [0]
         gates[2].set()
         publications.finish()
         assert used == [0, 1, 2]
 
     def test_an_error_is_raised_and_the_others_are_waited_for(self, store):
-        publications, gate, begun, read = Publications(store), threading.Event(), threading.Event(), []
+        publications, gate, begun, read = (
+            Publications(store),
+            threading.Event(),
+            threading.Event(),
+            [],
+        )
 
         def fail():
             raise ValueError("no")

@@ -85,7 +85,9 @@ def driver(clock):
 
 @pytest.fixture
 def store(driver, clock):
-    return RemoteStore("far://run", driver, Retries(clock=clock, sleep=clock.sleep, jitter=lambda: 1.0))
+    return RemoteStore(
+        "far://run", driver, Retries(clock=clock, sleep=clock.sleep, jitter=lambda: 1.0)
+    )
 
 
 def test_an_outage_shorter_than_patience_is_waited_out_and_counted(store, driver, clock):
@@ -120,7 +122,9 @@ def test_what_is_not_there_is_no_outage(store, clock):
 def test_opening_does_not_wait_for_long(driver, clock):
     driver.until = 1000.0
     with pytest.raises(StoreUnavailableError, match="tried again for up to 5 s"):
-        RemoteStore("far://run", driver, Retries(clock=clock, sleep=clock.sleep, jitter=lambda: 1.0))
+        RemoteStore(
+            "far://run", driver, Retries(clock=clock, sleep=clock.sleep, jitter=lambda: 1.0)
+        )
     assert clock.now < 10
 
 
@@ -210,7 +214,8 @@ class TestPatient:
     def test_what_lasts_is_not_waited_for(self, away, clock):
         away.lasting, away.until = True, 800.0
         with pytest.raises(
-            StoreUnavailableError, match=r"away\. It was tried again for 3 s, and no longer, since this does"
+            StoreUnavailableError,
+            match=r"away\. It was tried again for 3 s, and no longer, since this does",
         ):
             Patient(away, Timing(clock=clock, sleep=clock.sleep)).get("k")
         assert clock.now == pytest.approx(3.1)
@@ -258,7 +263,9 @@ class TestPatient:
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(os, "write", full)
-        with pytest.raises(StoreUnavailableError, match=r"No space left on device.* The disk is full.*: make room"):
+        with pytest.raises(
+            StoreUnavailableError, match=r"No space left on device.* The disk is full.*: make room"
+        ):
             store.put("k", lambda: [b"x"])
         assert 298 < clock.now <= 300
         assert store.list("") == {}
@@ -298,7 +305,9 @@ def test_of_an_object_that_is_too_large_hardly_anything_is_sent(small_s3, small_
     assert store.get("small") == b"record"
     assert len(small_s3.log) == 1, "a record is one request"
     small_s3.served = 0
-    with pytest.raises(CorruptedObjectError, match=f"s3://bucket/run/commit has {65 * 2**20} bytes, and at most"):
+    with pytest.raises(
+        CorruptedObjectError, match=f"s3://bucket/run/commit has {65 * 2**20} bytes, and at most"
+    ):
         store.get("commit")
     if name == "fsspec":  # with obstore, the server counts what it had put into the socket
         assert small_s3.served <= 2**20

@@ -42,7 +42,9 @@ def train(exchange):
 
 def run(stores):
     """What the replicas hold at the end; all the same."""
-    results = run_replicas(train, [ObjectStoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)])
+    results = run_replicas(
+        train, [ObjectStoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)]
+    )
     assert not [result for result in results if isinstance(result, BaseException)], results
     assert all(torch.equal(result, results[0]) for result in results)
     return results[0]
@@ -64,14 +66,18 @@ def test_over_moto(moto_url, point_at, expected, scheme):
     left = stores[0].list("")
     assert "manifest.json" in left
     assert not [key for key in left if key.startswith("probes/")]
-    running = [thread.name for thread in threading.enumerate() if thread.name.startswith("diloco-beat")]
+    running = [
+        thread.name for thread in threading.enumerate() if thread.name.startswith("diloco-beat")
+    ]
     assert running == []
 
 
 @pytest.mark.parametrize("name", ["obstore", "fsspec"])
 def test_over_a_store_that_fails_every_now_and_then(small_s3, small_s3_drivers, expected, name):
     retries = Retries(first_pause=0.001, longest_pause=0.01)
-    stores = [RemoteStore("s3://bucket/run", small_s3_drivers[name], retries) for _ in range(REPLICAS)]
+    stores = [
+        RemoteStore("s3://bucket/run", small_s3_drivers[name], retries) for _ in range(REPLICAS)
+    ]
     small_s3.disturb(every=5, kinds=[500, "lose", 503, "drop", "cut"])
     assert torch.equal(run(stores), expected)
     assert small_s3.disturbed > 20
@@ -92,18 +98,25 @@ def test_no_byte_is_fetched_twice(small_s3, small_s3_drivers, name):
     driver = small_s3_drivers[name]
     stores = [RemoteStore("s3://bucket/run", driver) for _ in range(REPLICAS)]
     small_s3.served = 0
-    reports = run_replicas(mean, [ObjectStoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)])
+    reports = run_replicas(
+        mean, [ObjectStoreExchange(store, r, REPLICAS) for r, store in enumerate(stores)]
+    )
     wanted = 2 * size * (REPLICAS - 1) / REPLICAS
     assert all(wanted <= report.bytes_received <= wanted + 1000 for report in reports)
     opened = REPLICAS * 2 * (REPLICAS - 1)
     assert REPLICAS * wanted <= small_s3.served <= REPLICAS * wanted + opened * 2**16 + 200_000
 
 
-def test_a_fragment_that_no_object_could_hold_is_refused_before_anything_is_made(small_s3, small_s3_drivers, tmp_path):
+def test_a_fragment_that_no_object_could_hold_is_refused_before_anything_is_made(
+    small_s3, small_s3_drivers, tmp_path
+):
     far = RemoteStore("s3://bucket/run", small_s3_drivers["obstore"])
     forty_billion = 4 * 40 * 10**9
     for exchange in (ObjectStoreExchange(far, 0, 8), ElasticExchange(far, 0, 8, Elastic(4))):
-        with pytest.raises(ConfigurationError, match=r"160 GB is too large .* 52 GB: cut it into 4 fragments or more"):
+        with pytest.raises(
+            ConfigurationError,
+            match=r"160 GB is too large .* 52 GB: cut it into 4 fragments or more",
+        ):
             exchange.shards(forty_billion)
         assert exchange.shards(forty_billion // 4) >= 8
     for near in (str(tmp_path), "memory://large/run"):

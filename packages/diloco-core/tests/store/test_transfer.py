@@ -28,10 +28,17 @@ def files(monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    list(product(("connections", "block_bytes", "budget_bytes"), (0, -1, True, 1.5, 8.0, "8", None, float("nan")))),
+    list(
+        product(
+            ("connections", "block_bytes", "budget_bytes"),
+            (0, -1, True, 1.5, 8.0, "8", None, float("nan")),
+        )
+    ),
 )
 def test_only_whole_numbers_from_one_on(name, value):
-    with pytest.raises(ConfigurationError, match=rf"{name} must be a whole number of at least 1, not "):
+    with pytest.raises(
+        ConfigurationError, match=rf"{name} must be a whole number of at least 1, not "
+    ):
         Transfer(**{name: value})
 
 
@@ -43,7 +50,11 @@ def test_numbers_of_numpy_are_numbers():
 @pytest.mark.parametrize(
     ("transfer", "told", "works"),
     [
-        (Transfer(block_bytes=2**16 - 1), r"block_bytes must be at least 65536 .* not 65535", {"block_bytes": 2**16}),
+        (
+            Transfer(block_bytes=2**16 - 1),
+            r"block_bytes must be at least 65536 .* not 65535",
+            {"block_bytes": 2**16},
+        ),
         (
             Transfer(budget_bytes=16 * MIB - 1),
             r"budget_bytes must be at least 16777216.*smaller",
@@ -54,7 +65,11 @@ def test_numbers_of_numpy_are_numbers():
             r"at least 85983232, not 83886080.*block_bytes smaller",
             {"block_bytes": 40 * MIB},
         ),
-        (Transfer(4, MIB, MIB), r"at least 10485760, not 1048576.*two parts .*\)\.$", {"budget_bytes": 10 * MIB}),
+        (
+            Transfer(4, MIB, MIB),
+            r"at least 10485760, not 1048576.*two parts .*\)\.$",
+            {"budget_bytes": 10 * MIB},
+        ),
         (Transfer(501), r"connections must be at most 500, not 501.*ulimit", {"connections": 500}),
     ],
 )
@@ -66,7 +81,9 @@ def test_what_cannot_work_is_refused_with_what_would(files, transfer, told, work
 
 def test_file_descriptors_that_are_not_limited_limit_nothing(monkeypatch):
     assert _transfer.most_files() in {resource.getrlimit(resource.RLIMIT_NOFILE)[0], None}
-    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    monkeypatch.setattr(
+        resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY)
+    )
     assert _transfer.most_files() is None
     Transfer(10**6).check()
 
@@ -81,12 +98,18 @@ def test_as_it_is_without_settings(files):
 
 def test_few_connections_and_little_memory_still_move():
     least = Transfer(1, 2**16, 10 * MIB)
-    assert (parts_at_once(least, 10 * MIB), parts_at_once(least, 0, 2), creates_at_once(least)) == (1, 1, 1)
+    assert (parts_at_once(least, 10 * MIB), parts_at_once(least, 0, 2), creates_at_once(least)) == (
+        1,
+        1,
+        1,
+    )
     assert least.gather_budget() >= least.gather_block()
 
 
 def test_they_are_obeyed(small_s3, small_s3_drivers):
-    store = RemoteStore("s3://bucket/run", small_s3_drivers["obstore"], transfer=Transfer(3, 2**16, 30 * MIB))
+    store = RemoteStore(
+        "s3://bucket/run", small_s3_drivers["obstore"], transfer=Transfer(3, 2**16, 30 * MIB)
+    )
     small_s3.objects["run/k"] = bytes(2**18)
     small_s3.log.clear()
     with store.open("k", 2**18) as reader:
@@ -99,7 +122,9 @@ def test_they_are_obeyed(small_s3, small_s3_drivers):
 
 
 def test_gather_takes_less_of_them(monkeypatch, small_s3, small_s3_drivers):
-    store = RemoteStore("s3://bucket/run", small_s3_drivers["obstore"], transfer=Transfer(4, 2 * MIB, 40 * MIB))
+    store = RemoteStore(
+        "s3://bucket/run", small_s3_drivers["obstore"], transfer=Transfer(4, 2 * MIB, 40 * MIB)
+    )
     model, blocks = torch.nn.Linear(2, 2), []
     inner = torch.optim.SGD(model.parameters(), lr=0.1)
     begin = Inputs.__init__
@@ -132,5 +157,7 @@ def test_connect_hands_them_on(options):
 
 def test_folders_have_no_use_for_them(tmp_path):
     exchange = connect(tmp_path, rank=0, world_size=1, transfer=Transfer(connections=5))
-    assert block_bytes_of(exchange.store) == block_bytes_of(open_store("memory://transfer/near")) == 0
+    assert (
+        block_bytes_of(exchange.store) == block_bytes_of(open_store("memory://transfer/near")) == 0
+    )
     exchange.leave()

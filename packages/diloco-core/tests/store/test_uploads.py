@@ -28,7 +28,11 @@ class RecordingDriver(FsspecDriver):
 
     def upload(self, key, blocks, *, exclusive, attempt, patience, at_once):
         blocks = list(blocks)
-        self.seen.append(SimpleNamespace(key=key, blocks=blocks, at_once=at_once, held=self.store._transfers.held))
+        self.seen.append(
+            SimpleNamespace(
+                key=key, blocks=blocks, at_once=at_once, held=self.store._transfers.held
+            )
+        )
         self.during()
         self._pipe(key, b"".join(blocks), exclusive)
 
@@ -74,7 +78,9 @@ def test_an_upload_takes_what_nobody_uses_and_gives_it_back(store):
     alone, beside = store.driver.seen
     assert alone.at_once == parts_at_once(Transfer(), BUDGET_BYTES, copies)
     assert alone.held == copies * PART_BYTES * (alone.at_once + 1)
-    assert beside.at_once == parts_at_once(Transfer(), 3 * BUDGET_BYTES // 4, copies) < alone.at_once
+    assert (
+        beside.at_once == parts_at_once(Transfer(), 3 * BUDGET_BYTES // 4, copies) < alone.at_once
+    )
     assert store._transfers.held == 0
 
 
@@ -89,7 +95,9 @@ def test_two_uploads_at_once_share(store):
     assert store._transfers.held == 0
     store._transfers.hold(BUDGET_BYTES)
     store.put("third", parts())
-    assert store.driver.seen[-1].at_once == parts_at_once(Transfer(), 0, copies) > 1, "it is the only one again"
+    assert store.driver.seen[-1].at_once == parts_at_once(Transfer(), 0, copies) > 1, (
+        "it is the only one again"
+    )
 
 
 @pytest.mark.parametrize("write", ["put", "create"])
@@ -105,11 +113,17 @@ def test_an_upload_that_fails_gives_its_memory_back(store, write):
 @pytest.mark.parametrize("write", ["put", "create"])
 def test_what_stays_as_it_is_goes_up_without_a_copy(store, write):
     data = bytearray(2 * PART_BYTES)
-    views = [memoryview(data)[:PART_BYTES], memoryview(data)[:0], memoryview(data).cast("f")[PART_BYTES // 4 :]]
+    views = [
+        memoryview(data)[:PART_BYTES],
+        memoryview(data)[:0],
+        memoryview(data).cast("f")[PART_BYTES // 4 :],
+    ]
     getattr(store, write)("k", views)
     (seen,) = store.driver.seen
     assert [len(block) for block in seen.blocks] == [PART_BYTES, PART_BYTES]
-    assert seen.held == (0 if not store.driver.copies else store.driver.copies * PART_BYTES * (seen.at_once + 1))
+    assert seen.held == (
+        0 if not store.driver.copies else store.driver.copies * PART_BYTES * (seen.at_once + 1)
+    )
     data[0] = 1
     assert seen.blocks[0][0] == 1
     del seen, views
@@ -123,7 +137,9 @@ def test_small_ones_are_one_request(store):
     assert store.put("k", [b"a", b"", memoryview(b"bc")]) == 3
     assert store.create("another", [b"a" * 100, b"b" * 100])
     assert not store.create("another", [b"c"])
-    assert store.create("another", [b"a" * 100, b"b" * 100]), "the very same bytes count as one's own"
+    assert store.create("another", [b"a" * 100, b"b" * 100]), (
+        "the very same bytes count as one's own"
+    )
     assert (store.get("k"), store.get("another")) == (b"abc", b"a" * 100 + b"b" * 100)
     assert store.driver.seen == []
 
@@ -131,7 +147,9 @@ def test_small_ones_are_one_request(store):
 def test_how_many_objects_are_created_at_once(store):
     assert store.creates_at_once == (2 if store.driver.copies else 6)
     store.budget = BUDGET_BYTES // 4
-    assert store.creates_at_once == (1 if store.driver.copies else 6), "but for those that take memory"
+    assert store.creates_at_once == (1 if store.driver.copies else 6), (
+        "but for those that take memory"
+    )
 
 
 @pytest.mark.parametrize("near", [True, False])
@@ -143,7 +161,9 @@ def test_what_is_published_is_not_copied_over_a_network(near):
         return sum(map(len, given[0])) == 3
 
     life = SimpleNamespace(
-        store=SimpleNamespace(near=near, create=create), traffic=SimpleNamespace(sent=4), _counting=threading.Lock()
+        store=SimpleNamespace(near=near, create=create),
+        traffic=SimpleNamespace(sent=4),
+        _counting=threading.Lock(),
     )
     assert Life.create(life, "k", lambda: iter([b"ab", b"c"]))
     assert life.traffic.sent == 7
@@ -165,4 +185,10 @@ def test_gather_publishes_several_shards_at_the_same_time(small_s3, small_s3_dri
             model(torch.ones(32)).sum().backward()
             inner.step()
         small_s3.gate = None
-    assert sum(key.startswith("run/state/00000001/") and key.endswith(".safetensors") for key in small_s3.objects) == 4
+    assert (
+        sum(
+            key.startswith("run/state/00000001/") and key.endswith(".safetensors")
+            for key in small_s3.objects
+        )
+        == 4
+    )

@@ -23,14 +23,23 @@ def nothing_is_opened(monkeypatch):
 @pytest.mark.parametrize(
     ("uri", "message"),
     [
-        (f"s3://key:{SECRET}@bucket/run", "holds a user or a password.* belong in AWS_ACCESS_KEY_ID and AWS_SECRET"),
+        (
+            f"s3://key:{SECRET}@bucket/run",
+            "holds a user or a password.* belong in AWS_ACCESS_KEY_ID and AWS_SECRET",
+        ),
         ("s3://key@bucket/run", "holds a user or a password"),
         (f"s3a://key:{SECRET}@bucket", "holds a user or a password.*write s3a://bucket/folder"),
         (f"gs://me:{SECRET}@bucket/run", "GOOGLE_APPLICATION_CREDENTIALS"),
         (f"az://me:{SECRET}@bucket/run", "AZURE_STORAGE_ACCOUNT_KEY"),
         (f"abfss://box:{SECRET}@account.dfs.core.windows.net/run", "AZURE_STORAGE_ACCOUNT_KEY"),
-        (f"s3://bucket/run?secret={SECRET}", "has a query string.* Endpoints belong in AWS_ENDPOINT_URL"),
-        ("s3://bucket/run?endpoint_url=http://minio:9000", "has a query string.* Endpoints belong in AWS_ENDPOINT_URL"),
+        (
+            f"s3://bucket/run?secret={SECRET}",
+            "has a query string.* Endpoints belong in AWS_ENDPOINT_URL",
+        ),
+        (
+            "s3://bucket/run?endpoint_url=http://minio:9000",
+            "has a query string.* Endpoints belong in AWS_ENDPOINT_URL",
+        ),
         (f"az://box/run?sig={SECRET}", "has a query string.*AZURE_STORAGE_SAS_TOKEN"),
         ("s3://bucket?region=eu-west-1", "has a query string"),
         ("gs://bucket/run#7", "has a fragment"),
@@ -51,7 +60,9 @@ def test_what_no_driver_obeys_is_refused(asked, uri, message):
     assert caught.value.__cause__ is caught.value.__context__ is None
 
 
-@pytest.mark.parametrize("uri", ["file:///tmp/run?x=1", "file:///tmp/run#1", "zip://x::file:///tmp/run?x"])
+@pytest.mark.parametrize(
+    "uri", ["file:///tmp/run?x=1", "file:///tmp/run#1", "zip://x::file:///tmp/run?x"]
+)
 def test_a_folders_uri_has_no_query_string(uri):
     with pytest.raises(ConfigurationError, match=r"no query string and no fragment.*%3F"):
         open_store(uri)
@@ -66,8 +77,14 @@ def test_a_folders_uri_has_no_query_string(uri):
         ),
         (f"s3:key:{SECRET}@bucket/run", "a slash too few: write s3://"),
         (f"fsspec+s3:/key:{SECRET}@bucket/run", r"a slash too few: write fsspec\+s3://"),
-        ("gs:bucket/run", "a slash too few: write gs://bucket/run. Where it is meant to be a folder, give its path"),
-        (f"s3//key:{SECRET}@bucket/run", "looks like a URI with a user or a password, and has no scheme"),
+        (
+            "gs:bucket/run",
+            "a slash too few: write gs://bucket/run. Where it is meant to be a folder, give its path",
+        ),
+        (
+            f"s3//key:{SECRET}@bucket/run",
+            "looks like a URI with a user or a password, and has no scheme",
+        ),
         (f"//key:{SECRET}@host/run", "looks like a URI with a user or a password"),
         (f"key:{SECRET}@bucket/run", "looks like a URI with a user or a password"),
         (f"ftp://me:{SECRET}@host/run", "with one of the signs .* Write %2F"),
@@ -116,7 +133,9 @@ def test_an_endpoint_that_is_no_url_is_named_by_its_variable(monkeypatch, name, 
         "fsspec+s3://bucket",
         "simplecache::s3://bucket",
     ):
-        with pytest.raises(ConfigurationError, match=rf"^{name} must be a URL such as .* Unset it") as caught:
+        with pytest.raises(
+            ConfigurationError, match=rf"^{name} must be a URL such as .* Unset it"
+        ) as caught:
             open_store(uri)
         assert not any(piece in str(caught.value) for piece in ("hunter2", "Zx+9q"))
         assert caught.value.__cause__ is caught.value.__context__ is None
@@ -126,7 +145,13 @@ def test_an_endpoint_that_is_no_url_is_named_by_its_variable(monkeypatch, name, 
 
 
 def test_endpoints_that_are_urls_are_obeyed(monkeypatch):
-    for value in ("http://minio:9000", "HTTPS://minio/", "http://[::1]:9000/s3", "http://me:hunter2%2FZ@minio", ""):
+    for value in (
+        "http://minio:9000",
+        "HTTPS://minio/",
+        "http://[::1]:9000/s3",
+        "http://me:hunter2%2FZ@minio",
+        "",
+    ):
         monkeypatch.setenv("AWS_ENDPOINT_URL", value)
         with pytest.raises(StoreUnavailableError, match="it was opened"):
             open_store("s3://bucket/run")
@@ -140,7 +165,10 @@ def test_obstore_does_not_survive_an_empty_one(monkeypatch):
 
 def test_whoever_opens_is_told(tmp_path):
     uri = f"s3://key:{SECRET}@bucket/run"
-    for act in (lambda: connect(uri, rank=0, world_size=1), lambda: export(uri, tmp_path / "model")):
+    for act in (
+        lambda: connect(uri, rank=0, world_size=1),
+        lambda: export(uri, tmp_path / "model"),
+    ):
         with pytest.raises(ConfigurationError, match="holds a user or a password") as caught:
             act()
         assert SECRET not in str(caught.value)

@@ -44,14 +44,27 @@ KINDS = {
 
 def damages(data, step):
     """One bit of every ``step``-th byte, and every fourth of as many truncations, as functions of the bytes."""
-    flips = [partial(flip, bit=8 * place + place // step % 8) for place in range(step // 2, len(data), step)]
-    return flips + [lambda data, size=size: data[:size] for size in range(step // 3, len(data), 4 * step)]
+    flips = [
+        partial(flip, bit=8 * place + place // step % 8)
+        for place in range(step // 2, len(data), step)
+    ]
+    return flips + [
+        lambda data, size=size: data[:size] for size in range(step // 3, len(data), 4 * step)
+    ]
 
 
 class Memory:
     """The store of one replica; all share ``objects``. One object is harmed, once, when it is written or when it is read."""
 
-    uri, near, retries, exclusive, largest, downtime, patience = "memory", True, True, True, None, 0.0, 1.0
+    uri, near, retries, exclusive, largest, downtime, patience = (
+        "memory",
+        True,
+        True,
+        True,
+        None,
+        0.0,
+        1.0,
+    )
 
     def __init__(self, shared, wanted="", harm=None, when=""):
         self.shared, self.wanted, self.harm, self.when = shared, re.compile(wanted), harm, when
@@ -85,7 +98,11 @@ class Memory:
         return InMemory(self.get(key), key)
 
     def list(self, prefix):
-        return {key: len(data) for key, data in sorted(self.shared.objects.copy().items()) if key.startswith(prefix)}
+        return {
+            key: len(data)
+            for key, data in sorted(self.shared.objects.copy().items())
+            if key.startswith(prefix)
+        }
 
     def delete(self, keys, *, unread=False):
         for key in keys:
@@ -114,7 +131,9 @@ def run(lab, wanted="", harm=None, when=""):
         ObjectStoreExchange(store, rank, 2, run_id="a", timing=timing, chunk_bytes=16)
         for rank, store in enumerate(stores)
     ]
-    results = run_replicas(lambda exchange: lab.replica(lambda rank: model(lab), exchange, steps=6), made)
+    results = run_replicas(
+        lambda exchange: lab.replica(lambda rank: model(lab), exchange, steps=6), made
+    )
     return results, shared
 
 
@@ -234,7 +253,10 @@ def test_every_bit_of_a_published_state(step):
 
     def outer_state(reader):
         chunks, scalars = shard.outer_state(reader, "x")
-        return [torch.cat([chunk["momentum_buffer"] for chunk in chunks.values()]), torch.tensor(scalars["step"])]
+        return [
+            torch.cat([chunk["momentum_buffer"] for chunk in chunks.values()]),
+            torch.tensor(scalars["step"]),
+        ]
 
     harmed = [partial(flip, bit=bit) for bit in range(0, 8 * len(data), step)]
     harmed += [lambda data, size=size: data[:size] for size in range(0, len(data), step)]

@@ -90,7 +90,10 @@ def exchanges(tmp_path, wrap=None, world_size=2, **options):
     stores = [open_store(str(tmp_path / "run")) for _ in range(world_size)]
     if wrap is not None:
         stores[-1] = wrap(stores[-1])
-    return [ObjectStoreExchange(store, rank, world_size, timing=timing, **options) for rank, store in enumerate(stores)]
+    return [
+        ObjectStoreExchange(store, rank, world_size, timing=timing, **options)
+        for rank, store in enumerate(stores)
+    ]
 
 
 def means(count):
@@ -118,8 +121,12 @@ def all_equal(results, count):
 
 class TestAtRest:
     @pytest.mark.parametrize("harm", HARMS)
-    def test_a_damaged_contribution_is_refused_and_never_gets_into_the_state(self, lab, tmp_path, harm):
-        made = exchanges(tmp_path, lambda store: DamagingWrites(store, HARMS[harm], lambda key: "deltas/" in key))
+    def test_a_damaged_contribution_is_refused_and_never_gets_into_the_state(
+        self, lab, tmp_path, harm
+    ):
+        made = exchanges(
+            tmp_path, lambda store: DamagingWrites(store, HARMS[harm], lambda key: "deltas/" in key)
+        )
         results = run_replicas(means(1), made)
         assert lab.kinds(results)[0] is CorruptedObjectError, results
         assert "deltas/" in str(results[0])
@@ -127,7 +134,9 @@ class TestAtRest:
 
     @pytest.mark.parametrize("harm", HARMS)
     def test_a_shard_whose_owner_has_left_is_named(self, lab, tmp_path, harm):
-        made = exchanges(tmp_path, lambda store: DamagingWrites(store, HARMS[harm], lambda key: "state/" in key))
+        made = exchanges(
+            tmp_path, lambda store: DamagingWrites(store, HARMS[harm], lambda key: "state/" in key)
+        )
         results = run_replicas(means(1), made)
         assert lab.kinds(results) == [CorruptedObjectError, list]
         assert "state/00000000/00001" in str(results[0])
@@ -136,18 +145,28 @@ class TestAtRest:
     @pytest.mark.parametrize("harm", HARMS)
     def test_a_shard_whose_owner_lives_is_written_again(self, lab, tmp_path, caplog, harm):
         def wrap(store):
-            return DamagingWrites(store, HARMS[harm], lambda key: key.startswith("state/00000003/"), times=1)
+            return DamagingWrites(
+                store, HARMS[harm], lambda key: key.startswith("state/00000003/"), times=1
+            )
 
-        healthy = lab.train(lambda rank: lab.fill(lab.small_model()), exchanges(tmp_path / "a"), steps=8)
+        healthy = lab.train(
+            lambda rank: lab.fill(lab.small_model()), exchanges(tmp_path / "a"), steps=8
+        )
         assert lab.identical(
-            lab.train(lambda rank: lab.fill(lab.small_model()), exchanges(tmp_path / "b", wrap), steps=8) + healthy
+            lab.train(
+                lambda rank: lab.fill(lab.small_model()), exchanges(tmp_path / "b", wrap), steps=8
+            )
+            + healthy
         )
         assert "is written again, with the same content" in caplog.text
         assert not open_store(str(tmp_path / "b" / "run")).list("requests/")
 
     def test_tensors_that_have_changed_since_are_not_taken_for_the_shard(self, lab, tmp_path):
         made = exchanges(
-            tmp_path, lambda store: DamagingWrites(store, flip, lambda key: key.startswith("state/00000000/"), times=1)
+            tmp_path,
+            lambda store: DamagingWrites(
+                store, flip, lambda key: key.startswith("state/00000000/"), times=1
+            ),
         )
 
         def replica(exchange):
@@ -166,7 +185,9 @@ class TestAtRest:
         harms = {"other": lambda data: data.replace(b"commit", b"commut"), **HARMS}
 
         def wrap(store):
-            return DamagingWrites(store, harms[harm], lambda key: key.startswith("commits/"), times=1)
+            return DamagingWrites(
+                store, harms[harm], lambda key: key.startswith("commits/"), times=1
+            )
 
         (made,) = exchanges(tmp_path, wrap, world_size=1)
         with ObjectStoreAllReduce(made) as reduce:
@@ -177,17 +198,24 @@ class TestAtRest:
     def test_a_commit_record_of_others_is_refused(self, tmp_path):
         record = commit(0, "mean", ["deltas/00000000/else"])
         (made,) = exchanges(
-            tmp_path, lambda store: DamagingWrites(store, lambda _: record, lambda key: "commits/" in key), world_size=1
+            tmp_path,
+            lambda store: DamagingWrites(store, lambda _: record, lambda key: "commits/" in key),
+            world_size=1,
         )
         with pytest.raises(MismatchError, match="other members"):
             ObjectStoreAllReduce(made).mean([torch.ones(1)])
 
     def test_a_damaged_note_is_ignored_loudly(self, lab, tmp_path, caplog):
         made = exchanges(
-            tmp_path, lambda store: DamagingWrites(store, lambda data: data[:9], lambda key: "notes" in key)
+            tmp_path,
+            lambda store: DamagingWrites(store, lambda data: data[:9], lambda key: "notes" in key),
         )
-        assert all_equal(run_replicas(means(1), made), 1)  # rank 1 has left; nobody needs it any more
-        with pytest.raises(ReplicaLostError, match=r"no sign of life .* left a note of its end, which is damaged"):
+        assert all_equal(
+            run_replicas(means(1), made), 1
+        )  # rank 1 has left; nobody needs it any more
+        with pytest.raises(
+            ReplicaLostError, match=r"no sign of life .* left a note of its end, which is damaged"
+        ):
             observe(made)
         assert "a note of the end of rank 1 is ignored" in caplog.text
 
@@ -209,7 +237,9 @@ class TestOnTheWay:
         damaging = []
 
         def wrap(store):
-            damaging.append(DamagingReads(store, HARMS[harm], lambda key: key.startswith(folder), times=2))
+            damaging.append(
+                DamagingReads(store, HARMS[harm], lambda key: key.startswith(folder), times=2)
+            )
             return damaging[0]
 
         results = run_replicas(means(3), exchanges(tmp_path, wrap))
@@ -228,7 +258,9 @@ class TestOnTheWay:
                     return listing
                 return {key: size for key, size in listing.items() if "/00001." in key}
 
-        results = run_replicas(means(1), exchanges(tmp_path, lambda store: Stale(store, None, bool, stale)))
+        results = run_replicas(
+            means(1), exchanges(tmp_path, lambda store: Stale(store, None, bool, stale))
+        )
         if stale < 4:
             assert all_equal(results, 1), results
         else:
@@ -243,7 +275,10 @@ class TestOnTheWay:
             made = exchanges(
                 tmp_path / str(bit),
                 lambda store, bit=bit: DamagingReads(
-                    store, lambda data: flip(data, bit % (8 * len(data))), lambda key: "deltas/" in key, times=1
+                    store,
+                    lambda data: flip(data, bit % (8 * len(data))),
+                    lambda key: "deltas/" in key,
+                    times=1,
                 ),
                 chunk_bytes=16,
             )
@@ -254,12 +289,25 @@ MEMBERS = ["deltas/00000003/00000.x", "deltas/00000003/00001.x"]
 RECORDS = {
     "claim": (
         Claim(
-            1, 2, "monday", 64, schema_digest(Schema({"a": "float32[3]"}, {"sync_every": "5"})), "0f", "host", 7
+            1,
+            2,
+            "monday",
+            64,
+            schema_digest(Schema({"a": "float32[3]"}, {"sync_every": "5"})),
+            "0f",
+            "host",
+            7,
         ).to_bytes(),
         lambda data: Claim.from_bytes(data, 1, "x"),
     ),
-    "note": (note(Ending(1, "failed", Progress(3, 2), "ValueError: x", 0), "n"), lambda data: read_note(data, 1, "x")),
-    "commit": (commit(3, "0", MEMBERS), lambda data: check_commit(data, 3, "0", 2, lambda rank, key: 1, "x")),
+    "note": (
+        note(Ending(1, "failed", Progress(3, 2), "ValueError: x", 0), "n"),
+        lambda data: read_note(data, 1, "x"),
+    ),
+    "commit": (
+        commit(3, "0", MEMBERS),
+        lambda data: check_commit(data, 3, "0", 2, lambda rank, key: 1, "x"),
+    ),
     "manifest": (
         manifest("monday", 32 * "0", 2, Schema({"a": "float32[3]"}, {"sync_every": "5"}), {}),
         lambda data: read_manifest(data, "x"),
@@ -279,7 +327,9 @@ class TestEveryBit:
     def test_of_a_record(self, kind):
         data, read = RECORDS[kind]
         assert read(data) == read(data)
-        harmed = [flip(data, bit) for bit in range(8 * len(data))] + [data[:size] for size in range(len(data))]
+        harmed = [flip(data, bit) for bit in range(8 * len(data))] + [
+            data[:size] for size in range(len(data))
+        ]
         for one in harmed:
             with pytest.raises(CorruptedObjectError):
                 read(one)
@@ -293,9 +343,13 @@ class TestEveryBit:
         seed = partial(wire_seed, "delta")
         plan = DeltaPlan(job.layout, 2, 16, carried_groups(job), first=False)
         file = DeltaFile(plan, 1, seed, {"rank": "1"})
-        data = b"".join(map(bytes, file.parts(lambda shard: contributions(job, shard, 1, 16, scratch))))
+        data = b"".join(
+            map(bytes, file.parts(lambda shard: contributions(job, shard, 1, 16, scratch)))
+        )
         wanted = [values[chunk.start : chunk.stop] for chunk in job.layout.chunks(0, 16)]
-        harmed = [flip(data, bit) for bit in range(8 * len(data))] + [data[:size] for size in range(len(data))]
+        harmed = [flip(data, bit) for bit in range(8 * len(data))] + [
+            data[:size] for size in range(len(data))
+        ]
         refused = 0
         for one in [data, *harmed]:
             store = SimpleNamespace(

@@ -88,7 +88,9 @@ def test_what_wakes_up_late_stops_and_changes_nothing(lab, tmp_path, first):
     assert len(store.list("notes/")) == 2
 
 
-@pytest.mark.parametrize("harm", [Path.unlink, lambda path: path.write_bytes(b"damaged")], ids=["gone", "damaged"])
+@pytest.mark.parametrize(
+    "harm", [Path.unlink, lambda path: path.write_bytes(b"damaged")], ids=["gone", "damaged"]
+)
 def test_a_claim_that_is_gone_or_damaged_does_not_end_a_run_that_has_met(lab, tmp_path, harm):
     replicas = Replicas(lab.store_exchanges(tmp_path, 2))
     replicas.sync()
@@ -116,8 +118,15 @@ def test_its_notes_and_beats_are_no_signs_of_its_successor(lab, tmp_path, caplog
     clock.sleep(10)
     with pytest.raises(Exception, match="rank 1 has shown no sign of life for 70 s"):
         observer.check([1], Progress(), "sync 1")
-    assert caplog.text.count("a note of the end of rank 1 is ignored: a process of an earlier run has written it") == 1
-    store.put("notes/00001.json", [note(Ending(1, "failed", Progress(3, 3), "its own"), "successor")])
+    assert (
+        caplog.text.count(
+            "a note of the end of rank 1 is ignored: a process of an earlier run has written it"
+        )
+        == 1
+    )
+    store.put(
+        "notes/00001.json", [note(Ending(1, "failed", Progress(3, 3), "its own"), "successor")]
+    )
     with pytest.raises(Exception, match="its own"):
         observer.check([1], Progress(), "sync 1")
 

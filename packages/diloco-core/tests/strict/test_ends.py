@@ -23,7 +23,9 @@ KINDS = ["store", "threads"]
 
 
 def make(kind, lab, tmp_path, world_size):
-    return in_process(world_size) if kind == "threads" else lab.store_exchanges(tmp_path, world_size)
+    return (
+        in_process(world_size) if kind == "threads" else lab.store_exchanges(tmp_path, world_size)
+    )
 
 
 def left(rank, number=3):
@@ -52,7 +54,11 @@ class TestConclusions:
             ([left(1), failed(2)], [1], (ReplicaLostError, 2)),
             # Both have finished the sync at hand, and rank 2 has missed rank 1 in the next one.
             ([left(1, number=4), failed(2, cause=1)], [2], None),
-            ([left(1, number=4), failed(2, cause=1), failed(0, cause=2)], [2], (ReplicaLostError, 2)),
+            (
+                [left(1, number=4), failed(2, cause=1), failed(0, cause=2)],
+                [2],
+                (ReplicaLostError, 2),
+            ),
         ],
     )
     def test_who_is_named(self, endings, missing, wanted):
@@ -76,7 +82,9 @@ class TestConclusions:
     def test_both_numbers_are_named(self):
         error = conclude({1: left(1, number=2)}, [1], 0, Progress(3, 2))
         assert "rank 1 has left the run after 2 syncs" in str(error)
-        assert "this replica (rank 0) cannot take sync 3, for which all replicas are needed" in str(error)
+        assert "this replica (rank 0) cannot take sync 3, for which all replicas are needed" in str(
+            error
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -92,7 +100,12 @@ class TestRuns:
                     lab.small_step(model, optimizer)
 
         results = run_replicas(replica, make(kind, lab, tmp_path, 4))
-        assert lab.kinds(results) == [ReplicaLostError, ValueError, ReplicaLostError, ReplicaLostError]
+        assert lab.kinds(results) == [
+            ReplicaLostError,
+            ValueError,
+            ReplicaLostError,
+            ReplicaLostError,
+        ]
         assert {results[rank].rank for rank in (0, 2, 3)} == {1}
 
     def test_who_learns_it_from_a_messenger_names_the_first_one_too(self, kind, lab, tmp_path):
@@ -155,7 +168,12 @@ class TestRuns:
 
     @pytest.mark.parametrize(
         "others",
-        [[torch.ones(5)], [torch.ones(4), torch.ones(1)], [torch.ones(4, dtype=torch.float64)], [torch.ones(2, 2)]],
+        [
+            [torch.ones(5)],
+            [torch.ones(4), torch.ones(1)],
+            [torch.ones(4, dtype=torch.float64)],
+            [torch.ones(2, 2)],
+        ],
     )
     @pytest.mark.parametrize("call", [0, 2])
     def test_other_tensors_on_one_replica_are_named(self, kind, lab, tmp_path, others, call):
@@ -186,7 +204,9 @@ class TestRuns:
     def test_a_loop_over_a_manager_tells_of_failures(self, kind, lab, tmp_path):
         def replica(exchange):
             model = lab.fill(lab.small_model())
-            outer, optimizer = lab.outer_loop(model, ManagerExchange(MockManager(exchange)), buffers="none")
+            outer, optimizer = lab.outer_loop(
+                model, ManagerExchange(MockManager(exchange)), buffers="none"
+            )
             try:
                 with outer:
                     for step in range(4):

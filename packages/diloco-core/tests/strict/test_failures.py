@@ -40,7 +40,9 @@ class TestSyncing:
 
         hang = threading.Event()
         # The beat of rank 1 goes on (it runs in real time), so only the time limit of the sync ends the wait.
-        exchanges = lab.store_exchanges(tmp_path, 2, sync_timeout=50.0, beat_interval=1000.0, lost_after=1e9)
+        exchanges = lab.store_exchanges(
+            tmp_path, 2, sync_timeout=50.0, beat_interval=1000.0, lost_after=1e9
+        )
         results = run_replicas(replica, exchanges)
         assert lab.kinds(results)[0] is SyncTimeoutError
         assert results[0].missing == (1,)
@@ -73,7 +75,9 @@ class TestSyncing:
             clock.sleep(50)
         observer.check([1], Progress(7, 6), "sync 7")
         clock.sleep(20)
-        with pytest.raises(ReplicaLostError, match="rank 1 has shown no sign of life for 70 s, so sync 7") as caught:
+        with pytest.raises(
+            ReplicaLostError, match="rank 1 has shown no sign of life for 70 s, so sync 7"
+        ) as caught:
             observer.check([1], Progress(7, 6), "sync 7")
         assert caught.value.rank == 1
 
@@ -86,7 +90,9 @@ class TestSyncing:
         with pytest.raises(ReplicaLostError, match="rank 1"):
             observer.check([1], Progress(), "sync 1")
 
-    def test_of_many_that_are_missing_some_are_looked_at_each_time(self, lab, tmp_path, monkeypatch):
+    def test_of_many_that_are_missing_some_are_looked_at_each_time(
+        self, lab, tmp_path, monkeypatch
+    ):
         """While beats are read, nobody looks whether the wait is over; and yet everybody has a turn."""
         store, clock = open_store(str(tmp_path)), lab.Clock()
         timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
@@ -95,7 +101,9 @@ class TestSyncing:
         for rank in missing:
             store.put(f"beats/{rank:05}", [b"0"])
         get = store.get
-        monkeypatch.setattr(store, "get", lambda key, *rest, **more: read.append(key) or get(key, *rest, **more))
+        monkeypatch.setattr(
+            store, "get", lambda key, *rest, **more: read.append(key) or get(key, *rest, **more)
+        )
         for _ in range(5):
             before = len(read)
             observer.check(missing, Progress(), "sync 1")
@@ -192,7 +200,9 @@ class TestSyncing:
 
 
 class TestTiming:
-    @pytest.mark.parametrize("name", ["join_timeout", "sync_timeout", "beat_interval", "lost_after"])
+    @pytest.mark.parametrize(
+        "name", ["join_timeout", "sync_timeout", "beat_interval", "lost_after"]
+    )
     def test_limits_are_positive(self, name):
         with pytest.raises(ConfigurationError, match=name):
             Timing(**{name: 0.0})

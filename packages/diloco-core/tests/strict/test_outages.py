@@ -82,7 +82,10 @@ class Away:
         self.uri, self.near = store.uri, False  # waits look less often
 
     def __getattr__(self, name):
-        if name in {"put", "create", "get", "open", "list", "delete"} and self.start <= self.clock() < self.stop:
+        if (
+            name in {"put", "create", "get", "open", "list", "delete"}
+            and self.start <= self.clock() < self.stop
+        ):
             raise StoreUnavailableError("the store is away")
         return getattr(self.inner, name)
 
@@ -145,7 +148,9 @@ class TestObserver:
         while clock.now < 1060.0:
             self.observe(liveness, clock, 1)
         assert clock.now > 1060.0
-        with pytest.raises(ReplicaLostError, match=r"rank 1 has shown no sign of life for 1?[0-9]{2} s"):
+        with pytest.raises(
+            ReplicaLostError, match=r"rank 1 has shown no sign of life for 1?[0-9]{2} s"
+        ):
             self.observe(liveness, clock, 5)
 
     def test_many_short_outages_do_not_hide_a_death(self, lab, tmp_path):
@@ -168,7 +173,9 @@ class TestObserver:
 def test_a_wait_does_not_count_the_time_without_the_store(lab):
     clock, away = lab.Clock(), [0.0]
     timing = Timing(clock=clock, sleep=clock.sleep)
-    wait = Wait(timing, True, 100.0, lambda: None, lambda: KeyError("over"), downtime=lambda: away[0])
+    wait = Wait(
+        timing, True, 100.0, lambda: None, lambda: KeyError("over"), downtime=lambda: away[0]
+    )
     clock.now, away[0] = 150.0, 90.0
     wait.pause()
     assert wait.elapsed() < 61.0

@@ -44,7 +44,9 @@ class TestMeeting:
             return Timing(join_timeout=5.0, clock=clock, sleep=sleep)
 
         store = str(tmp_path / "run")
-        results = run_replicas(replica, [ObjectStoreExchange(open_store(store), r, 4, timing=timing()) for r in (0, 2)])
+        results = run_replicas(
+            replica, [ObjectStoreExchange(open_store(store), r, 4, timing=timing()) for r in (0, 2)]
+        )
         first = next(result for result in results if isinstance(result, RendezvousTimeoutError))
         assert first.missing == (1, 3)
         # Whoever gives up first tells the other, which then need not wait any longer.
@@ -54,8 +56,12 @@ class TestMeeting:
         exchanges = in_process(3, timing=Timing(join_timeout=0.05))
         results = run_replicas(lambda exchange: exchange.join(Schema({}, {})), exchanges[:2])
         assert RendezvousTimeoutError in lab.kinds(results)
-        missing = [result.missing for result in results if isinstance(result, RendezvousTimeoutError)]
-        assert all(2 in ranks for ranks in missing)  # under load another thread may come too late as well
+        missing = [
+            result.missing for result in results if isinstance(result, RendezvousTimeoutError)
+        ]
+        assert all(
+            2 in ranks for ranks in missing
+        )  # under load another thread may come too late as well
 
     def test_another_model_is_refused_and_the_tensor_named(self, lab, tmp_path):
         def replica(exchange):
@@ -72,7 +78,9 @@ class TestMeeting:
 
     def test_other_settings_are_refused_and_named(self, lab, tmp_path):
         def replica(exchange):
-            outer, _ = lab.outer_loop(lab.small_model(), exchange, outer_lr=0.5 + 0.1 * exchange.rank)
+            outer, _ = lab.outer_loop(
+                lab.small_model(), exchange, outer_lr=0.5 + 0.1 * exchange.rank
+            )
             with outer:
                 pass
 
@@ -91,12 +99,18 @@ class TestMeeting:
         def damaging(at, parts):
             if at != key:
                 return put(at, parts)
-            tables = {"other": {"tensors": {"b": "float32[3]"}, "settings": {}}, "damaged": {}, "gone": None}
+            tables = {
+                "other": {"tensors": {"b": "float32[3]"}, "settings": {}},
+                "damaged": {},
+                "gone": None,
+            }
             return None if tables[what] is None else put(at, [seal("schema", key, tables[what])])
 
         second.store.put = damaging
         results = run_replicas(
-            lambda exchange: exchange.join(Schema({"b": "float32[3]"}, {}) if exchange is first else theirs),
+            lambda exchange: exchange.join(
+                Schema({"b": "float32[3]"}, {}) if exchange is first else theirs
+            ),
             [first, second],
         )
         assert lab.kinds(results)[0] is MismatchError
@@ -107,7 +121,9 @@ class TestMeeting:
         exchanges = [ObjectStoreExchange(store, 0, 2), ObjectStoreExchange(store, 1, 3)]
         results = run_replicas(lambda exchange: exchange.join(Schema({}, {})), exchanges)
         assert lab.kinds(results) == [MismatchError] * 2
-        assert "rank 1 was started with world_size=3, and rank 0 with world_size=2" in str(results[0])
+        assert "rank 1 was started with world_size=3, and rank 0 with world_size=2" in str(
+            results[0]
+        )
 
     def test_check_refuses_other_initial_values(self, lab, tmp_path):
         def replica(exchange):
@@ -137,7 +153,9 @@ class TestMeeting:
             with ObjectStoreAllReduce(exchange) as reduce:
                 reduce.mean([torch.ones(1)])
 
-        assert lab.kinds(run_replicas(replica, lab.store_exchanges(tmp_path, 2))) == [type(None)] * 2
+        assert (
+            lab.kinds(run_replicas(replica, lab.store_exchanges(tmp_path, 2))) == [type(None)] * 2
+        )
         results = run_replicas(replica, lab.store_exchanges(tmp_path, 2))
         assert lab.kinds(results) == [RunExistsError] * 2
         assert "prefix of its own" in str(results[0])
@@ -153,14 +171,20 @@ class TestMeeting:
         assert "tuesday" in str(results[0])
 
     def test_a_second_life_of_a_rank_is_refused(self, lab, tmp_path):
-        run_replicas(lambda exchange: exchange.join(Schema({}, {})), lab.store_exchanges(tmp_path, 1, run_id="a"))
+        run_replicas(
+            lambda exchange: exchange.join(Schema({}, {})),
+            lab.store_exchanges(tmp_path, 1, run_id="a"),
+        )
         results = run_replicas(
-            lambda exchange: exchange.join(Schema({}, {})), lab.store_exchanges(tmp_path, 1, run_id="a")
+            lambda exchange: exchange.join(Schema({}, {})),
+            lab.store_exchanges(tmp_path, 1, run_id="a"),
         )
         assert lab.kinds(results) == [RunExistsError]
         assert "every rank takes part only once" in str(results[0])
 
-    def test_a_store_without_exclusive_creation_still_shows_a_second_life(self, lab, tmp_path, monkeypatch):
+    def test_a_store_without_exclusive_creation_still_shows_a_second_life(
+        self, lab, tmp_path, monkeypatch
+    ):
         exchange, rival = lab.store_exchanges(tmp_path, 1) + lab.store_exchanges(tmp_path, 1)
 
         def overwriting(key, data):
@@ -184,13 +208,18 @@ class TestMeeting:
         with pytest.raises(CorruptedObjectError, match=r"claims/00001.json"):
             exchange.join(Schema({}, {}))
 
-    @pytest.mark.parametrize("field", ["rank", "world_size", "chunk_bytes", "run_id", "schema", "nonce", "pid"])
+    @pytest.mark.parametrize(
+        "field", ["rank", "world_size", "chunk_bytes", "run_id", "schema", "nonce", "pid"]
+    )
     @pytest.mark.parametrize("value", [None, -1, 10**30, 1.5, True, "x", [], {"a": 1}, ...])
     def test_every_field_of_a_claim_is_checked(self, field, value):
         """A sealed record may still be made by something that is not ours."""
         key = "claims/00001.json"
         fields = unseal(
-            "claim", key, Claim(1, 2, "a", 64, schema_digest(Schema({"t": "1"}, {})), "n", "h", 7).to_bytes(), "x"
+            "claim",
+            key,
+            Claim(1, 2, "a", 64, schema_digest(Schema({"t": "1"}, {})), "n", "h", 7).to_bytes(),
+            "x",
         )
         assert Claim.from_bytes(seal("claim", key, fields), 1, "x").pid == 7
         if value is ...:
@@ -202,7 +231,9 @@ class TestMeeting:
         with pytest.raises(CorruptedObjectError, match=f"'{field}'"):
             Claim.from_bytes(seal("claim", key, fields), 1, "x")
 
-    @pytest.mark.parametrize("field", ["rank", "nonce", "event", "number", "syncs", "message", "cause_rank"])
+    @pytest.mark.parametrize(
+        "field", ["rank", "nonce", "event", "number", "syncs", "message", "cause_rank"]
+    )
     @pytest.mark.parametrize("value", [-1, 10**30, 1.5, True, "x", [], ...])
     def test_every_field_of_a_note_is_checked(self, field, value):
         key, ending = "notes/00001.json", Ending(1, "failed", Progress(3, 2), "m", 0)
@@ -212,7 +243,11 @@ class TestMeeting:
             del fields[field]
         else:
             fields[field] = value
-        if not isinstance(value, list) and (field, value) in {("message", "x"), ("nonce", "x"), ("cause_rank", -1)}:
+        if not isinstance(value, list) and (field, value) in {
+            ("message", "x"),
+            ("nonce", "x"),
+            ("cause_rank", -1),
+        }:
             return
         with pytest.raises(CorruptedObjectError, match=f"'{field}'"):
             read_note(seal("note", key, fields), 1, "x")
@@ -225,7 +260,9 @@ class TestMeeting:
     def test_a_claim_of_another_version_is_named(self, lab, tmp_path):
         (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
         exchange.store.put("claims/00001.json", [b'{"format": 1, "rank": 1}'])
-        with pytest.raises(FormatError, match=r"claims/00001.json has format 1.*reads format 5 only"):
+        with pytest.raises(
+            FormatError, match=r"claims/00001.json has format 1.*reads format 5 only"
+        ):
             exchange.join(Schema({}, {}))
 
     def test_what_else_lies_in_the_prefix_is_passed_over(self, lab, tmp_path):
@@ -261,7 +298,12 @@ class TestMeeting:
             )
             if f"{folder}/{name}" != "beats/00001"
         ]
-        stray += ["requests/x", "requests/00000001/x", "claims/copy/00000.json", "deltas/00000001/00001.0.safetensors"]
+        stray += [
+            "requests/x",
+            "requests/00000001/x",
+            "claims/copy/00000.json",
+            "deltas/00000001/00001.0.safetensors",
+        ]
         for key in stray:
             made[0].store.put(key, [b""])
         for keys in lab.run(replica, made):
@@ -277,7 +319,9 @@ class TestMeeting:
 
     def test_other_chunks_are_refused(self, tmp_path):
         store = open_store(str(tmp_path / "run"))
-        made = [ObjectStoreExchange(store, rank, 2, chunk_bytes=64 * (rank + 1)) for rank in range(2)]
+        made = [
+            ObjectStoreExchange(store, rank, 2, chunk_bytes=64 * (rank + 1)) for rank in range(2)
+        ]
         results = run_replicas(lambda exchange: exchange.join(Schema({}, {})), made)
         assert [type(result) for result in results] == [MismatchError] * 2
         assert "chunk_bytes=128" in str(results[0])

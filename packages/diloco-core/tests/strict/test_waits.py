@@ -30,8 +30,12 @@ class TestWaits:
         store = SimpleNamespace(near=True, uri="file:///run", downtime=0.0)
         job = Mean([torch.ones(4)], 2)
         job.begin()
-        participant = Participant(store, 0, 2, 32 * "0", timing, None, 64, Scratch(64), lambda: None)
-        return SimpleNamespace(one=StoreSync(participant, Progress(), job), clock=clock, store=store)
+        participant = Participant(
+            store, 0, 2, 32 * "0", timing, None, 64, Scratch(64), lambda: None
+        )
+        return SimpleNamespace(
+            one=StoreSync(participant, Progress(), job), clock=clock, store=store
+        )
 
     def test_time_without_the_store_does_not_count(self, sync):
         wait = sync.one._wait(lambda: None, lambda: [1])
@@ -50,7 +54,10 @@ class TestWaits:
             wait.pause()
         said = [record.getMessage() for record in caplog.records]
         assert [int(text.rsplit(" for ")[2].split()[0]) for text in said] == [60, 120, 180]
-        assert said[0] == "rank 0: mean 1 has been waiting for rank 1 for 60 s, and gives up after 50 s"
+        assert (
+            said[0]
+            == "rank 0: mean 1 has been waiting for rank 1 for 60 s, and gives up after 50 s"
+        )
         missing.clear()
         while sync.clock.now < 300.0:
             wait.pause()
@@ -58,7 +65,9 @@ class TestWaits:
 
     def test_where_a_damaged_shard_is_waited_for_that_is_what_is_said(self, sync):
         wait = sync.one._wait(lambda: None, lambda: [1])
-        sync.one._repairs._asked[1] = CorruptedObjectError("state/00000000/00001.safetensors: the checksum is wrong")
+        sync.one._repairs._asked[1] = CorruptedObjectError(
+            "state/00000000/00001.safetensors: the checksum is wrong"
+        )
         sync.clock.now = 51.0
         with pytest.raises(CorruptedObjectError, match="the checksum is wrong"):
             wait.pause()
@@ -96,10 +105,16 @@ def test_records_that_are_taken_away_while_a_run_lives(lab, tmp_path, gone):
                         (tmp_path / "b" / "run" / key).unlink(missing_ok=True)
         return lab.values(model)
 
-    wanted = lab.run(lambda exchange: replica(exchange, False), lab.store_exchanges(tmp_path / "a", 2))
-    found = lab.run(lambda exchange: replica(exchange, True), lab.store_exchanges(tmp_path / "b", 2))
+    wanted = lab.run(
+        lambda exchange: replica(exchange, False), lab.store_exchanges(tmp_path / "a", 2)
+    )
+    found = lab.run(
+        lambda exchange: replica(exchange, True), lab.store_exchanges(tmp_path / "b", 2)
+    )
     assert lab.identical([*wanted, *found])
-    results = run_replicas(lambda exchange: replica(exchange, False), lab.store_exchanges(tmp_path / "b", 2))
+    results = run_replicas(
+        lambda exchange: replica(exchange, False), lab.store_exchanges(tmp_path / "b", 2)
+    )
     assert lab.kinds(results) == [RunExistsError] * 2, results
     if "manifest.json" in gone:
         with pytest.raises(CorruptedObjectError, match=r"manifest\.json"):

@@ -10,7 +10,9 @@ from diloco_core.testing import DAMAGES, KINDS, Fault
 README = Path(__file__).parents[2] / "README.md"
 
 
-@pytest.mark.parametrize("kind", ["kill", "lose", "clock jump", "flipped bit", "nonsense", "", None])
+@pytest.mark.parametrize(
+    "kind", ["kill", "lose", "clock jump", "flipped bit", "nonsense", "", None]
+)
 def test_unknown_kinds_are_refused_and_the_known_ones_are_named(kind):
     with pytest.raises(ConfigurationError) as caught:
         Fault(1, 1, 30, kind)

@@ -7,7 +7,14 @@ import pytest
 import torch
 from torch import nn
 
-from diloco_core import ConfigurationError, DiLoCo, ManagerExchange, MismatchError, MockManager, in_process
+from diloco_core import (
+    ConfigurationError,
+    DiLoCo,
+    ManagerExchange,
+    MismatchError,
+    MockManager,
+    in_process,
+)
 from diloco_core._torchft._agreement import Compared, first_difference, numbers
 from diloco_core.testing import run_replicas
 
@@ -91,7 +98,12 @@ class Replicas:
             inner = torch.optim.SGD([p for p in trained.parameters() if p.requires_grad], lr=0.1)
             over = ManagerExchange(manager, rank=rank, world_size=REPLICAS)
             try:
-                with DiLoCo(trained, inner, over, **{"sync_every": 2, "on_sync": self.reports[rank].append, **own}):
+                with DiLoCo(
+                    trained,
+                    inner,
+                    over,
+                    **{"sync_every": 2, "on_sync": self.reports[rank].append, **own},
+                ):
                     for step in range(steps):
                         inner.param_groups[0]["lr"] = 0.0 if rank == 1 and step < idle else 0.1
                         lab.push(trained, inner, rank, step)
@@ -107,8 +119,16 @@ DIFFERENT = {
     "outer_lr": ({"outer_lr": lambda rank: 0.5 + rank / 10}, "settings", r"'?outer.*0\.[56]"),
     "momentum": ({"outer_momentum": lambda rank: 0.5 + rank / 10}, "settings", r"0\.[56]"),
     "sync_every": ({"sync_every": lambda rank: 2 + rank}, "settings", "sync_every"),
-    "shape": ({"model": lambda rank: net(width=4 + rank)}, "names, shapes or dtypes", r"0\.weight.*\[[45], 3\]"),
-    "frozen values": ({"model": lambda rank: net(frozen=float(rank))}, "values of frozen parameters", "1.bias"),
+    "shape": (
+        {"model": lambda rank: net(width=4 + rank)},
+        "names, shapes or dtypes",
+        r"0\.weight.*\[[45], 3\]",
+    ),
+    "frozen values": (
+        {"model": lambda rank: net(frozen=float(rank))},
+        "values of frozen parameters",
+        "1.bias",
+    ),
     "init='check'": ({"model": net, "init": "check"}, "initial values of the model", "0.weight"),
 }
 
@@ -131,7 +151,9 @@ def test_over_any_other_manager_every_replica_says_in_what_they_differ_and_what_
     run = Replicas(lab, Foreign, **options)
     for rank, result in enumerate(run.results):
         assert isinstance(result, MismatchError), run.results
-        with pytest.raises(MismatchError, match=f"(?s)differ in the {category}.*Rank {rank} has .*{shown}"):
+        with pytest.raises(
+            MismatchError, match=f"(?s)differ in the {category}.*Rank {rank} has .*{shown}"
+        ):
             raise result
     assert run.results[0].args[0] != run.results[1].args[0], "each shows what it has itself"
     assert run.reports == [[], []], "no outer step was taken"
@@ -154,20 +176,28 @@ def test_over_a_mock_manager_over_a_store_too(lab, tmp_path, kind):
         exchange.leave()
         return lab.values(model)
 
-    exchanges = in_process(REPLICAS) if kind == "memory" else lab.store_exchanges(tmp_path, REPLICAS)
+    exchanges = (
+        in_process(REPLICAS) if kind == "memory" else lab.store_exchanges(tmp_path, REPLICAS)
+    )
     assert lab.identical([*lab.run(replica, exchanges), Replicas(lab).results[0]])
-    assert not list(tmp_path.glob("run/state/00000000/*")), "what was published at the start is gone"
+    assert not list(tmp_path.glob("run/state/00000000/*")), (
+        "what was published at the start is gone"
+    )
 
 
 def test_over_any_other_manager_differing_initial_values_are_refused(lab):
     run = Replicas(lab, Foreign, model=net)
     for result in run.results:
-        with pytest.raises(MismatchError, match=r"values from which they have trained.*init_sync=True"):
+        with pytest.raises(
+            MismatchError, match=r"values from which they have trained.*init_sync=True"
+        ):
             raise result
 
 
 @pytest.mark.parametrize("fragments", [1, 2])
-def test_a_replica_that_is_healed_at_the_first_step_takes_the_initial_values(lab, caplog, fragments):
+def test_a_replica_that_is_healed_at_the_first_step_takes_the_initial_values(
+    lab, caplog, fragments
+):
     hub = Hub()
     run = Replicas(lab, lambda exchange: Foreign(exchange, hub), model=net, fragments=fragments)
     expected = Replicas(lab, fragments=fragments, idle=2 // fragments)
@@ -204,7 +234,10 @@ def test_a_replica_that_is_brought_to_a_later_step_is_refused_by_itself(lab):
             self.inner._step += 3 * (self.rank == 1)
 
     run = Replicas(lab, Late)
-    with pytest.raises(MismatchError, match=r"rank 1 has come too late: it was at step 0 .* at step 3\..*min_replicas"):
+    with pytest.raises(
+        MismatchError,
+        match=r"rank 1 has come too late: it was at step 0 .* at step 3\..*min_replicas",
+    ):
         raise run.results[1]
     assert not isinstance(run.results[0], MismatchError)
 
@@ -224,9 +257,14 @@ def test_votes_that_differ_are_noticed_at_the_next_sync(lab, make):
 
     run = Replicas(lab, managed)
     for result in run.results:
-        with pytest.raises(MismatchError, match=r"after [12] outer steps.*outer steps that others have not"):
+        with pytest.raises(
+            MismatchError, match=r"after [12] outer steps.*outer steps that others have not"
+        ):
             raise result
-    assert [[report.committed for report in reports] for reports in run.reports] == [[True, True], [True, False]]
+    assert [[report.committed for report in reports] for reports in run.reports] == [
+        [True, True],
+        [True, False],
+    ]
 
 
 def test_a_vote_of_no_is_in_the_report_and_in_the_log(lab, caplog):
@@ -269,7 +307,9 @@ def test_asynchronous_quorums_are_refused():
 
 def test_buffers_that_cannot_be_averaged_are_refused_when_the_block_is_entered(lab):
     over = ManagerExchange(MockManager(in_process(1)[0]))
-    with pytest.raises(ConfigurationError, match=r"integer buffers are taken from rank 0.*pass buffers='none'"):
+    with pytest.raises(
+        ConfigurationError, match=r"integer buffers are taken from rank 0.*pass buffers='none'"
+    ):
         lab.replica(lambda rank: nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2)), over, steps=0)
 
 
@@ -286,7 +326,11 @@ class TestAverages:
     @pytest.mark.parametrize("replicas", [2, 3, 1000])
     def test_every_replica_notices_and_names_the_first_thing_that_differs(self, replicas):
         def things(rank):
-            return [Compared("a", "same", ""), Compared("b", f"{rank == 1}", ""), Compared("c", f"{rank % 3}", "")]
+            return [
+                Compared("a", "same", ""),
+                Compared("b", f"{rank == 1}", ""),
+                Compared("c", f"{rank % 3}", ""),
+            ]
 
         mean = torch.stack([numbers(things(rank)) for rank in range(replicas)]).mean(dim=0)
         assert {first_difference(things(rank), mean).what for rank in range(replicas)} == {"b"}

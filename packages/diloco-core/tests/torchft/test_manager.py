@@ -3,7 +3,13 @@
 import pytest
 import torch
 
-from diloco_core import ConfigurationError, ManagerExchange, MockManager, NonFiniteDeltaError, in_process
+from diloco_core import (
+    ConfigurationError,
+    ManagerExchange,
+    MockManager,
+    NonFiniteDeltaError,
+    in_process,
+)
 from diloco_core.testing import run_replicas
 
 MEMBERS = [
@@ -31,7 +37,10 @@ def test_averages_in_place_and_counts_commits():
         for step in range(3):
             assert manager.current_step() == step
             manager.start_quorum()
-            tensors = [torch.full((2, 2), float(exchange.rank + step)), torch.tensor([1.0 + exchange.rank])]
+            tensors = [
+                torch.full((2, 2), float(exchange.rank + step)),
+                torch.tensor([1.0 + exchange.rank]),
+            ]
             works = [manager.allreduce(tensor) for tensor in tensors]
             for work, tensor in zip(works, tensors, strict=True):
                 assert work.wait()
@@ -59,7 +68,9 @@ def test_state_dict_functions_are_kept():
     manager.allow_state_dict_read()
 
 
-@pytest.mark.parametrize("options", [{"rank": "1"}, {"rank": 1}, {"world_size": 0}, {"rank": True, "world_size": 2}])
+@pytest.mark.parametrize(
+    "options", [{"rank": "1"}, {"rank": 1}, {"world_size": 0}, {"rank": True, "world_size": 2}]
+)
 def test_impossible_numbers_are_refused(options):
     with pytest.raises(ConfigurationError, match="must be"):
         ManagerExchange(MockManager(in_process(1)[0]), **options)

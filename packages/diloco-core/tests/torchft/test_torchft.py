@@ -6,7 +6,14 @@ from datetime import timedelta
 import pytest
 import torch
 
-from diloco_core import DiLoCo, ManagerExchange, MismatchError, MockManager, ObjectStoreExchange, in_process
+from diloco_core import (
+    DiLoCo,
+    ManagerExchange,
+    MismatchError,
+    MockManager,
+    ObjectStoreExchange,
+    in_process,
+)
 from diloco_core._store._open import open_store
 from diloco_core.testing import run_replicas
 
@@ -53,7 +60,9 @@ def torchft_loop(model, inner, manager, fragments, **options):
     from torchft.local_sgd import DiLoCo as TorchftDiLoCo
 
     parts = [model] if fragments == 1 else [model.first, model.second]
-    outer = [torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in parts]
+    outer = [
+        torch.optim.SGD(part.parameters(), lr=0.7, momentum=0.9, nesterov=True) for part in parts
+    ]
     return TorchftDiLoCo(manager, parts, inner, outer, sync_every=H, **options)
 
 
@@ -80,13 +89,19 @@ def assert_same(ours, theirs):
 @pytest.mark.parametrize("replicas", [1, 3])
 def test_its_diloco_over_our_store_makes_our_numbers(lab, tmp_path, kind, fragments, replicas):
     def over_ours(exchange):
-        return trajectory(lab, exchange.rank, lambda model, inner: our_loop(model, inner, exchange, fragments))
+        return trajectory(
+            lab, exchange.rank, lambda model, inner: our_loop(model, inner, exchange, fragments)
+        )
 
     def over_theirs(exchange):
         manager = MockManager(exchange)
-        seen = trajectory(lab, exchange.rank, lambda model, inner: torchft_loop(model, inner, manager, fragments))
+        seen = trajectory(
+            lab, exchange.rank, lambda model, inner: torchft_loop(model, inner, manager, fragments)
+        )
         assert manager.current_step() == STEPS // H * fragments
-        assert list(manager.state_dict_fns) == [f"StreamingDiLoCoFragment_{number}" for number in range(fragments)]
+        assert list(manager.state_dict_fns) == [
+            f"StreamingDiLoCoFragment_{number}" for number in range(fragments)
+        ]
         return seen
 
     ours = lab.run(over_ours, stores(kind, tmp_path / "ours", replicas))
@@ -100,11 +115,19 @@ def test_its_options_work_over_our_store(lab, tmp_path, bucketed):
     """Its delay, its mixing and its buckets ask no more of a manager than the eight members."""
 
     def over(exchange):
-        options = {"fragment_sync_delay": 1, "fragment_update_alpha": 0.5, "use_bucketization": bucketed}
-        return trajectory(lab, exchange.rank, lambda m, i: torchft_loop(m, i, MockManager(exchange), 2, **options))
+        options = {
+            "fragment_sync_delay": 1,
+            "fragment_update_alpha": 0.5,
+            "use_bucketization": bucketed,
+        }
+        return trajectory(
+            lab, exchange.rank, lambda m, i: torchft_loop(m, i, MockManager(exchange), 2, **options)
+        )
 
     runs = lab.run(over, stores("folder", tmp_path, 2))
-    assert not lab.identical([run[-1] for run in runs]), "with alpha a half, replicas keep something of their own"
+    assert not lab.identical([run[-1] for run in runs]), (
+        "with alpha a half, replicas keep something of their own"
+    )
     assert all(value.isfinite().all() for run in runs for value in run[-1].values())
 
 
@@ -139,12 +162,16 @@ def real_manager(lighthouse, rank, *, init_sync=False):
         manager.shutdown(wait=False)
 
 
-@pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # torchft's logger
+@pytest.mark.filterwarnings(
+    "ignore:The 'warn' method is deprecated:DeprecationWarning"
+)  # torchft's logger
 def test_our_loop_over_its_manager_makes_the_numbers_over_our_store(lab, tmp_path):
     from torchft.coordination import LighthouseServer
 
     def over_store(exchange):
-        return trajectory(lab, exchange.rank, lambda model, inner: our_loop(model, inner, exchange, 2))
+        return trajectory(
+            lab, exchange.rank, lambda model, inner: our_loop(model, inner, exchange, 2)
+        )
 
     with ExitStack() as stack:
         lighthouse = LighthouseServer(bind="127.0.0.1:0", min_replicas=2, join_timeout_ms=200)
@@ -153,7 +180,9 @@ def test_our_loop_over_its_manager_makes_the_numbers_over_our_store(lab, tmp_pat
         def over_manager(exchange):
             with real_manager(lighthouse.address(), exchange.rank) as manager:
                 ours = ManagerExchange(manager, rank=exchange.rank, world_size=2)
-                return trajectory(lab, exchange.rank, lambda model, inner: our_loop(model, inner, ours, 2))
+                return trajectory(
+                    lab, exchange.rank, lambda model, inner: our_loop(model, inner, ours, 2)
+                )
 
         managed = lab.run(over_manager, stores("memory", tmp_path / "unused", 2))
     expected = lab.run(over_store, stores("folder", tmp_path, 2))
@@ -161,8 +190,12 @@ def test_our_loop_over_its_manager_makes_the_numbers_over_our_store(lab, tmp_pat
         assert_same(one, other)
 
 
-@pytest.mark.filterwarnings("ignore:The 'warn' method is deprecated:DeprecationWarning")  # torchft's logger
-@pytest.mark.filterwarnings("ignore:The given buffer is not writable:UserWarning")  # what it receives
+@pytest.mark.filterwarnings(
+    "ignore:The 'warn' method is deprecated:DeprecationWarning"
+)  # torchft's logger
+@pytest.mark.filterwarnings(
+    "ignore:The given buffer is not writable:UserWarning"
+)  # what it receives
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("init_sync", [True, False])
 def test_differing_initial_values_are_healed_by_its_manager_or_refused(lab, fragments, init_sync):
@@ -176,7 +209,9 @@ def test_differing_initial_values_are_healed_by_its_manager_or_refused(lab, frag
             rank = exchange.rank
             with real_manager(lighthouse.address(), rank, init_sync=init_sync) as manager:
                 ours = ManagerExchange(manager, rank=rank, world_size=2)
-                return trajectory(lab, rank, lambda m, i: our_loop(m, i, ours, fragments), seed=rank, flushed=True)
+                return trajectory(
+                    lab, rank, lambda m, i: our_loop(m, i, ours, fragments), seed=rank, flushed=True
+                )
 
         results = run_replicas(replica, in_process(2))
     if init_sync:

@@ -18,7 +18,9 @@ JSON = st.recursive(
     lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
     max_leaves=8,
 )
-FIELDS = st.dictionaries(st.text().filter(lambda name: name not in {"kind", "format", "xxh3_128"}), JSON)
+FIELDS = st.dictionaries(
+    st.text().filter(lambda name: name not in {"kind", "format", "xxh3_128"}), JSON
+)
 
 
 @given(kind=st.text(), key=st.text(), fields=FIELDS)
@@ -61,7 +63,9 @@ def test_a_record_of_another_kind_is_refused():
 
 @pytest.mark.parametrize("old", [b'{\n "format": 2,\n "sync": 1\n}', b'{"format": 1, "sync": 1}'])
 def test_a_record_of_an_older_version_is_refused_by_name(old):
-    with pytest.raises(FormatError, match=r"x has format [12], and this version of diloco-core reads format"):
+    with pytest.raises(
+        FormatError, match=r"x has format [12], and this version of diloco-core reads format"
+    ):
         unseal("commit", KEY, old, "x")
 
 

@@ -56,7 +56,9 @@ def cancel_job(cluster: Cluster, space: str, name: str, uid: str, now: str) -> b
         except ConflictError:
             continue  # it has changed meanwhile: look again
         return True
-    raise UnavailableError(f"cannot cancel Job {space}/{name}: it changes all the time; nothing was changed")
+    raise UnavailableError(
+        f"cannot cancel Job {space}/{name}: it changes all the time; nothing was changed"
+    )
 
 
 def _leave_queue(cluster: Cluster, space: str, facts: JobFacts) -> bool:

@@ -49,26 +49,41 @@ def check_cluster(cluster: Cluster, manifest: dict[str, Any], account: str | Non
     """
     space = manifest["metadata"]["namespace"]
     try:
-        rights = list(_rights(cluster, space, queued="kueue.x-k8s.io/queue-name" in manifest["metadata"]["labels"]))
+        rights = list(
+            _rights(
+                cluster, space, queued="kueue.x-k8s.io/queue-name" in manifest["metadata"]["labels"]
+            )
+        )
     except BackendError as error:
         return [Finding("cluster", False, str(error))]
-    found = [Finding("cluster", True, f"{cluster.client.server} answers and accepts the credentials"), *rights]
+    found = [
+        Finding("cluster", True, f"{cluster.client.server} answers and accepts the credentials"),
+        *rights,
+    ]
     if account is not None:
         found.append(_service_account(cluster, space, account))
     found.append(_manifest(cluster, manifest))
     return [*found, *_quotas(cluster, manifest)]
 
 
-def check_rendezvous(executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any]) -> Finding:
+def check_rendezvous(
+    executor: BaseExecutor, uri: str, patience: float, options: Mapping[str, Any]
+) -> Finding:
     """Have one pod try the rendezvous, and remove it."""
     try:
-        handles = executor.launch_replicas(1, "diloco_core.probe:run", {"uri": uri}, timeout=patience, **options)
+        handles = executor.launch_replicas(
+            1, "diloco_core.probe:run", {"uri": uri}, timeout=patience, **options
+        )
     except BackendError as error:
-        return Finding("rendezvous", False, f"the pod that was to try {uri} could not be launched: {error}")
+        return Finding(
+            "rendezvous", False, f"the pod that was to try {uri} could not be launched: {error}"
+        )
     try:
         (result,) = executor.collect(handles, timeout=patience)
     except BackendError as error:
-        return Finding("rendezvous", None, f"what became of the pod that tried {uri} is not known: {error}")
+        return Finding(
+            "rendezvous", None, f"what became of the pod that tried {uri} is not known: {error}"
+        )
     finally:
         with contextlib.suppress(BackendError):
             executor.cancel(handles[0])
@@ -81,7 +96,11 @@ def check_rendezvous(executor: BaseExecutor, uri: str, patience: float, options:
         return Finding("rendezvous", False, f"a pod cannot use {uri}: {result['error']}")
     told = f"a pod wrote and read {uri} in {result['result']['seconds']} s"
     if not result["result"]["exclusive"]:
-        return Finding("rendezvous", True, f"{told}; it ignores conditional writes, so only strict runs can meet there")
+        return Finding(
+            "rendezvous",
+            True,
+            f"{told}; it ignores conditional writes, so only strict runs can meet there",
+        )
     return Finding("rendezvous", True, f"{told}, conditional writes included")
 
 
@@ -89,7 +108,11 @@ def _rights(cluster: Cluster, space: str, *, queued: bool) -> Iterator[Finding]:
     for group, resource, verbs in (*_RIGHTS, *(_KUEUE_RIGHTS if queued else ())):
         missing = [verb for verb in verbs if not cluster.may(space, verb, resource, group)[0]]
         if missing:
-            yield Finding("rights", False, f"{', '.join(missing)} of {resource} in {space} is not allowed: {_FIX}")
+            yield Finding(
+                "rights",
+                False,
+                f"{', '.join(missing)} of {resource} in {space} is not allowed: {_FIX}",
+            )
         else:
             yield Finding("rights", True, f"{', '.join(verbs)} of {resource} in {space} is allowed")
 
@@ -126,13 +149,23 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any]) -> Iterator[Finding]:
     needed = needs(manifest)
     for quota in quotas:
         name, status = quota["metadata"]["name"], quota.get("status") or {}
-        hard, used = status.get("hard") or (quota.get("spec") or {}).get("hard") or {}, status.get("used") or {}
+        hard, used = (
+            status.get("hard") or (quota.get("spec") or {}).get("hard") or {},
+            status.get("used") or {},
+        )
         for resource in sorted(hard.keys() & needed.keys()):
-            limit, taken = parse_quantity(str(hard[resource])), parse_quantity(str(used.get(resource, "0")))
+            limit, taken = (
+                parse_quantity(str(hard[resource])),
+                parse_quantity(str(used.get(resource, "0"))),
+            )
             if limit is not None and taken is not None and taken + needed[resource] > limit:
                 need, left = _shown(needed[resource]), _shown(limit - taken)
                 text = f"the run needs {need} of {resource}, and the quota {name} has {left} of {_shown(limit)} left"
-                yield Finding("quota", False, f"{text}: the rest of the pods would wait. Raise it, or launch less")
+                yield Finding(
+                    "quota",
+                    False,
+                    f"{text}: the rest of the pods would wait. Raise it, or launch less",
+                )
                 return
     yield Finding("quota", True, f"{len(quotas)} quotas of {space} leave room for the run")
 

@@ -194,7 +194,9 @@ def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:
         raise UnavailableError(f"cannot {what}: {type(error).__name__}: {error}") from error
     except (ValueError, TypeError) as error:
         # Newer clients check what they are given before they send it.
-        raise InvalidRequestError(f"cannot {what}: the kubernetes client refuses it: {error}") from error
+        raise InvalidRequestError(
+            f"cannot {what}: the kubernetes client refuses it: {error}"
+        ) from error
 
 
 def _unreached(text: str) -> UnreachedError:

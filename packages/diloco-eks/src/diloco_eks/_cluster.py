@@ -37,20 +37,26 @@ class Cluster:
                 ),
             )
         except MissingError as error:
-            raise InvalidRequestError(f"there is no namespace {space!r} on the cluster: {error}") from error
+            raise InvalidRequestError(
+                f"there is no namespace {space!r} on the cluster: {error}"
+            ) from error
 
     def read_job(self, space: str, name: str) -> Json:
         """A Job. Reads the Job itself, not its status subresource, which would need a right of its own."""
         return self._json(
             f"read Job {space}/{name}",
-            lambda apis, options: apis.batch.read_namespaced_job(namespace=space, name=name, **options),
+            lambda apis, options: apis.batch.read_namespaced_job(
+                namespace=space, name=name, **options
+            ),
         )
 
     def patch_job(self, space: str, name: str, body: Json) -> Json:
         """Merge something into a Job."""
         return self._json(
             f"patch Job {space}/{name}",
-            lambda apis, options: apis.batch.patch_namespaced_job(namespace=space, name=name, body=body, **options),
+            lambda apis, options: apis.batch.patch_namespaced_job(
+                namespace=space, name=name, body=body, **options
+            ),
         )
 
     def delete_job(self, space: str, name: str, uid: str, version: str | None = None) -> None:
@@ -68,14 +74,18 @@ class Cluster:
         """All Jobs with these labels."""
         return self._pages(
             f"list Jobs in {space}",
-            lambda apis, options: apis.batch.list_namespaced_job(namespace=space, label_selector=selector, **options),
+            lambda apis, options: apis.batch.list_namespaced_job(
+                namespace=space, label_selector=selector, **options
+            ),
         )
 
     def list_pods(self, space: str, selector: str) -> list[Json]:
         """All pods with these labels."""
         return self._pages(
             f"list pods in {space}",
-            lambda apis, options: apis.core.list_namespaced_pod(namespace=space, label_selector=selector, **options),
+            lambda apis, options: apis.core.list_namespaced_pod(
+                namespace=space, label_selector=selector, **options
+            ),
         )
 
     def open_log(self, space: str, pod: str, **query: Any) -> Any:
@@ -83,7 +93,12 @@ class Cluster:
         return self.client.raw(
             f"read the log of pod {space}/{pod}",
             lambda apis: apis.core.read_namespaced_pod_log(
-                namespace=space, name=pod, container=CONTAINER, timestamps=True, **query, **self.client.options()
+                namespace=space,
+                name=pod,
+                container=CONTAINER,
+                timestamps=True,
+                **query,
+                **self.client.options(),
             ),
         )
 
@@ -91,14 +106,18 @@ class Cluster:
         """A service account."""
         return self._json(
             f"read ServiceAccount {space}/{name}",
-            lambda apis, options: apis.core.read_namespaced_service_account(namespace=space, name=name, **options),
+            lambda apis, options: apis.core.read_namespaced_service_account(
+                namespace=space, name=name, **options
+            ),
         )
 
     def list_quotas(self, space: str) -> list[Json]:
         """The resource quotas of a namespace."""
         return self._pages(
             f"list ResourceQuotas in {space}",
-            lambda apis, options: apis.core.list_namespaced_resource_quota(namespace=space, **options),
+            lambda apis, options: apis.core.list_namespaced_resource_quota(
+                namespace=space, **options
+            ),
         )
 
     def list_workloads(self, space: str, job_uid: str) -> list[Json]:
@@ -124,15 +143,25 @@ class Cluster:
     def may(self, space: str, verb: str, resource: str, group: str) -> tuple[bool, str]:
         """Whether we are allowed something, and the server's reason."""
         plural, _, subresource = resource.partition("/")
-        attributes = {"namespace": space, "verb": verb, "group": group, "resource": plural, "subresource": subresource}
+        attributes = {
+            "namespace": space,
+            "verb": verb,
+            "group": group,
+            "resource": plural,
+            "subresource": subresource,
+        }
         body = {
             "apiVersion": "authorization.k8s.io/v1",
             "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {key: value for key, value in attributes.items() if value}},
+            "spec": {
+                "resourceAttributes": {key: value for key, value in attributes.items() if value}
+            },
         }
         answer = self._json(
             "ask what is allowed",
-            lambda apis, options: apis.authorization.create_self_subject_access_review(body=body, **options),
+            lambda apis, options: apis.authorization.create_self_subject_access_review(
+                body=body, **options
+            ),
         )
         status = answer.get("status") or {}
         return status.get("allowed") is True, str(status.get("reason") or "")
@@ -155,7 +184,9 @@ class Cluster:
         token: str | None = None
         while True:
             place = {"limit": PAGE} | ({"_continue": token} if token else {})
-            page = self._json(what, lambda apis, options, place=place: make(apis, {**options, **place}))  # type: ignore[misc]
+            page = self._json(
+                what, lambda apis, options, place=place: make(apis, {**options, **place})
+            )  # type: ignore[misc]
             items += page.get("items") or []
             token = (page.get("metadata") or {}).get("continue")
             if not token:

@@ -34,11 +34,15 @@ def container_environment(
     for name, value in env.items():
         _check(name)
         if len(name) + len(value.encode()) + 2 > _MOST_BYTES:
-            raise InvalidRequestError(f"env[{name!r}] has {len(value.encode())} bytes; Linux takes less than 128 KiB")
+            raise InvalidRequestError(
+                f"env[{name!r}] has {len(value.encode())} bytes; Linux takes less than 128 KiB"
+            )
         entries.append({"name": name, "value": escape(value)})
     for name, reference in secrets.items():
         _check(name)
-        entries.append({"name": name, "valueFrom": {"secretKeyRef": secret_reference(name, reference)}})
+        entries.append(
+            {"name": name, "valueFrom": {"secretKeyRef": secret_reference(name, reference)}}
+        )
     for name, piece in spec_to_environment(spec).items():
         entries.append({"name": name, "value": piece})
     for name, annotation in ((FAILURES_VARIABLE, FAILURES), (IGNORED_VARIABLE, IGNORED_FAILURES)):
@@ -60,4 +64,6 @@ def runner_arguments(message_path: str) -> list[str]:
 
 def _check(name: str) -> None:
     if name in {FAILURES_VARIABLE, IGNORED_VARIABLE, INDEX_VARIABLE}:
-        raise InvalidRequestError(f"{name} may not be set: the launch or the Job controller sets it for every replica")
+        raise InvalidRequestError(
+            f"{name} may not be set: the launch or the Job controller sets it for every replica"
+        )

@@ -58,7 +58,13 @@ class Answer:
 
 def read_answer(status: int, body: object, headers: Mapping[str, str] | None) -> Answer:
     """What the server said; https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/status/."""
-    text = body.decode(errors="replace") if isinstance(body, bytes) else body if isinstance(body, str) else ""
+    text = (
+        body.decode(errors="replace")
+        if isinstance(body, bytes)
+        else body
+        if isinstance(body, str)
+        else ""
+    )
     try:
         parsed = json.loads(text)
     except ValueError:
@@ -70,7 +76,9 @@ def read_answer(status: int, body: object, headers: Mapping[str, str] | None) ->
     return Answer(
         status,
         reason=str(data.get("reason") or ""),
-        message=message if isinstance(message, str) and message else text.strip()[:500] or f"HTTP status {status}",
+        message=message
+        if isinstance(message, str) and message
+        else text.strip()[:500] or f"HTTP status {status}",
         retry_after=_seconds(pause),
     )
 
@@ -81,7 +89,9 @@ def to_error(answer: Answer, what: str) -> BackendError:
     if status == 400:
         return BadRequestError(text)
     if status == 401:
-        return AuthError(f"{text}. The cluster does not accept the credentials, also after they were loaded again")
+        return AuthError(
+            f"{text}. The cluster does not accept the credentials, also after they were loaded again"
+        )
     if status == 403:
         if "exceeded quota" in answer.message:
             return QuotaExceededError(text)

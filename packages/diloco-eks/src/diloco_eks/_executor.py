@@ -142,7 +142,11 @@ class EKSExecutor(LogVerbs):
         backoff: Backoff | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        super().__init__(run_id=run_id, journal=journal, backoff=backoff or Backoff(first=1.0, factor=1.5, cap=15.0))
+        super().__init__(
+            run_id=run_id,
+            journal=journal,
+            backoff=backoff or Backoff(first=1.0, factor=1.5, cap=15.0),
+        )
         self._settings = check_settings(
             image=image, namespace=namespace, service_account_name=service_account_name, node_selector=node_selector,
             tolerations=tolerations, runtime_class_name=runtime_class_name, command=command, cpu_request=cpu_request,
@@ -151,9 +155,18 @@ class EKSExecutor(LogVerbs):
             on_replica_failure=on_replica_failure, pending_timeout=pending_timeout, grace=grace, queue=queue,
             ephemeral_storage=ephemeral_storage, shm_size=shm_size, efa=efa, pod_overlay=pod_overlay,
         )  # fmt: skip
-        for name, seconds in (("request_timeout", request_timeout), ("retry_timeout", retry_timeout)):
-            if isinstance(seconds, bool) or not isinstance(seconds, (int, float)) or not 0 <= seconds < 86400:
-                raise InvalidRequestError(f"{name} must be a number of seconds from 0, not {seconds!r}")
+        for name, seconds in (
+            ("request_timeout", request_timeout),
+            ("retry_timeout", retry_timeout),
+        ):
+            if (
+                isinstance(seconds, bool)
+                or not isinstance(seconds, (int, float))
+                or not 0 <= seconds < 86400
+            ):
+                raise InvalidRequestError(
+                    f"{name} must be a number of seconds from 0, not {seconds!r}"
+                )
         self.capabilities = replace(
             type(self).capabilities,
             retention=ttl_seconds_after_finished,
@@ -223,7 +236,12 @@ class EKSExecutor(LogVerbs):
         return Plan(request.run_id, (redacted(manifest),))
 
     def check(
-        self, n_replicas: int = 1, *, rendezvous_uri: str | None = None, patience: float = 600.0, **options: Any
+        self,
+        n_replicas: int = 1,
+        *,
+        rendezvous_uri: str | None = None,
+        patience: float = 600.0,
+        **options: Any,
     ) -> list[Finding]:
         """What stands in the way of a launch; creates nothing, but for one pod where ``rendezvous_uri`` is given.
 
@@ -243,10 +261,14 @@ class EKSExecutor(LogVerbs):
         Raises:
             InvalidRequestError: The launch itself would be refused.
         """
-        manifest = job_manifest(self._request(n_replicas, "check:check", None, **options), self._settings)
+        manifest = job_manifest(
+            self._request(n_replicas, "check:check", None, **options), self._settings
+        )
         found = check_cluster(self._cluster, manifest, self._settings.service_account_name)
         if rendezvous_uri is not None and all(finding.ok is not False for finding in found):
-            small: dict[str, Any] = {name: options[name] for name in ("env", "secrets") if name in options}
+            small: dict[str, Any] = {
+                name: options[name] for name in ("env", "secrets") if name in options
+            }
             found.append(check_rendezvous(self, rendezvous_uri, patience, small))
         return found
 
@@ -262,35 +284,54 @@ class EKSExecutor(LogVerbs):
         except UnknownLaunchError as error:
             space, count = self._settings.namespace, len(request.ranks)
             raise LaunchError(
-                str(error), make_handles(request.run_id, "", request.ranks[0], count, request.world_size, space, server)
+                str(error),
+                make_handles(
+                    request.run_id, "", request.ranks[0], count, request.world_size, space, server
+                ),
             ) from error
         except BackendError:
             raise
         except BaseException as interrupt:
             # A run that the caller has named may be an earlier launch's, whose replicas are not ours to end.
-            if self._local.named or not withdraw(self._cluster, manifest, self._backoff, self._patience):
-                interrupt.add_note(f"the run {request.run_id!r} may have been created: attach it, or cancel it")
+            if self._local.named or not withdraw(
+                self._cluster, manifest, self._backoff, self._patience
+            ):
+                interrupt.add_note(
+                    f"the run {request.run_id!r} may have been created: attach it, or cancel it"
+                )
             raise
         return self._handles(facts, server)
 
     def _check_service_account(self) -> None:
         name, space = self._settings.service_account_name, self._settings.namespace
-        if name is None or self._patiently(lambda: check_service_account(self._cluster, space, name)):
+        if name is None or self._patiently(
+            lambda: check_service_account(self._cluster, space, name)
+        ):
             return
         import logging  # slow to import
 
-        text = "whether the service account %s/%s exists cannot be checked: reading it is not allowed"
+        text = (
+            "whether the service account %s/%s exists cannot be checked: reading it is not allowed"
+        )
         logging.getLogger("diloco_eks").warning(text, space, name)
 
     def _handles(self, facts: JobFacts, server: str) -> list[ReplicaHandle]:
         space = self._settings.namespace
         return make_handles(
-            facts.run_id, facts.uid, facts.first_rank, facts.completions, facts.world_size, space, server
+            facts.run_id,
+            facts.uid,
+            facts.first_rank,
+            facts.completions,
+            facts.world_size,
+            space,
+            server,
         )
 
     # --- watching ---
 
-    def _observe_run(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
+    def _observe_run(
+        self, handles: Sequence[ReplicaHandle]
+    ) -> Mapping[ReplicaHandle, ReplicaStatus]:
         return self._runs.observe(handles)
 
     def _result(self, handle: ReplicaHandle) -> Any:
@@ -307,9 +348,13 @@ class EKSExecutor(LogVerbs):
 
     def _list_runs(self) -> list[str]:
         jobs = self._patiently(
-            lambda: self._cluster.list_jobs(self._settings.namespace, f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}")
+            lambda: self._cluster.list_jobs(
+                self._settings.namespace, f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"
+            )
         )
-        known = sorted((str(job["metadata"].get("creationTimestamp")), read_job(job).run_id) for job in jobs)
+        known = sorted(
+            (str(job["metadata"].get("creationTimestamp")), read_job(job).run_id) for job in jobs
+        )
         return [run_id for _, run_id in known]
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:

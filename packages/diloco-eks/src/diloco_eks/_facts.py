@@ -74,7 +74,11 @@ class JobFacts:
     @property
     def decided(self) -> bool:
         """Whether its end is certain; its pods may still be ending."""
-        return self.finished or "FailureTarget" in self.conditions or "SuccessCriteriaMet" in self.conditions
+        return (
+            self.finished
+            or "FailureTarget" in self.conditions
+            or "SuccessCriteriaMet" in self.conditions
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +166,10 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
     conditions = _items(status.get("conditions"))
     ours: Mapping[str, Any] = {}
     waiting: tuple[str, str] | None = None
-    for container in (*_items(status.get("initContainerStatuses")), *_items(status.get("containerStatuses"))):
+    for container in (
+        *_items(status.get("initContainerStatuses")),
+        *_items(status.get("containerStatuses")),
+    ):
         state = _mapping(container.get("state"))
         if container.get("name") == names.CONTAINER:
             ours = state
@@ -174,7 +181,9 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
     for condition in conditions:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             blocked = (_text(condition.get("reason")), _text(condition.get("message")))
-        disrupted |= condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+        disrupted |= (
+            condition.get("type") == "DisruptionTarget" and condition.get("status") == "True"
+        )
     return PodFacts(
         name=_text(metadata.get("name")),
         index=_number(index, -1),

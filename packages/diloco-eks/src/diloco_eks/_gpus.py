@@ -56,7 +56,11 @@ MODELS: Mapping[str, Model] = {
     "A10G": Model("a10g", ("NVIDIA-A10G",), _sizes("g5", _SMALL)),
     "L4": Model("l4", ("NVIDIA-L4",), _sizes("g6", _SMALL)),
     "L40S": Model("l40s", ("NVIDIA-L40S",), _sizes("g6e", _SMALL)),
-    "A100": Model("a100", ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB"), {"p4d.24xlarge": 8, "p4de.24xlarge": 8}),
+    "A100": Model(
+        "a100",
+        ("NVIDIA-A100-SXM4-40GB", "NVIDIA-A100-SXM4-80GB"),
+        {"p4d.24xlarge": 8, "p4de.24xlarge": 8},
+    ),
     "A100-80GB": Model("a100", ("NVIDIA-A100-SXM4-80GB",), {"p4de.24xlarge": 8}),
     "H100": Model("h100", ("NVIDIA-H100-80GB-HBM3",), {"p5.4xlarge": 1, "p5.48xlarge": 8}),
     "H200": Model("h200", ("NVIDIA-H200",), {"p5e.48xlarge": 8, "p5en.48xlarge": 8}),
@@ -92,11 +96,19 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
     for name, places in (table or {}).items():
         match = _REQUEST.fullmatch(name) if isinstance(name, str) else None
         if match is None or match["name"] != name or name.lower() == ANY:
-            raise InvalidRequestError(f"gpu_types has the name {name!r}: letters, digits, '-', '_' and '.' are allowed")
+            raise InvalidRequestError(
+                f"gpu_types has the name {name!r}: letters, digits, '-', '_' and '.' are allowed"
+            )
         if not isinstance(places, Mapping) or not places:
-            raise InvalidRequestError(f"gpu_types[{name!r}] must map node labels to lists of values, not {places!r}")
+            raise InvalidRequestError(
+                f"gpu_types[{name!r}] must map node labels to lists of values, not {places!r}"
+            )
         for label, values in places.items():
-            if isinstance(values, str) or not values or not all(isinstance(value, str) for value in values):
+            if (
+                isinstance(values, str)
+                or not values
+                or not all(isinstance(value, str) for value in values)
+            ):
                 raise InvalidRequestError(
                     f"gpu_types[{name!r}][{label!r}] must be a list of the label's values, not {values!r}"
                 )
@@ -104,7 +116,9 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
     return checked
 
 
-def parse_gpu(text: str, own: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None) -> GpuRequest:
+def parse_gpu(
+    text: str, own: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None
+) -> GpuRequest:
     """``"H100"``, ``"A100:8"``, ``"2"`` or ``"any:2"`` (two of any model).
 
     Args:
@@ -118,7 +132,9 @@ def parse_gpu(text: str, own: Mapping[str, Mapping[str, tuple[str, ...]]] | None
     match = _REQUEST.fullmatch(text.strip())
     known = ", ".join([*sorted({*MODELS, *own}), ANY])
     if match is None:
-        raise InvalidRequestError(f"gpu={text!r} is not of the form 'H100', 'H100:8' or '2'; known are {known}")
+        raise InvalidRequestError(
+            f"gpu={text!r} is not of the form 'H100', 'H100:8' or '2'; known are {known}"
+        )
     name = (match["name"] or ANY).upper()
     count = int(match["count"] or match["number"] or 1)
     most = 16
@@ -130,9 +146,13 @@ def parse_gpu(text: str, own: Mapping[str, Mapping[str, tuple[str, ...]]] | None
         most = max(model.types.values())
         places = _places(name, model, count)
     elif name != ANY.upper():
-        raise InvalidRequestError(f"gpu={text!r}: there is no GPU {match['name']!r}; known are {known}")
+        raise InvalidRequestError(
+            f"gpu={text!r}: there is no GPU {match['name']!r}; known are {known}"
+        )
     if not 1 <= count <= most:
-        raise InvalidRequestError(f"gpu={text!r}: a node has 1 to {most} of them, and a replica runs on one node")
+        raise InvalidRequestError(
+            f"gpu={text!r}: a node has 1 to {most} of them, and a replica runs on one node"
+        )
     return GpuRequest(ANY if name == ANY.upper() else name, count, places)
 
 
@@ -167,10 +187,16 @@ def node_affinity(
             capacities = [[_expression(label, values)] for label, values in labels]
         else:  # also on nodes that have neither label
             capacities = [[_expression(label, values, "NotIn") for label, values in labels]]
-    terms = [{"matchExpressions": [*kind, *capacity]} for kind, capacity in product(kinds, capacities)]
+    terms = [
+        {"matchExpressions": [*kind, *capacity]} for kind, capacity in product(kinds, capacities)
+    ]
     if terms == [{"matchExpressions": []}]:
         return None
-    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    return {
+        "nodeAffinity": {
+            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}
+        }
+    }
 
 
 def _expression(label: str, values: Sequence[str], operator: str = "In") -> dict[str, Any]:

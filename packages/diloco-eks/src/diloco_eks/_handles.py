@@ -69,7 +69,9 @@ def find_job(cluster: Cluster, namespace: str, run_id: str) -> JobFacts:
     try:
         facts = read_job(cluster.read_job(namespace, run_id))
     except MissingError as error:
-        raise ReplicaNotFoundError(f"there is no run {run_id!r} in the namespace {namespace!r}: {error}") from error
+        raise ReplicaNotFoundError(
+            f"there is no run {run_id!r} in the namespace {namespace!r}: {error}"
+        ) from error
     if facts.run_id != run_id:
         raise ReplicaNotFoundError(f"the Job {namespace}/{run_id} is no run of diloco")
     return facts

@@ -21,7 +21,9 @@ def expand_indexes(text: str, completions: int) -> frozenset[int]:
         match = _TOKEN.fullmatch(token)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
         if not first <= last < completions:
-            raise BackendError(f"the cluster lists the indexes {text[:200]!r} for a Job of {completions} completions")
+            raise BackendError(
+                f"the cluster lists the indexes {text[:200]!r} for a Job of {completions} completions"
+            )
         found.update(range(first, last + 1))
     return frozenset(found)
 

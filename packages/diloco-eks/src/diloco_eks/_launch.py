@@ -25,7 +25,9 @@ class UnknownLaunchError(BackendError):
     """Raised when it could not be found out whether the Job was created."""
 
 
-def create(cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patience: float) -> JobFacts:
+def create(
+    cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patience: float
+) -> JobFacts:
     """Create the Job of a run, or find the one that an earlier try created.
 
     An answer that was lost is no problem: the next try meets the Job, which carries the launch's fingerprint.
@@ -76,7 +78,9 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
     space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
     facts = read_job(cluster.read_job(space, name))
     if facts.deleting:
-        raise RunConflictError(f"the Job {space}/{name} is still being deleted: wait, or choose another run_id")
+        raise RunConflictError(
+            f"the Job {space}/{name} is still being deleted: wait, or choose another run_id"
+        )
     if facts.fingerprint != manifest["metadata"]["annotations"][names.FINGERPRINT]:
         whose = "of another launch" if facts.run_id else "that is no run of diloco"
         raise RunConflictError(

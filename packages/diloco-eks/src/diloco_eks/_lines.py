@@ -68,7 +68,12 @@ def _line(raw: bytes) -> Line:
 
 
 def _is_stamp(text: str) -> bool:
-    return len(text) >= 20 and text[4] == text[7] == "-" and text[10] == "T" and parse_time(text) is not None
+    return (
+        len(text) >= 20
+        and text[4] == text[7] == "-"
+        and text[10] == "T"
+        and parse_time(text) is not None
+    )
 
 
 def _sortable(stamp: str) -> tuple[str, str]:

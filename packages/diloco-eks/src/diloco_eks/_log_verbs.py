@@ -30,7 +30,12 @@ class LogVerbs(BaseExecutor):
     _clock: Callable[[], float]
 
     def stream_logs(
-        self, handle: ReplicaHandle, *, n_lines: int = 200, attempt: int | None = None, previous: bool = False
+        self,
+        handle: ReplicaHandle,
+        *,
+        n_lines: int = 200,
+        attempt: int | None = None,
+        previous: bool = False,
     ) -> str:
         """The last lines of a replica's log; see :meth:`BaseExecutor.stream_logs`.
 
@@ -48,7 +53,9 @@ class LogVerbs(BaseExecutor):
         self._check(handle)
         if type(n_lines) is not int or n_lines < 1:
             raise InvalidRequestError(f"n_lines must be a whole number from 1, not {n_lines!r}")
-        return "\n".join(self._logs(handle, LogQuery(n_lines=n_lines)).of(attempt, previous=previous))
+        return "\n".join(
+            self._logs(handle, LogQuery(n_lines=n_lines)).of(attempt, previous=previous)
+        )
 
     def log_iter(
         self,
@@ -74,7 +81,9 @@ class LogVerbs(BaseExecutor):
             attempt: Of this attempt alone; None for the newest.
             previous: Of the attempt before the newest alone.
         """
-        lines = super().log_iter(handle, follow=follow, since=since, until=until, regex=regex, streams=streams)
+        lines = super().log_iter(
+            handle, follow=follow, since=since, until=until, regex=regex, streams=streams
+        )
         return cast("PodLog", lines).of(attempt, previous=previous)
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> PodLog:

@@ -92,7 +92,9 @@ class PodLog(Iterator[str]):
     def of(self, attempt: int | None, *, previous: bool) -> PodLog:
         """The same of another attempt than the newest."""
         if attempt is not None and (type(attempt) is not int or attempt < 1):
-            raise InvalidRequestError(f"attempt must be a whole number from 1 or None, not {attempt!r}")
+            raise InvalidRequestError(
+                f"attempt must be a whole number from 1 or None, not {attempt!r}"
+            )
         if attempt is not None and previous:
             raise InvalidRequestError("attempt= and previous= exclude each other")
         self._attempt, self._previous = attempt, previous
@@ -112,7 +114,9 @@ class PodLog(Iterator[str]):
         pattern = None if query.regex is None else re.compile(query.regex)
         lines = self._follow(pod) if query.follow else self._once(pod, Place())
         for line in lines:
-            if is_result_line(line.text) or (pattern is not None and pattern.search(line.text) is None):
+            if is_result_line(line.text) or (
+                pattern is not None and pattern.search(line.text) is None
+            ):
                 continue
             time = line.time
             if time is not None and query.since is not None and time < query.since:
@@ -124,11 +128,17 @@ class PodLog(Iterator[str]):
     def _choose(self, pods: list[PodFacts]) -> PodFacts | None:
         """The pod to read; None if there is none yet."""
         if self._attempt is not None or self._previous:
-            fitting = [pod for pod in pods if pod.attempt == self._attempt] if self._attempt else pods[:-1]
+            fitting = (
+                [pod for pod in pods if pod.attempt == self._attempt]
+                if self._attempt
+                else pods[:-1]
+            )
             if not fitting:
                 which = f"of attempt {self._attempt}" if self._attempt else "of an earlier attempt"
                 there = ", ".join(str(pod.attempt) for pod in pods) or "none"
-                raise ReplicaNotFoundError(f"there is no log {which}; the cluster has those of attempts: {there}")
+                raise ReplicaNotFoundError(
+                    f"there is no log {which}; the cluster has those of attempts: {there}"
+                )
             return fitting[-1]
         if not pods and self._source.terminal():
             raise ReplicaNotFoundError(
@@ -141,7 +151,11 @@ class PodLog(Iterator[str]):
             return
         report = read_message(pod)
         extra = 0 if report is None else report.result_lines
-        lines = [line.text for line in self._open(pod, tail=count + extra) if not is_result_line(line.text)]
+        lines = [
+            line.text
+            for line in self._open(pod, tail=count + extra)
+            if not is_result_line(line.text)
+        ]
         yield from lines[-count:]
 
     def _once(self, pod: PodFacts | None, place: Place) -> Iterator[Line]:
@@ -152,7 +166,9 @@ class PodLog(Iterator[str]):
         try:
             yield from self._source.lines(pod.name, **how)  # type: ignore[arg-type]
         except MissingError:
-            raise ReplicaNotFoundError(f"the pod {pod.name} has been removed, and its log with it") from None
+            raise ReplicaNotFoundError(
+                f"the pod {pod.name} has been removed, and its log with it"
+            ) from None
 
     def _follow(self, pod: PodFacts | None) -> Iterator[Line]:
         """One attempt after the other, until the replica has ended and all was read."""
@@ -161,14 +177,18 @@ class PodLog(Iterator[str]):
         while True:
             ended = self._source.terminal()
             pods = self._source.pods()
-            current = next((found for found in pods if pod is not None and found.name == pod.name), None)
+            current = next(
+                (found for found in pods if pod is not None and found.name == pod.name), None
+            )
             if current is not None:
                 over = not current.live or current.terminated is not None
                 yield from self._stream(current, place)
                 if not over:
                     self._source.pause()
                     continue
-            newer = [] if fixed else [found for found in pods if pod is None or _younger(found, pod)]
+            newer = (
+                [] if fixed else [found for found in pods if pod is None or _younger(found, pod)]
+            )
             if newer:
                 pod, place = newer[0], Place()
                 continue

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
 MESSAGE_PATH = "/dev/termination-log"
 # An object must fit into etcd, and every pod repeats its template.
 _MOST_BYTES = 1_000_000
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE
+)
 
 
 def job_manifest(request: RunRequest, settings: Settings) -> dict[str, Any]:
@@ -51,7 +53,12 @@ def job_manifest(request: RunRequest, settings: Settings) -> dict[str, Any]:
         "backoffLimitPerIndex": request.max_restarts,
         "podReplacementPolicy": "Failed",
         "podFailurePolicy": {
-            "rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]
+            "rules": [
+                {
+                    "action": "Ignore",
+                    "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}],
+                }
+            ]
         },
         "template": template,
     }
@@ -93,7 +100,10 @@ def deadline_seconds(request: RunRequest, settings: Settings) -> int | None:
     """When the cluster ends the Job although no runner did: seconds from the start of its first pod's wait."""
     if request.timeout is None or settings.pending_timeout is None:
         return None
-    return min(math.ceil(settings.pending_timeout + request.timeout * (1 + request.max_restarts)), 2**31 - 1)
+    return min(
+        math.ceil(settings.pending_timeout + request.timeout * (1 + request.max_restarts)),
+        2**31 - 1,
+    )
 
 
 def redacted(manifest: Mapping[str, Any]) -> dict[str, Any]:
@@ -140,7 +150,9 @@ def _template(request: RunRequest, settings: Settings, labels: Mapping[str, str]
         "image": settings.image,
         "command": list(settings.command),
         "args": runner_arguments(MESSAGE_PATH),
-        "env": container_environment(request.specs(grace=settings.grace)[0], request.env, request.secrets),
+        "env": container_environment(
+            request.specs(grace=settings.grace)[0], request.env, request.secrets
+        ),
         "resources": _resources(request, settings, gpu),
         "terminationMessagePath": MESSAGE_PATH,
         "terminationMessagePolicy": "FallbackToLogsOnError",
@@ -155,14 +167,18 @@ def _template(request: RunRequest, settings: Settings, labels: Mapping[str, str]
     }
     if settings.shm_size is not None:
         container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
-        pod["volumes"] = [{"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm_size}}]
+        pod["volumes"] = [
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm_size}}
+        ]
     if settings.service_account_name is not None:
         pod["serviceAccountName"] = settings.service_account_name
     if settings.runtime_class_name is not None:
         pod["runtimeClassName"] = settings.runtime_class_name
     if settings.node_selector:
         pod["nodeSelector"] = dict(settings.node_selector)
-    affinity = node_affinity({} if gpu is None else gpu.places, spot=request.spot, chosen=settings.node_selector)
+    affinity = node_affinity(
+        {} if gpu is None else gpu.places, spot=request.spot, chosen=settings.node_selector
+    )
     if affinity is not None:
         pod["affinity"] = affinity
     tolerations = [dict(toleration) for toleration in settings.tolerations]
@@ -172,15 +188,22 @@ def _template(request: RunRequest, settings: Settings, labels: Mapping[str, str]
     if tolerations:
         pod["tolerations"] = tolerations
     return {
-        "metadata": {"labels": dict(labels), "annotations": {"karpenter.sh/do-not-disrupt": "true"}},
+        "metadata": {
+            "labels": dict(labels),
+            "annotations": {"karpenter.sh/do-not-disrupt": "true"},
+        },
         "spec": pod,
     }
 
 
-def _resources(request: RunRequest, settings: Settings, gpu: GpuRequest | None) -> dict[str, dict[str, str]]:
+def _resources(
+    request: RunRequest, settings: Settings, gpu: GpuRequest | None
+) -> dict[str, dict[str, str]]:
     amounts = {
         "cpu": check_cpu("cpu", request.cpu if request.cpu is not None else settings.cpu_request),
-        "memory": check_bytes("memory", request.memory if request.memory is not None else settings.memory_request),
+        "memory": check_bytes(
+            "memory", request.memory if request.memory is not None else settings.memory_request
+        ),
     }
     if settings.ephemeral_storage is not None:
         amounts["ephemeral-storage"] = settings.ephemeral_storage

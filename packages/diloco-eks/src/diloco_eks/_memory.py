@@ -27,7 +27,11 @@ class Memory:
     def seen(self, handles: Mapping[int, ReplicaHandle]) -> dict[int, Seen]:
         """What was seen of these, by index."""
         with self._lock:
-            return {index: self._seen[handle] for index, handle in handles.items() if handle in self._seen}
+            return {
+                index: self._seen[handle]
+                for index, handle in handles.items()
+                if handle in self._seen
+            }
 
     def keep(
         self, handle: ReplicaHandle, status: ReplicaStatus, seen: Seen, succeeded: PodFacts | None
@@ -39,7 +43,9 @@ class Memory:
                 self._ends[handle] = status
             before = self._seen.pop(handle, None)
             # Of two looks at once the later one may be told first: never remember less.
-            self._seen[handle] = before if before is not None and before.attempt > seen.attempt else seen
+            self._seen[handle] = (
+                before if before is not None and before.attempt > seen.attempt else seen
+            )
             if succeeded is not None:
                 self._succeeded.setdefault(handle, succeeded)
             for kept in (self._seen, self._ends, self._succeeded):

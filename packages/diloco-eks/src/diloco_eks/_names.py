@@ -87,7 +87,9 @@ def check_key(what: str, key: object) -> str:
         InvalidRequestError: It is none.
     """
     prefix, slash, name = key.rpartition("/") if isinstance(key, str) else ("", "", "")
-    if not _QUALIFIED.fullmatch(name) or (slash and (len(prefix) > 253 or not _DNS_SUBDOMAIN.fullmatch(prefix))):
+    if not _QUALIFIED.fullmatch(name) or (
+        slash and (len(prefix) > 253 or not _DNS_SUBDOMAIN.fullmatch(prefix))
+    ):
         raise InvalidRequestError(
             f"{what} has the key {key!r}: a name of at most 63 letters, digits, '-', '_' and '.' is allowed, with an optional "
             "DNS prefix and '/' in front"
@@ -104,7 +106,9 @@ def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
     for key, value in labels.items():
         check_key(what, key)
         if key in _OURS or key.partition("/")[0] in {"batch.kubernetes.io", "diloco.dev"}:
-            raise InvalidRequestError(f"{what} may not set {key}: the launch or the Job controller sets it")
+            raise InvalidRequestError(
+                f"{what} may not set {key}: the launch or the Job controller sets it"
+            )
         if not isinstance(value, str) or (value and not _QUALIFIED.fullmatch(value)):
             raise InvalidRequestError(
                 f"{what}[{key!r}] must be at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, "
@@ -120,7 +124,12 @@ def secret_reference(variable: str, reference: str) -> dict[str, str]:
         InvalidRequestError: It is no such reference.
     """
     name, slash, key = reference.partition("/")
-    if not slash or not _SECRET_KEY.fullmatch(key) or len(name) > 253 or not _DNS_SUBDOMAIN.fullmatch(name):
+    if (
+        not slash
+        or not _SECRET_KEY.fullmatch(key)
+        or len(name) > 253
+        or not _DNS_SUBDOMAIN.fullmatch(name)
+    ):
         raise InvalidRequestError(
             f"secrets[{variable!r}] must be 'name/key' of a Secret in the run's namespace: a reference, never a value"
         )

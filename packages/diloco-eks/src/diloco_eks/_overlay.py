@@ -54,14 +54,18 @@ def apply_overlay(template: Mapping[str, Any], overlay: Mapping[str, Any] | None
 
 def _check_shape(overlay: Mapping[str, Any]) -> None:
     if not isinstance(overlay, Mapping):
-        raise InvalidRequestError(f"pod_overlay must be a mapping with 'metadata' and 'spec', not {overlay!r}")
+        raise InvalidRequestError(
+            f"pod_overlay must be a mapping with 'metadata' and 'spec', not {overlay!r}"
+        )
     if unknown := overlay.keys() - _TEMPLATE_FIELDS:
         raise InvalidRequestError(
             f"pod_overlay has {', '.join(sorted(map(str, unknown)))}; it is a pod template with 'metadata' and 'spec'"
         )
     metadata = overlay.get("metadata") or {}
     if not isinstance(metadata, Mapping) or metadata.keys() - _METADATA_FIELDS:
-        raise InvalidRequestError(f"pod_overlay.metadata may have 'labels' and 'annotations', not {metadata!r}")
+        raise InvalidRequestError(
+            f"pod_overlay.metadata may have 'labels' and 'annotations', not {metadata!r}"
+        )
     check_labels("pod_overlay.metadata.labels", metadata.get("labels") or {})
 
 
@@ -69,7 +73,9 @@ def _merge(base: dict[str, Any], patch: Mapping[str, Any], path: str) -> None:
     for key, value in patch.items():
         place = f"{path}.{key}"
         if not isinstance(key, str) or key.startswith("$"):
-            raise InvalidRequestError(f"{path} has the key {key!r}: patch directives are not understood here")
+            raise InvalidRequestError(
+                f"{path} has the key {key!r}: patch directives are not understood here"
+            )
         _check_value(value, place)
         if value is None:
             base.pop(key, None)
@@ -126,13 +132,18 @@ def _check_kept(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
         )
     containers = [*spec.get("containers", []), *spec.get("initContainers", [])]
     ours = template["spec"]["containers"][0]
-    found = next((container for container in spec.get("containers", []) if container["name"] == CONTAINER), None)
+    found = next(
+        (container for container in spec.get("containers", []) if container["name"] == CONTAINER),
+        None,
+    )
     if found is None:
         raise InvalidRequestError(f"pod_overlay may not remove the container {CONTAINER!r}")
     for field in _OURS:
         if found.get(field) != ours.get(field):
             hint = "; command= of the executor sets it" if field == "command" else ""
-            raise InvalidRequestError(f"pod_overlay may not set {field} of the container {CONTAINER!r}{hint}")
+            raise InvalidRequestError(
+                f"pod_overlay may not set {field} of the container {CONTAINER!r}{hint}"
+            )
     variables = {entry["name"]: entry for entry in found.get("env", [])}
     for entry in ours["env"]:
         if variables.get(entry["name"]) != entry:

@@ -7,7 +7,9 @@ from fractions import Fraction
 
 from diloco_protocol import InvalidRequestError
 
-_QUANTITY = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d{1,2})?", re.ASCII)
+_QUANTITY = re.compile(
+    r"(\d+(?:\.\d*)?|\.\d+)(n|u|m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei|[eE][+-]?\d{1,2})?", re.ASCII
+)
 _SUFFIXES = {
     "": Fraction(1),
     **{letter: Fraction(1, 1000**power) for power, letter in enumerate("mun", 1)},
@@ -40,7 +42,9 @@ def check_cpu(what: str, value: object) -> str:
     text = _text(value)
     amount = parse_quantity(text)
     if amount is None or amount < Fraction(1, 1000):
-        raise InvalidRequestError(f"{what} must be a quantity of CPUs such as '4' or '500m', not {value!r}")
+        raise InvalidRequestError(
+            f"{what} must be a quantity of CPUs such as '4' or '500m', not {value!r}"
+        )
     return text
 
 
@@ -56,13 +60,23 @@ def check_bytes(what: str, value: object) -> str:
         hint = ""
         if isinstance(value, str) and re.fullmatch(r"[\d.]+ ?[kKMGT]i?[bB]", value):
             hint = f"; say {value.replace(' ', '')[:-1]!r}"
-        raise InvalidRequestError(f"{what} must be a quantity of bytes such as '16Gi' or '500M', not {value!r}{hint}")
+        raise InvalidRequestError(
+            f"{what} must be a quantity of bytes such as '16Gi' or '500M', not {value!r}{hint}"
+        )
     if amount < _LEAST_BYTES:
-        raise InvalidRequestError(f"{what}={value!r} is {float(amount):g} bytes; no container starts in less than 6Mi")
+        raise InvalidRequestError(
+            f"{what}={value!r} is {float(amount):g} bytes; no container starts in less than 6Mi"
+        )
     return text
 
 
 def _text(value: object) -> str:
     if isinstance(value, bool) or not isinstance(value, (str, int, float)):
         return ""
-    return value if isinstance(value, str) else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        value
+        if isinstance(value, str)
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )

@@ -18,7 +18,10 @@ _SLACK = 50
 
 
 def read_result(
-    cluster: Cluster, handle: ReplicaHandle, seen: PodFacts | None, pods: Callable[[], list[PodFacts]]
+    cluster: Cluster,
+    handle: ReplicaHandle,
+    seen: PodFacts | None,
+    pods: Callable[[], list[PodFacts]],
 ) -> Any:
     """The result of a replica that has succeeded: from its termination message, or from its log if that was too small.
 
@@ -48,7 +51,11 @@ def read_result(
         return report.outcome.result
     what = f"read the log of pod {pod.name}"
     try:
-        log = cluster.open_log(handle.metadata["namespace"], pod.name, tail_lines=report.result_lines + _SLACK)
+        log = cluster.open_log(
+            handle.metadata["namespace"], pod.name, tail_lines=report.result_lines + _SLACK
+        )
         return result_from_lines(report, (line.text for line in split_lines(pieces(what, log))))
     except (InvalidRequestError, MissingError) as error:
-        raise BackendError(f"{name}, but its result, which is in its log, cannot be read: {error}") from error
+        raise BackendError(
+            f"{name}, but its result, which is in its log, cannot be read: {error}"
+        ) from error

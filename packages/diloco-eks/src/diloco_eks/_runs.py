@@ -55,7 +55,9 @@ class Runs:
         groups: dict[tuple[str, ...], list[ReplicaHandle]] = {}
         for handle in handles:
             place = handle.metadata
-            groups.setdefault((place["namespace"], place["job_name"], place["job_uid"]), []).append(handle)
+            groups.setdefault((place["namespace"], place["job_name"], place["job_uid"]), []).append(
+                handle
+            )
         found: dict[ReplicaHandle, ReplicaStatus] = {}
         for group in groups.values():
             try:
@@ -76,7 +78,9 @@ class Runs:
             BackendError: The cluster refused, could not be asked, or is another than the handle's.
         """
         place = handle.metadata
-        there = cancel_job(self._cluster, place["namespace"], place["job_name"], place["job_uid"], now)
+        there = cancel_job(
+            self._cluster, place["namespace"], place["job_name"], place["job_uid"], now
+        )
         if not there and isinstance(error := self._not_here(handle), InvalidRequestError):
             raise error
 
@@ -92,7 +96,13 @@ class Runs:
             return
         space, server = handle.metadata["namespace"], handle.metadata["server"]
         run = make_handles(
-            facts.run_id, facts.uid, facts.first_rank, facts.completions, facts.world_size, space, server
+            facts.run_id,
+            facts.uid,
+            facts.first_rank,
+            facts.completions,
+            facts.world_size,
+            space,
+            server,
         )
         alive = [each.rank for each, status in self._look(run).items() if not status.state.terminal]
         if alive and not facts.deleting:
@@ -105,7 +115,10 @@ class Runs:
         """One read of the Job, then one list of its pods: so the pods are never older than the Job."""
         facts = self.job(handles[0])
         selector = f"{names.CONTROLLER_UID}={facts.uid}"
-        pods = [read_pod(pod) for pod in self._cluster.list_pods(handles[0].metadata["namespace"], selector)]
+        pods = [
+            read_pod(pod)
+            for pod in self._cluster.list_pods(handles[0].metadata["namespace"], selector)
+        ]
         by_index = {index_of(handle, facts): handle for handle in handles}
         mapped = map_states(facts, pods, by_index, self._memory.seen(by_index))
         succeeded = {pod.index: pod for pod in pods if pod.phase == "Succeeded"}

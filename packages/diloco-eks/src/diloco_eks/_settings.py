@@ -59,7 +59,9 @@ def check_settings(**given: Any) -> Settings:
         raise InvalidRequestError(f"image must be the name of a container image, not {image!r}")
     choice = given["on_replica_failure"]
     if choice not in FAILURE_CHOICES:
-        raise InvalidRequestError(f"on_replica_failure must be one of {', '.join(FAILURE_CHOICES)}, not {choice!r}")
+        raise InvalidRequestError(
+            f"on_replica_failure must be one of {', '.join(FAILURE_CHOICES)}, not {choice!r}"
+        )
     storage, shared = given["ephemeral_storage"], given["shm_size"]
     for name in ("service_account_name", "runtime_class_name"):
         if given[name] is not None:
@@ -74,7 +76,9 @@ def check_settings(**given: Any) -> Settings:
         command=_command(given["command"]),
         cpu_request=check_cpu("cpu_request", given["cpu_request"]),
         memory_request=check_bytes("memory_request", given["memory_request"]),
-        ttl_seconds_after_finished=_seconds("ttl_seconds_after_finished", given["ttl_seconds_after_finished"]),
+        ttl_seconds_after_finished=_seconds(
+            "ttl_seconds_after_finished", given["ttl_seconds_after_finished"]
+        ),
         gpu_resource_key=check_key("gpu_resource_key", given["gpu_resource_key"]),
         gpu_types=check_table(given["gpu_types"]),
         labels=check_labels("labels", _texts("labels", given["labels"])),
@@ -132,7 +136,9 @@ def _command(value: Sequence[str] | None) -> tuple[str, ...]:
     if value is None:
         return RUNNER
     if isinstance(value, str):
-        raise InvalidRequestError(f"command must be a list of words, not text: write {shlex.split(value)!r}")
+        raise InvalidRequestError(
+            f"command must be a list of words, not text: write {shlex.split(value)!r}"
+        )
     if not value or not all(isinstance(word, str) and word for word in value):
         raise InvalidRequestError(f"command must be a list of words, not {value!r}")
     return tuple(value)
@@ -148,7 +154,9 @@ def _label_value(name: str, value: str | None) -> str | None:
 
 def _whole(name: str, value: object, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise InvalidRequestError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+        raise InvalidRequestError(
+            f"{name} must be a whole number from {least} to {most}, not {value!r}"
+        )
     return value
 
 
@@ -159,7 +167,12 @@ def _seconds(name: str, value: object) -> int | None:
 def _duration(name: str, value: float | None) -> float | None:
     if value is None and name == "pending_timeout":
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or value < 0
+    ):
         raise InvalidRequestError(f"{name} must be a number of seconds from 0, not {value!r}")
     return float(value)
 

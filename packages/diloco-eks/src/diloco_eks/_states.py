@@ -43,7 +43,10 @@ class Seen:
 
 
 def map_states(
-    job: JobFacts, pods: list[PodFacts], indexes: Iterable[int], seen: Mapping[int, Seen] | None = None
+    job: JobFacts,
+    pods: list[PodFacts],
+    indexes: Iterable[int],
+    seen: Mapping[int, Seen] | None = None,
 ) -> dict[int, tuple[ReplicaStatus, Seen]]:
     """The status of some indexes, and what to remember of it.
 
@@ -116,11 +119,17 @@ class _View:
         )
 
     def _failed(self, pods: list[PodFacts]) -> ReplicaStatus:
-        pod = next((pod for pod in reversed(pods) if pod.phase == "Failed"), None) or (pods[-1] if pods else None)
+        pod = next((pod for pod in reversed(pods) if pod.phase == "Failed"), None) or (
+            pods[-1] if pods else None
+        )
         if pod is None:
             text = "it failed; its pod has been removed, so neither exit code nor message are known"
             return ReplicaStatus(
-                FAILED, attempt=1 + self.job.restarts, reason=Reason.ERROR, message=text, native=_native_end(None)
+                FAILED,
+                attempt=1 + self.job.restarts,
+                reason=Reason.ERROR,
+                message=text,
+                native=_native_end(None),
             )
         return self._from_verdict(judge(pod), pod)
 
@@ -152,11 +161,18 @@ class _View:
         if job.cancelled and "Complete" not in job.conditions:
             state, reason, message = CANCELLED, Reason.CANCEL_REQUESTED, "the run was cancelled"
         elif condition is None:
-            reason, message = Reason.PLATFORM, "the Job is complete, but does not list this index as succeeded"
+            reason, message = (
+                Reason.PLATFORM,
+                "the Job is complete, but does not list this index as succeeded",
+            )
         elif condition.reason == "DeadlineExceeded":
             reason = Reason.TIMEOUT
             message = f"the Job passed its deadline of {job.deadline} s, which counts the wait for nodes and images too"
-        elif job.failed or condition.reason in {"BackoffLimitExceeded", "PodFailurePolicy", "MaxFailedIndexesExceeded"}:
+        elif job.failed or condition.reason in {
+            "BackoffLimitExceeded",
+            "PodFailurePolicy",
+            "MaxFailedIndexesExceeded",
+        }:
             reason, message = Reason.GANG_FAILED, self._gang_message(condition.message)
         else:
             reason, message = Reason.PLATFORM, condition.message or condition.reason
@@ -179,7 +195,9 @@ class _View:
                 first = min(job.failed)
                 why = self._failed(self.by_index.get(first, [])).message
                 ranks = compress_ranks(job.first_rank + index for index in job.failed)
-                text = f"rank {ranks} failed" + (f", {job.first_rank + first} because: {why}" if why else "")
+                text = f"rank {ranks} failed" + (
+                    f", {job.first_rank + first} because: {why}" if why else ""
+                )
             self._culprits = f"the run was ended because {text}"
         return self._culprits
 
@@ -194,11 +212,15 @@ class _View:
             state = PENDING if job.idle and not job.decided else RUNNING
             if before is not None and not before.state.terminal:
                 state = before.state
-            return ReplicaStatus(state, reason=reason, stopping=True, message=message, native=native)
+            return ReplicaStatus(
+                state, reason=reason, stopping=True, message=message, native=native
+            )
         if job.suspended or "Suspended" in job.conditions:
             reason = Reason.CANCEL_REQUESTED if job.cancelled else Reason.QUEUED
             text = "the Job is suspended" + (f" (Kueue's queue {job.queue})" if job.queue else "")
-            return ReplicaStatus(PENDING, reason=reason, stopping=job.cancelled, message=text, native=native)
+            return ReplicaStatus(
+                PENDING, reason=reason, stopping=job.cancelled, message=text, native=native
+            )
         if before is not None and before.state is RUNNING and not before.podless:
             # The Job was read before the pods: it may have counted this pod by now. The next look knows.
             text = "its pod is gone; whether it is replaced is not known yet"
@@ -206,7 +228,9 @@ class _View:
         reason = Reason.PREEMPTED if before is not None and before.attempt > 1 else Reason.STARTING
         if before is not None and before.state is RUNNING:
             reason = Reason.PREEMPTED
-        return ReplicaStatus(PENDING, reason=reason, message="there is no pod for it yet", native=native)
+        return ReplicaStatus(
+            PENDING, reason=reason, message="there is no pod for it yet", native=native
+        )
 
     def _alive(self, pod: PodFacts) -> ReplicaStatus:
         job = self.job
@@ -248,7 +272,12 @@ class _View:
     def _native(self, pod: PodFacts | None) -> str:
         job = self.job
         decided = next(
-            (c for c in ("Failed", "Complete", "FailureTarget", "Suspended") if c in job.conditions), "active"
+            (
+                c
+                for c in ("Failed", "Complete", "FailureTarget", "Suspended")
+                if c in job.conditions
+            ),
+            "active",
         )
         condition = job.conditions.get(decided)
         text = f"Job {decided}" + (f" ({condition.reason})" if condition is not None else "")

@@ -16,7 +16,9 @@ from diloco_protocol import (
 from ._facts import PodFacts, parse_time
 
 # The kubelet could not start the container's program.
-_NOT_STARTED = frozenset({"StartError", "ContainerCannotRun", "CreateContainerError", "CreateContainerConfigError"})
+_NOT_STARTED = frozenset(
+    {"StartError", "ContainerCannotRun", "CreateContainerError", "CreateContainerConfigError"}
+)
 _SHOWN = 500
 
 
@@ -69,22 +71,44 @@ def judge(pod: PodFacts) -> Verdict:
     number = end.get("signal")
     name = outcome.signal if outcome is not None else _signal_name(number, exit_code)
     if native == "OOMKilled":
-        return Verdict(Reason.OOM, exit_code, name, "it ran out of memory (OOMKilled)", started, finished)
+        return Verdict(
+            Reason.OOM, exit_code, name, "it ran out of memory (OOMKilled)", started, finished
+        )
     if native in _NOT_STARTED:
         return Verdict(
-            Reason.START_FAILED, exit_code, name, _text(end.get("message")) or str(native), started, finished
+            Reason.START_FAILED,
+            exit_code,
+            name,
+            _text(end.get("message")) or str(native),
+            started,
+            finished,
         )
     if pod.reason == "DeadlineExceeded":
-        return Verdict(Reason.TIMEOUT, exit_code, name, pod.message or "it passed its deadline", started, finished)
+        return Verdict(
+            Reason.TIMEOUT,
+            exit_code,
+            name,
+            pod.message or "it passed its deadline",
+            started,
+            finished,
+        )
     if pod.disrupted or pod.reason == "Evicted":
-        return Verdict(Reason.EVICTED, exit_code, name, pod.message or "it was evicted", started, finished)
+        return Verdict(
+            Reason.EVICTED, exit_code, name, pod.message or "it was evicted", started, finished
+        )
     if outcome is not None:
-        reason = Reason.ERROR if outcome.reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED} else outcome.reason
+        reason = (
+            Reason.ERROR
+            if outcome.reason in {Reason.CANCEL_REQUESTED, Reason.COMPLETED}
+            else outcome.reason
+        )
         message = outcome.error or f"it exited with code {exit_code}"
         return Verdict(reason, exit_code, name, message, started, finished)
     how = f"it was ended by {name}" if name else f"it exited with code {exit_code}"
     log = _text(end.get("message"))
-    return Verdict(Reason.ERROR, exit_code, name, f"{how}: {log[-_SHOWN:]}" if log else how, started, finished)
+    return Verdict(
+        Reason.ERROR, exit_code, name, f"{how}: {log[-_SHOWN:]}" if log else how, started, finished
+    )
 
 
 def _without_container(pod: PodFacts) -> Verdict:

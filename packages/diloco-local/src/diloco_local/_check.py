@@ -32,7 +32,9 @@ with open(report, "w") as stream:
 """
 
 
-def check_entrypoint(entrypoint: str, *, python: str, env: Mapping[str, str], cwd: str, timeout: float = 300.0) -> None:
+def check_entrypoint(
+    entrypoint: str, *, python: str, env: Mapping[str, str], cwd: str, timeout: float = 300.0
+) -> None:
     """Import ``"package.module:function"`` in a fresh interpreter, as a replica would.
 
     Args:
@@ -59,7 +61,9 @@ def check_entrypoint(entrypoint: str, *, python: str, env: Mapping[str, str], cw
                 timeout=timeout,
             )
         except OSError as error:
-            raise InvalidRequestError(f"the interpreter {python!r} cannot be started in {cwd!r}: {error}") from error
+            raise InvalidRequestError(
+                f"the interpreter {python!r} cannot be started in {cwd!r}: {error}"
+            ) from error
         except subprocess.TimeoutExpired as error:
             raise InvalidRequestError(
                 f"importing module {module!r} of entrypoint {entrypoint!r} took more than {timeout:g} s"
@@ -83,4 +87,6 @@ def check_entrypoint(entrypoint: str, *, python: str, env: Mapping[str, str], cw
         raise InvalidRequestError(
             f"module {module!r} has no attribute {name!r} (entrypoint {entrypoint!r}): {answer['error']} {where}"
         )
-    raise InvalidRequestError(f"{name!r} of module {module!r} cannot be called: {answer['error']} {where}")
+    raise InvalidRequestError(
+        f"{name!r} of module {module!r} cannot be called: {answer['error']} {where}"
+    )

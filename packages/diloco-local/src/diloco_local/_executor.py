@@ -97,12 +97,26 @@ class LocalProcessExecutor(BaseExecutor):
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        super().__init__(run_id=run_id, journal=journal, backoff=backoff or Backoff(first=0.02, factor=1.5, cap=0.5))
-        if isinstance(grace, bool) or not isinstance(grace, (int, float)) or not (math.isfinite(grace) and grace >= 0):
+        super().__init__(
+            run_id=run_id,
+            journal=journal,
+            backoff=backoff or Backoff(first=0.02, factor=1.5, cap=0.5),
+        )
+        if (
+            isinstance(grace, bool)
+            or not isinstance(grace, (int, float))
+            or not (math.isfinite(grace) and grace >= 0)
+        ):
             raise InvalidRequestError(f"grace must be a number of seconds from 0, not {grace!r}")
-        for name, value in (("inherit_env", inherit_env), ("pythonpath", pythonpath), ("gpus", gpus)):
+        for name, value in (
+            ("inherit_env", inherit_env),
+            ("pythonpath", pythonpath),
+            ("gpus", gpus),
+        ):
             if isinstance(value, str):
-                raise InvalidRequestError(f"{name} must be a list, not the text {value!r}: write [{value!r}]")
+                raise InvalidRequestError(
+                    f"{name} must be a list, not the text {value!r}: write [{value!r}]"
+                )
         if gpus is not None and len(set(gpus)) < len(gpus):
             raise InvalidRequestError(f"gpus={list(gpus)!r} names a GPU twice")
         self._root = Root(Path(os.path.abspath(root if root is not None else default_root())))  # noqa: PTH100
@@ -122,10 +136,22 @@ class LocalProcessExecutor(BaseExecutor):
             Option("root", "path", "$XDG_STATE_HOME/diloco", "where the runs are; on a local disk"),
             Option("python", "path", "this interpreter", "the replicas' interpreter"),
             Option("env", "text to text", "{}", "variables for every launch"),
-            Option("inherit_env", "bool or list of patterns", "True", "the part of this environment that replicas get"),
+            Option(
+                "inherit_env",
+                "bool or list of patterns",
+                "True",
+                "the part of this environment that replicas get",
+            ),
             Option("cwd", "path", "the current one", "the replicas' working directory"),
-            Option("pythonpath", "list of paths", "this import path", "where replicas find modules"),
-            Option("gpus", "list of text", "CUDA_VISIBLE_DEVICES or nvidia-smi", "the GPUs to share out"),
+            Option(
+                "pythonpath", "list of paths", "this import path", "where replicas find modules"
+            ),
+            Option(
+                "gpus",
+                "list of text",
+                "CUDA_VISIBLE_DEVICES or nvidia-smi",
+                "the GPUs to share out",
+            ),
             Option("grace", "seconds", "10", "between SIGTERM and SIGKILL"),
             Option("run_id", "text", "run", "prefix of the names of runs"),
         ]
@@ -144,7 +170,9 @@ class LocalProcessExecutor(BaseExecutor):
         # Looked up at every launch, since folder, environment and import path of this process may change.
         found = shutil.which(self._python)
         if found is None:
-            raise InvalidRequestError(f"python={self._python!r} is not an interpreter that can be started")
+            raise InvalidRequestError(
+                f"python={self._python!r} is not an interpreter that can be started"
+            )
         cwd = os.path.abspath(self._cwd if self._cwd is not None else Path.cwd())  # noqa: PTH100
         if not Path(cwd).is_dir():
             raise InvalidRequestError(f"the working directory cwd={cwd!r} is not a folder")
@@ -171,7 +199,9 @@ class LocalProcessExecutor(BaseExecutor):
             return _runs.handles_of(self._root, known)
         orders = self._orders(request, setting)
         own = environment(request.specs()[0])
-        check_entrypoint(request.entrypoint, python=setting.python, env={**orders[0].env, **own}, cwd=setting.cwd)
+        check_entrypoint(
+            request.entrypoint, python=setting.python, env={**orders[0].env, **own}, cwd=setting.cwd
+        )
         record = RunRecord(
             uid=uuid.uuid4().hex,
             run_id=request.run_id,
@@ -186,14 +216,18 @@ class LocalProcessExecutor(BaseExecutor):
             namespace=pid_namespace(),
             labels=dict(request.labels),
         )
-        return _runs.handles_of(self._root, _runs.launch(self._root, record, orders, self._supervise))
+        return _runs.handles_of(
+            self._root, _runs.launch(self._root, record, orders, self._supervise)
+        )
 
     #: Starts the supervisor of a run.
     _supervise = staticmethod(start_supervisor)
 
     # --- watching ---
 
-    def _observe_run(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
+    def _observe_run(
+        self, handles: Sequence[ReplicaHandle]
+    ) -> Mapping[ReplicaHandle, ReplicaStatus]:
         statuses = {}
         for handle in handles:
             try:
@@ -247,7 +281,9 @@ class LocalProcessExecutor(BaseExecutor):
     def _list_runs(self) -> list[str]:
         runs = [self._root.run(name) for name in self._root.run_ids()]
         records = [read_record(run) for run in runs if run.started.exists()]
-        known = sorted((record.created_at, record.run_id) for record in records if record is not None)
+        known = sorted(
+            (record.created_at, record.run_id) for record in records if record is not None
+        )
         return [run_id for _, run_id in known]
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:

@@ -68,12 +68,18 @@ def available_gpus(
     visible = environ.get("CUDA_VISIBLE_DEVICES")
     if gpus is None and visible is None:
         return ask()
-    devices = list(gpus) if gpus is not None else [part.strip() for part in str(visible).split(",") if part.strip()]
+    devices = (
+        list(gpus)
+        if gpus is not None
+        else [part.strip() for part in str(visible).split(",") if part.strip()]
+    )
     models = {gpu.device: gpu.model for gpu in ask()} if devices else {}
     return [Gpu(device, models.get(device, "")) for device in devices]
 
 
-def share_out(request: str | None, n_replicas: int, gpus: Callable[[], Sequence[Gpu]]) -> list[str | None]:
+def share_out(
+    request: str | None, n_replicas: int, gpus: Callable[[], Sequence[Gpu]]
+) -> list[str | None]:
     """``CUDA_VISIBLE_DEVICES`` of each replica; disjoint; None leaves the variable alone.
 
     Args:
@@ -90,7 +96,9 @@ def share_out(request: str | None, n_replicas: int, gpus: Callable[[], Sequence[
     present = list(gpus())
     fitting = [gpu for gpu in present if model == "any" or model.lower() in gpu.model.lower()]
     if len(fitting) < n_replicas * count:
-        known = ", ".join(f"{gpu.device} ({gpu.model or 'model unknown'})" for gpu in present) or "none"
+        known = (
+            ", ".join(f"{gpu.device} ({gpu.model or 'model unknown'})" for gpu in present) or "none"
+        )
         raise InvalidRequestError(
             f"gpu={request!r} for {n_replicas} replica(s) needs {n_replicas * count} GPU(s), "
             f"of which this machine offers {len(fitting)}. GPUs here: {known}. Ask for fewer, "

@@ -55,7 +55,9 @@ def start_time(pid: int) -> str | None:
     """When the process with this pid started, in an opaque, exact form; None if it is gone or a zombie."""
     if has_proc():
         try:
-            state, _, _, _, start = parse_stat((_PROC / str(pid) / "stat").read_text(errors="replace"))
+            state, _, _, _, start = parse_stat(
+                (_PROC / str(pid) / "stat").read_text(errors="replace")
+            )
         except (FileNotFoundError, ProcessLookupError):
             return None
         return None if state in "ZX" else start
@@ -101,7 +103,11 @@ class ProcessId:
 
     def alive(self) -> bool:
         """Whether exactly this process still runs (a zombie does not)."""
-        return self.boot == boot_id() and self.namespace == pid_namespace() and start_time(self.pid) == self.start
+        return (
+            self.boot == boot_id()
+            and self.namespace == pid_namespace()
+            and start_time(self.pid) == self.start
+        )
 
     def send(self, number: signal.Signals) -> bool:
         """Signal exactly this process.

@@ -27,7 +27,12 @@ class SupervisorError(Exception):
 
 
 def start_supervisor(
-    run: RunDir, lock: int, orders: Sequence[Order], *, recover: bool = False, patience: float = 60.0
+    run: RunDir,
+    lock: int,
+    orders: Sequence[Order],
+    *,
+    recover: bool = False,
+    patience: float = 60.0,
 ) -> None:
     """Start the supervisor of ``run`` in a session of its own and wait until every replica is started.
 
@@ -51,14 +56,18 @@ def start_supervisor(
     finally:
         os.close(reader)
     if not answer:
-        raise SupervisorError(f"the supervisor ended before it could answer. Its log: {_log_tail(run)}")
+        raise SupervisorError(
+            f"the supervisor ended before it could answer. Its log: {_log_tail(run)}"
+        )
     error = json.loads(answer)["error"]
     if error is not None:
         raise SupervisorError(str(error))
 
 
 def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, recover: bool) -> None:
-    folders = list(dict.fromkeys(str(Path(file).parents[1]) for file in (__file__, diloco_protocol.__file__)))
+    folders = list(
+        dict.fromkeys(str(Path(file).parents[1]) for file in (__file__, diloco_protocol.__file__))
+    )
     program = _BOOT.format(folders=folders, lock=lock, ready=writer)
     job = {"run": str(run.path), "recover": recover, "orders": [asdict(order) for order in orders]}
     with run.log.open("ab") as log:

@@ -36,7 +36,9 @@ def check_streams(streams: str) -> tuple[str, ...]:
         ValueError: There is no such stream.
     """
     if streams not in STREAMS:
-        raise ValueError(f"there is no log stream {streams!r} here; choose one of {', '.join(sorted(STREAMS))}")
+        raise ValueError(
+            f"there is no log stream {streams!r} here; choose one of {', '.join(sorted(STREAMS))}"
+        )
     return STREAMS[streams]
 
 
@@ -146,7 +148,10 @@ class _Clock:
 
 def _newest(attempt: AttemptDir, names: tuple[str, ...]) -> float:
     """The time of lines that no sample covers: the last change of the files."""
-    return max((attempt.log(name).stat().st_mtime for name in names if attempt.log(name).exists()), default=0.0)
+    return max(
+        (attempt.log(name).stat().st_mtime for name in names if attempt.log(name).exists()),
+        default=0.0,
+    )
 
 
 def tail(replica: ReplicaDir, n_lines: int, streams: str = "combined") -> list[str]:
@@ -203,7 +208,9 @@ def iterate(
     try:
         pattern = None if regex is None else re.compile(regex)
     except re.error as error:
-        raise InvalidRequestError(f"regex={regex!r} is not a regular expression: {error}") from error
+        raise InvalidRequestError(
+            f"regex={regex!r} is not a regular expression: {error}"
+        ) from error
     return _iterate(replica, terminal, names, pattern, follow, since, until, interval, sleep, clock)
 
 
@@ -263,11 +270,18 @@ class _Attempt:
         # Up to the size of now: a replica that writes faster than we read would otherwise hold us for ever.
         sizes = {name: reader.size for name, reader in self._readers.items()}
         while True:
-            found = [(name, line) for name in self._names for line in self._readers[name].read(last=last)]
+            found = [
+                (name, line) for name in self._names for line in self._readers[name].read(last=last)
+            ]
             self._clock.refresh()
             otherwise = _newest(self._attempt, self._names)
             timed = [
-                (self._clock.at(name, line.end, otherwise), self._names.index(name), line.end, line.text)
+                (
+                    self._clock.at(name, line.end, otherwise),
+                    self._names.index(name),
+                    line.end,
+                    line.text,
+                )
                 for name, line in found
             ]
             for moment, _, _, text in sorted(timed):
@@ -277,6 +291,7 @@ class _Attempt:
                 if inside and (self._pattern is None or self._pattern.search(text)):
                     yield text
             if all(
-                reader.offset >= sizes[name] and not (last and reader.rest) for name, reader in self._readers.items()
+                reader.offset >= sizes[name] and not (last and reader.rest)
+                for name, reader in self._readers.items()
             ):
                 return

@@ -66,7 +66,9 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
     state: dict[str, Any] = read_json(files.state) or {}
     attempt = max(1, int(state.get("attempt", 1)))
     mark = read_json(files.cancel)
-    known = [ProcessId.from_dict(item) for item in (*state.get("known", ()), state.get("runner")) if item]
+    known = [
+        ProcessId.from_dict(item) for item in (*state.get("known", ()), state.get("runner")) if item
+    ]
     if members(record.marker(rank), known):
         return ReplicaStatus(
             state=ReplicaState.RUNNING,

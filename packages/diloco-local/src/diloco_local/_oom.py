@@ -22,7 +22,9 @@ def counter_file(cgroup: str, mount: Path = Path("/sys/fs/cgroup")) -> Path | No
         if "memory" in controllers.split(","):
             candidates.append(mount / "memory" / path.lstrip("/") / "memory.oom_control")
         elif not controllers:
-            candidates += [base / path.lstrip("/") / "memory.events" for base in (mount, mount / "unified")]
+            candidates += [
+                base / path.lstrip("/") / "memory.events" for base in (mount, mount / "unified")
+            ]
     # In a container the path is often the host's, and its own group is the mount's top.
     candidates += [mount / "memory.events", mount / "memory" / "memory.oom_control"]
     for candidate in candidates:

@@ -15,7 +15,9 @@ from ._environment import compose
 from ._replica import Order
 from ._rundir import RunDir
 
-_SECRET_NAME = re.compile(r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE)
+_SECRET_NAME = re.compile(
+    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,10 @@ def check_request(request: RunRequest) -> None:
         InvalidRequestError: Says what was asked for and what to do instead.
     """
     refusals = {
-        "spot": (request.spot, "there is no interruptible capacity on this machine; leave spot out"),
+        "spot": (
+            request.spot,
+            "there is no interruptible capacity on this machine; leave spot out",
+        ),
         "secrets": (
             tuple(request.secrets),
             "there is no secret store here; replicas inherit the launcher's environment (see inherit_env), so export them",
@@ -53,11 +58,16 @@ def check_request(request: RunRequest) -> None:
             request.cpu,
             "processes are not confined to CPUs here; set thread numbers such as OMP_NUM_THREADS by env=",
         ),
-        "memory": (request.memory, "processes are not confined to an amount of memory here; leave memory out"),
+        "memory": (
+            request.memory,
+            "processes are not confined to an amount of memory here; leave memory out",
+        ),
     }
     for name, (value, advice) in refusals.items():
         if value:
-            raise InvalidRequestError(f"{name}={value!r} cannot be honoured by local processes: {advice}")
+            raise InvalidRequestError(
+                f"{name}={value!r} cannot be honoured by local processes: {advice}"
+            )
 
 
 def fingerprint(request: RunRequest, *chosen: object) -> str:
@@ -71,13 +81,23 @@ def fingerprint(request: RunRequest, *chosen: object) -> str:
     return hashlib.sha256(json.dumps([request.fingerprint(), *chosen]).encode()).hexdigest()
 
 
-def make_orders(request: RunRequest, setting: Setting, devices: Sequence[str | None]) -> list[Order]:
+def make_orders(
+    request: RunRequest, setting: Setting, devices: Sequence[str | None]
+) -> list[Order]:
     """What the supervisor starts, in rank order; ``{spec}`` and ``{outcome}`` stand for an attempt's files."""
     return [
         Order(
             rank=spec.rank,
             spec=asdict(spec),
-            argv=(setting.python, "-m", "diloco_protocol.runner", "--spec", "{spec}", "--outcome", "{outcome}"),
+            argv=(
+                setting.python,
+                "-m",
+                "diloco_protocol.runner",
+                "--spec",
+                "{spec}",
+                "--outcome",
+                "{outcome}",
+            ),
             env=compose(setting.base, [request.env], setting.folders, share),
             cwd=setting.cwd,
         )
@@ -85,7 +105,9 @@ def make_orders(request: RunRequest, setting: Setting, devices: Sequence[str | N
     ]
 
 
-def show_orders(run: RunDir, orders: Iterable[Order], base: Mapping[str, str]) -> list[dict[str, Any]]:
+def show_orders(
+    run: RunDir, orders: Iterable[Order], base: Mapping[str, str]
+) -> list[dict[str, Any]]:
     """Orders as JSON to look at: inherited variables by name only, values that look like secrets redacted."""
     return [
         {
@@ -97,7 +119,9 @@ def show_orders(run: RunDir, orders: Iterable[Order], base: Mapping[str, str]) -
                 for name, value in sorted(order.env.items())
                 if base.get(name) != value
             },
-            "inherited": sorted(name for name, value in order.env.items() if base.get(name) == value),
+            "inherited": sorted(
+                name for name, value in order.env.items() if base.get(name) == value
+            ),
             "spec": order.spec,
         }
         for order in orders

@@ -54,7 +54,9 @@ def process_table() -> dict[int, ProcessEntry]:
         state, parent, group, session, start = parse_stat(text)
         if state not in "ZX":
             pid = int(name)
-            table[pid] = ProcessEntry(ProcessId(pid, start, boot, namespace), parent, group, session)
+            table[pid] = ProcessEntry(
+                ProcessId(pid, start, boot, namespace), parent, group, session
+            )
     return table
 
 
@@ -66,8 +68,12 @@ def _table_by_psutil() -> dict[int, ProcessEntry]:
         try:
             if process.status() == psutil.STATUS_ZOMBIE:
                 continue
-            identity = ProcessId(process.pid, repr(process.create_time()), boot_id(), pid_namespace())
-            table[process.pid] = ProcessEntry(identity, process.ppid(), os.getpgid(process.pid), os.getsid(process.pid))
+            identity = ProcessId(
+                process.pid, repr(process.create_time()), boot_id(), pid_namespace()
+            )
+            table[process.pid] = ProcessEntry(
+                identity, process.ppid(), os.getpgid(process.pid), os.getsid(process.pid)
+            )
         except (psutil.Error, ProcessLookupError, PermissionError):
             continue  # gone meanwhile, or another user's
     return table
@@ -118,6 +124,10 @@ def members(
     still found by its marker.
     """
     table = process_table() if table is None else table
-    roots = {identity.pid for identity in known if identity.pid in table and table[identity.pid].identity == identity}
+    roots = {
+        identity.pid
+        for identity in known
+        if identity.pid in table and table[identity.pid].identity == identity
+    }
     roots.update(pid for pid in table if pid not in roots and marker_of(pid) == marker)
     return {pid: table[pid] for pid in descendants(table, roots)}

@@ -5,7 +5,14 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from diloco_protocol import DilocoError, Outcome, Reason, ReplicaState, ReplicaStatus, SpecVersionError
+from diloco_protocol import (
+    DilocoError,
+    Outcome,
+    Reason,
+    ReplicaState,
+    ReplicaStatus,
+    SpecVersionError,
+)
 
 from ._files import read_json
 from ._rundir import AttemptDir, RunDir
@@ -96,5 +103,9 @@ def status_from_dict(data: dict[str, Any]) -> ReplicaStatus:
     """The inverse of `status_to_dict`."""
     reason = data["reason"]
     return ReplicaStatus(
-        **{**data, "state": ReplicaState(data["state"]), "reason": None if reason is None else Reason(reason)}
+        **{
+            **data,
+            "state": ReplicaState(data["state"]),
+            "reason": None if reason is None else Reason(reason),
+        }
     )

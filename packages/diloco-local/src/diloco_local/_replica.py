@@ -188,7 +188,9 @@ class Replica:
             return
         self._members()  # so that state.json names those that may slip away while they are being ended
         self._stop = Stop(reason, time.time())
-        self._kill_at = time.monotonic() + self._rules.grace + (MARGIN if self.phase is Phase.RUNNING else 0.0)
+        self._kill_at = (
+            time.monotonic() + self._rules.grace + (MARGIN if self.phase is Phase.RUNNING else 0.0)
+        )
         self._save()
         if self.phase is Phase.RUNNING and self._runner is not None:
             # Only the runner is told: it tells its tree, and a second SIGTERM means "at once" to many programs.
@@ -220,7 +222,9 @@ class Replica:
             if self._pid:
                 self._wait_status = self._reap(self._pid)
             if self._popen is not None:
-                self._popen.returncode = self._wait_status or 0  # reaped here, so Popen must not wait
+                self._popen.returncode = (
+                    self._wait_status or 0
+                )  # reaped here, so Popen must not wait
             # Nobody knows when a runner ended that nobody waited for.
             self._gone_at = None if self._wait_status is None else time.time()
             self.phase = Phase.SWEEPING
@@ -261,7 +265,11 @@ class Replica:
     def _finish(self) -> None:
         files = self._dir.attempt(self._attempt)
         outcome, problem = outcome_of(files) if self._attempt else (None, "")
-        killed = outcome.signal == "SIGKILL" if outcome is not None else self._wait_status == signal.SIGKILL
+        killed = (
+            outcome.signal == "SIGKILL"
+            if outcome is not None
+            else self._wait_status == signal.SIGKILL
+        )
         if self._stop is None and self.cancel_requested() and not self._attempt:
             self._stop = Stop(Reason.CANCEL_REQUESTED, time.time())
         self.sample()
@@ -280,12 +288,17 @@ class Replica:
             and self._order is not None
             and self._attempt <= self._rules.max_restarts
         )
-        ordered = None if self._stop is None or self._stop.reason is Reason.TIMEOUT else self._stop.reason
+        ordered = (
+            None if self._stop is None or self._stop.reason is Reason.TIMEOUT else self._stop.reason
+        )
         if again and (ordered or self.cancel_requested()):
             # It failed by itself, but what ends the replica is that it may not be started again.
             reason = ordered or Reason.CANCEL_REQUESTED
             status = replace(
-                status, state=ReplicaState.CANCELLED, reason=reason, message="stopped between two attempts"
+                status,
+                state=ReplicaState.CANCELLED,
+                reason=reason,
+                message="stopped between two attempts",
             )
         elif again:
             try:

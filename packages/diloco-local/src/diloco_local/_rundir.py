@@ -30,7 +30,9 @@ def default_root() -> Path:
     """``$XDG_STATE_HOME/diloco``, or ``~/.local/state/diloco``."""
     state = os.environ.get("XDG_STATE_HOME", "")
     # The XDG specification says that a relative path is to be ignored.
-    return (Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state") / "diloco"
+    return (
+        Path(state) if Path(state).is_absolute() else Path.home() / ".local" / "state"
+    ) / "diloco"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,9 @@ class ReplicaDir:
             names = [entry.name for entry in self.path.iterdir()]
         except FileNotFoundError:
             return []
-        numbers = sorted(int(name.removeprefix("attempt-")) for name in names if name.startswith("attempt-"))
+        numbers = sorted(
+            int(name.removeprefix("attempt-")) for name in names if name.startswith("attempt-")
+        )
         return [self.attempt(number) for number in numbers]
 
 

@@ -59,7 +59,9 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
     record = read_record(run) if run.started.exists() else None
     if record is None:
         known = ", ".join(root.run_ids()[:20]) or "none"
-        raise ReplicaNotFoundError(f"there is no run {run_id!r} below {root.path} (runs there: {known})")
+        raise ReplicaNotFoundError(
+            f"there is no run {run_id!r} below {root.path} (runs there: {known})"
+        )
     return run, record
 
 
@@ -72,11 +74,15 @@ def locate(handle: ReplicaHandle) -> tuple[RunDir, RunRecord]:
         ReplicaNotFoundError: The run was purged.
     """
     if handle.backend_name != BACKEND:
-        raise InvalidRequestError(f"a handle of backend {handle.backend_name!r} was given to {BACKEND!r}")
+        raise InvalidRequestError(
+            f"a handle of backend {handle.backend_name!r} was given to {BACKEND!r}"
+        )
     try:
         host, path, uid = (handle.metadata[key] for key in ("host", "root", "uid"))
     except KeyError as error:
-        raise InvalidRequestError(f"the handle of replica {handle.rank} lacks the metadata {error}") from None
+        raise InvalidRequestError(
+            f"the handle of replica {handle.rank} lacks the metadata {error}"
+        ) from None
     if host != host_name():
         raise InvalidRequestError(
             f"replica {handle.rank} of run {handle.run_id!r} is on host {host!r}, and this is {host_name()!r}: "
@@ -122,7 +128,9 @@ def known_launch(root: Root, run_id: str, fingerprint: str) -> RunRecord | None:
         elif _discard_dead(root, run):
             return None
         if time.monotonic() > deadline:
-            raise UnavailableError(f"another process has been launching run {run_id!r} for {PATIENCE:g} s")
+            raise UnavailableError(
+                f"another process has been launching run {run_id!r} for {PATIENCE:g} s"
+            )
         time.sleep(0.02)
 
 
@@ -181,7 +189,9 @@ def launch(
         # Here the supervisor alone holds the lock, so its end can be waited for.
         except SupervisorError as error:
             survivors = roll_back(root, record)
-            raise LaunchError(f"run {record.run_id!r} could not be started: {error}", survivors) from error
+            raise LaunchError(
+                f"run {record.run_id!r} could not be started: {error}", survivors
+            ) from error
         except BaseException:
             if published:
                 roll_back(root, record)
@@ -199,7 +209,9 @@ def _staged(root: Root, record: RunRecord) -> Iterator[tuple[RunDir, int]]:
         staged = root.stage()
         lock = open_lock(staged.lock)
     except OSError as error:
-        raise InvalidRequestError(f"runs cannot be written below root={str(root.path)!r}: {error}") from error
+        raise InvalidRequestError(
+            f"runs cannot be written below root={str(root.path)!r}: {error}"
+        ) from error
     try:
         try_lock(lock)
         os.mkfifo(staged.wake, 0o600)
@@ -226,7 +238,11 @@ def roll_back(root: Root, record: RunRecord) -> list[ReplicaHandle]:
     while is_locked(run.lock) and time.monotonic() < deadline:
         time.sleep(0.02)
     table = process_table()
-    alive = [handle for handle in handles_of(root, record) if members(record.marker(handle.rank), (), table)]
+    alive = [
+        handle
+        for handle in handles_of(root, record)
+        if members(record.marker(handle.rank), (), table)
+    ]
     if not alive and not run.started.exists():
         _discard_dead(root, run)
     return alive
@@ -236,7 +252,9 @@ def _mark(run: RunDir, rank: int) -> None:
     create_json(run.replica(rank).cancel, {"at": time.time(), "by": os.getpid()})
 
 
-def cancel(run: RunDir, record: RunRecord, rank: int, supervise: Supervise = start_supervisor) -> None:
+def cancel(
+    run: RunDir, record: RunRecord, rank: int, supervise: Supervise = start_supervisor
+) -> None:
     """Ask for the end of one replica; returns once the request is on disk and somebody is there to serve it.
 
     Raises:
@@ -277,7 +295,9 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
         )
     with _locked(run, wait=5.0) as held:
         if not held:
-            raise UnavailableError(f"the supervisor of run {record.run_id!r} has not left yet: try again")
+            raise UnavailableError(
+                f"the supervisor of run {record.run_id!r} has not left yet: try again"
+            )
         root.discard(run)
 
 
@@ -287,5 +307,7 @@ def result_of(run: RunDir, rank: int, status: ReplicaStatus) -> Any:
         return None
     outcome, problem = outcome_of(run.replica(rank).attempt(status.attempt))
     if outcome is None:
-        raise BackendError(problem or f"the outcome of replica {rank} in {run.path} has been removed from outside")
+        raise BackendError(
+            problem or f"the outcome of replica {rank} in {run.path} has been removed from outside"
+        )
     return outcome.result

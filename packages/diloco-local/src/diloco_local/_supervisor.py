@@ -54,7 +54,9 @@ class Supervisor:
         by_rank = {order.rank: order for order in orders}
         oom = OomWatch()
         self.replicas = [
-            Replica(run.replica(rank), record.marker(rank), rules, by_rank.get(rank), self._reap, oom)
+            Replica(
+                run.replica(rank), record.marker(rank), rules, by_rank.get(rank), self._reap, oom
+            )
             for rank in record.ranks
         ]
         self._wake, self._bell = _open_bells(run, self)
@@ -111,7 +113,9 @@ class Supervisor:
             else:
                 for replica in self.replicas:
                     replica.seal()
-            hurried = any(replica.hurried for replica in self.replicas) or self._stray_kill_at is not None
+            hurried = (
+                any(replica.hurried for replica in self.replicas) or self._stray_kill_at is not None
+            )
             self._rest(HURRY_SECONDS if hurried else SAMPLE_SECONDS)
 
     def _rest(self, seconds: float) -> None:
@@ -186,7 +190,9 @@ class _Ready:
             self._descriptor = -1
 
 
-def _supervise(run: RunDir, record: RunRecord, orders: Sequence[Order], ready: _Ready, *, take_over: bool) -> None:
+def _supervise(
+    run: RunDir, record: RunRecord, orders: Sequence[Order], ready: _Ready, *, take_over: bool
+) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     supervisor = Supervisor(run, record, orders)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)  # the handlers are there now
@@ -202,7 +208,9 @@ def _supervise(run: RunDir, record: RunRecord, orders: Sequence[Order], ready: _
         supervisor.adopt_all()
         if orders and not run.started.exists():
             supervisor.abort()
-            ready.tell("the supervisor was killed while it started the replicas; those it had started were ended")
+            ready.tell(
+                "the supervisor was killed while it started the replicas; those it had started were ended"
+            )
             return
         ready.tell(None)
     supervisor.loop()
@@ -213,7 +221,9 @@ def _identity() -> dict[str, Any]:
     return {"supervisor": me and me.to_dict(), "parent": parent and parent.to_dict()}
 
 
-def _guard(run: RunDir, record: RunRecord, orders: Sequence[Order], ready: _Ready, *, recover: bool) -> int:
+def _guard(
+    run: RunDir, record: RunRecord, orders: Sequence[Order], ready: _Ready, *, recover: bool
+) -> int:
     """The guardian: forks the supervisor, and becomes it if it dies before its work is done."""
     become_subreaper()
     # Blocked over the fork, so that a signal meets a handler on either side.

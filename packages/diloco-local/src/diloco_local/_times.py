@@ -19,7 +19,10 @@ class Sampler:
 
     def sample(self, attempt: AttemptDir) -> None:
         """Look at the logs of ``attempt`` once."""
-        sizes = [path.stat().st_size if path.exists() else 0 for path in map(attempt.log, ("stdout", "stderr"))]
+        sizes = [
+            path.stat().st_size if path.exists() else 0
+            for path in map(attempt.log, ("stdout", "stderr"))
+        ]
         current = (attempt.path, sizes[0], sizes[1])
         if current == self._last or not any(sizes):
             return

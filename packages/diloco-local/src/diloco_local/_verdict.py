@@ -115,11 +115,17 @@ def verdict(
         return status(ReplicaState.CANCELLED, stop.reason, _STOPPED[stop.reason])
     if outcome is not None and outcome.reason is Reason.CANCEL_REQUESTED:
         # The runner was told to end, and not by us: that is the evidence of a stop from outside.
-        return status(ReplicaState.CANCELLED, Reason.STOPPED_EXTERNALLY, f"the runner was told to end: {message}")
+        return status(
+            ReplicaState.CANCELLED,
+            Reason.STOPPED_EXTERNALLY,
+            f"the runner was told to end: {message}",
+        )
     if outcome is not None and outcome.reason is Reason.TIMEOUT:
         return status(ReplicaState.FAILED, Reason.TIMEOUT, message)
     if oom and name == "SIGKILL":
-        return status(ReplicaState.FAILED, Reason.OOM, f"{message} (the kernel counted an out-of-memory kill)")
+        return status(
+            ReplicaState.FAILED, Reason.OOM, f"{message} (the kernel counted an out-of-memory kill)"
+        )
     if outcome is not None:
         return status(ReplicaState.FAILED, outcome.reason, message)
     unexplained = problem or wait_status is None

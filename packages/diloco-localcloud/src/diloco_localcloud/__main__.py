@@ -55,7 +55,9 @@ def _kubernetes(options: argparse.Namespace, folder: Path, over: threading.Event
 def _resource(text: str) -> tuple[str, str]:
     name, equals, amount = text.partition("=")
     if not name or not equals or not amount:
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form NAME=AMOUNT, such as nvidia.com/gpu=8")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not of the form NAME=AMOUNT, such as nvidia.com/gpu=8"
+        )
     return name, amount
 
 
@@ -64,12 +66,20 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m diloco_localcloud", description="Run a stand-in of a cloud until Ctrl-C."
     )
     kinds = parser.add_subparsers(required=True, metavar="KIND")
-    kube = kinds.add_parser("kubernetes", help="a Kubernetes API whose pods are processes of this machine")
-    kube.add_argument("--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one")
-    kube.add_argument(
-        "--kubeconfig", metavar="FILE", help="where to write the kubeconfig; by default a file that goes at the end"
+    kube = kinds.add_parser(
+        "kubernetes", help="a Kubernetes API whose pods are processes of this machine"
     )
-    kube.add_argument("--namespace", default="default", help="namespace of the kubeconfig, made if need be")
+    kube.add_argument(
+        "--port", type=int, default=0, help="port on 127.0.0.1; 0 (the default) for a free one"
+    )
+    kube.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="where to write the kubeconfig; by default a file that goes at the end",
+    )
+    kube.add_argument(
+        "--namespace", default="default", help="namespace of the kubeconfig, made if need be"
+    )
     kube.add_argument("--no-tls", action="store_true", help="serve plain HTTP")
     kube.add_argument(
         "--resource",
@@ -79,9 +89,16 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME=AMOUNT",
         help="what the node declares as well",
     )
-    kube.add_argument("--pid-namespaces", action="store_true", help="containers run as PID 1 of a namespace (Linux)")
     kube.add_argument(
-        "--backoff-seconds", type=float, default=10.0, help="first wait before a failed pod is replaced (default: 10)"
+        "--pid-namespaces",
+        action="store_true",
+        help="containers run as PID 1 of a namespace (Linux)",
+    )
+    kube.add_argument(
+        "--backoff-seconds",
+        type=float,
+        default=10.0,
+        help="first wait before a failed pod is replaced (default: 10)",
     )
     return parser
 

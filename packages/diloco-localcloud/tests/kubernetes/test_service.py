@@ -58,7 +58,9 @@ def test_a_port_that_is_taken():
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(StandInError, match=rf"port {port} of 127.0.0.1 cannot be used: .*; choose another"):
+        with pytest.raises(
+            StandInError, match=rf"port {port} of 127.0.0.1 cannot be used: .*; choose another"
+        ):
             KubernetesStandIn(port=port, tls=False).start()
 
 

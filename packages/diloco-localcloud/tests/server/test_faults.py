@@ -69,7 +69,12 @@ def test_calls_are_counted(clients):
     clients.job("run")
     clients.pods()
     calls = clients.stand_in.calls
-    assert (calls.count(), calls.count("get"), calls.count("get", "jobs"), calls.count("list", "pods")) == (4, 2, 2, 1)
+    assert (
+        calls.count(),
+        calls.count("get"),
+        calls.count("get", "jobs"),
+        calls.count("list", "pods"),
+    ) == (4, 2, 2, 1)
     assert [(call.verb, call.resource, call.name, call.status) for call in calls][:2] == [
         ("create", "jobs", "", 201),
         ("get", "jobs", "run", 200),

@@ -36,7 +36,11 @@ class BaseExecutor(Hooks):
     """
 
     def __init__(
-        self, *, run_id: str | None = None, journal: RunJournal | None = None, backoff: Backoff | None = None
+        self,
+        *,
+        run_id: str | None = None,
+        journal: RunJournal | None = None,
+        backoff: Backoff | None = None,
     ) -> None:
         self._run_prefix = run_id
         self._journal = journal
@@ -185,14 +189,22 @@ class BaseExecutor(Hooks):
                 f"{self.backend_name} has no log stream {streams!r}; it has {', '.join(self.capabilities.log_streams)}"
             )
         for name, value in (("since", since), ("until", until)):
-            if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float))):
-                raise InvalidRequestError(f"{name} must be a Unix time in seconds or None, not {value!r}")
+            if value is not None and (
+                isinstance(value, bool) or not isinstance(value, (int, float))
+            ):
+                raise InvalidRequestError(
+                    f"{name} must be a Unix time in seconds or None, not {value!r}"
+                )
         if regex is not None:
             try:
                 re.compile(regex)
             except (re.error, TypeError) as error:
-                raise InvalidRequestError(f"regex={regex!r} is not a regular expression: {error}") from None
-        return self._logs(handle, LogQuery(follow=follow, since=since, until=until, regex=regex, streams=streams))
+                raise InvalidRequestError(
+                    f"regex={regex!r} is not a regular expression: {error}"
+                ) from None
+        return self._logs(
+            handle, LogQuery(follow=follow, since=since, until=until, regex=regex, streams=streams)
+        )
 
     def collect(
         self,
@@ -214,9 +226,16 @@ class BaseExecutor(Hooks):
         for handle in handles:
             self._check(handle)
         if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
-            raise InvalidRequestError(f"timeout must be a number of seconds from 0, or None, not {timeout!r}")
+            raise InvalidRequestError(
+                f"timeout must be a number of seconds from 0, or None, not {timeout!r}"
+            )
         return collect(
-            handles, self._observe, self._result_of, timeout=timeout, backoff=self._backoff, progress=progress
+            handles,
+            self._observe,
+            self._result_of,
+            timeout=timeout,
+            backoff=self._backoff,
+            progress=progress,
         )
 
     # --- ending ---
@@ -274,7 +293,10 @@ class BaseExecutor(Hooks):
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 
@@ -311,7 +333,9 @@ class BaseExecutor(Hooks):
                 self._record_end(self._journal, handle, seen[handle])
         return seen
 
-    def _record_end(self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus) -> None:
+    def _record_end(
+        self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus
+    ) -> None:
         try:
             result = self._result(handle) if status.state == "succeeded" else None
             journal.record_end(handle, status, result)
@@ -320,7 +344,10 @@ class BaseExecutor(Hooks):
             import logging  # slow to import
 
             logging.getLogger("diloco_protocol").warning(
-                "the end of rank %s of run %r is not in the journal yet: %s", handle.rank, handle.run_id, error
+                "the end of rank %s of run %r is not in the journal yet: %s",
+                handle.rank,
+                handle.run_id,
+                error,
             )
 
     def _result_of(self, handle: ReplicaHandle) -> Any:

@@ -50,7 +50,9 @@ def _call(spec: ReplicaSpec) -> tuple[int, dict[str, Any]]:
     try:
         check_json(result, "result")
     except InvalidRequestError as error:
-        text = f"the entrypoint {spec.entrypoint} returned something that cannot be reported: {error}"
+        text = (
+            f"the entrypoint {spec.entrypoint} returned something that cannot be reported: {error}"
+        )
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
         return 1, {"error": text, "error_type": "InvalidResult"}
     return 0, {"result": result}
@@ -63,7 +65,10 @@ def _exit_code(request: SystemExit) -> tuple[int, dict[str, Any]]:
     if isinstance(request.code, int):
         code = request.code & 0xFF
         # What the operating system makes of exit(256) is a success, so it is one.
-        return code, {"error": f"the entrypoint exited with code {code}", "error_type": "SystemExit"} if code else {}
+        return code, {
+            "error": f"the entrypoint exited with code {code}",
+            "error_type": "SystemExit",
+        } if code else {}
     print(request.code, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
     return 1, {"error": f"the entrypoint exited: {request.code}", "error_type": "SystemExit"}
 

@@ -82,7 +82,9 @@ def collect(
         if deadline is not None:
             left = deadline - backoff.clock()
             if left <= 0:
-                if error is not None and not all(_answered(handle, known, results) for handle in handles):
+                if error is not None and not all(
+                    _answered(handle, known, results) for handle in handles
+                ):
                     raise error
                 break
             delay = min(delay, left)
@@ -119,16 +121,22 @@ def _absorb(error: BackendError) -> BackendError:
 
 
 def _settled(
-    handle: ReplicaHandle, known: Mapping[ReplicaHandle, ReplicaStatus], results: Mapping[ReplicaHandle, Any]
+    handle: ReplicaHandle,
+    known: Mapping[ReplicaHandle, ReplicaStatus],
+    results: Mapping[ReplicaHandle, Any],
 ) -> bool:
     return handle in known and known[handle].state.terminal and _answered(handle, known, results)
 
 
 def _answered(
-    handle: ReplicaHandle, known: Mapping[ReplicaHandle, ReplicaStatus], results: Mapping[ReplicaHandle, Any]
+    handle: ReplicaHandle,
+    known: Mapping[ReplicaHandle, ReplicaStatus],
+    results: Mapping[ReplicaHandle, Any],
 ) -> bool:
     """Whether there is something true to say: a success whose result could not be read is not to look like one of None."""
-    return handle in known and (known[handle].state is not ReplicaState.SUCCEEDED or handle in results)
+    return handle in known and (
+        known[handle].state is not ReplicaState.SUCCEEDED or handle in results
+    )
 
 
 def to_result(handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> ReplicaResult:
@@ -141,7 +149,11 @@ def to_result(handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> Repl
         exit_code = None
     elif exit_code is None or exit_code == 0:
         exit_code = None if exit_code is None else 1
-    error = None if state is ReplicaState.SUCCEEDED or not state.terminal else status.message or f"the replica {state}"
+    error = (
+        None
+        if state is ReplicaState.SUCCEEDED or not state.terminal
+        else status.message or f"the replica {state}"
+    )
     entry: dict[str, Any] = {
         **handle.metadata,
         "rank": handle.rank,

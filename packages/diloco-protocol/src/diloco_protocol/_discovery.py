@@ -31,7 +31,9 @@ def get_executor(name: str) -> type[Any]:
         known = ", ".join(sorted(found)) or "none"
         raise InvalidRequestError(f"no backend {name!r} is installed; installed are: {known}")
     if isinstance(backend, Exception):
-        raise InvalidRequestError(f"the backend {name!r} is installed but cannot be loaded: {backend}") from backend
+        raise InvalidRequestError(
+            f"the backend {name!r} is installed but cannot be loaded: {backend}"
+        ) from backend
     return backend
 
 

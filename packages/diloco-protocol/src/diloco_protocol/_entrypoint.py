@@ -42,23 +42,35 @@ def entrypoint_name(entrypoint: str | Callable[..., Any]) -> str:
     return _name_of(entrypoint)
 
 
-_ADVICE = "Move the function into a module that the replica can import, and name it 'module:function'."
+_ADVICE = (
+    "Move the function into a module that the replica can import, and name it 'module:function'."
+)
 
 
 def _name_of(function: Callable[..., Any]) -> str:
     if not callable(function):
         raise InvalidRequestError(f"the entrypoint must be text or a function, not {function!r}")
     if isinstance(function, functools.partial):
-        raise InvalidRequestError(f"a functools.partial cannot be named: pass its arguments as kwargs. {_ADVICE}")
+        raise InvalidRequestError(
+            f"a functools.partial cannot be named: pass its arguments as kwargs. {_ADVICE}"
+        )
     if inspect.ismethod(function) and not inspect.isclass(function.__self__):
-        raise InvalidRequestError(f"{function!r} is bound to an object, which another process does not have. {_ADVICE}")
+        raise InvalidRequestError(
+            f"{function!r} is bound to an object, which another process does not have. {_ADVICE}"
+        )
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", None)
     if not module or not name:
-        raise InvalidRequestError(f"{function!r} has no name that another process could import. {_ADVICE}")
+        raise InvalidRequestError(
+            f"{function!r} has no name that another process could import. {_ADVICE}"
+        )
     if "<lambda>" in name:
-        raise InvalidRequestError(f"a lambda ({module}) cannot be imported by another process. {_ADVICE}")
+        raise InvalidRequestError(
+            f"a lambda ({module}) cannot be imported by another process. {_ADVICE}"
+        )
     if "<locals>" in name:
-        raise InvalidRequestError(f"{name!r} ({module}) is defined inside a function and cannot be imported. {_ADVICE}")
+        raise InvalidRequestError(
+            f"{name!r} ({module}) is defined inside a function and cannot be imported. {_ADVICE}"
+        )
     if module in sys.modules and _look_up(module, name) != function:
         raise InvalidRequestError(
             f"{module}:{name} is something else than {function!r}, so an import would not find it"

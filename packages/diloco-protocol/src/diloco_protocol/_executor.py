@@ -47,6 +47,8 @@ class ServerlessExecutor(Protocol):
         """End a replica (or its whole run, by the declared scope); repeatable."""
         ...
 
-    def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[ReplicaResult]:
+    def collect(
+        self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None
+    ) -> list[ReplicaResult]:
         """Wait for replicas; one result per handle, in the given order."""
         ...

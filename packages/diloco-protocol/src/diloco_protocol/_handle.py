@@ -66,11 +66,17 @@ class ReplicaHandle:
 
     def __post_init__(self) -> None:
         if type(self.rank) is not int or self.rank < 0:
-            raise InvalidRequestError(f"a handle's rank is a whole number from 0, not {self.rank!r}")
+            raise InvalidRequestError(
+                f"a handle's rank is a whole number from 0, not {self.rank!r}"
+            )
         if type(self.world_size) is not int or self.world_size < 1:
-            raise InvalidRequestError(f"a handle's world_size is a whole number from 1, not {self.world_size!r}")
+            raise InvalidRequestError(
+                f"a handle's world_size is a whole number from 1, not {self.world_size!r}"
+            )
         if not self.backend_name or type(self.backend_name) is not str:
-            raise InvalidRequestError(f"a handle's backend_name is a name, not {self.backend_name!r}")
+            raise InvalidRequestError(
+                f"a handle's backend_name is a name, not {self.backend_name!r}"
+            )
         if type(self.run_id) is not str:
             raise InvalidRequestError(f"a handle's run_id is text, not {self.run_id!r}")
         if not isinstance(self.metadata, Metadata):
@@ -102,7 +108,9 @@ class ReplicaHandle:
         if not isinstance(data, Mapping) or "version" not in data:
             raise InvalidRequestError(f"this is no handle: {data!r}")
         if data["version"] != HANDLE_VERSION:
-            raise SpecVersionError(f"this handle has version {data['version']!r}, this code reads {HANDLE_VERSION}")
+            raise SpecVersionError(
+                f"this handle has version {data['version']!r}, this code reads {HANDLE_VERSION}"
+            )
         try:
             return cls(
                 data["rank"],

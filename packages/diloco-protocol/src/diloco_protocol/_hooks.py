@@ -68,7 +68,9 @@ class Hooks(ABC):
         """Send them: all or nothing, idempotent by run_id."""
 
     @abstractmethod
-    def _observe_run(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:
+    def _observe_run(
+        self, handles: Sequence[ReplicaHandle]
+    ) -> Mapping[ReplicaHandle, ReplicaStatus]:
         """The statuses of replicas of one run, with a number of calls that does not depend on their number.
 
         A replica without a record is left out; if there is none of the whole run, ReplicaNotFoundError does as well.

@@ -87,7 +87,8 @@ class FolderJournal:
         """The handles of a run; see :class:`RunJournal`."""
         files = sorted((self.folder / _spell(run_id)).glob("*.launched.json"))
         return sorted(
-            (ReplicaHandle.from_dict(_read(file)["handle"]) for file in files), key=lambda handle: handle.rank
+            (ReplicaHandle.from_dict(_read(file)["handle"]) for file in files),
+            key=lambda handle: handle.rank,
         )
 
     def end(self, handle: ReplicaHandle) -> tuple[ReplicaStatus, Any] | None:
@@ -104,7 +105,11 @@ class FolderJournal:
         return ReplicaStatus(**status), record["result"]
 
     def _file(self, handle: ReplicaHandle, what: str) -> Path:
-        return self.folder / _spell(handle.run_id) / f"{_spell(handle.backend_name)}-{handle.rank:05}.{what}.json"
+        return (
+            self.folder
+            / _spell(handle.run_id)
+            / f"{_spell(handle.backend_name)}-{handle.rank:05}.{what}.json"
+        )
 
     def _end_file(self, handle: ReplicaHandle) -> Path:
         # Namesakes (the same run_id elsewhere) have ends of their own.
@@ -120,7 +125,9 @@ class FolderJournal:
             else:
                 _create(partial, path)
         except OSError as error:
-            raise UnavailableError(f"the journal in {self.folder} cannot be written: {error}") from error
+            raise UnavailableError(
+                f"the journal in {self.folder} cannot be written: {error}"
+            ) from error
 
 
 def _create(partial: Path, path: Path) -> None:
@@ -144,7 +151,11 @@ def _spell(name: str) -> str:
 
 def _unspell(name: str) -> str:
     parts = name.split("%")
-    return "" if name == "%" else "".join(chr(int(p, 16)) if number % 2 else p for number, p in enumerate(parts))
+    return (
+        ""
+        if name == "%"
+        else "".join(chr(int(p, 16)) if number % 2 else p for number, p in enumerate(parts))
+    )
 
 
 def state_folder() -> Path:
@@ -162,5 +173,7 @@ def state_folder() -> Path:
 def _read(path: Path) -> dict[str, Any]:
     record: dict[str, Any] = loads(path.read_text(encoding="utf-8"), str(path))
     if record.get("version") != _VERSION:
-        raise SpecVersionError(f"{path} has version {record.get('version')!r}, this code reads {_VERSION}")
+        raise SpecVersionError(
+            f"{path} has version {record.get('version')!r}, this code reads {_VERSION}"
+        )
     return record

@@ -72,11 +72,17 @@ def _check(value: Any, path: str, above: tuple[int, ...]) -> None:
         try:
             value.encode()
         except UnicodeEncodeError:
-            raise InvalidRequestError(f"{path} holds a lone surrogate, which no channel can carry") from None
+            raise InvalidRequestError(
+                f"{path} holds a lone surrogate, which no channel can carry"
+            ) from None
     elif kind is float:
-        raise InvalidRequestError(f"{path} is {value}, and JSON has no number for that: pass None or text instead")
+        raise InvalidRequestError(
+            f"{path} is {value}, and JSON has no number for that: pass None or text instead"
+        )
     elif kind is int:
-        raise InvalidRequestError(f"{path} is an integer of {value.bit_length()} bits: pass it as text")
+        raise InvalidRequestError(
+            f"{path} is an integer of {value.bit_length()} bits: pass it as text"
+        )
     elif kind is list:
         inside = _enter(value, path, above)
         for index, item in enumerate(value):
@@ -105,5 +111,7 @@ def _enter(value: list[Any] | dict[Any, Any], path: str, above: tuple[int, ...])
     if id(value) in above:
         raise InvalidRequestError(f"{path} contains itself")
     if len(above) >= _MAX_DEPTH:
-        raise InvalidRequestError(f"the JSON value around {path[:200]}… is nested more than {_MAX_DEPTH} levels deep")
+        raise InvalidRequestError(
+            f"the JSON value around {path[:200]}… is nested more than {_MAX_DEPTH} levels deep"
+        )
     return (*above, id(value))

@@ -55,11 +55,17 @@ def outcome_to_message(outcome: Outcome) -> tuple[str, list[str]]:
     room = MESSAGE_BYTES // 2
     while True:
         short = replace(
-            outcome, result=None, error=_shorten(outcome.error, room // 2), traceback=_shorten(outcome.traceback, room)
+            outcome,
+            result=None,
+            error=_shorten(outcome.error, room // 2),
+            traceback=_shorten(outcome.traceback, room),
         )
         message = OutcomeMessage(short, len(lines), digest)
         text = dumps(
-            {**{f.name: getattr(message, f.name) for f in fields(message)}, "outcome": loads(short.to_json(), "")}
+            {
+                **{f.name: getattr(message, f.name) for f in fields(message)},
+                "outcome": loads(short.to_json(), ""),
+            }
         )
         if len(text) <= MESSAGE_BYTES:
             return text, lines
@@ -78,7 +84,9 @@ def outcome_from_message(text: str) -> OutcomeMessage:
         return OutcomeMessage(Outcome.from_json(text))
     if data.keys() != {f.name for f in fields(OutcomeMessage)}:
         raise InvalidRequestError(f"this message has the unknown fields {sorted(data)}")
-    return OutcomeMessage(Outcome.from_json(dumps(data["outcome"])), data["result_lines"], data["result_sha256"])
+    return OutcomeMessage(
+        Outcome.from_json(dumps(data["outcome"])), data["result_lines"], data["result_sha256"]
+    )
 
 
 def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
@@ -101,7 +109,9 @@ def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
         )
     text = "".join(pieces[number] for number in range(message.result_lines))
     if _digest(text) != message.result_sha256:
-        raise InvalidRequestError("the log lines that carry the result are damaged: their checksum differs")
+        raise InvalidRequestError(
+            "the log lines that carry the result are damaged: their checksum differs"
+        )
     return loads(text, "the result in the log")
 
 

@@ -60,12 +60,18 @@ class Outcome:
         data = loads(text, "this outcome")
         if not isinstance(data, dict) or data.get("version") != OUTCOME_VERSION:
             version = data.get("version") if isinstance(data, dict) else None
-            raise SpecVersionError(f"this outcome has version {version!r}, this code reads {OUTCOME_VERSION}")
+            raise SpecVersionError(
+                f"this outcome has version {version!r}, this code reads {OUTCOME_VERSION}"
+            )
         names = {f.name for f in fields(cls)}
         if data.keys() != names:
-            raise InvalidRequestError(f"this outcome has the fields {sorted(data)} instead of {sorted(names)}")
+            raise InvalidRequestError(
+                f"this outcome has the fields {sorted(data)} instead of {sorted(names)}"
+            )
         try:
             reason = Reason(data["reason"])
         except ValueError:
-            raise InvalidRequestError(f"this outcome has the unknown reason {data['reason']!r}") from None
+            raise InvalidRequestError(
+                f"this outcome has the unknown reason {data['reason']!r}"
+            ) from None
         return cls(**{**data, "reason": reason})

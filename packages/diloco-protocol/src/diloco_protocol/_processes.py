@@ -38,7 +38,9 @@ def members(root: int, group: int) -> list[Process]:
     children: dict[int, list[Process]] = {}
     for process in table:
         children.setdefault(process.parent, []).append(process)
-    found = {process.pid: process for process in table if process.group == group and process.pid != root}
+    found = {
+        process.pid: process for process in table if process.group == group and process.pid != root
+    }
     open_ends = [root, *found]
     while open_ends:
         for process in children.get(open_ends.pop(), []):
@@ -68,10 +70,14 @@ def from_proc() -> list[Process]:
 
 def from_ps() -> list[Process]:
     """The table of processes of any Unix."""
-    with subprocess.Popen(["ps", "-axo", "pid=,ppid=,pgid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
+    with subprocess.Popen(
+        ["ps", "-axo", "pid=,ppid=,pgid=,stat="], stdout=subprocess.PIPE, text=True
+    ) as ps:
         listing = ps.communicate()[0]
     if ps.returncode:
-        raise OSError(f"the processes of this machine cannot be listed: ps exited with code {ps.returncode}")
+        raise OSError(
+            f"the processes of this machine cannot be listed: ps exited with code {ps.returncode}"
+        )
     rows = (line.split(None, 3) for line in listing.splitlines())
     # ps lists itself, which is gone by now.
     return [
@@ -84,7 +90,9 @@ def from_ps() -> list[Process]:
 def _from_stat(entry: Path) -> Process | None:
     try:
         # The command's name stands in parentheses and may hold anything, parentheses included.
-        state, parent, group = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+        state, parent, group = (
+            (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
+        )
     except (OSError, ValueError):
         return None  # gone while we looked
     return None if state in "ZX" else Process(int(entry.name), int(parent), int(group))

@@ -143,29 +143,43 @@ def make_request(
     """
     count = _whole("n_replicas", n_replicas, 1, MAX_REPLICAS)
     offset = _whole("rank_offset", rank_offset, 0, MAX_REPLICAS)
-    world = count + offset if world_size is None else _whole("world_size", world_size, 1, MAX_REPLICAS)
+    world = (
+        count + offset if world_size is None else _whole("world_size", world_size, 1, MAX_REPLICAS)
+    )
     if offset + count > world:
         raise InvalidRequestError(
             f"ranks {offset} to {offset + count - 1} do not fit into a world_size of {world}: "
             "world_size counts the replicas of the whole run, on all backends"
         )
     if entrypoint_args is not None and not isinstance(entrypoint_args, Mapping):
-        raise InvalidRequestError(f"entrypoint_args must be a mapping of keyword arguments, not {entrypoint_args!r}")
+        raise InvalidRequestError(
+            f"entrypoint_args must be a mapping of keyword arguments, not {entrypoint_args!r}"
+        )
     kwargs = dict(entrypoint_args or {})
     rank_env = kwargs.pop("rank_env", RANK_VARIABLE)
     check_json(kwargs, "entrypoint_args")
     for name in kwargs:
         if not name.isidentifier():
-            raise InvalidRequestError(f"entrypoint_args has the key {name!r}, which is no name of a keyword argument")
+            raise InvalidRequestError(
+                f"entrypoint_args has the key {name!r}, which is no name of a keyword argument"
+            )
     rendezvous = kwargs.get("rendezvous_uri")
-    if rendezvous is not None and (not isinstance(rendezvous, str) or not rendezvous or "\0" in rendezvous):
-        raise InvalidRequestError(f"rendezvous_uri must be text that is a path or URI, not {rendezvous!r}")
+    if rendezvous is not None and (
+        not isinstance(rendezvous, str) or not rendezvous or "\0" in rendezvous
+    ):
+        raise InvalidRequestError(
+            f"rendezvous_uri must be text that is a path or URI, not {rendezvous!r}"
+        )
     variables, references = _variables("env", env), _variables("secrets", secrets)
     if twice := variables.keys() & references.keys():
-        raise InvalidRequestError(f"{', '.join(sorted(twice))} would be set by env and by secrets: choose one")
+        raise InvalidRequestError(
+            f"{', '.join(sorted(twice))} would be set by env and by secrets: choose one"
+        )
     rank_env = _rank_env(rank_env)
     if rank_env in variables or rank_env in references:
-        raise InvalidRequestError(f"{rank_env} may not be set: rank_env says that it holds the rank")
+        raise InvalidRequestError(
+            f"{rank_env} may not be set: rank_env says that it holds the rank"
+        )
     if spot is not None and not isinstance(spot, bool):
         raise InvalidRequestError(f"spot must be True, False or None, not {spot!r}")
     return RunRequest(
@@ -194,7 +208,11 @@ def _token() -> str:
 
 
 def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) -> str:
-    if run_id is None and prefix and (len(str(prefix)) > _PREFIX_LENGTH or not _RUN_ID.fullmatch(str(prefix))):
+    if (
+        run_id is None
+        and prefix
+        and (len(str(prefix)) > _PREFIX_LENGTH or not _RUN_ID.fullmatch(str(prefix)))
+    ):
         raise InvalidRequestError(
             f"the executor's run_id {prefix!r} cannot begin the names of runs: 1 to {_PREFIX_LENGTH} lower-case letters, "
             "digits and dashes are allowed, with a letter or digit at both ends"
@@ -210,15 +228,24 @@ def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) ->
 
 def _whole(name: str, value: object, least: int, most: int) -> int:
     if type(value) is not int or not least <= value <= most:
-        raise InvalidRequestError(f"{name} must be a whole number from {least} to {most}, not {value!r}")
+        raise InvalidRequestError(
+            f"{name} must be a whole number from {least} to {most}, not {value!r}"
+        )
     return value
 
 
 def _seconds(name: str, value: float | None) -> float | None:
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise InvalidRequestError(f"{name} must be a positive number of seconds or None, not {value!r}")
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or value <= 0
+    ):
+        raise InvalidRequestError(
+            f"{name} must be a positive number of seconds or None, not {value!r}"
+        )
     return float(value)
 
 
@@ -231,14 +258,25 @@ def _text(name: str, value: str | None) -> str | None:
 def _cpu(value: str | float | None) -> str | None:
     if value is None or isinstance(value, str):
         return _text("cpu", value)
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, (int, float))
+        or not math.isfinite(value)
+        or value <= 0
+    ):
         raise InvalidRequestError(f"cpu must be a positive number, text or None, not {value!r}")
     return f"{value:g}"
 
 
 def _rank_env(name: object) -> str:
-    if not isinstance(name, str) or not _VARIABLE.fullmatch(name) or (name != RANK_VARIABLE and is_reserved(name)):
-        raise InvalidRequestError(f"rank_env must be the name of an environment variable that is free, not {name!r}")
+    if (
+        not isinstance(name, str)
+        or not _VARIABLE.fullmatch(name)
+        or (name != RANK_VARIABLE and is_reserved(name))
+    ):
+        raise InvalidRequestError(
+            f"rank_env must be the name of an environment variable that is free, not {name!r}"
+        )
     return name
 
 
@@ -247,7 +285,9 @@ def _strings(name: str, values: Mapping[str, str] | None) -> dict[str, str]:
         raise InvalidRequestError(f"{name} must be a mapping of text to text, not {values!r}")
     for key, value in (values or {}).items():
         if not isinstance(key, str) or not isinstance(value, str):
-            raise InvalidRequestError(f"{name} must map text to text; {key!r} maps to a {type(value).__name__}")
+            raise InvalidRequestError(
+                f"{name} must map text to text; {key!r} maps to a {type(value).__name__}"
+            )
     return dict(sorted((values or {}).items()))
 
 
@@ -255,9 +295,15 @@ def _variables(name: str, values: Mapping[str, str] | None) -> dict[str, str]:
     found = _strings(name, values)
     for key, value in found.items():
         if not _VARIABLE.fullmatch(key):
-            raise InvalidRequestError(f"{name} has the name {key!r}: letters, digits and _ are allowed, no digit first")
+            raise InvalidRequestError(
+                f"{name} has the name {key!r}: letters, digits and _ are allowed, no digit first"
+            )
         if is_reserved(key):
-            raise InvalidRequestError(f"{name} may not set {key}: the launch itself sets it for every replica")
+            raise InvalidRequestError(
+                f"{name} may not set {key}: the launch itself sets it for every replica"
+            )
         if "\0" in value:
-            raise InvalidRequestError(f"{name}[{key!r}] holds a NUL character, which no environment can carry")
+            raise InvalidRequestError(
+                f"{name}[{key!r}] holds a NUL character, which no environment can carry"
+            )
     return found

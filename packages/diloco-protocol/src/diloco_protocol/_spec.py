@@ -66,18 +66,27 @@ class ReplicaSpec:
             ("attempt", self.attempt, 1),
         ):
             if type(value) is not int or value < least:
-                raise InvalidRequestError(f"a spec's {name} is a whole number from {least}, not {value!r}")
+                raise InvalidRequestError(
+                    f"a spec's {name} is a whole number from {least}, not {value!r}"
+                )
         if self.rank >= self.world_size:
-            raise InvalidRequestError(f"a spec's rank is below its world_size of {self.world_size}, not {self.rank}")
+            raise InvalidRequestError(
+                f"a spec's rank is below its world_size of {self.world_size}, not {self.rank}"
+            )
         texts = {"entrypoint": self.entrypoint, "run_id": self.run_id, "rank_env": self.rank_env}
         for name, text in texts.items():
             if type(text) is not str:
                 raise InvalidRequestError(f"a spec's {name} is text, not {text!r}")
         if type(self.kwargs) is not dict:
             raise InvalidRequestError(f"a spec's kwargs are a dict, not {self.kwargs!r}")
-        for name, seconds in (("timeout", 0.0 if self.timeout is None else self.timeout), ("grace", self.grace)):
+        for name, seconds in (
+            ("timeout", 0.0 if self.timeout is None else self.timeout),
+            ("grace", self.grace),
+        ):
             if type(seconds) not in {int, float} or not math.isfinite(seconds) or seconds < 0:
-                raise InvalidRequestError(f"a spec's {name} is a number of seconds from 0, not {seconds!r}")
+                raise InvalidRequestError(
+                    f"a spec's {name} is a number of seconds from 0, not {seconds!r}"
+                )
 
     def __hash__(self) -> int:
         return hash(canonical(self._fields()))
@@ -112,7 +121,9 @@ class ReplicaSpec:
             )
         names = {f.name for f in fields(cls)}
         if data.keys() != names:
-            raise InvalidRequestError(f"this spec has the fields {sorted(data)} instead of {sorted(names)}")
+            raise InvalidRequestError(
+                f"this spec has the fields {sorted(data)} instead of {sorted(names)}"
+            )
         return cls(**data)
 
 
@@ -130,7 +141,9 @@ def environment(spec: ReplicaSpec) -> dict[str, str]:
     return variables
 
 
-RESERVED_VARIABLES = frozenset({RANK_VARIABLE, "WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT"})
+RESERVED_VARIABLES = frozenset(
+    {RANK_VARIABLE, "WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT"}
+)
 """Names that ``env=`` may not set, since the protocol does; the same holds for all that begin with ``DILOCO_SPEC_``."""
 
 
@@ -139,12 +152,17 @@ def is_reserved(name: str) -> bool:
     return name in RESERVED_VARIABLES or name.startswith(_ENVIRONMENT_NAME)
 
 
-def spec_to_environment(spec: ReplicaSpec, *, piece_bytes: int = _ENVIRONMENT_PIECE) -> dict[str, str]:
+def spec_to_environment(
+    spec: ReplicaSpec, *, piece_bytes: int = _ENVIRONMENT_PIECE
+) -> dict[str, str]:
     """A spec as environment variables ``DILOCO_SPEC_0``, ``DILOCO_SPEC_1`` and so on.
 
     Base64, so that no shell, YAML or ``$(…)`` expansion on the way changes it, in pieces that an operating system takes.
     """
-    return {f"{_ENVIRONMENT_NAME}{number}": piece for number, piece in enumerate(_cut(spec, piece_bytes))}
+    return {
+        f"{_ENVIRONMENT_NAME}{number}": piece
+        for number, piece in enumerate(_cut(spec, piece_bytes))
+    }
 
 
 def spec_from_environment(environ: Mapping[str, str]) -> ReplicaSpec:
@@ -156,8 +174,14 @@ def spec_from_environment(environ: Mapping[str, str]) -> ReplicaSpec:
     """
     pieces = {name: value for name, value in environ.items() if name.startswith(_ENVIRONMENT_NAME)}
     if not pieces:
-        raise InvalidRequestError(f"there is no replica spec in the environment ({_ENVIRONMENT_NAME}0 is not set)")
-    missing = [f"{_ENVIRONMENT_NAME}{n}" for n in range(len(pieces)) if f"{_ENVIRONMENT_NAME}{n}" not in pieces]
+        raise InvalidRequestError(
+            f"there is no replica spec in the environment ({_ENVIRONMENT_NAME}0 is not set)"
+        )
+    missing = [
+        f"{_ENVIRONMENT_NAME}{n}"
+        for n in range(len(pieces))
+        if f"{_ENVIRONMENT_NAME}{n}" not in pieces
+    ]
     if missing:
         raise InvalidRequestError(f"the replica spec in the environment lacks {', '.join(missing)}")
     return _join([pieces[f"{_ENVIRONMENT_NAME}{number}"] for number in range(len(pieces))])
@@ -169,7 +193,9 @@ def spec_to_arguments(spec: ReplicaSpec, *, piece_characters: int = _ARGUMENT_PI
     The runner takes them as they are, in any order.
     """
     pieces = _cut(spec, piece_characters)
-    return [f"{_ARGUMENT_NAME}{number}/{len(pieces)}:{piece}" for number, piece in enumerate(pieces)]
+    return [
+        f"{_ARGUMENT_NAME}{number}/{len(pieces)}:{piece}" for number, piece in enumerate(pieces)
+    ]
 
 
 def spec_from_arguments(arguments: Sequence[str]) -> ReplicaSpec:
@@ -190,7 +216,9 @@ def spec_from_arguments(arguments: Sequence[str]) -> ReplicaSpec:
             pieces[int(number)] = piece
             counts.add(int(count))
     if len(counts) != 1 or sorted(pieces) != list(range(counts.pop())):
-        raise InvalidRequestError(f"the arguments hold an incomplete replica spec: pieces {sorted(pieces)}")
+        raise InvalidRequestError(
+            f"the arguments hold an incomplete replica spec: pieces {sorted(pieces)}"
+        )
     return _join([piece for _, piece in sorted(pieces.items())])
 
 

@@ -58,7 +58,9 @@ class _Signals:
             number = signal.Signals[name]
             if name == "SIGHUP" and signal.getsignal(number) is signal.SIG_IGN:
                 continue  # nohup: the replica inherits that it is ignored
-            signal.signal(number, lambda received, _: self.received.append(signal.Signals(received)))
+            signal.signal(
+                number, lambda received, _: self.received.append(signal.Signals(received))
+            )
         signal.signal(signal.SIGCHLD, lambda *_: None)
 
     def wait(self, seconds: float | None) -> None:
@@ -90,11 +92,15 @@ def run(spec: ReplicaSpec, signals: _Signals, folder: Path | None = None) -> Out
             start_new_session=True,
         )
         status, reason = _watch(child, spec, signals)
-        found: dict[str, Any] = json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        found: dict[str, Any] = (
+            json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
+        )
     return _outcome(status, reason, found, spec, started_at)
 
 
-def _watch(child: subprocess.Popen[bytes], spec: ReplicaSpec, signals: _Signals) -> tuple[int, Reason | None]:
+def _watch(
+    child: subprocess.Popen[bytes], spec: ReplicaSpec, signals: _Signals
+) -> tuple[int, Reason | None]:
     """Wait for the child, end it if need be, then end whatever it left behind.
 
     Returns its wait status, and why it was ended; an end of its own, before any signal was sent, has no reason.
@@ -126,9 +132,13 @@ def _watch(child: subprocess.Popen[bytes], spec: ReplicaSpec, signals: _Signals)
             kill_at = now + spec.grace
         if kill_at is not None and now >= kill_at:
             _signal_tree(child.pid, left, signal.SIGKILL)
-            signals.wait(0.05)  # a process that forks while it is being killed is found in the next round
+            signals.wait(
+                0.05
+            )  # a process that forks while it is being killed is found in the next round
         elif kill_at is not None:
-            signals.wait(min(0.05, kill_at - now))  # the end of a grandchild does not wake us everywhere
+            signals.wait(
+                min(0.05, kill_at - now)
+            )  # the end of a grandchild does not wake us everywhere
         else:
             signals.wait(None if deadline is None else deadline - now)
 
@@ -144,7 +154,9 @@ def _reap(child: subprocess.Popen[bytes], status: int | None) -> int | None:
             return status
         if pid == child.pid and status is None:
             status = found
-            child.returncode = os.waitstatus_to_exitcode(found)  # or Popen would wait for somebody else's process
+            child.returncode = os.waitstatus_to_exitcode(
+                found
+            )  # or Popen would wait for somebody else's process
 
 
 def _signal_tree(group: int, left: list[Process], number: signal.Signals) -> None:
@@ -170,9 +182,19 @@ def _outcome(
     elif code == 0:
         # It finished its work in spite of a signal: a success that won the race stays one.
         result = found.get("result")
-        return Outcome(0, result=result, reason=Reason.COMPLETED, started_at=started_at, finished_at=finished_at)
+        return Outcome(
+            0,
+            result=result,
+            reason=Reason.COMPLETED,
+            started_at=started_at,
+            finished_at=finished_at,
+        )
     elif error is None:
-        error = f"rank {spec.rank} was ended by {name}" if name else f"rank {spec.rank} exited with code {code}"
+        error = (
+            f"rank {spec.rank} was ended by {name}"
+            if name
+            else f"rank {spec.rank} exited with code {code}"
+        )
     default = Reason.START_FAILED if found.get("start_failed") else Reason.ERROR
     return Outcome(
         code,
@@ -218,7 +240,12 @@ def _write_message(outcome: Outcome, path: Path) -> int:
     except InvalidRequestError as error:
         _tell(str(error))
         outcome = replace(
-            outcome, exit_code=1, result=None, error=str(error), error_type="InvalidResult", reason=Reason.ERROR
+            outcome,
+            exit_code=1,
+            result=None,
+            error=str(error),
+            error_type="InvalidResult",
+            reason=Reason.ERROR,
         )
         text, lines = outcome_to_message(outcome)
     for line in lines:
@@ -255,13 +282,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--spec", type=Path, help="file with the replica's spec")
     parser.add_argument(
-        "--spec-piece", action="append", default=[], help="the spec itself in pieces; default: from the environment"
+        "--spec-piece",
+        action="append",
+        default=[],
+        help="the spec itself in pieces; default: from the environment",
     )
     parser.add_argument("--index", default="0", help="added to the spec's rank")
-    parser.add_argument("--failed", action="append", default=[], help="added to the spec's attempt; may be empty")
+    parser.add_argument(
+        "--failed", action="append", default=[], help="added to the spec's attempt; may be empty"
+    )
     parser.add_argument("--outcome", type=Path, help="file to write the outcome to")
     parser.add_argument(
-        "--message", type=Path, help="file that is overwritten with the outcome in 4096 bytes; more goes to stdout"
+        "--message",
+        type=Path,
+        help="file that is overwritten with the outcome in 4096 bytes; more goes to stdout",
     )
     arguments = parser.parse_args(argv)
     path: Path | None = None if arguments.outcome is None else arguments.outcome.absolute()
@@ -270,7 +304,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = run(spec, signals, None if path is None else path.parent)
     except (DilocoError, OSError, UnicodeError) as error:
         name = type(error).__name__
-        outcome = Outcome(START_FAILED_CODE, error=str(error), error_type=name, reason=Reason.START_FAILED)
+        outcome = Outcome(
+            START_FAILED_CODE, error=str(error), error_type=name, reason=Reason.START_FAILED
+        )
     if outcome.error is not None and (path is None or outcome.reason is Reason.START_FAILED):
         # Only where nothing else can carry it: a log has what the replica wrote and nothing else.
         _tell(outcome.error)

@@ -23,7 +23,9 @@ def perform(puppets: str, **kwargs: Any) -> Any:
     Returns:
         What it is made to return.
     """
-    name = f"{os.environ['DILOCO_RUN_ID']}-{os.environ['REPLICA_RANK']}-{os.environ['DILOCO_ATTEMPT']}"
+    name = (
+        f"{os.environ['DILOCO_RUN_ID']}-{os.environ['REPLICA_RANK']}-{os.environ['DILOCO_ATTEMPT']}"
+    )
     folder = Path(puppets)
     told = {
         "kwargs": {"puppets": puppets, **kwargs},

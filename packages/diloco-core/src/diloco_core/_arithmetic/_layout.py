@@ -81,7 +81,10 @@ class Layout:
 
     def shard(self, shard: int) -> tuple[Piece, ...]:
         """The pieces of a shard, one per group that has elements in it."""
-        pieces = (Piece(g, self.bound(g, shard), self.bound(g, shard + 1)) for g in range(len(self.groups)))
+        pieces = (
+            Piece(g, self.bound(g, shard), self.bound(g, shard + 1))
+            for g in range(len(self.groups))
+        )
         return tuple(piece for piece in pieces if piece.numel)
 
     def chunks(self, shard: int, chunk_bytes: int) -> Iterator[Piece]:

@@ -93,7 +93,9 @@ def reduce_shards(
         raise refused
 
 
-def mean(job: SyncJob, chunk: Piece, sources: Sequence[Source], scratch: Scratch, sync: int) -> torch.Tensor:
+def mean(
+    job: SyncJob, chunk: Piece, sources: Sequence[Source], scratch: Scratch, sync: int
+) -> torch.Tensor:
     """The mean of all contributions to a chunk, summed in rank order.
 
     Args:
@@ -148,7 +150,9 @@ class _Mean:
 class _First(_Mean):
     """The first contribution to a chunk. ``everything``: the others are read, so that their sections can be verified."""
 
-    def __init__(self, job: SyncJob, chunk: Piece, out: torch.Tensor, scratch: Scratch, *, everything: bool) -> None:
+    def __init__(
+        self, job: SyncJob, chunk: Piece, out: torch.Tensor, scratch: Scratch, *, everything: bool
+    ) -> None:
         super().__init__(job, chunk, out, scratch)
         self._everything = everything
 
@@ -203,7 +207,9 @@ class _MeanOfBuffers(_Mean):
         return total
 
 
-def _mean_of(job: SyncJob, chunk: Piece, out: torch.Tensor, scratch: Scratch, count: int, *, everything: bool) -> _Mean:
+def _mean_of(
+    job: SyncJob, chunk: Piece, out: torch.Tensor, scratch: Scratch, count: int, *, everything: bool
+) -> _Mean:
     if job.layout.groups[chunk.group].rule is Rule.FIRST:
         return _First(job, chunk, out, scratch, everything=everything)
     return (_Mean if _is_plain(job, chunk, count) else _MeanOfBuffers)(job, chunk, out, scratch)
@@ -214,4 +220,6 @@ def _is_plain(job: SyncJob, chunk: Piece, count: int) -> bool:
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
-    return values.view(torch.int64 if values.dtype.itemsize == torch.int64.itemsize else torch.int32)
+    return values.view(
+        torch.int64 if values.dtype.itemsize == torch.int64.itemsize else torch.int32
+    )

@@ -69,7 +69,9 @@ def carries(groups: int, group: int) -> bool:
 def may_carry(layout: Layout, groups: int) -> bool:
     """Whether a contribution may carry these groups: none that is unknown, and everything that takes an outer step."""
     known = groups >> len(layout.groups) == 0
-    return known and all(carries(groups, g) for g, group in enumerate(layout.groups) if group.rule is Rule.OUTER)
+    return known and all(
+        carries(groups, g) for g, group in enumerate(layout.groups) if group.rule is Rule.OUTER
+    )
 
 
 def sent_pieces(layout: Layout, shard: int, rank: int, groups: int) -> tuple[Piece, ...]:
@@ -158,7 +160,9 @@ def _check_buffers(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) 
 
 
 def _is_nan(values: torch.Tensor) -> torch.Tensor:
-    return (values if values.dtype.itemsize > 1 else values.float()).isnan()  # torch cannot tell it of eight bits
+    return (
+        values if values.dtype.itemsize > 1 else values.float()
+    ).isnan()  # torch cannot tell it of eight bits
 
 
 def _first(found: torch.Tensor) -> int:

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from .._timing import Timing
     from ._log._records import Manifest
 
-_SIGNS = 4  # in a grace: a few may be late, or not be seen, before anybody takes their sender for dead
+_SIGNS = (
+    4  # in a grace: a few may be late, or not be seen, before anybody takes their sender for dead
+)
 _LOOKS = 8  # in a grace
 _LOOK_SECONDS = 2.0
 _STAGGER = 0.5
@@ -34,7 +36,9 @@ _log = logging.getLogger("diloco_core")
 
 
 @contextmanager
-def beginning(store: Patient, timing: Timing, *, rank: int, run_id: str, grace: float) -> Iterator[None]:
+def beginning(
+    store: Patient, timing: Timing, *, rank: int, run_id: str, grace: float
+) -> Iterator[None]:
     """While this lasts, the others see that this replica brings the initial state, and wait."""
     nonce, count = secrets.token_hex(8), itertools.count()
 
@@ -47,7 +51,9 @@ def beginning(store: Patient, timing: Timing, *, rank: int, run_id: str, grace: 
             say()
         except (StoreError, OSError) as error:
             # Not fatal by itself: the next sign may get through in time.
-            _log.warning("rank %d could not show the others that it begins the run: %s", rank, error)
+            _log.warning(
+                "rank %d could not show the others that it begins the run: %s", rank, error
+            )
 
     say()
     stop = timing.repeat(min(timing.beat_interval, grace / _SIGNS), say_again)
@@ -59,7 +65,13 @@ def beginning(store: Patient, timing: Timing, *, rank: int, run_id: str, grace: 
 
 
 def wait_for_manifest(
-    read: Callable[[], Manifest | None], store: Patient, timing: Timing, *, rank: int, world_size: int, grace: float
+    read: Callable[[], Manifest | None],
+    store: Patient,
+    timing: Timing,
+    *,
+    rank: int,
+    world_size: int,
+    grace: float,
 ) -> Manifest | None:
     """The manifest, once there is one; None when it is for this replica to begin the run.
 
@@ -81,16 +93,26 @@ def wait_for_manifest(
     seen_at: float | None = None  # seconds since the wait began
 
     def late() -> Exception:
-        return RendezvousTimeoutError(f"nobody began the run at {store.uri} within {timing.join_timeout:g} s", [0])
+        return RendezvousTimeoutError(
+            f"nobody began the run at {store.uri} within {timing.join_timeout:g} s", [0]
+        )
 
     def notice(seconds: float) -> str:
         doing = "nobody has begun it yet"
         if seen_at is not None:
             doing = f"the last sign of somebody who uploads the initial state was seen {seconds - seen_at:.0f} s ago"
-        return f"rank {rank} has waited {seconds:.0f} s for the run at {store.uri} to begin: {doing}"
+        return (
+            f"rank {rank} has waited {seconds:.0f} s for the run at {store.uri} to begin: {doing}"
+        )
 
     wait = Wait(
-        timing, store.near, timing.join_timeout, lambda: None, late, downtime=lambda: store.downtime, notice=notice
+        timing,
+        store.near,
+        timing.join_timeout,
+        lambda: None,
+        late,
+        downtime=lambda: store.downtime,
+        notice=notice,
     )
     patience = grace + (rank - 1) * min(_STAGGER, grace / max(10, world_size))
     turn, look_at = patience, 0.0

@@ -64,7 +64,9 @@ def claim(store: Patient, rank: int, run: str) -> tuple[int, bytes]:
         key, record = claim_key(rank, epoch), _record(epoch, who)
         if store.create(key, partial(bytes, record)) or store.get(key) == record:
             return epoch, record
-    raise RunExistsError(f"rank {rank} of {store.uri} is claimed over and over again: something starts it in a loop")
+    raise RunExistsError(
+        f"rank {rank} of {store.uri} is claimed over and over again: something starts it in a loop"
+    )
 
 
 def check_claim(life: Life) -> None:
@@ -146,5 +148,9 @@ def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
             record = of_run(read_record(data, sync, origin), run, origin)
         except (CorruptedObjectError, FormatError, RunExistsError):
             continue
-        lives = record.fence if isinstance(record, Rollback) else {m.rank: m.epoch for m in record.members}
+        lives = (
+            record.fence
+            if isinstance(record, Rollback)
+            else {m.rank: m.epoch for m in record.members}
+        )
         yield lives.get(rank, 0)

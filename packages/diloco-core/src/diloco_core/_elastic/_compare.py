@@ -16,7 +16,14 @@ _ELSE = "or begin a new run on another prefix (export() writes the model of this
 
 
 def check_same_run(
-    manifest: Manifest, schema: Schema, *, rank: int, world_size: int, run_id: str, settings: Elastic, uri: str
+    manifest: Manifest,
+    schema: Schema,
+    *,
+    rank: int,
+    world_size: int,
+    run_id: str,
+    settings: Elastic,
+    uri: str,
 ) -> None:
     """Refuse to join a run with other settings or another model than it was begun with.
 
@@ -52,7 +59,9 @@ def check_same_run(
             f"{difference.theirs} in the run, and {difference.mine} at this replica. Build the same model, with the same tensors "
             f"frozen, {_ELSE}."
         )
-    compare_schemas(f"this replica (rank {rank})", schema, f"the run (begun by rank {manifest.writer})", written)
+    compare_schemas(
+        f"this replica (rank {rank})", schema, f"the run (begun by rank {manifest.writer})", written
+    )
 
 
 def _differs(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:

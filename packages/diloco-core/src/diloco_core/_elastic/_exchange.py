@@ -16,7 +16,13 @@ from .._arithmetic._elastic_sizes import shards_of
 from .._arithmetic._layout import CHUNK_BYTES
 from .._arithmetic._sharded import Scratch
 from .._checks import check_identity, check_whole
-from .._errors import ConfigurationError, CorruptedObjectError, FencedError, RunExistsError, SyncError
+from .._errors import (
+    ConfigurationError,
+    CorruptedObjectError,
+    FencedError,
+    RunExistsError,
+    SyncError,
+)
 from .._exchange._base import Schema, SyncReport
 from .._exchange._endings import as_text
 from .._inner._state import SavedInner, check_inner
@@ -115,7 +121,9 @@ class ElasticExchange:
                 "state that a replica could come back to. Connect without min_replicas."
             )
         if self._schema is not None:
-            raise ConfigurationError("this exchange has already joined its run; connect again for another outer loop")
+            raise ConfigurationError(
+                "this exchange has already joined its run; connect again for another outer loop"
+            )
         self._schema = schema
 
     def restore(self, jobs: Sequence[Fragment]) -> Position:
@@ -182,14 +190,22 @@ class ElasticExchange:
             for rollback, _ in life.rollbacks:
                 obey_rollback(life, rollback)
             life.attendance.begin(life.rank, life.members, life.now, store.get)
-            self._unsynced = UnsyncedWatch(store, self._timing, self.rank, manifest.unsynced, self._schema.unsynced)
+            self._unsynced = UnsyncedWatch(
+                store, self._timing, self.rank, manifest.unsynced, self._schema.unsynced
+            )
             if life.sync:  # of a run that begins, somebody has just written it
                 self._unsynced.look(self.rank, self.world_size, whole=True)
             store.patience = self._timing.sync_timeout
         except BaseException as error:
             self.abort(error)
             raise
-        _log.info("rank %d: life %d begins at sync %d, inner step %d", self.rank, life.epoch, life.sync, self.counted)
+        _log.info(
+            "rank %d: life %d begins at sync %d, inner step %d",
+            self.rank,
+            life.epoch,
+            life.sync,
+            self.counted,
+        )
         return self.position
 
     def behind(self) -> bool:
@@ -425,7 +441,9 @@ class ElasticExchange:
 
     def _check_open(self) -> None:
         if self._ended:
-            raise SyncError(f"this exchange has ended: it {self._ended}. Connect again to go on with the run.")
+            raise SyncError(
+                f"this exchange has ended: it {self._ended}. Connect again to go on with the run."
+            )
 
 
 def _read_inner(life: Life, key: str) -> bytes | None:

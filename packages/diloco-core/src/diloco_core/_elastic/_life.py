@@ -106,7 +106,9 @@ class Progress:
     def recorded(cls, job: Fragment, done: Done) -> Progress:
         """Of a life that is about to read the state that a record speaks of, and holds nothing of it yet."""
         nowhere: list[int | None] = [None] * job.layout.shards
-        return cls(job, done.sync, list(done.sums), nowhere, list(nowhere), list(done.rests), done.commit)
+        return cls(
+            job, done.sync, list(done.sums), nowhere, list(nowhere), list(done.rests), done.commit
+        )
 
     def done(self) -> Done | None:
         """The record of this state; None where memory does not tell what it says."""
@@ -247,7 +249,10 @@ class Life:
 
     def published(self, sync: int) -> bool:
         """Whether the state after a sync is published by rule."""
-        return not self.gather or ((sync - 1) // len(self.fragments) + 1) % self.manifest.publish_every == 0
+        return (
+            not self.gather
+            or ((sync - 1) // len(self.fragments) + 1) % self.manifest.publish_every == 0
+        )
 
     def create(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> bool:
         """Publish an object unless it is there, and count its bytes; returns whether this call wrote it. Thread-safe.
@@ -332,7 +337,9 @@ class Life:
             RunExistsError: It is of another run.
         """
         key = commit_key(sync)
-        found = self.read(key, lambda data: (read_record(data, sync, self.origin(key)), digest(data)))
+        found = self.read(
+            key, lambda data: (read_record(data, sync, self.origin(key)), digest(data))
+        )
         return found and (of_run(found[0], self.run, self.origin(key)), found[1])
 
     def done(self, sync: int, fragment: int) -> Done | None:
@@ -354,7 +361,10 @@ class Life:
         """
         follows = (commit.sync, commit.fragment) == (self.sync + 1, self.index(self.sync + 1))
         if self.previous:
-            follows = follows and (commit.previous, commit.rollback) == (self.previous, self.rollback)
+            follows = follows and (commit.previous, commit.rollback) == (
+                self.previous,
+                self.rollback,
+            )
         if not follows or not self._counts_on(commit):
             raise CorruptedObjectError(
                 f"{self.origin(commit_key(commit.sync))} is whole, but does not follow the record before it, as this replica "
@@ -373,7 +383,9 @@ class Life:
     def stands_at(self, rollback: Rollback) -> bool:
         """Whether memory holds what the run goes on from after a rollback, or newer states."""
         held = zip(self.fragments, rollback.states, strict=True)
-        return all(progress.sync == state or progress.sync > rollback.sync for progress, state in held)
+        return all(
+            progress.sync == state or progress.sync > rollback.sync for progress, state in held
+        )
 
     def pass_over(self, sync: int) -> None:
         """A sync was given up: nobody has to be able to read its record, or to compute its result."""

@@ -82,7 +82,9 @@ def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit
     return record, of_record
 
 
-def commit_again(life: Life, sync: int, damage: CorruptedObjectError | None) -> tuple[Commit, str] | None:
+def commit_again(
+    life: Life, sync: int, damage: CorruptedObjectError | None
+) -> tuple[Commit, str] | None:
     """Write the record of a sync again that is damaged; None where nothing here knows what it said.
 
     Without ``damage`` it is gone, and what is there by now stays: without the record a rollback may have been decided.
@@ -168,7 +170,10 @@ def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
         left = error
     grace = life.settings.grace
     _log.error(
-        "rank %d: %s. Asking the other replicas to write it again, for %g s.", life.rank, str(left).rstrip("."), grace
+        "rank %d: %s. Asking the other replicas to write it again, for %g s.",
+        life.rank,
+        str(left).rstrip("."),
+        grace,
     )
     ask_for_repair(life)
     for _ in range(_ASKING):
@@ -235,7 +240,9 @@ def _done_again(life: Life, sync: int, index: int) -> Done | None:
     return Done(sync, index, tuple(s.values for s in sums), tuple(s.rest for s in sums), found[0])
 
 
-def check_shard(life: Life, sync: int, index: int, number: int, done: Done | None = None) -> Sums | None:
+def check_shard(
+    life: Life, sync: int, index: int, number: int, done: Done | None = None
+) -> Sums | None:
     """Read all of a published shard and verify it; None where it is not there.
 
     Raises:
@@ -248,7 +255,9 @@ def check_shard(life: Life, sync: int, index: int, number: int, done: Done | Non
 
     sums = life.again(lambda: life.store.read(key, use))
     if sums is not None and done is not None and sums != (done.sums[number], done.rests[number]):
-        raise CorruptedObjectError(f"{life.origin(key)} is whole, but is not what the record of its sync says")
+        raise CorruptedObjectError(
+            f"{life.origin(key)} is whole, but is not what the record of its sync says"
+        )
     return sums
 
 

@@ -65,7 +65,9 @@ class Elastic:
             value = getattr(self, name)
             if value not in values:
                 *some, last = map(repr, values)
-                raise ConfigurationError(f"{name} must be {', '.join(some)} or {last}, not {value!r}")
+                raise ConfigurationError(
+                    f"{name} must be {', '.join(some)} or {last}, not {value!r}"
+                )
         for name in ("publish_every", "retention"):
             check_whole(name, getattr(self, name))
 

@@ -67,7 +67,12 @@ def open_run(
         )
     if manifest is None and rank != 0:
         manifest = wait_for_manifest(
-            partial(read_manifest, store, timing), store, timing, rank=rank, world_size=world_size, grace=settings.grace
+            partial(read_manifest, store, timing),
+            store,
+            timing,
+            rank=rank,
+            world_size=world_size,
+            grace=settings.grace,
         )
     if manifest is None:
         _check_unused(store)
@@ -81,7 +86,15 @@ def open_run(
             store.delete(store.list(f"initial/{own.initial}/"))
             if own.unsynced:
                 store.delete(store.list(f"{own.unsynced['folder']}/"))
-    check_same_run(manifest, schema, rank=rank, world_size=world_size, run_id=run_id, settings=settings, uri=store.uri)
+    check_same_run(
+        manifest,
+        schema,
+        rank=rank,
+        world_size=world_size,
+        run_id=run_id,
+        settings=settings,
+        uri=store.uri,
+    )
     # Later lives of rank 0 do not expect that their initial values are used.
     if rank == 0 and manifest.writer != 0 and not any(epochs(store.list("claims/00000/"), 0)):
         _log.warning(
@@ -139,7 +152,11 @@ def _watch(life: Life) -> None:
         data = store.get(MANIFEST)
         # What it says is of no interest as long as its bytes are those that this life has read.
         return (
-            life.manifest if data == own else None if data is None else Manifest.from_json(data, life.origin(MANIFEST))
+            life.manifest
+            if data == own
+            else None
+            if data is None
+            else Manifest.from_json(data, life.origin(MANIFEST))
         )
 
     text = "rank %d: %s. Writing it again with the same content. Something else deletes or changes objects of this run."
@@ -180,7 +197,9 @@ def _check_unused(store: Patient) -> None:
     """Refuse to begin a run over the remains of another one."""
     claims = store.list("claims/")
     if any(map(_STRICT_CLAIM.fullmatch, claims)):
-        raise RunExistsError(f"{store.uri} holds claims of a strict run, which no elastic replica can join")
+        raise RunExistsError(
+            f"{store.uri} holds claims of a strict run, which no elastic replica can join"
+        )
     # Before a manifest there is nothing but initial states. Whoever comes at the same moment and is faster has one by now.
     left = [*filter(is_claim, claims), *filter(commit_sync, store.list("commits/"))]
     left = left or [key for key in store.list("state/") if any(states([key]))]
@@ -209,10 +228,14 @@ def _initial(
         shard = published_shard(job, 0, number, nonce, chunk_bytes)
         written: list[Sums] = []
         parts = partial(shard.parts, shard_metadata(job, 0), written.append)
-        store.put(shard_key(0, index, number, nonce), parts if store.near else lambda: list(parts()))
+        store.put(
+            shard_key(0, index, number, nonce), parts if store.near else lambda: list(parts())
+        )
         return written[-1]
 
-    numbers = [(index, number) for index, job in enumerate(jobs) for number in range(job.layout.shards)]
+    numbers = [
+        (index, number) for index, job in enumerate(jobs) for number in range(job.layout.shards)
+    ]
     sums: list[list[Sums]] = [[] for _ in jobs]
     at_once = store.store.creates_at_once if isinstance(store.store, InBackground) else 1
     published = in_parallel(store.store, (partial(publish, *each) for each in numbers), at_once)

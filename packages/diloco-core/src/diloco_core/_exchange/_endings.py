@@ -9,7 +9,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .._errors import RendezvousTimeoutError, ReplicaLostError, SyncError, SyncTimeoutError, UnequalSyncsError
+from .._errors import (
+    RendezvousTimeoutError,
+    ReplicaLostError,
+    SyncError,
+    SyncTimeoutError,
+    UnequalSyncsError,
+)
 from .._redact import redact
 
 if TYPE_CHECKING:
@@ -87,7 +93,9 @@ def conclude(
     failed = [ending for _, ending in sorted(endings.items()) if ending.event == "failed"]
     for ending in failed:
         if ending.cause_rank is None:
-            return ReplicaLostError(f"rank {ending.rank} failed after {ending.progress}: {ending.message}", ending.rank)
+            return ReplicaLostError(
+                f"rank {ending.rank} failed after {ending.progress}: {ending.message}", ending.rank
+            )
     finished = set()
     for other, ending in sorted(endings.items()):
         if ending.event != "left":

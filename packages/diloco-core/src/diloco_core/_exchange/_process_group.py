@@ -17,7 +17,13 @@ from .._arithmetic._reduction import mean
 from .._arithmetic._sharded import Scratch, contributions
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_whole
-from .._errors import ConfigurationError, MismatchError, NonFiniteUpdateError, SyncError, SyncTimeoutError
+from .._errors import (
+    ConfigurationError,
+    MismatchError,
+    NonFiniteUpdateError,
+    SyncError,
+    SyncTimeoutError,
+)
 from .._timing import Timing
 from ._base import Schema, SyncReport
 from ._endings import Ending, Progress, conclude, describe, failure
@@ -57,7 +63,9 @@ class ProcessGroupExchange:
         chunk_bytes: int = GROUP_CHUNK_BYTES,
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
-            raise ConfigurationError("call torch.distributed.init_process_group() first: there is no process group")
+            raise ConfigurationError(
+                "call torch.distributed.init_process_group() first: there is no process group"
+            )
         check_whole("chunk_bytes", chunk_bytes)
         chosen = group if group is not None else dist.group.WORLD
         if chosen is None or dist.get_rank(chosen) < 0:
@@ -84,12 +92,16 @@ class ProcessGroupExchange:
                 compare_schemas(f"rank {self.rank}", Schema(*plain), f"rank {rank}", Schema(*other))
             self._schema = schema
         elif schema != self._schema:
-            raise ConfigurationError("this exchange has already joined with another model or other settings")
+            raise ConfigurationError(
+                "this exchange has already joined with another model or other settings"
+            )
 
     def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:  # noqa: ARG002 - who has left has told all at once
         """Contribute, reduce, update, adopt; see :meth:`._base.Exchange.sync`."""
         if self._schema is None or self._ended:
-            raise SyncError("this exchange has ended" if self._ended else "join() comes before the first sync")
+            raise SyncError(
+                "this exchange has ended" if self._ended else "join() comes before the first sync"
+            )
         try:
             report = self._sync(job)
         except BaseException as error:
@@ -171,17 +183,23 @@ class ProcessGroupExchange:
                 values = job.update(chunk, total).contiguous()
                 job.check_update(chunk, values, self._progress.next)
         except NonFiniteUpdateError as error:
-            self._refused = self._refused or error  # the others wait for this chunk: they are told at the end
+            self._refused = (
+                self._refused or error
+            )  # the others wait for this chunk: they are told at the end
         values = self._broadcast(values, owner)
         job.adopt(chunk, values)
 
     def _check_all(self) -> None:
         """Everybody raises what any owner has found in its new values."""
-        refused = torch.tensor([int(self._refused is not None)], dtype=torch.int32, device=self._device)
+        refused = torch.tensor(
+            [int(self._refused is not None)], dtype=torch.int32, device=self._device
+        )
         dist.all_reduce(refused, op=dist.ReduceOp.MAX, group=self._group)
         if refused.item():
             own = self._refused
-            found = self._everybodys(None if own is None else (own.tensor, own.dtype, own.sync, own.outer_lr))
+            found = self._everybodys(
+                None if own is None else (own.tensor, own.dtype, own.sync, own.outer_lr)
+            )
             raise NonFiniteUpdateError(*next(error for error in found if error is not None))
 
     def _landing(self, job: SyncJob, chunk: Piece) -> torch.Tensor:
@@ -192,7 +210,9 @@ class ProcessGroupExchange:
         """All contributions to a chunk, in rank order; nothing where this replica is not its owner."""
         assert mine is not None  # everybody contributes to what is summed
         out = mine.to(self._device).contiguous()
-        parts = [torch.empty_like(out) for _ in range(self.world_size)] if self.rank == owner else None
+        parts = (
+            [torch.empty_like(out) for _ in range(self.world_size)] if self.rank == owner else None
+        )
         messages = None if parts is None else [_bytes(part) for part in parts]
         dist.gather(_bytes(out), messages, dst=self._global(owner), group=self._group)
         return parts or []
@@ -201,11 +221,15 @@ class ProcessGroupExchange:
         sources: list[Source] = [partial(_moved, part) for part in parts]
         return mean(job, chunk, sources, self._scratch, self._progress.next) if sources else None
 
-    def _first(self, mine: torch.Tensor | None, buffer: torch.Tensor, owner: int) -> torch.Tensor | None:
+    def _first(
+        self, mine: torch.Tensor | None, buffer: torch.Tensor, owner: int
+    ) -> torch.Tensor | None:
         if owner == 0:
             return mine
         if self.rank == 0 and mine is not None:
-            dist.send(_bytes(mine.to(self._device).contiguous()), self._global(owner), group=self._group)
+            dist.send(
+                _bytes(mine.to(self._device).contiguous()), self._global(owner), group=self._group
+            )
         if self.rank != owner:
             return None
         values = torch.empty_like(buffer, device=self._device)
@@ -254,11 +278,17 @@ def _bytes(values: torch.Tensor) -> torch.Tensor:
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
     backend = dist.get_backend(group)
-    return torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
+    return (
+        torch.device("cuda", torch.cuda.current_device())
+        if "nccl" in backend
+        else torch.device("cpu")
+    )
 
 
 def _translated(error: RuntimeError, what: str) -> SyncError:
     text = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "timed out" in str(error).lower() or "timeout" in str(error).lower():
-        return SyncTimeoutError(f"{what} was not completed within the process group's timeout: {text}", [])
+        return SyncTimeoutError(
+            f"{what} was not completed within the process group's timeout: {text}", []
+        )
     return SyncError(f"{what} failed in the process group: {text}")

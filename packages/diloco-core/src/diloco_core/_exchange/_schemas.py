@@ -28,7 +28,10 @@ def compare_schemas(here: str, mine: Schema, there: str, theirs: Schema) -> None
             f"{here} and {there} differ in {difference.kind} {difference.name!r}: "
             f"{difference.mine} at {here}, {difference.theirs} at {there}{_advice(difference, mine)}"
         )
-    for what, ours, others in (("setting", mine.settings, theirs.settings), ("tensor", mine.tensors, theirs.tensors)):
+    for what, ours, others in (
+        ("setting", mine.settings, theirs.settings),
+        ("tensor", mine.tensors, theirs.tensors),
+    ):
         if list(ours) != list(others):
             raise MismatchError(f"{here} and {there} have the same {what}s in another order")
 

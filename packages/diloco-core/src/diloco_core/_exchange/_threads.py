@@ -46,7 +46,10 @@ def in_process(
     check_whole("world_size", world_size)
     check_whole("chunk_bytes", chunk_bytes)
     hub = _Hub(int(world_size))
-    return [InProcessExchange(hub, rank, timing or Timing(), chunk_bytes) for rank in range(hub.world_size)]
+    return [
+        InProcessExchange(hub, rank, timing or Timing(), chunk_bytes)
+        for rank in range(hub.world_size)
+    ]
 
 
 class _Hub:
@@ -58,7 +61,9 @@ class _Hub:
         self.rounds: dict[tuple[str, int], dict[int, object]] = {}
         self.endings: dict[int, Ending] = {}
 
-    def meet(self, rank: int, what: str, progress: Progress, value: object, timeout: float) -> list[Any]:
+    def meet(
+        self, rank: int, what: str, progress: Progress, value: object, timeout: float
+    ) -> list[Any]:
         """Everybody's values in rank order. Raises ``_Missing`` after ``timeout`` seconds."""
         key = (what, progress.number)
         with self.changed:
@@ -67,7 +72,9 @@ class _Hub:
             self.changed.notify_all()
 
             def settled() -> bool:
-                return len(arrived) == self.world_size or any(other not in arrived for other in self.endings)
+                return len(arrived) == self.world_size or any(
+                    other not in arrived for other in self.endings
+                )
 
             self.changed.wait_for(settled, timeout)
             missing = [other for other in range(self.world_size) if other not in arrived]
@@ -109,7 +116,9 @@ class InProcessExchange:
         """Meet the other threads; see :meth:`._base.Exchange.join`."""
         if self._schema is None:
             try:
-                schemas = self._hub.meet(self.rank, "join", self._progress, schema, self._timing.join_timeout)
+                schemas = self._hub.meet(
+                    self.rank, "join", self._progress, schema, self._timing.join_timeout
+                )
             except _Missing as missing:
                 raise RendezvousTimeoutError(
                     f"the threads of ranks {missing.ranks} did not join within {self._timing.join_timeout:g} s",
@@ -119,12 +128,16 @@ class InProcessExchange:
                 compare_schemas(f"rank {self.rank}", schema, f"rank {rank}", other)
             self._schema = schema
         elif schema != self._schema:
-            raise ConfigurationError("this exchange has already joined with another model or other settings")
+            raise ConfigurationError(
+                "this exchange has already joined with another model or other settings"
+            )
 
     def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
         """Contribute, reduce, update, adopt; see :meth:`._base.Exchange.sync`."""
         if self._schema is None or self._ended:
-            raise SyncError("this exchange has ended" if self._ended else "join() comes before the first sync")
+            raise SyncError(
+                "this exchange has ended" if self._ended else "join() comes before the first sync"
+            )
         try:
             report = self._sync(job)
         except BaseException as error:
@@ -168,7 +181,9 @@ class InProcessExchange:
         own = range(self.rank, layout.shards, self.world_size)
         for shard in own:
             sources = [other.contribution for other in jobs]
-            reduce_shards(job, [shard], sources, self._chunk_bytes, self._scratch, sync=self._progress.next)
+            reduce_shards(
+                job, [shard], sources, self._chunk_bytes, self._scratch, sync=self._progress.next
+            )
         ready = clock()
         self._meet("reduce", job)
         waited += clock() - ready
@@ -179,7 +194,9 @@ class InProcessExchange:
                 adopt_shard(job, shard, partial(_copy, owner), self._chunk_bytes, self._scratch)
                 moved += sum(layout.piece_bytes(piece) for piece in layout.shard(shard))
         ready = clock()
-        self._meet("adopt", job)  # what is published may be the caller's own tensor, who is free to change it now
+        self._meet(
+            "adopt", job
+        )  # what is published may be the caller's own tensor, who is free to change it now
         waited += clock() - ready
         return SyncReport(
             sync=self._progress.number,
@@ -194,7 +211,9 @@ class InProcessExchange:
 
     def _meet(self, what: str, job: SyncJob) -> list[SyncJob]:
         try:
-            jobs: list[SyncJob] = self._hub.meet(self.rank, what, self._progress, job, self._timing.sync_timeout)
+            jobs: list[SyncJob] = self._hub.meet(
+                self.rank, what, self._progress, job, self._timing.sync_timeout
+            )
         except _Missing as missing:
             raise SyncTimeoutError(
                 f"{self._what(job)} was not completed within {self._timing.sync_timeout:g} s; "

@@ -67,7 +67,9 @@ class ElasticSource:
             try:
                 record = self._record(sync)
             except ObjectNotFoundError as error:
-                raise CorruptedObjectError(f"{self._store.uri}/{commit_key(sync)} is gone") from error
+                raise CorruptedObjectError(
+                    f"{self._store.uri}/{commit_key(sync)} is gone"
+                ) from error
             if isinstance(record, Rollback):
                 raise CorruptedObjectError(f"{self._store.uri}/{commit_key(sync)} is of no sync")
             steps += record.outer_steps
@@ -80,7 +82,9 @@ class ElasticSource:
         of = self._run if sync else initial
         where = self.fragments[index]["fingerprint"], of, sync, "values"
         return [
-            PublishedFile(shard_key(sync, index, number, initial), published_seed(*where, number), checksum)
+            PublishedFile(
+                shard_key(sync, index, number, initial), published_seed(*where, number), checksum
+            )
             for number, checksum in enumerate(done.sums)
         ]
 
@@ -96,7 +100,9 @@ class ElasticSource:
         committed |= {hint.sync - 1 for hint in hints if hint.event == "join"}
         left: dict[tuple[int, int], int] = {}
         for hint in hints:
-            if hint.event == "leave":  # a life that fails names two syncs: it stands before the first
+            if (
+                hint.event == "leave"
+            ):  # a life that fails names two syncs: it stands before the first
                 life = hint.rank, hint.epoch
                 left[life] = min(hint.sync - 1, left.get(life, hint.sync))
         last = max({0}.union(traces, committed, left.values()))
@@ -106,10 +112,18 @@ class ElasticSource:
             # Most syncs are not published, and others are called complete two rounds later. Who leaves makes up for it.
             begun = {0, *traces}
             settled = last if ended else last - 2 * len(self.fragments) - 1
-            numbers = {number for number in begun if number <= settled and begun.issuperset(state(self, number))}
+            numbers = {
+                number
+                for number in begun
+                if number <= settled and begun.issuperset(state(self, number))
+            }
             numbers |= {last} if ended else set()
-        obsolete = {sync for rollback in self.rollbacks for sync in (rollback.sync, *rollback.given_up)}
-        return sorted((number for number in numbers - obsolete if number > self.unknown), reverse=True)
+        obsolete = {
+            sync for rollback in self.rollbacks for sync in (rollback.sync, *rollback.given_up)
+        }
+        return sorted(
+            (number for number in numbers - obsolete if number > self.unknown), reverse=True
+        )
 
     def missing(self, index: int, sync: int) -> list[str]:
         """Keys that a fragment's state after a sync is made of, and that are not there."""
@@ -140,7 +154,10 @@ class ElasticSource:
                 if following:
                     self.unknown = sync
                     break
-                _log.warning("%s. What it says is left out of account: the record before it is read instead.", error)
+                _log.warning(
+                    "%s. What it says is left out of account: the record before it is read instead.",
+                    error,
+                )
                 continue
             if isinstance(record, Rollback):
                 found.append(record)

@@ -96,7 +96,9 @@ def export(
     with _replacing(target) as temporary:
         store = open_store(os.fspath(uri), reading=True)
         if isinstance(store, FolderStore) and target.resolve().is_relative_to(store.root.resolve()):
-            raise _unwritable(target, "it lies in the run's own folder, where only the run's objects belong")
+            raise _unwritable(
+                target, "it lies in the run's own folder, where only the run's objects belong"
+            )
         try:
             source = _patiently(lambda: find_source(store))
             choice, tensors = _newest_whole(store, source, dtype, at)
@@ -106,11 +108,15 @@ def export(
                 try:
                     tensors.update(_read(store, source.unsynced, unsynced_files(source), dtype))
                 except (ObjectNotFoundError, CorruptedObjectError) as error:
-                    raise CorruptedObjectError(f"{sentence(_corrupted(error))} {without_unsynced(source)}") from error
+                    raise CorruptedObjectError(
+                        f"{sentence(_corrupted(error))} {without_unsynced(source)}"
+                    ) from error
         finally:
             store.close()
         aliases = source.unsynced.get("aliases", {})
-        tensors.update({alias: tensors[name].clone() for alias, name in aliases.items() if name in tensors})
+        tensors.update(
+            {alias: tensors[name].clone() for alias, name in aliases.items() if name in tensors}
+        )
         metadata = {"run_id": source.run_id, "sync": str(step), "format": "pt"}
         if choice.damaged:
             metadata["damaged"] = ", ".join(map(str, choice.damaged))
@@ -131,7 +137,11 @@ def export(
                 step,
             )
         if omitted := source.unsynced.get("omitted"):
-            _log.warning("entries of the model's state_dict() that %s does not hold: %s", target, ", ".join(omitted))
+            _log.warning(
+                "entries of the model's state_dict() that %s does not hold: %s",
+                target,
+                ", ".join(omitted),
+            )
         try:
             save_file(tensors, temporary, metadata)
             temporary.replace(target)
@@ -199,7 +209,9 @@ def _newest_whole(
         tensors: dict[str, torch.Tensor] = {}
         for index, own in enumerate(state(source, choice.number)):
             try:
-                tensors.update(_read(store, source.fragments[index], source.files(index, own), dtype))
+                tensors.update(
+                    _read(store, source.fragments[index], source.files(index, own), dtype)
+                )
             except (ObjectNotFoundError, CorruptedObjectError) as error:
                 # The run has gone on and collected it (its space may be written over while it is read), or it is damaged.
                 if own in source.complete()[index]:
@@ -209,7 +221,9 @@ def _newest_whole(
                 break
         else:
             return choice, tensors
-    raise CorruptedObjectError(f"the published state in {store.uri} kept vanishing while it was read")
+    raise CorruptedObjectError(
+        f"the published state in {store.uri} kept vanishing while it was read"
+    )
 
 
 def _unfinished(source: Source, choice: _Choice) -> _Unfinished | None:
@@ -224,7 +238,11 @@ def _why(source: Source, number: int) -> _Unfinished | None:
     if not keys:
         return None
     first, *others = keys
-    what = f"{first} is not there" if not others else f"{first} is not there, nor are {len(others)} other objects of it"
+    what = (
+        f"{first} is not there"
+        if not others
+        else f"{first} is not there, nor are {len(others)} other objects of it"
+    )
     if len(others) == 1:
         what = f"{first} is not there, nor is {others[0]}"
     return _Unfinished(
@@ -251,12 +269,19 @@ def _corrupted(error: ObjectNotFoundError | CorruptedObjectError) -> CorruptedOb
 
 
 def _choose(
-    store: Store, source: Source, at: int | None, damaged: Mapping[tuple[int, int], CorruptedObjectError]
+    store: Store,
+    source: Source,
+    at: int | None,
+    damaged: Mapping[tuple[int, int], CorruptedObjectError],
 ) -> _Choice:
     """The newest state, or the one that is asked for."""
     numbers = states(source, _patiently(source.complete))
     steps = {number: source.outer_steps(number) for number in numbers}
-    whole = [number for number in numbers if not any(part in damaged for part in enumerate(state(source, number)))]
+    whole = [
+        number
+        for number in numbers
+        if not any(part in damaged for part in enumerate(state(source, number)))
+    ]
     wanted = [number for number in whole if at in {None, steps[number]}]
     if wanted and at is not None:
         return _Choice(wanted[0], at, [], [], [])
@@ -272,7 +297,9 @@ def _choose(
     for number in incomplete:
         found = _why(source, number) if at in {None, source.outer_steps(number)} else None
         if found is not None and number > source.first:
-            raise CorruptedObjectError(f"{_the_states([found.step])} in {store.uri} is not whole: {found.why} {held}")
+            raise CorruptedObjectError(
+                f"{_the_states([found.step])} in {store.uri} is not whole: {found.why} {held}"
+            )
     if source.unknown:
         raise CorruptedObjectError(
             f"{store.uri}/{commit_key(source.unknown)} is damaged or gone. It is the record with which the run went back to "
@@ -284,7 +311,9 @@ def _choose(
             f"{store.uri} does not hold the state after outer step {at}. It holds: {_listed(list(steps.values()))}. "
             "A run keeps its newest states only."
         )
-    raise RendezvousError(f"the run at {store.uri} has not published a whole model yet: try again later")
+    raise RendezvousError(
+        f"the run at {store.uri} has not published a whole model yet: try again later"
+    )
 
 
 def _the_states(steps: list[int]) -> str:
@@ -342,16 +371,22 @@ def _read_file(
             values.read(_part(flat, piece))
         checksum = values.verify().values
     if file.checksum not in {None, checksum}:
-        raise CorruptedObjectError(f"{store.uri}/{file.key} is not what the record of its sync says")
+        raise CorruptedObjectError(
+            f"{store.uri}/{file.key} is not what the record of its sync says"
+        )
 
 
-def _values(store: Store, layout: Layout, number: int, file: PublishedFile, reader: ObjectReader) -> ValuesReader:
+def _values(
+    store: Store, layout: Layout, number: int, file: PublishedFile, reader: ObjectReader
+) -> ValuesReader:
     """A reader of a file's values, which are announced with it."""
     section = Section("values", layout.shard(number), file.seed)
     return ValuesReader(reader, layout, section, f"{store.uri}/{file.key}")
 
 
-def _tensor(flat: list[torch.Tensor], entry: Mapping[str, Any], dtype: torch.dtype | None) -> torch.Tensor:
+def _tensor(
+    flat: list[torch.Tensor], entry: Mapping[str, Any], dtype: torch.dtype | None
+) -> torch.Tensor:
     shape, start, group = torch.Size(entry["shape"]), int(entry["start"]), int(entry["group"])
     values = flat[group][start : start + shape.numel()].view(shape)
     own = _dtype(entry["dtype"])
@@ -378,5 +413,7 @@ def _group(entry: Mapping[str, Any]) -> Group:
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
-        raise CorruptedObjectError(f"the manifest names the dtype {name!r}, which torch does not know")
+        raise CorruptedObjectError(
+            f"the manifest names the dtype {name!r}, which torch does not know"
+        )
     return found

@@ -74,7 +74,9 @@ class Source(Protocol):
 
 def lacking(source: Source, number: int) -> list[str]:
     """Keys of what is not there of the whole model's state after a number of the log."""
-    return [key for index, own in enumerate(state(source, number)) for key in source.missing(index, own)]
+    return [
+        key for index, own in enumerate(state(source, number)) for key in source.missing(index, own)
+    ]
 
 
 def states(source: Source, complete: Sequence[set[int]]) -> list[int]:
@@ -95,11 +97,16 @@ def state(source: Source, number: int) -> list[int]:
     own = [max(source.first, number - (number - 1 - index) % count) for index in range(count)]
     before = [rollback for rollback in source.rollbacks if rollback.sync <= number]
     if before:
-        own = [last if last > before[-1].sync else kept for last, kept in zip(own, before[-1].states, strict=True)]
+        own = [
+            last if last > before[-1].sync else kept
+            for last, kept in zip(own, before[-1].states, strict=True)
+        ]
     return own
 
 
 def outer_steps(source: Source, number: int) -> int:
     """How many outer steps the model had taken then: rollbacks and what they gave up are in the log, and not in the model."""
     before = [rollback for rollback in source.rollbacks if rollback.sync <= number]
-    return number - len({sync for rollback in before for sync in (rollback.sync, *rollback.given_up)})
+    return number - len(
+        {sync for rollback in before for sync in (rollback.sync, *rollback.given_up)}
+    )

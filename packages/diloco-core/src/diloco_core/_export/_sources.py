@@ -66,7 +66,9 @@ def _source(store: Store, data: bytes, origin: str) -> Source:
         return ElasticSource(store, Manifest.from_json(data, origin))
     record = read_manifest(data, origin)
     if not record.get("fragments"):
-        raise RendezvousError(f"{store.uri} holds a run without a model, such as plain means: nothing can be exported")
+        raise RendezvousError(
+            f"{store.uri} holds a run without a model, such as plain means: nothing can be exported"
+        )
     return StrictSource(store, record)
 
 
@@ -74,7 +76,11 @@ def unsynced_files(source: Source) -> list[PublishedFile]:
     """The objects of what is not synced."""
     table = source.unsynced
     return [
-        PublishedFile(unsynced_key(table["folder"], number), unsynced_seed(table["folder"], number), int(checksum, 16))
+        PublishedFile(
+            unsynced_key(table["folder"], number),
+            unsynced_seed(table["folder"], number),
+            int(checksum, 16),
+        )
         for number, checksum in enumerate(table.get("sums", ()))
     ]
 

@@ -43,7 +43,10 @@ class StrictSource:
         for sync in self._published(listing):
             step = self._step(sync)
             index = sync if sync < count else (step - 1) % count
-            if all(state_key(self._run, sync, number) in listing for number in range(self.fragments[index]["shards"])):
+            if all(
+                state_key(self._run, sync, number) in listing
+                for number in range(self.fragments[index]["shards"])
+            ):
                 found[index].add(step)
         return found
 
@@ -59,16 +62,24 @@ class StrictSource:
         stored = index if sync == self.first else sync - self.first + len(self.fragments) - 1
         identity = fingerprint(self._run, initial_fingerprint(own) if sync == self.first else own)
         return [
-            PublishedFile(state_key(self._run, stored, number), seed(identity, stored, "values", number))
+            PublishedFile(
+                state_key(self._run, stored, number), seed(identity, stored, "values", number)
+            )
             for number in range(table["shards"])
         ]
 
     def expected(self) -> list[int]:
         """Numbers of the log whose states must once have been there, or are just being published; the newest first."""
         syncs = self._published(self._store.list("state/"))
-        syncs |= {sync for sync in map(committed_sync, self._store.list("commits/")) if sync is not None}
+        syncs |= {
+            sync for sync in map(committed_sync, self._store.list("commits/")) if sync is not None
+        }
         # A replica's last note says how many syncs it has finished.
-        syncs |= {finished - 1 for finished in map(self._finished, noted_ranks(self._store.list("notes/"))) if finished}
+        syncs |= {
+            finished - 1
+            for finished in map(self._finished, noted_ranks(self._store.list("notes/")))
+            if finished
+        }
         return list(range(self._step(max(syncs)), self.first, -1)) if syncs else []
 
     def missing(self, index: int, sync: int) -> list[str]:
@@ -84,7 +95,9 @@ class StrictSource:
     def _finished(self, rank: int) -> int:
         key = note_key(rank)
         try:
-            return read_note(self._store.get(key), rank, f"{self._store.uri}/{key}")[0].progress.number
+            return read_note(self._store.get(key), rank, f"{self._store.uri}/{key}")[
+                0
+            ].progress.number
         except (CorruptedObjectError, FormatError, ObjectNotFoundError):
             return 0  # the log is more certain anyway
 

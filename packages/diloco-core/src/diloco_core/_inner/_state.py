@@ -115,7 +115,10 @@ class InnerState:
         self.scheduled = False
         several = len(optimizers) > 1
         self._things: dict[str, Stateful] = {
-            **{f"optimizer.{number}" if several else "optimizer": each for number, each in enumerate(optimizers)},
+            **{
+                f"optimizer.{number}" if several else "optimizer": each
+                for number, each in enumerate(optimizers)
+            },
             **{f"stateful.{name}": thing for name, thing in stateful.items()},
         }
 
@@ -127,7 +130,10 @@ class InnerState:
         if self._names is None:
             return {}
         return {
-            name: [[self._names.get(id(p), "") for p in group["params"]] for group in thing.param_groups]
+            name: [
+                [self._names.get(id(p), "") for p in group["params"]]
+                for group in thing.param_groups
+            ]
             for name, thing in self._things.items()
             if isinstance(thing, torch.optim.Optimizer) and not name.startswith("stateful.")
         }
@@ -147,7 +153,9 @@ class InnerState:
                     f"{name} ({type(self._things[name]).__name__}) cannot be saved as JSON: {type(error).__name__}: {error}"
                 ) from error
             if size > _HEADER_BYTES // 2:
-                raise ConfigurationError(_too_much(f"{name} ({type(self._things[name]).__name__})", size))
+                raise ConfigurationError(
+                    _too_much(f"{name} ({type(self._things[name]).__name__})", size)
+                )
 
     def _tree(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
         """All states as JSON, in which tensors are numbers of entries."""
@@ -195,7 +203,9 @@ class InnerState:
         header[_CHECKSUM] = {"dtype": "U8", "shape": [8], "data_offsets": [offset, offset + 8]}
         text = json.dumps(header).encode()
         if len(text) > _HEADER_BYTES - 64:
-            raise ConfigurationError(_too_much("the inner optimizer and what is in stateful=", len(text)))
+            raise ConfigurationError(
+                _too_much("the inner optimizer and what is in stateful=", len(text))
+            )
         text += b" " * (-(_LENGTH_BYTES + len(text)) % 64)
         beginning = len(text).to_bytes(_LENGTH_BYTES, "little") + text
         checksum = xxhash.xxh3_64(beginning, seed=_seed(identity))
@@ -244,7 +254,9 @@ class InnerState:
                 ) from error
             for number, (before, now) in enumerate(zip(given, _settings(thing), strict=False)):
                 changed = [key for key in before if key in now and before[key] != now[key]]
-                self.overwritten += [f"{name} group {number}: {k}={now[k]} (not {before[k]})" for k in changed]
+                self.overwritten += [
+                    f"{name} group {number}: {k}={now[k]} (not {before[k]})" for k in changed
+                ]
                 self.scheduled |= "initial_lr" in before
         _set_random_state(_unpack(tree["random"], tensors))
         return int(tree["inner_steps"])
@@ -253,7 +265,9 @@ class InnerState:
 def _settings(thing: Stateful) -> list[dict[str, str]]:
     """What an optimizer was made with, group by group; nothing of other things."""
     groups = thing.param_groups if isinstance(thing, torch.optim.Optimizer) else []
-    return [{key: repr(value) for key, value in group.items() if key != "params"} for group in groups]
+    return [
+        {key: repr(value) for key, value in group.items() if key != "params"} for group in groups
+    ]
 
 
 def _too_much(what: str, size: int) -> str:
@@ -271,7 +285,10 @@ def check_inner(data: bytes, identity: str, origin: str) -> None:
     """
     body, end = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
     stored = int.from_bytes(end, "little")
-    if len(data) < _LENGTH_BYTES + _CHECKSUM_BYTES or xxhash.xxh3_64_intdigest(body, seed=_seed(identity)) != stored:
+    if (
+        len(data) < _LENGTH_BYTES + _CHECKSUM_BYTES
+        or xxhash.xxh3_64_intdigest(body, seed=_seed(identity)) != stored
+    ):
         raise CorruptedObjectError(
             f"{origin}: the checksum is wrong. The saved inner state was damaged, or was written under another key or in another "
             "run."
@@ -282,13 +299,17 @@ def _seed(identity: str) -> int:
     return xxhash.xxh3_64_intdigest(identity.encode())
 
 
-def _verified(data: bytes, identity: str, origin: str) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _verified(
+    data: bytes, identity: str, origin: str
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """What a file says of the values, and its tensors."""
     tree = _described(data, identity, origin)
     try:
         return tree, load_tensors(data)
     except SafetensorError as error:
-        raise CorruptedObjectError(f"{origin} is not the inner state of a replica: {error}") from error
+        raise CorruptedObjectError(
+            f"{origin} is not the inner state of a replica: {error}"
+        ) from error
 
 
 def _described(data: bytes, identity: str, origin: str) -> dict[str, Any]:
@@ -312,7 +333,9 @@ def _described(data: bytes, identity: str, origin: str) -> dict[str, Any]:
         ):
             raise TypeError("it does not say what it holds")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise CorruptedObjectError(f"{origin} is not the inner state of a replica: {error}") from error
+        raise CorruptedObjectError(
+            f"{origin} is not the inner state of a replica: {error}"
+        ) from error
     return tree
 
 
@@ -322,7 +345,13 @@ def _random_state() -> dict[str, Any]:
     state = {
         "torch": torch.get_rng_state(),
         "python": [python[0], list(python[1]), python[2]],
-        "numpy": [str(kind), [int(key) for key in keys], int(position), int(has_gauss), float(gauss)],
+        "numpy": [
+            str(kind),
+            [int(key) for key in keys],
+            int(position),
+            int(has_gauss),
+            float(gauss),
+        ],
     }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
@@ -348,7 +377,11 @@ def _pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
     if isinstance(value, torch.Tensor):
         if value.dtype not in _DTYPES:
             raise ConfigurationError(f"{where} is a tensor of {value.dtype}, which cannot be saved")
-        if type(value.detach()) is not torch.Tensor or value.layout is not torch.strided or value.is_meta:
+        if (
+            type(value.detach()) is not torch.Tensor
+            or value.layout is not torch.strided
+            or value.is_meta
+        ):
             raise ConfigurationError(
                 f"{where} is {kind_of(value.detach())} ({value.layout}, on {value.device}), which cannot be saved: plain "
                 "dense tensors can"
@@ -357,9 +390,16 @@ def _pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
         return {"tensor": len(tensors) - 1}
     if isinstance(value, (list, tuple)):
         kind = "tuple" if isinstance(value, tuple) else "list"
-        return {kind: [_pack(item, tensors, f"{where}[{number}]") for number, item in enumerate(value)]}
+        return {
+            kind: [_pack(item, tensors, f"{where}[{number}]") for number, item in enumerate(value)]
+        }
     if isinstance(value, dict):
-        return {"dict": [[_pack(k, tensors, where), _pack(v, tensors, _entry(where, k))] for k, v in value.items()]}
+        return {
+            "dict": [
+                [_pack(k, tensors, where), _pack(v, tensors, _entry(where, k))]
+                for k, v in value.items()
+            ]
+        }
     raise ConfigurationError(
         f"{where} is {kind_of(value)}; numbers, text, lists, tuples, dicts and tensors can be saved"
     )

@@ -55,7 +55,9 @@ class StepCounter:
         self._stepped.add(optimizer)
         if self._stepped != self._everybody:
             return False
-        self._stepped -= {other for other in self._everybody if other != optimizer and waiting(other)}
+        self._stepped -= {
+            other for other in self._everybody if other != optimizer and waiting(other)
+        }
         return self._stepped != self._everybody or self.end()
 
     def end(self) -> bool:

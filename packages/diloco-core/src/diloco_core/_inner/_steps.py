@@ -20,7 +20,9 @@ if TYPE_CHECKING:
 
 _lock = threading.Lock()
 # Weak on both sides: who watches holds on to optimizers, and through the outer loop to a model. The hooks keep it alive.
-_watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[InnerSteps]] = weakref.WeakKeyDictionary()
+_watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[InnerSteps]] = (
+    weakref.WeakKeyDictionary()
+)
 
 
 def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
@@ -35,7 +37,10 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
             raise ConfigurationError(
                 f"inner_optimizer must be a torch.optim.Optimizer, or several of them, not {optimizer!r}"
             )
-        if not (hasattr(optimizer, "_optimizer_step_pre_hooks") and getattr(type(optimizer).step, "hooked", False)):
+        if not (
+            hasattr(optimizer, "_optimizer_step_pre_hooks")
+            and getattr(type(optimizer).step, "hooked", False)
+        ):
             raise ConfigurationError(
                 f"the steps of {type(optimizer).__name__} cannot be counted, since it was made without the constructor of "
                 "torch.optim.Optimizer: pass the optimizer that it wraps"
@@ -44,7 +49,9 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
             raise ConfigurationError("inner_optimizer names the same optimizer twice")
         optimizers.append(optimizer)
     if not optimizers:
-        raise ConfigurationError("inner_optimizer is empty: pass the optimizer that the training loop steps")
+        raise ConfigurationError(
+            "inner_optimizer is empty: pass the optimizer that the training loop steps"
+        )
     return optimizers
 
 
@@ -112,7 +119,9 @@ class InnerSteps:
 
     def _begins(self, number: int, *_: Any) -> None:
         wrapper = sys._getframe(1)  # noqa: SLF001
-        if not _is_below(self._under_way.get(number), wrapper):  # one that an exception has ended is no longer there
+        if not _is_below(
+            self._under_way.get(number), wrapper
+        ):  # one that an exception has ended is no longer there
             self._under_way[number] = wrapper
             self._before(number)
 
@@ -140,14 +149,20 @@ class InnerSteps:
         gradient = self._used[number][0].grad if number in self._used else None
         if gradient is None or self.has_used_gradient(number):
             return False
-        return gradient.layout is not torch.strided or bool(gradient.any())  # zero_grad(set_to_none=False) is no news
+        return gradient.layout is not torch.strided or bool(
+            gradient.any()
+        )  # zero_grad(set_to_none=False) is no news
 
     def _remember_gradient(self, number: int) -> None:
         self._used.pop(number, None)
         for group in self._optimizers[number].param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._used[number] = parameter, weakref.ref(parameter.grad), parameter.grad._version  # noqa: SLF001
+                    self._used[number] = (
+                        parameter,
+                        weakref.ref(parameter.grad),
+                        parameter.grad._version,  # noqa: SLF001 - public in C++ only
+                    )
                     return
 
 

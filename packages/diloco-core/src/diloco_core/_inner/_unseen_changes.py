@@ -71,7 +71,11 @@ class UnseenChanges:
             UnseenStepsError: A parameter has changed, over more than ``max(sync_every, 10)`` backward passes.
         """
         for watched in self._watched:
-            if watched.values is not None and watched.passes > self._every and watched.has_changed():
+            if (
+                watched.values is not None
+                and watched.passes > self._every
+                and watched.has_changed()
+            ):
                 self._refuse(watched)
 
     def count(self, watched: _Watched) -> None:
@@ -138,7 +142,9 @@ class _Hook:
 
 def _choice(tensors: Sequence[NamedTensor]) -> list[NamedTensor]:
     """A few parameters: one that the loss does not always reach, or that is frozen later, must not decide alone."""
-    parameters = [n for n in tensors if isinstance(n.tensor, torch.nn.Parameter) and n.tensor.numel()]
+    parameters = [
+        n for n in tensors if isinstance(n.tensor, torch.nn.Parameter) and n.tensor.numel()
+    ]
     if not parameters:
         return []
     few = [parameters[0], parameters[-1], min(parameters, key=lambda named: named.tensor.numel())]

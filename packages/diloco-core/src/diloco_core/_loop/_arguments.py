@@ -40,9 +40,13 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
         )
     world_size = whole("exchange.world_size", getattr(exchange, "world_size", None))
     if whole("exchange.rank", getattr(exchange, "rank", None), 0) >= world_size:
-        raise ConfigurationError(f"exchange.rank must be less than exchange.world_size, which is {world_size}")
+        raise ConfigurationError(
+            f"exchange.rank must be less than exchange.world_size, which is {world_size}"
+        )
     if on_sync is not None and not callable(on_sync):
-        raise ConfigurationError(f"on_sync must be a function that takes a report, not {kind_of(on_sync)}")
+        raise ConfigurationError(
+            f"on_sync must be a function that takes a report, not {kind_of(on_sync)}"
+        )
 
 
 def steps_per_cycle(sync_every: object, fragments: int) -> int:
@@ -90,5 +94,7 @@ def stateful_of(given: object, exchange: object) -> dict[str, Stateful]:
             else f"the names in stateful must be text, not {next(n for n in given if not isinstance(n, str))!r}"
         )
     if given and not isinstance(exchange, ElasticExchange):
-        raise ConfigurationError("stateful= is for elastic runs: connect with min_replicas, or save it yourself")
+        raise ConfigurationError(
+            "stateful= is for elastic runs: connect with min_replicas, or save it yourself"
+        )
     return dict(given)

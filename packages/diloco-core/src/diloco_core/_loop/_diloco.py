@@ -157,9 +157,14 @@ class DiLoCo:
         self._exchange = exchange
         self._init = one_of("init", init, ("rank0", "check"))
         self._flush = one_of("flush", flush, ("partial", "none"))
-        names = {id(parameter): plain_name(model, name) for name, parameter in model.named_parameters()}
+        names = {
+            id(parameter): plain_name(model, name) for name, parameter in model.named_parameters()
+        }
         self._own = OwnState(
-            optimizers, stateful_of(stateful, exchange), whole("save_inner_every", save_inner_every, 0), names
+            optimizers,
+            stateful_of(stateful, exchange),
+            whole("save_inner_every", save_inner_every, 0),
+            names,
         )
         self._buffers = policy
         self._on_sync = on_sync
@@ -167,7 +172,12 @@ class DiLoCo:
         self._outer_settings = self._outers[0].settings
         check_settings(self._outers, self._outer_settings)
         self._fragments = [
-            Fragment(str(number), tensors, outer, exchange.shards(sum(tensor.wire_bytes for tensor in tensors)))
+            Fragment(
+                str(number),
+                tensors,
+                outer,
+                exchange.shards(sum(tensor.wire_bytes for tensor in tensors)),
+            )
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
         Unsynced(
@@ -175,7 +185,9 @@ class DiLoCo:
         )  # refuses what is made again when the block is entered
         self._model = model
         synced_buffers = [named for named in parts[-1] if named.rule is not Rule.OUTER]
-        self._watch = ModelWatch(model, optimizers, None if policy is Buffers.NONE else synced_buffers)
+        self._watch = ModelWatch(
+            model, optimizers, None if policy is Buffers.NONE else synced_buffers
+        )
         self._frozen = FrozenValues(self._watch.frozen)
         self._count = Counters([0] * len(parts))
         self._published: list[int | None] = [None] * len(parts)
@@ -241,7 +253,9 @@ class DiLoCo:
 
     def __enter__(self) -> Self:
         if self._entered:
-            raise SyncError("this outer loop has been entered already; make a new one for another run")
+            raise SyncError(
+                "this outer loop has been entered already; make a new one for another run"
+            )
         self._process = os.getpid()
         # Not below: a loop under way, because of which this one is refused, may have the same exchange.
         self._watch_steps(self._place.take)
@@ -250,7 +264,9 @@ class DiLoCo:
             self._try_own()
             if self._restored:
                 check_model(self._fragments, self._loaded_model)
-                warn_of_lost_inner_state(self._had_inner_state, self._optimizers, self._exchange.rank)
+                warn_of_lost_inner_state(
+                    self._had_inner_state, self._optimizers, self._exchange.rank
+                )
             else:
                 for fragment in self._fragments:
                     fragment.take_snapshot()
@@ -270,7 +286,10 @@ class DiLoCo:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         if os.getpid() != self._process:
             # The parent goes on with the run, so that nothing is told to the others, and an error of the child stays its own.
@@ -347,18 +366,26 @@ class DiLoCo:
             ModelChangedError: The model is no longer what is synced.
         """
         if not self._has_values:
-            raise SyncError("the outer loop has no state yet: state_dict() comes after its block is entered")
+            raise SyncError(
+                "the outer loop has no state yet: state_dict() comes after its block is entered"
+            )
         self._check_whole()
         self._look_at_model()
         state = {
             **self._identity(),
             "settings": self._settings(),
-            "tensors": {name: line for fragment in self._fragments for name, line in fragment.schema().items()},
+            "tensors": {
+                name: line
+                for fragment in self._fragments
+                for name, line in fragment.schema().items()
+            },
             "model": model_checksums(self._fragments),
             **self._count.state_dict(),
             "stepped": self._steps.stepped,
             "has_inner_state": [bool(optimizer.state) for optimizer in self._optimizers],
-            "fragments": [{"copy": list(f.copy), "outer": o.state_dict()} for f, o in self._pairs()],
+            "fragments": [
+                {"copy": list(f.copy), "outer": o.state_dict()} for f, o in self._pairs()
+            ],
         }
         return {**state, "digest": digest_of(state)}
 
@@ -389,7 +416,11 @@ class DiLoCo:
         self._restored = self._has_values = True
 
     def _synced_tensors(self) -> dict[str, torch.Tensor]:
-        return {named.name: named.tensor for fragment in self._fragments for named in fragment.followed()}
+        return {
+            named.name: named.tensor
+            for fragment in self._fragments
+            for named in fragment.followed()
+        }
 
     def _held_tensors(self) -> dict[str, torch.Tensor]:
         buffers = dict(self._model.named_buffers(remove_duplicate=False))
@@ -499,21 +530,23 @@ class DiLoCo:
         try:
             with _ordinary_mode():
                 # A strict run may be over for this replica at any sync, if another one has left before it.
-                report = self._exchange.sync(fragment, last=last or not isinstance(self._exchange, ElasticExchange))
+                report = self._exchange.sync(
+                    fragment, last=last or not isinstance(self._exchange, ElasticExchange)
+                )
                 fragment.finish()
             report = self._account_for(report, number, inner_steps, counted)
         except BaseException as error:
             if not isinstance(error, UnequalSyncsError):
-                self._failure = (
-                    f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
-                )
+                self._failure = f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
             raise
         _log.debug("rank %d: %s", self._exchange.rank, report)
         if self._on_sync is not None:
             self._on_sync(report)
         return report
 
-    def _account_for(self, report: SyncReport, number: int, inner_steps: int, counted: int) -> SyncReport:
+    def _account_for(
+        self, report: SyncReport, number: int, inner_steps: int, counted: int
+    ) -> SyncReport:
         """Count what a sync has brought; its report, complete.
 
         Args:
@@ -555,7 +588,11 @@ class DiLoCo:
         """
         steps = list(self._count.since_sync)
         steps[number] = inner_steps
-        lost = [(fragment.name, count) for fragment, count in zip(self._fragments, steps, strict=True) if count]
+        lost = [
+            (fragment.name, count)
+            for fragment, count in zip(self._fragments, steps, strict=True)
+            if count
+        ]
         notices.reloaded(self._exchange.rank, self.committed, lost)
 
     def _jump(self) -> int:
@@ -565,7 +602,10 @@ class DiLoCo:
         start again, since between those and the next ones there are steps now that they never took.
         """
         count = self._count
-        if not isinstance(self._exchange, ElasticExchange) or self._exchange.counted <= count.inner_steps:
+        if (
+            not isinstance(self._exchange, ElasticExchange)
+            or self._exchange.counted <= count.inner_steps
+        ):
             return 0
         skipped = self._exchange.counted - count.inner_steps
         count.inner_steps = self._exchange.counted
@@ -580,7 +620,9 @@ class DiLoCo:
         """End as the last committed state: what was changed after it without a step would differ between the replicas."""
         self._look_at_model()
         open_steps = zip(self._fragments, self._count.since_sync, strict=True)
-        changed = [name for fragment, steps in open_steps if not steps for name in fragment.settle()]
+        changed = [
+            name for fragment, steps in open_steps if not steps for name in fragment.settle()
+        ]
         if not changed:
             return
         if self.inner_steps == self._inner_steps_before:
@@ -655,7 +697,11 @@ class DiLoCo:
             fragment.follow(buffers)
 
     def _identity(self) -> dict[str, Any]:
-        return {"version": STATE_VERSION, "rank": self._exchange.rank, "world_size": self._exchange.world_size}
+        return {
+            "version": STATE_VERSION,
+            "rank": self._exchange.rank,
+            "world_size": self._exchange.world_size,
+        }
 
     def _pairs(self) -> list[tuple[Fragment, OuterOptimizer]]:
         return list(zip(self._fragments, self._outers, strict=True))
@@ -677,7 +723,9 @@ class DiLoCo:
         compared = compared_tensors(self._model, self._watch.frozen, sums)
         self._frozen.remember(sums)
         values = self._init == "check" or self._restored
-        unsynced = Unsynced(self._model, [named for fragment in self._fragments for named in fragment.followed()])
+        unsynced = Unsynced(
+            self._model, [named for fragment in self._fragments for named in fragment.followed()]
+        )
         return describe(self._fragments, settings, compared, unsynced, values=values)
 
 

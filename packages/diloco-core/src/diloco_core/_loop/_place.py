@@ -81,7 +81,11 @@ def _compare(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor
     mine = {id(tensor): tensor for tensor in ours.values() if id(tensor) in names}
     # Nothing overlaps within a loop. What lies in other storages cannot overlap at all.
     storages = {_storage(tensor) for tensor in mine.values()}
-    near = {id(tensor): tensor for tensor in theirs.values() if address(tensor) and _storage(tensor) in storages}
+    near = {
+        id(tensor): tensor
+        for tensor in theirs.values()
+        if address(tensor) and _storage(tensor) in storages
+    }
     shared = [tensor for tensor in mine.values() if id(tensor) in near and tensor.numel()]
     overlap = shared or (first_overlap([*mine.values(), *near.values()]) if near else None)
     if overlap:

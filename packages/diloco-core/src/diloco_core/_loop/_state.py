@@ -67,12 +67,19 @@ def describe(
                 tensors[name] += f" with values {digest}"
 
     def outer_state() -> float:
-        return max((fragment.outer.tensors_kept() for fragment in fragments if fragment.outer is not None), default=0)
+        return max(
+            (fragment.outer.tensors_kept() for fragment in fragments if fragment.outer is not None),
+            default=0,
+        )
 
-    return Schema(tensors, settings, [fragment.table() for fragment in fragments], unsynced, outer_state)
+    return Schema(
+        tensors, settings, [fragment.table() for fragment in fragments], unsynced, outer_state
+    )
 
 
-def load_fragments(state: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer]]) -> None:
+def load_fragments(
+    state: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer]]
+) -> None:
     """Copy saved global copies and outer state into the fragments; :func:`check_saved` comes before."""
     for (fragment, outer), part in zip(pairs, state["fragments"], strict=True):
         for copy, saved in zip(fragment.copy, part["copy"], strict=True):
@@ -81,7 +88,10 @@ def load_fragments(state: Mapping[str, Any], pairs: Sequence[tuple[Fragment, Out
 
 
 def check_saved(
-    state: Any, identity: Mapping[str, Any], settings: Mapping[str, str], fragments: Sequence[Fragment]
+    state: Any,
+    identity: Mapping[str, Any],
+    settings: Mapping[str, str],
+    fragments: Sequence[Fragment],
 ) -> None:
     """Refuse a saved outer loop that another replica, or one with other settings, has saved.
 
@@ -110,14 +120,20 @@ def check_saved(
         )
     for key in [*settings, *(key for key in state["settings"] if key not in settings)]:
         if key not in MAY_CHANGE:
-            _same(f"setting {key!r}", state["settings"].get(key, "absent"), settings.get(key, "absent"))
+            _same(
+                f"setting {key!r}",
+                state["settings"].get(key, "absent"),
+                settings.get(key, "absent"),
+            )
     tensors: dict[str, str] = {}
     for fragment in fragments:
         tensors.update(fragment.schema())
     for name in [*tensors, *(name for name in state["tensors"] if name not in tensors)]:
         _same(f"tensor {name!r}", state["tensors"].get(name, "absent"), tensors.get(name, "absent"))
     copies = [[(copy.numel(), str(copy.dtype)) for copy in fragment.copy] for fragment in fragments]
-    saved = [[(copy.numel(), str(copy.dtype)) for copy in part["copy"]] for part in state["fragments"]]
+    saved = [
+        [(copy.numel(), str(copy.dtype)) for copy in part["copy"]] for part in state["fragments"]
+    ]
     _same("order of tensors", saved, copies)
     if state["digest"] != digest_of(state):
         raise ConfigurationError(
@@ -134,12 +150,18 @@ def _is_whole_state(state: Mapping[str, Any]) -> bool:
         return False
     if not all(isinstance(values, list) for values in lists):
         return False
-    counters = [state["committed"], state["inner_steps"], state["since_event"], *state["since_sync"], *state["stepped"]]
+    counters = [
+        state["committed"],
+        state["inner_steps"],
+        state["since_event"],
+        *state["since_sync"],
+        *state["stepped"],
+    ]
     if not all(is_whole(count) and count >= 0 for count in counters):
         return False
-    if state["settings"].get("fragments") != str(len(state["fragments"])) or len(state["since_sync"]) != len(
-        state["fragments"]
-    ):
+    if state["settings"].get("fragments") != str(len(state["fragments"])) or len(
+        state["since_sync"]
+    ) != len(state["fragments"]):
         return False
     return all(
         isinstance(part, Mapping)
@@ -160,18 +182,24 @@ def digest_of(state: Mapping[str, Any]) -> str:
                 [[int(number) for number in entry["range"]], _checksums(entry["tensors"])]
                 for entry in part["outer"]["ranges"]
             ],
-            "scalars": {name: float(value) for name, value in sorted(part["outer"]["scalars"].items())},
+            "scalars": {
+                name: float(value) for name, value in sorted(part["outer"]["scalars"].items())
+            },
         }
         for part in state["fragments"]
     ]
-    return fingerprint(sorted((key, state[key]) for key in state if key not in {"fragments", "digest"}), parts)
+    return fingerprint(
+        sorted((key, state[key]) for key in state if key not in {"fragments", "digest"}), parts
+    )
 
 
 def _checksums(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str | None]]:
     return [(name, checksum(tensor)) for name, tensor in sorted(tensors.items())]
 
 
-def warn_of_lost_inner_state(had: Sequence[bool], optimizers: Sequence[torch.optim.Optimizer], rank: int) -> None:
+def warn_of_lost_inner_state(
+    had: Sequence[bool], optimizers: Sequence[torch.optim.Optimizer], rank: int
+) -> None:
     """Say so where an inner optimizer had a state when the outer loop was saved, and has none now.
 
     Args:
@@ -179,7 +207,11 @@ def warn_of_lost_inner_state(had: Sequence[bool], optimizers: Sequence[torch.opt
         optimizers: The inner optimizers.
         rank: This replica.
     """
-    lost = [type(o).__name__ for o, before in zip(optimizers, had, strict=False) if before and not o.state]
+    lost = [
+        type(o).__name__
+        for o, before in zip(optimizers, had, strict=False)
+        if before and not o.state
+    ]
     if lost:
         _log.warning(
             "rank %d: the inner optimizer (%s) had a state when this outer loop was saved, and has none now. Load its state_dict "
@@ -212,14 +244,20 @@ def check_model(fragments: Sequence[Fragment], saved: Mapping[str, str | None]) 
 
 def model_checksums(fragments: Sequence[Fragment]) -> dict[str, str | None]:
     """A checksum of what the model holds in every synced tensor."""
-    return {named.name: checksum(named.tensor) for fragment in fragments for named in fragment.followed()}
+    return {
+        named.name: checksum(named.tensor)
+        for fragment in fragments
+        for named in fragment.followed()
+    }
 
 
 def _same(what: str, saved: object, here: object) -> None:
     if saved != here:
         if str(saved) == str(here):  # such as 2 and '2'
             saved, here = f"{saved!r} ({kind_of(saved)})", f"{here!r} ({kind_of(here)})"
-        raise ConfigurationError(f"the saved outer loop does not fit: its {what} is {saved}, here it is {here}")
+        raise ConfigurationError(
+            f"the saved outer loop does not fit: its {what} is {saved}, here it is {here}"
+        )
 
 
 class OwnState:
@@ -316,5 +354,7 @@ class OwnState:
         position = exchange.position
         due = position.sync - self._saved_at >= (1 if leaving else self._every)
         if self._every and due and position.inner_steps >= inner_steps and not self.overtaken:
-            exchange.save_inner(lambda identity: self._inner.parts(inner_steps, identity, position.rollback))
+            exchange.save_inner(
+                lambda identity: self._inner.parts(inner_steps, identity, position.rollback)
+            )
             self._saved_at = position.sync

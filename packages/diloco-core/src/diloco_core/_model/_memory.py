@@ -32,7 +32,11 @@ def first_overlap(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.
     for tensor in dense:
         if _overlaps_itself(tensor):
             return tensor, tensor
-        before = [other for other in before if other.device == tensor.device and _end(other) > address(tensor)]
+        before = [
+            other
+            for other in before
+            if other.device == tensor.device and _end(other) > address(tensor)
+        ]
         for other in before:
             if _share(other, tensor):
                 return other, tensor
@@ -54,7 +58,9 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def _extent(tensor: torch.Tensor) -> int:
     """Elements from the first to the last one of a tensor in memory."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return 1 + sum(
+        (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+    )
 
 
 def _end(tensor: torch.Tensor) -> int:
@@ -64,7 +70,12 @@ def _end(tensor: torch.Tensor) -> int:
 def _share(first: torch.Tensor, second: torch.Tensor) -> bool:
     """Whether two tensors whose ranges overlap share an element: two columns of a matrix do not, though they alternate."""
     size, distance = first.itemsize, address(second) - address(first)
-    if first.is_contiguous() or second.is_contiguous() or second.itemsize != size or distance % size:
+    if (
+        first.is_contiguous()
+        or second.is_contiguous()
+        or second.itemsize != size
+        or distance % size
+    ):
         return True
     marks = np.zeros(max(_extent(first), distance // size + _extent(second)), dtype=bool)
     np.lib.stride_tricks.as_strided(marks, first.shape, first.stride())[...] = True

@@ -49,7 +49,11 @@ class NamedTensor:
     def wire_dtype(self) -> torch.dtype:
         """Dtype of its global copy and its bytes in the store: its own, or at least fp32 where replicas are summed."""
         own = self.tensor.dtype
-        return own if self.rule is Rule.FIRST or own.itemsize >= torch.float32.itemsize else torch.float32
+        return (
+            own
+            if self.rule is Rule.FIRST or own.itemsize >= torch.float32.itemsize
+            else torch.float32
+        )
 
     @property
     def wire_bytes(self) -> int:
@@ -58,7 +62,9 @@ class NamedTensor:
 
     def describe(self) -> str:
         """Shape and dtype, as compared between replicas."""
-        return f"{str(self.tensor.dtype).removeprefix('torch.')}{list(self.tensor.shape)} {self.rule}"
+        return (
+            f"{str(self.tensor.dtype).removeprefix('torch.')}{list(self.tensor.shape)} {self.rule}"
+        )
 
 
 def split(
@@ -83,18 +89,29 @@ def split(
     """
     _check_shapes(model)
     trainable = [
-        NamedTensor(plain_name(model, name), p, Rule.OUTER) for name, p in model.named_parameters() if p.requires_grad
+        NamedTensor(plain_name(model, name), p, Rule.OUTER)
+        for name, p in model.named_parameters()
+        if p.requires_grad
     ]
     if not trainable:
-        raise ConfigurationError("the model has no trainable parameter (requires_grad is False for all)")
+        raise ConfigurationError(
+            "the model has no trainable parameter (requires_grad is False for all)"
+        )
     for tensor in trainable:
         _check(tensor)
-    parts = _by_number(trainable, fragments) if isinstance(fragments, int) else _by_module(model, trainable, fragments)
+    parts = (
+        _by_number(trainable, fragments)
+        if isinstance(fragments, int)
+        else _by_module(model, trainable, fragments)
+    )
     return [*parts[:-1], parts[-1] + _buffers(model, buffers)]
 
 
 def _check_shapes(model: torch.nn.Module) -> None:
-    for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
+    for kind, tensors in (
+        ("parameter", model.named_parameters()),
+        ("buffer", model.named_buffers()),
+    ):
         for key, tensor in tensors:
             name = plain_name(model, key)
             if name == "__metadata__":
@@ -102,7 +119,9 @@ def _check_shapes(model: torch.nn.Module) -> None:
                     f"{kind} {name!r} has a name that safetensors keeps for itself: give it another one"
                 )
             if is_lazy(tensor):
-                raise ConfigurationError(f"{kind} {name!r} has no shape yet: run a batch through the model first")
+                raise ConfigurationError(
+                    f"{kind} {name!r} has no shape yet: run a batch through the model first"
+                )
 
 
 def _check(named: NamedTensor) -> None:
@@ -117,7 +136,9 @@ def _check(named: NamedTensor) -> None:
             "only plain dense tensors can be synced (no DTensor, no sparse tensors)"
         )
     if tensor.is_meta:
-        raise ConfigurationError(f"parameter {named.name!r} is on the meta device: it has no values yet")
+        raise ConfigurationError(
+            f"parameter {named.name!r} is on the meta device: it has no values yet"
+        )
     if tensor.is_inference():
         raise ConfigurationError(
             f"parameter {named.name!r} was made inside torch.inference_mode(), which lets nobody write to it: make the model "
@@ -129,7 +150,11 @@ def _check_buffer(name: str, buffer: torch.Tensor) -> None:
     what = ""
     if buffer.is_complex():
         what = "complex"
-    elif buffer.layout is not torch.strided or buffer.is_meta or type(buffer.detach()) is not torch.Tensor:
+    elif (
+        buffer.layout is not torch.strided
+        or buffer.is_meta
+        or type(buffer.detach()) is not torch.Tensor
+    ):
         what = f"{kind_of(buffer.detach())} with layout {buffer.layout} on device {buffer.device}"
     elif buffer.is_inference():
         what = "made inside torch.inference_mode(), which lets nobody write to it"
@@ -146,7 +171,9 @@ def _by_number(trainable: list[NamedTensor], count: int) -> list[list[NamedTenso
     if count < 1:
         raise ConfigurationError(f"fragments must be at least 1, not {count}")
     if count > len(trainable):
-        raise ConfigurationError(f"the model has {len(trainable)} trainable tensors, too few for {count} fragments")
+        raise ConfigurationError(
+            f"the model has {len(trainable)} trainable tensors, too few for {count} fragments"
+        )
     total = sum(tensor.tensor.numel() for tensor in trainable)
     parts: list[list[NamedTensor]] = [[]]
     done = 0
@@ -172,11 +199,15 @@ def _by_module(
     parts: list[list[NamedTensor]] = []
     for number, module in enumerate(modules):
         if not isinstance(module, torch.nn.Module) or id(module) not in inside:
-            raise ConfigurationError(f"fragment {number} ({type(module).__name__}) is not a module of the model")
+            raise ConfigurationError(
+                f"fragment {number} ({type(module).__name__}) is not a module of the model"
+            )
         # pop(): a tensor tied into several fragments belongs to the first, and takes one outer step per cycle.
         part = [known.pop(id(p)) for p in module.parameters() if id(p) in known]
         if not part:
-            raise ConfigurationError(f"fragment {number} ({type(module).__name__}) adds no trainable parameter")
+            raise ConfigurationError(
+                f"fragment {number} ({type(module).__name__}) adds no trainable parameter"
+            )
         parts.append(part)
     if known:
         names = ", ".join(repr(tensor.name) for tensor in known.values())

@@ -66,7 +66,11 @@ class Unsynced:
             if id(tensor) in names:
                 if name != names[id(tensor)]:
                     self.aliases[name] = names[id(tensor)]
-            elif id(tensor) not in own or name.rpartition(".")[2] == _EXTRA_STATE or not _can_be_stored(tensor):
+            elif (
+                id(tensor) not in own
+                or name.rpartition(".")[2] == _EXTRA_STATE
+                or not _can_be_stored(tensor)
+            ):
                 self.omitted.append(name)
             else:
                 names[id(tensor)] = name
@@ -76,7 +80,9 @@ class Unsynced:
         self.layout = Layout(groups, max(1, -(-size // OBJECT_BYTES)))
         self._copied: tuple[int, torch.Tensor] | None = None
 
-    def publish(self, put: Callable[[str, Callable[[], Iterable[Buffer]]], object]) -> dict[str, Any]:
+    def publish(
+        self, put: Callable[[str, Callable[[], Iterable[Buffer]]], object]
+    ) -> dict[str, Any]:
         """Store the values; returns what the run's manifest has to say about them.
 
         Args:
@@ -100,7 +106,10 @@ class Unsynced:
 
     def has_the_layout_of(self, table: Mapping[str, Any]) -> bool:
         """Whether the objects that a run's manifest speaks of are cut like those of this model."""
-        own = {"shards": self.layout.shards if self.tensors else 0, **tensor_table(self.layout, self._segments)}
+        own = {
+            "shards": self.layout.shards if self.tensors else 0,
+            **tensor_table(self.layout, self._segments),
+        }
         return all(table.get(name) == value for name, value in own.items())
 
     def section(self, folder: str, number: int) -> Section:
@@ -119,26 +128,36 @@ class Unsynced:
     def object_bytes(self, number: int) -> int:
         """Size of one of the objects."""
         return (
-            len(self.header(number)) + section_bytes(self.layout, self.section("", number)) + CHECKSUM_BYTES * len(END)
+            len(self.header(number))
+            + section_bytes(self.layout, self.section("", number))
+            + CHECKSUM_BYTES * len(END)
         )
 
     def checksum(self, folder: str, number: int) -> int:
         """Of the values that an object would have if it were written now."""
-        *_, last = section_parts(self.section(folder, number), map(self._chunk, self._chunks(number)))
+        *_, last = section_parts(
+            self.section(folder, number), map(self._chunk, self._chunks(number))
+        )
         self._copied = None
         return int.from_bytes(last[-CHECKSUM_BYTES:], "little")
 
     def read_over(self, number: int, read: Callable[[torch.Tensor], None]) -> None:
         """Have ``read`` fill a buffer with the values of an object, chunk by chunk, and forget them."""
         for piece in self._chunks(number):
-            read(torch.empty(piece.numel, dtype=self.layout.groups[piece.group].dtype, device="cpu"))
+            read(
+                torch.empty(piece.numel, dtype=self.layout.groups[piece.group].dtype, device="cpu")
+            )
 
-    def parts(self, folder: str, number: int, written: Callable[[int], object] = bool) -> Iterator[Buffer]:
+    def parts(
+        self, folder: str, number: int, written: Callable[[int], object] = bool
+    ) -> Iterator[Buffer]:
         """One of the objects. ``written`` gets the checksum of its values when all of it is through."""
         beginning = self.header(number)
         yield beginning
         last: Buffer = b""
-        for last in section_parts(self.section(folder, number), map(self._chunk, self._chunks(number))):
+        for last in section_parts(
+            self.section(folder, number), map(self._chunk, self._chunks(number))
+        ):
             yield last
         self._copied = None
         sums = Sums(int.from_bytes(last[-CHECKSUM_BYTES:], "little"), self.header_checksum(number))
@@ -190,5 +209,9 @@ def unsynced_seed(folder: str, number: int) -> int:
 
 
 def _can_be_stored(tensor: torch.Tensor) -> bool:
-    plain = type(tensor.detach()) is torch.Tensor and tensor.layout is torch.strided and not tensor.is_meta
+    plain = (
+        type(tensor.detach()) is torch.Tensor
+        and tensor.layout is torch.strided
+        and not tensor.is_meta
+    )
     return plain and tensor.dtype in SAFETENSORS_DTYPES

@@ -37,7 +37,12 @@ class UnsyncedWatch:
     """
 
     def __init__(
-        self, store: Patient, timing: Timing, rank: int, table: Mapping[str, Any], own: Unsynced | None
+        self,
+        store: Patient,
+        timing: Timing,
+        rank: int,
+        table: Mapping[str, Any],
+        own: Unsynced | None,
     ) -> None:
         self._store = store
         self._timing = timing
@@ -89,7 +94,9 @@ class UnsyncedWatch:
             if reader.size < len(header):
                 raise CorruptedObjectError(f"{self._origin(key)} is truncated")
             reader.read_into(0, memoryview(header))
-            values = ValuesReader(reader, own.layout, own.section(self._folder, number), self._origin(key))
+            values = ValuesReader(
+                reader, own.layout, own.section(self._folder, number), self._origin(key)
+            )
             own.read_over(number, values.read)
             if bytes(header) != own.header(number) or values.verify() != wanted:
                 raise CorruptedObjectError(f"{self._origin(key)} is not what was written")

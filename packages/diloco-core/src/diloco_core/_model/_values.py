@@ -30,8 +30,10 @@ def named_buffers(model: torch.nn.Module, *, persistent: bool) -> dict[str, torc
     """The buffers that are saved with a model, or those that are not, under all of their names."""
     buffers: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        for name, buffer in module._buffers.items():  # noqa: SLF001 - torch has no other way to ask for the persistent ones
-            if buffer is not None and (name not in module._non_persistent_buffers_set) == persistent:  # noqa: SLF001
+        # torch has no other way to ask for the persistent ones.
+        unsaved = module._non_persistent_buffers_set  # noqa: SLF001
+        for name, buffer in module._buffers.items():  # noqa: SLF001
+            if buffer is not None and (name not in unsaved) == persistent:
                 buffers[f"{prefix}.{name}" if prefix else name] = buffer
     return buffers
 

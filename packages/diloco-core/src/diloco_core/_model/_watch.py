@@ -161,7 +161,9 @@ class ModelWatch:
                 )
         return found
 
-    def _check_names(self, kind: str, known: Mapping[str, _Known], now: Mapping[str, torch.Tensor]) -> None:
+    def _check_names(
+        self, kind: str, known: Mapping[str, _Known], now: Mapping[str, torch.Tensor]
+    ) -> None:
         if known.keys() == now.keys():
             return
         for name in known:
@@ -208,10 +210,14 @@ class ModelWatch:
         for name, known in self._parameters.items():
             if names.setdefault(id(known.tensor), name) == name:
                 tensors.append(known.tensor)
-        for name, buffer in (named_buffers(self._model, persistent=True) if self._synced else {}).items():
+        for name, buffer in (
+            named_buffers(self._model, persistent=True) if self._synced else {}
+        ).items():
             if names.setdefault(id(buffer), name) == name:
                 tensors.append(buffer)
-        addresses = [(address(tensor), tensor.stride()) if address(tensor) else (0, ()) for tensor in tensors]
+        addresses = [
+            (address(tensor), tensor.stride()) if address(tensor) else (0, ()) for tensor in tensors
+        ]
         if addresses == self._addresses:
             return
         overlap = first_overlap(tensors)

@@ -46,7 +46,9 @@ class Fragment:
         steps: Which of this replica's inner steps the contribution covers, or None where it has none to make.
     """
 
-    def __init__(self, name: str, tensors: Sequence[NamedTensor], outer: OuterOptimizer | None, shards: int) -> None:
+    def __init__(
+        self, name: str, tensors: Sequence[NamedTensor], outer: OuterOptimizer | None, shards: int
+    ) -> None:
         self.name = name
         self.tensors = tuple(tensors)
         self.outer = outer
@@ -58,7 +60,9 @@ class Fragment:
         groups, self._segments = arrange(tensors)
         self.layout = Layout(groups, shards)
         self._starts = [[segment.start for segment in segments] for segments in self._segments]
-        self._square_bounds = [_square_bound(g.dtype, s) for g, s in zip(groups, self._segments, strict=True)]
+        self._square_bounds = [
+            _square_bound(g.dtype, s) for g, s in zip(groups, self._segments, strict=True)
+        ]
         self.copy = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in groups]
         self.fingerprint = fingerprint("fragment", name, shards, self.schema())
 
@@ -99,7 +103,9 @@ class Fragment:
             for segment in segments:
                 local, wanted = _ready(segment), copy[segment.start : segment.stop]
                 # Bit by bit, since buffers may hold NaN.
-                if not torch.equal(local.cpu().view(torch.uint8), wanted.to(local.dtype).view(torch.uint8)):
+                if not torch.equal(
+                    local.cpu().view(torch.uint8), wanted.to(local.dtype).view(torch.uint8)
+                ):
                     local.copy_(wanted)
                     if segment.named.rule is Rule.OUTER:
                         changed.append(segment.named.name)
@@ -166,7 +172,8 @@ class Fragment:
     def _is_unchanged(self, piece: Piece) -> bool:
         copy = self.copy[piece.group]
         return all(
-            view(local.cpu()) == view(copy[start:stop].to(local.dtype)) for local, start, stop in self._overlaps(piece)
+            view(local.cpu()) == view(copy[start:stop].to(local.dtype))
+            for local, start, stop in self._overlaps(piece)
         )
 
     def locate(self, piece: Piece, index: int) -> str:
@@ -200,10 +207,16 @@ class Fragment:
             for segment, start, stop in self._parts(piece):
                 dtype = segment.named.tensor.dtype
                 if not values[start - piece.start : stop - piece.start].to(dtype).isfinite().all():
-                    raise NonFiniteUpdateError(segment.named.name, dtype, sync, self._outer_lr(), elastic=self.elastic)
+                    raise NonFiniteUpdateError(
+                        segment.named.name, dtype, sync, self._outer_lr(), elastic=self.elastic
+                    )
         if self.outer is not None and (index := self.outer.not_finite(piece)) is not None:
             raise NonFiniteUpdateError(
-                self.locate(piece, index), values.dtype, sync, self._outer_lr(), elastic=self.elastic
+                self.locate(piece, index),
+                values.dtype,
+                sync,
+                self._outer_lr(),
+                elastic=self.elastic,
             )
 
     def _outer_lr(self) -> float | None:
@@ -233,7 +246,9 @@ class Fragment:
         """Tensors of the outer optimizer for a chunk of an own shard."""
         return {} if self.outer is None else self.outer.tensors(piece)
 
-    def install_outer(self, chunks: Mapping[Piece, Mapping[str, torch.Tensor]], scalars: Mapping[str, float]) -> None:
+    def install_outer(
+        self, chunks: Mapping[Piece, Mapping[str, torch.Tensor]], scalars: Mapping[str, float]
+    ) -> None:
         """Replace the outer optimizer's state of some chunks by what was published."""
         if self.outer is not None:
             for piece, tensors in chunks.items():
@@ -250,7 +265,11 @@ class Fragment:
         for index, group in enumerate(self.layout.groups):
             whole = Piece(index, 0, group.numel)
             if group.rule is Rule.OUTER:
-                found.append(self.contribution(whole, torch.empty(group.numel, dtype=group.dtype, device="cpu")).neg_())
+                found.append(
+                    self.contribution(
+                        whole, torch.empty(group.numel, dtype=group.dtype, device="cpu")
+                    ).neg_()
+                )
             else:
                 found.append(torch.empty(0, device="cpu"))
         return found
@@ -283,7 +302,10 @@ class Fragment:
 
 def _square_bound(dtype: torch.dtype, segments: Sequence[Segment]) -> float:
     """What the sum of a chunk's squares must be less than, so that all of its values are finite in the model's dtypes."""
-    narrowest = min((_ROUNDS_TO_INFINITY.get(s.named.tensor.dtype, math.inf) for s in segments), default=math.inf)
+    narrowest = min(
+        (_ROUNDS_TO_INFINITY.get(s.named.tensor.dtype, math.inf) for s in segments),
+        default=math.inf,
+    )
     return min(narrowest**2, torch.finfo(dtype).max) if dtype.is_floating_point else math.inf
 
 

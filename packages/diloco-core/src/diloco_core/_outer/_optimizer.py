@@ -23,7 +23,10 @@ if TYPE_CHECKING:
 
 
 def outer_factory(
-    optimizer: OuterOptimizerFactory | None, lr: float | None, momentum: float | None, nesterov: bool | None
+    optimizer: OuterOptimizerFactory | None,
+    lr: float | None,
+    momentum: float | None,
+    nesterov: bool | None,
 ) -> OuterOptimizerFactory:
     """What makes the outer optimizer: the caller's own function, or SGD in its fused form (one pass over the memory).
 
@@ -57,7 +60,9 @@ def outer_factory(
         raise ConfigurationError(f"outer_lr must be positive, not {lr}; usual are 0.4 to 1.0")
     if not 0 <= momentum < 1:
         raise ConfigurationError(f"outer_momentum must be in [0, 1), not {momentum}; usual is 0.9")
-    return partial(torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True)
+    return partial(
+        torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True
+    )
 
 
 class OuterOptimizer:
@@ -92,7 +97,10 @@ class OuterOptimizer:
         group = self._optimizer.param_groups[0]
         # A function's text would name an address in memory.
         values = {key: _text(value) for key, value in group.items() if key != "params"}
-        return {"outer_optimizer": self.name, **{f"outer_{key}": value for key, value in sorted(values.items())}}
+        return {
+            "outer_optimizer": self.name,
+            **{f"outer_{key}": value for key, value in sorted(values.items())},
+        }
 
     @property
     def lr(self) -> float:
@@ -115,7 +123,9 @@ class OuterOptimizer:
         if isinstance(self._optimizer, torch.optim.SGD):
             return None
         for values in self.tensors(piece).values():
-            if not math.isfinite(values.sum().item()) and not bool((finite := values.isfinite()).all()):
+            if not math.isfinite(values.sum().item()) and not bool(
+                (finite := values.isfinite()).all()
+            ):
                 return int(finite.logical_not().nonzero()[0].item())
         return None
 
@@ -139,10 +149,16 @@ class OuterOptimizer:
     def scalars(self, piece: Piece) -> dict[str, float]:
         """State of a chunk that is one number, such as a step count. Empty before its first step."""
         state = self.state(piece)
-        return {name: float(v) for name, v in state.items() if v is not None and not _is_elementwise(v)}
+        return {
+            name: float(v) for name, v in state.items() if v is not None and not _is_elementwise(v)
+        }
 
     def install(
-        self, piece: Piece, values: torch.Tensor, tensors: Mapping[str, torch.Tensor], scalars: Mapping[str, float]
+        self,
+        piece: Piece,
+        values: torch.Tensor,
+        tensors: Mapping[str, torch.Tensor],
+        scalars: Mapping[str, float],
     ) -> None:
         """Replace the state of a chunk; ``values`` is the flat view that is stepped, ``tensors`` are taken over."""
         self.forget([piece])
@@ -160,7 +176,8 @@ class OuterOptimizer:
     def state_dict(self) -> dict[str, Any]:
         """All of its state: the ranges it covers (group, start, stop), their tensors, and the scalars."""
         ranges = [
-            {"range": [piece.group, piece.start, piece.stop], "tensors": self.tensors(piece)} for piece in self._chunks
+            {"range": [piece.group, piece.start, piece.stop], "tensors": self.tensors(piece)}
+            for piece in self._chunks
         ]
         return {
             "ranges": ranges or self._loaded.get("ranges", []),
@@ -185,8 +202,12 @@ class OuterOptimizer:
             if group == piece.group and start < stop:
                 done += stop - start
                 for name, values in entry["tensors"].items():
-                    target = state.setdefault(name, torch.empty_like(parameter, requires_grad=False))
-                    target[start - piece.start : stop - piece.start] = values[start - first : stop - first]
+                    target = state.setdefault(
+                        name, torch.empty_like(parameter, requires_grad=False)
+                    )
+                    target[start - piece.start : stop - piece.start] = values[
+                        start - first : stop - first
+                    ]
         if done != piece.numel:
             raise ConfigurationError(
                 "the loaded state holds the outer optimizer's state for other shards: load the state that was saved by "
@@ -229,7 +250,9 @@ def _is_elementwise(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.dim() == 1
 
 
-def make(factory: OuterOptimizerFactory, parameters: list[torch.nn.Parameter]) -> torch.optim.Optimizer:
+def make(
+    factory: OuterOptimizerFactory, parameters: list[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
     """An optimizer of some parameters, looked at before it is used.
 
     Raises:
@@ -243,12 +266,16 @@ def make(factory: OuterOptimizerFactory, parameters: list[torch.nn.Parameter]) -
             f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise ConfigurationError(f"outer_optimizer must make a torch.optim.Optimizer, not {kind_of(optimizer)}")
+        raise ConfigurationError(
+            f"outer_optimizer must make a torch.optim.Optimizer, not {kind_of(optimizer)}"
+        )
     name = type(optimizer).__name__
     if len(optimizer.param_groups) != 1:
         raise ConfigurationError(f"the outer optimizer {name} must have one parameter group")
     group = optimizer.param_groups[0]
-    if [id(parameter) for parameter in group["params"]] != [id(parameter) for parameter in parameters]:
+    if [id(parameter) for parameter in group["params"]] != [
+        id(parameter) for parameter in parameters
+    ]:
         raise ConfigurationError(
             f"the outer optimizer {name} does not hold the parameters that it was to be made of: make a new one at every "
             "call, of the list that is passed in"

@@ -48,7 +48,9 @@ def try_out(factory: OuterOptimizerFactory) -> None:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         chance = torch.Generator("cpu").manual_seed(_SEED)
         start = torch.randn(_NUMEL, generator=chance, dtype=torch.float32)
-        gradients = [torch.randn(_NUMEL, generator=chance, dtype=torch.float32) * scale for scale in _SCALES]
+        gradients = [
+            torch.randn(_NUMEL, generator=chance, dtype=torch.float32) * scale for scale in _SCALES
+        ]
         whole = _walk_whole(factory, start, gradients)
         values = start.clone()
         outer = OuterOptimizer(factory)

@@ -51,7 +51,11 @@ class StoreModel:
                 check_positive(name, getattr(self, name), " of requests per second, or None")
         for name in ("first_byte", "put", "poll", "put_price", "get_price"):
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+            if (
+                isinstance(value, bool)
+                or not isinstance(value, (int, float))
+                or not 0 <= value < math.inf
+            ):
                 raise ConfigurationError(f"{name} must be a number, 0 or more, not {value!r}")
 
     def latency(self, kind: str) -> float:
@@ -130,7 +134,9 @@ class Costs:
         received: Bytes that a replica receives.
     """
 
-    def __init__(self, store: StoreModel, transfer: Transfer, replicas: int, bandwidth: float) -> None:
+    def __init__(
+        self, store: StoreModel, transfer: Transfer, replicas: int, bandwidth: float
+    ) -> None:
         self.store = store
         self.transfer = transfer
         self.replicas = replicas
@@ -159,7 +165,13 @@ class Costs:
         self._queues = _Queue(), _Queue()
 
     def ask(
-        self, kind: str, count: float = 1, *, by: float | None = None, times: float = 1.0, at_once: int = 1
+        self,
+        kind: str,
+        count: float = 1,
+        *,
+        by: float | None = None,
+        times: float = 1.0,
+        at_once: int = 1,
     ) -> None:
         """Small requests.
 
@@ -198,7 +210,9 @@ class Costs:
         """Create objects that must not be there, each with one request, of which so many go up at the same time."""
         self.sent += objects * size * times
         rounds = _rounds(objects, at_once)
-        seconds = max(rounds * self._one("PUT", size), self.store.put + objects * size / self.bandwidth)
+        seconds = max(
+            rounds * self._one("PUT", size), self.store.put + objects * size / self.bandwidth
+        )
         self._step("PUT", objects, seconds, rounds, times=times)
 
     def read(self, ranges: Ranges, budget: float) -> None:
@@ -223,23 +237,37 @@ class Costs:
         self.sent += shards * published
         self._step("PUT", shards, 0.0, math.ceil(shards / at_once))
         rounds = shards * ranges.count / self._reading(ranges, self.transfer.budget_bytes)[0]
-        self._step("GET", shards * ranges.count, self._pipelined(shards, ranges, published, at_once), rounds)
+        self._step(
+            "GET",
+            shards * ranges.count,
+            self._pipelined(shards, ranges, published, at_once),
+            rounds,
+        )
 
     def _pipelined(self, shards: int, ranges: Ranges, published: float, at_once: int) -> float:
         """Seconds for the reads and uploads of some shards, one after another, with the uploads in the background."""
         if shards > _STEADY:
-            first, second = (self._pipelined(count, ranges, published, at_once) for count in (_STEADY // 2, _STEADY))
+            first, second = (
+                self._pipelined(count, ranges, published, at_once)
+                for count in (_STEADY // 2, _STEADY)
+            )
             return second + (shards - _STEADY) * (second - first) / (_STEADY - _STEADY // 2)
         budget = self.transfer.budget_bytes
         together, each = self._reading(ranges, budget)
-        per_byte = max(1 / self.bandwidth, each / together * ranges.count / ranges.size) if ranges.count else 0.0
+        per_byte = (
+            max(1 / self.bandwidth, each / together * ranges.count / ranges.size)
+            if ranges.count
+            else 0.0
+        )
         read = ranges.size * per_byte
         updated = max(read, _rounds(ranges.count, together) * each)
         uploaded: list[float] = []
         for number in range(shards):
             if number:
                 # Reading goes on while an upload is waited for, as far as there is memory.
-                read = max(read + ranges.size * per_byte, updated + (ranges.size - budget) * per_byte)
+                read = max(
+                    read + ranges.size * per_byte, updated + (ranges.size - budget) * per_byte
+                )
                 updated = max(read, updated)
             if number >= at_once:
                 updated = max(updated, uploaded[number - at_once])
@@ -259,10 +287,19 @@ class Costs:
 
     def _one(self, kind: str, size: float) -> float:
         """Seconds of a request that moves so many bytes."""
-        return self.store.latency(kind) + size / min(self.store.connection_bandwidth, self.bandwidth)
+        return self.store.latency(kind) + size / min(
+            self.store.connection_bandwidth, self.bandwidth
+        )
 
     def _step(
-        self, kind: str, count: float, alone: float, rounds: float, *, by: float | None = None, times: float = 1.0
+        self,
+        kind: str,
+        count: float,
+        alone: float,
+        rounds: float,
+        *,
+        by: float | None = None,
+        times: float = 1.0,
     ) -> None:
         """All replicas (or so many) send requests of one kind, which takes each of them so long."""
         senders = self.replicas if by is None else by

@@ -18,7 +18,9 @@ _MANY = 128  # replicas
 _FAIR_BYTES = 4 * 2**20  # of a shard: its transfer takes longer than the latency of its request
 
 
-def limits(topology: str, costs: Costs, unlimited: Costs, model: Model, better: str = "") -> tuple[str, ...]:
+def limits(
+    topology: str, costs: Costs, unlimited: Costs, model: Model, better: str = ""
+) -> tuple[str, ...]:
     """What is to be said of a sync.
 
     Args:

@@ -21,7 +21,13 @@ if TYPE_CHECKING:
 
 _WINDOW = 16  # blocks that are looked at to see how chunks fill them
 _SECTIONS = 32  # of a header that are written down to see how long they are
-_METADATA = {"diloco": "delta", "name": "model", "fingerprint": 32 * "0", "sync": "1000", "rank": "100"}
+_METADATA = {
+    "diloco": "delta",
+    "name": "model",
+    "fingerprint": 32 * "0",
+    "sync": "1000",
+    "rank": "100",
+}
 
 
 @dataclass(frozen=True)
@@ -43,7 +49,9 @@ class Model:
     transfer: Transfer
 
     @classmethod
-    def of(cls, values: float, outer_state: float, replicas: int, transfer: Transfer, *, strict: bool) -> Model:
+    def of(
+        cls, values: float, outer_state: float, replicas: int, transfer: Transfer, *, strict: bool
+    ) -> Model:
         """What a strict or an elastic run syncs."""
         shards = replicas if strict else shards_of(math.ceil(values), replicas)
         return cls(values, outer_state, replicas, shards, transfer)
@@ -58,7 +66,10 @@ class Model:
         """Size of a published shard."""
         tensors = math.ceil(self.outer_state / self.values)
         piece = (Piece(0, 0, self._layout.groups[0].numel),)
-        sections = [*(Section(f"outer.{number}", piece, 0) for number in range(tensors)), Section("values", piece, 0)]
+        sections = [
+            *(Section(f"outer.{number}", piece, 0) for number in range(tensors)),
+            Section("values", piece, 0),
+        ]
         beginning = header(self._layout, [*sections, *END], _METADATA)
         sums = CHECKSUM_BYTES * (len(sections) + len(END))
         return len(beginning) + (self.values + self.outer_state) / self.shards + sums
@@ -67,7 +78,9 @@ class Model:
     def adopted(self) -> Ranges:
         """What is read of a published shard: its values, and the checksums after them."""
         size = self.shard + CHECKSUM_BYTES * (1 + len(END))
-        return Ranges(math.ceil(size / self.transfer.block_bytes), size, min(size, self.transfer.block_bytes))
+        return Ranges(
+            math.ceil(size / self.transfer.block_bytes), size, min(size, self.transfer.block_bytes)
+        )
 
     @property
     def gathered(self) -> Ranges:
@@ -91,10 +104,17 @@ class Model:
         some = range(middle, min(middle + _SECTIONS, self.shards))
         written = [Section(f"shard.{number}", self._layout.shard(number), 0) for number in some]
         least = len(header(self._layout, [before], _METADATA))
-        return least + (len(header(self._layout, [before, *written], _METADATA)) - least) / len(some) * sections
+        return (
+            least
+            + (len(header(self._layout, [before, *written], _METADATA)) - least)
+            / len(some)
+            * sections
+        )
 
     @cached_property
     def _layout(self) -> Layout:
         # Of whichever dtype: only bytes count.
-        values = Group(torch.float32, max(1, round(self.values / torch.float32.itemsize)), Rule.OUTER)
+        values = Group(
+            torch.float32, max(1, round(self.values / torch.float32.itemsize)), Rule.OUTER
+        )
         return Layout((values,), self.shards)

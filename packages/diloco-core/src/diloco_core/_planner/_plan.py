@@ -115,34 +115,61 @@ def plan_exchange(
     if not isinstance(transfer, Transfer):
         raise ConfigurationError(f"transfer must be a Transfer, not {kind_of(transfer)}")
     transfer.check_memory()
-    for name, value in (("params", params), ("bandwidth", bandwidth), ("bytes_per_param", bytes_per_param)):
+    for name, value in (
+        ("params", params),
+        ("bandwidth", bandwidth),
+        ("bytes_per_param", bytes_per_param),
+    ):
         check_positive(name, value)
     check_whole("replicas", replicas)
     check_whole("publish_every", publish_every)
-    if isinstance(outer_state, bool) or not isinstance(outer_state, (int, float)) or not 0 <= outer_state < math.inf:
-        raise ConfigurationError(f"outer_state must be a number of tensors, 0 or more, not {outer_state!r}")
+    if (
+        isinstance(outer_state, bool)
+        or not isinstance(outer_state, (int, float))
+        or not 0 <= outer_state < math.inf
+    ):
+        raise ConfigurationError(
+            f"outer_state must be a number of tensors, 0 or more, not {outer_state!r}"
+        )
     if not isinstance(strict, bool):
         raise ConfigurationError(f"strict must be True or False, not {strict!r}")
     if strict and topology == "gather":
         raise ConfigurationError("strict runs are sharded: topology='gather' is for elastic ones")
     if topology not in {"auto", *TOPOLOGIES}:
-        raise ConfigurationError(f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}")
+        raise ConfigurationError(
+            f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}"
+        )
     size = params * bytes_per_param
     model = Model.of(size, size * outer_state, replicas, transfer, strict=strict)
     syncs: dict[str, Callable[[StoreModel, float], Costs]] = (
         {"sharded": partial(strict_sync, model)}
         if strict
-        else {"sharded": partial(sharded_sync, model), "gather": partial(gather_sync, model, publish_every)}
+        else {
+            "sharded": partial(sharded_sync, model),
+            "gather": partial(gather_sync, model, publish_every),
+        }
     )
     costs = {name: sync(store, bandwidth) for name, sync in syncs.items()}
     quickest = min(costs, key=lambda name: costs[name].seconds)
     chosen = quickest if topology == "auto" else topology
     unlimited = syncs[chosen](replace(store, reads=None, writes=None), bandwidth)
-    better = "" if chosen == quickest else f"{quickest!r}: such a sync takes {costs[quickest].seconds:.3g} s"
-    return _plan(chosen, costs[chosen], model, params, limits(chosen, costs[chosen], unlimited, model, better))
+    better = (
+        ""
+        if chosen == quickest
+        else f"{quickest!r}: such a sync takes {costs[quickest].seconds:.3g} s"
+    )
+    return _plan(
+        chosen,
+        costs[chosen],
+        model,
+        params,
+        limits(chosen, costs[chosen], unlimited, model, better),
+    )
 
 
-def _plan(topology: str, costs: Costs, model: Model, params: float, said: tuple[str, ...]) -> ExchangePlan:
+def _plan(
+    topology: str, costs: Costs, model: Model, params: float, said: tuple[str, ...]
+) -> ExchangePlan:
     store, count = costs.store, costs.requests
     dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
     return ExchangePlan(
@@ -155,7 +182,9 @@ def _plan(topology: str, costs: Costs, model: Model, params: float, said: tuple[
         lists=count["LIST"],
         deletes=count["DELETE"],
         cost=model.replicas * dollars,
-        memory_bytes=4 * params + model.values + model.outer_state / (1 if topology == "gather" else model.replicas),
+        memory_bytes=4 * params
+        + model.values
+        + model.outer_state / (1 if topology == "gather" else model.replicas),
         limits=said,
         longest_part=costs.longest_part,
     )

@@ -66,7 +66,9 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
     now_and_then = 1 / publish_every
     _commit(costs, model, budget)
     # In one sync the state is published; in the next one it is looked at, and a record says that it is there.
-    costs.create(model.shards / n, model.published, creates_at_once(model.transfer), times=now_and_then)
+    costs.create(
+        model.shards / n, model.published, creates_at_once(model.transfer), times=now_and_then
+    )
     costs.list(model.shards, by=1, times=now_and_then)
     costs.ask("GET", model.shards, by=1, times=now_and_then, at_once=model.transfer.connections)
     costs.ask("PUT", by=1, times=now_and_then)
@@ -80,7 +82,8 @@ def _commit(costs: Costs, model: Model, budget: int) -> None:
     # Whether others have gone on without this replica, whether its rank is still its own, and the first again.
     costs.ask("GET", 3)
     costs.upload(
-        model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards), parts_at_once(model.transfer, budget)
+        model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards),
+        parts_at_once(model.transfer, budget),
     )
     costs.meet()
     costs.list(model.replicas)
@@ -90,7 +93,9 @@ def _commit(costs: Costs, model: Model, budget: int) -> None:
     costs.ask("GET", 2, times=1 / WATCH_EVERY)  # the manifest and the own claim
 
 
-def _collect(costs: Costs, model: Model, *, states: float, contributions: float, deletes: float) -> None:
+def _collect(
+    costs: Costs, model: Model, *, states: float, contributions: float, deletes: float
+) -> None:
     """One replica removes what nobody needs: so many states and contributions of every replica are there."""
     costs.list(states * model.shards, by=1)
     costs.list(contributions * model.replicas, by=1)

@@ -43,7 +43,10 @@ class ObjectReader(Protocol):
     def __enter__(self) -> Self: ...
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None: ...
 
 
@@ -188,7 +191,9 @@ def too_large(origin: str, size: int, largest: int) -> CorruptedObjectError:
     )
 
 
-def creates_once(store: Store, attempt: Callable[[Callable[[], bool]], bool] = lambda act: act()) -> bool:
+def creates_once(
+    store: Store, attempt: Callable[[Callable[[], bool]], bool] = lambda act: act()
+) -> bool:
     """Whether the store keeps its promise of :meth:`Store.create`.
 
     Some accept conditional writes and ignore them, which two creates show. Some drivers look first and write then, which no

@@ -149,6 +149,13 @@ def _chain(error: BaseException | None) -> Iterator[BaseException]:
 def _secret_uris(uri: str) -> list[str]:
     values = [os.environ[name] for name in _SECRETS if os.environ.get(name)]
     # A connection string is made of several values; whole, it would hardly ever be found.
-    values += [value for text in values for part in text.split(";") if (value := part.partition("AccountKey=")[2])]
-    urls = [os.environ[name] for names in _ENDPOINTS.values() for name in names if os.environ.get(name)]
+    values += [
+        value
+        for text in values
+        for part in text.split(";")
+        if (value := part.partition("AccountKey=")[2])
+    ]
+    urls = [
+        os.environ[name] for names in _ENDPOINTS.values() for name in names if os.environ.get(name)
+    ]
     return [uri, *urls, *(f"secret://:{value}@" for value in values)]

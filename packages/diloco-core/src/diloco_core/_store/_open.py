@@ -21,7 +21,11 @@ _S3 = {"s3", "s3a"}
 
 
 def open_store(
-    uri: str, *, reading: bool = False, within: float | None = None, transfer: Transfer | None = None
+    uri: str,
+    *,
+    reading: bool = False,
+    within: float | None = None,
+    transfer: Transfer | None = None,
 ) -> Store:
     """The store for a URI, opened and tried out.
 
@@ -39,10 +43,14 @@ def open_store(
         MissingDependencyError: The driver of the scheme is not installed.
     """
     if not isinstance(uri, str) or not uri.strip():
-        raise ConfigurationError(f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}")
+        raise ConfigurationError(
+            f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}"
+        )
     check_uri(uri)
     check_endpoint(uri.rpartition("://")[0].rpartition("::")[2].rpartition("+")[2])
-    return in_time(lambda: _opened(uri, reading, transfer), uri, OPENING_SECONDS if within is None else within)
+    return in_time(
+        lambda: _opened(uri, reading, transfer), uri, OPENING_SECONDS if within is None else within
+    )
 
 
 def _opened(uri: str, reading: bool, transfer: Transfer | None) -> Store:

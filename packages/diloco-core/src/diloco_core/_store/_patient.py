@@ -47,7 +47,11 @@ class Patient:
         self._downtime = Downtime(timing.clock)
         # Pauses without chance, so that simulated runs can be repeated.
         self._retries = Retries(
-            first_pause=PAUSES[0], longest_pause=PAUSES[-1], clock=timing.clock, sleep=timing.sleep, jitter=lambda: 1.0
+            first_pause=PAUSES[0],
+            longest_pause=PAUSES[-1],
+            clock=timing.clock,
+            sleep=timing.sleep,
+            jitter=lambda: 1.0,
         )
 
     @property
@@ -71,7 +75,9 @@ class Patient:
         except ObjectNotFoundError:
             return None
 
-    def read(self, key: str, use: Callable[[ObjectReader], T], opened: ObjectReader | None = None) -> T | None:
+    def read(
+        self, key: str, use: Callable[[ObjectReader], T], opened: ObjectReader | None = None
+    ) -> T | None:
         """What ``use`` makes of an open object; it may be called again from the start.
 
         ``opened`` is the object where it is open already; it is closed.
@@ -124,7 +130,9 @@ class Patient:
             nonlocal tries
             tries += 1
             # What lasts may still pass at once, as when somebody is just mending the rights of a folder.
-            if not isinstance(error, StoreUnavailableError) or (error.lasting and tries > len(PAUSES)):
+            if not isinstance(error, StoreUnavailableError) or (
+                error.lasting and tries > len(PAUSES)
+            ):
                 return False
             notices.failed(str(error))
             return True
@@ -136,6 +144,10 @@ class Patient:
             waited = self._retries.clock() - start
             if waited < _WORTH_SAYING:
                 raise
-            why = ", and no longer, since this does not pass until somebody mends its cause" if error.lasting else ""
+            why = (
+                ", and no longer, since this does not pass until somebody mends its cause"
+                if error.lasting
+                else ""
+            )
             text = f"{str(error).rstrip('.')}. It was tried again for {waited:.0f} s{why}."
             raise StoreUnavailableError(text, lasting=error.lasting) from error

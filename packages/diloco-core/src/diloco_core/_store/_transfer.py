@@ -77,7 +77,9 @@ class Transfer:
             )
         least = 2 * max(self.block_bytes, PART_BYTES)
         if self.budget_bytes < least:
-            advice = " Raise it, or make block_bytes smaller." if self.block_bytes > PART_BYTES else ""
+            advice = (
+                " Raise it, or make block_bytes smaller." if self.block_bytes > PART_BYTES else ""
+            )
             raise ConfigurationError(
                 f"budget_bytes must be at least {least}, not {self.budget_bytes}: it has to hold two blocks "
                 f"({self.block_bytes} bytes each) and two parts of an upload ({PART_BYTES} bytes each).{advice}"

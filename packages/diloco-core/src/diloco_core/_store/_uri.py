@@ -23,7 +23,8 @@ _S3 = _Places(
     "in AWS_ENDPOINT_URL",
 )
 _GS = _Places(
-    "in the file that GOOGLE_APPLICATION_CREDENTIALS names, or in what the machine provides", "in STORAGE_EMULATOR_HOST"
+    "in the file that GOOGLE_APPLICATION_CREDENTIALS names, or in what the machine provides",
+    "in STORAGE_EMULATOR_HOST",
 )
 _AZ = _Places(
     "in AZURE_STORAGE_CONNECTION_STRING, or in AZURE_STORAGE_ACCOUNT_NAME with AZURE_STORAGE_ACCOUNT_KEY or "
@@ -85,9 +86,13 @@ def _check_path(path: str) -> None:
     advice = "Where it is meant to be a folder, give its path from the root on, with one slash at its beginning."
     if scheme is not None and (scheme[3] or scheme[2] in known_implementations):
         meant = redact_uri(f"{scheme[1]}://{path[scheme.end() :].lstrip('/')}")
-        raise ConfigurationError(f"{shown!r} looks like a URI with a slash too few: write {meant}. {advice}")
+        raise ConfigurationError(
+            f"{shown!r} looks like a URI with a slash too few: write {meant}. {advice}"
+        )
     if shown != path:
-        raise ConfigurationError(f"{shown!r} looks like a URI with a user or a password, and has no scheme. {advice}")
+        raise ConfigurationError(
+            f"{shown!r} looks like a URI with a user or a password, and has no scheme. {advice}"
+        )
 
 
 def _check(shown: str, scheme: str, rest: str, places: _Places) -> None:
@@ -106,7 +111,9 @@ def _check(shown: str, scheme: str, rest: str, places: _Places) -> None:
             )
     bucket, _, folder = rest.partition("/")
     if not bucket:
-        raise ConfigurationError(f"{shown!r} names no bucket: a prefix is written {scheme}://bucket/folder")
+        raise ConfigurationError(
+            f"{shown!r} names no bucket: a prefix is written {scheme}://bucket/folder"
+        )
     if _PORT.fullmatch(bucket):
         raise ConfigurationError(
             f"{shown!r} has a port, which the driver for {scheme}:// does not obey: a bucket comes first, as in "

@@ -42,7 +42,9 @@ class DeltaPlan:
         first: Whether it is rank 0's, which alone sends what only the first one's values are taken of.
     """
 
-    def __init__(self, layout: Layout, world_size: int, chunk_bytes: int, carried: int, *, first: bool) -> None:
+    def __init__(
+        self, layout: Layout, world_size: int, chunk_bytes: int, carried: int, *, first: bool
+    ) -> None:
         self.layout = layout
         self._world_size = world_size
         self._sections: list[Section] = []
@@ -78,7 +80,9 @@ class DeltaFile:
         metadata: For people and other tools.
     """
 
-    def __init__(self, plan: DeltaPlan, rank: int, seed: Callable[[int], int], metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self, plan: DeltaPlan, rank: int, seed: Callable[[int], int], metadata: Mapping[str, str]
+    ) -> None:
         self.layout = plan.layout
         self._plan = plan
         self._rank = rank
@@ -108,7 +112,9 @@ class DeltaFile:
                 sums.append(digest.intdigest())
                 left -= len(buffer)
                 yield buffer
-            table = b"".join(value.to_bytes(CHECKSUM_BYTES, "little") for value in sums or [digest.intdigest()])
+            table = b"".join(
+                value.to_bytes(CHECKSUM_BYTES, "little") for value in sums or [digest.intdigest()]
+            )
             yield bytes(left - len(table)) + table
 
 
@@ -127,7 +133,9 @@ class ShardDelta:
         CorruptedObjectError: The file has not the size that it should have.
     """
 
-    def __init__(self, store: Patient, key: str, size: int, file: DeltaFile, shard: int, timing: Timing) -> None:
+    def __init__(
+        self, store: Patient, key: str, size: int, file: DeltaFile, shard: int, timing: Timing
+    ) -> None:
         section = file.section(shard)
         self._store = store
         self._key = key
@@ -139,7 +147,9 @@ class ShardDelta:
         self._end = self._offset + sum(map(file.layout.piece_bytes, section.pieces))
         self._stop = self._offset + section_bytes(file.layout, section)
         if self._offset < 0:
-            raise CorruptedObjectError(f"{self._origin}: the object has {size} bytes: it is truncated.")
+            raise CorruptedObjectError(
+                f"{self._origin}: the object has {size} bytes: it is truncated."
+            )
         self._table = b""
         self._hash = xxhash.xxh3_64(seed=section.seed)
         self._sums = section.sums
@@ -187,7 +197,9 @@ class ShardDelta:
             digest = self._hash.copy()
             digest.update(buffer)
             start = self._chunks * CHECKSUM_BYTES
-            if digest.intdigest() != int.from_bytes(self._table[start : start + CHECKSUM_BYTES], "little"):
+            if digest.intdigest() != int.from_bytes(
+                self._table[start : start + CHECKSUM_BYTES], "little"
+            ):
                 raise CorruptedObjectError(
                     f"{self._origin}: a checksum is wrong. The object was damaged, or written for another run, model or sync."
                 )
@@ -206,13 +218,18 @@ class ShardDelta:
     def _opened(self) -> ObjectReader:
         if self._reader is None:
             self._reader = reader = self._store.store.open(self._key, self._size)
-            self._expect = reader.expect if isinstance(reader, ReadsAhead) else None  # asked once: that is slow
+            self._expect = (
+                reader.expect if isinstance(reader, ReadsAhead) else None
+            )  # asked once: that is slow
         return self._reader
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

@@ -125,11 +125,27 @@ class ObjectStoreExchange:
             outer_state=schema.outer_state,
         )
         store, timing, liveness = self._store, self._timing, self._liveness
-        own = claim(store, self.rank, self.world_size, self.run_id, self._nonce, schema, self._chunk_bytes, timing)
+        own = claim(
+            store,
+            self.rank,
+            self.world_size,
+            self.run_id,
+            self._nonce,
+            schema,
+            self._chunk_bytes,
+            timing,
+        )
         self._claim = own
         try:
             liveness.start()
-            run = meet(store, own, schema, timing, liveness.check_failures, lambda c: liveness.know(c.rank, c.nonce))
+            run = meet(
+                store,
+                own,
+                schema,
+                timing,
+                liveness.check_failures,
+                lambda c: liveness.know(c.rank, c.nonce),
+            )
             if self.rank == 0:
                 unsynced = {} if schema.unsynced is None else schema.unsynced.publish(self._put)
                 record = manifest(self.run_id, run, self.world_size, schema, unsynced)
@@ -222,7 +238,9 @@ class ObjectStoreExchange:
         """Whether the rank's place in the run is this replica's, or free: a note must not end somebody else's run."""
         if self._claim is not None:
             return self._is_claimed()
-        return not isinstance(error, RunExistsError) and self._store.get(claim_key(self.rank)) is None
+        return (
+            not isinstance(error, RunExistsError) and self._store.get(claim_key(self.rank)) is None
+        )
 
     def _is_claimed(self) -> bool:
         """Whether the rank's place is still this replica's: a process of an earlier run must not end a later one."""
@@ -236,4 +254,6 @@ class ObjectStoreExchange:
 
     def _check_open(self) -> None:
         if self._ended:
-            raise SyncError(f"this exchange has ended: it {self._ended}. Start a new run on a new prefix.")
+            raise SyncError(
+                f"this exchange has ended: it {self._ended}. Start a new run on a new prefix."
+            )

@@ -36,7 +36,9 @@ _READS_AT_ONCE = 16
 class Liveness:
     """Beats and notes of one replica, and what it knows of the others'. One observer thread; the beat has its own."""
 
-    def __init__(self, store: Patient, rank: int, world_size: int, timing: Timing, nonce: str) -> None:
+    def __init__(
+        self, store: Patient, rank: int, world_size: int, timing: Timing, nonce: str
+    ) -> None:
         self._store = store
         self._rank = rank
         self._nonce = nonce
@@ -62,7 +64,9 @@ class Liveness:
     def start(self) -> None:
         """Begin to beat, from a daemon thread."""
         self._beat(0)
-        self._thread = threading.Thread(target=self._run, name=f"diloco-beat-{self._rank}", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, name=f"diloco-beat-{self._rank}", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -99,7 +103,11 @@ class Liveness:
             if last is None or (own and beat != last):
                 self._seen[rank] = (beat, now)
             elif now - since > self._timing.lost_after:
-                unread = " It has left a note of its end, which is damaged." if rank in self._unreadable else ""
+                unread = (
+                    " It has left a note of its end, which is damaged."
+                    if rank in self._unreadable
+                    else ""
+                )
                 raise ReplicaLostError(
                     f"rank {rank} has shown no sign of life for {now - since:.0f} s, so {what} cannot be completed. "
                     f"Its process or machine is gone, or it cannot reach the store: look at its logs.{unread}",
@@ -118,7 +126,9 @@ class Liveness:
             for rank in noted_ranks(self._store.list("notes/"))
             if rank != self._rank and rank < self._world_size and rank not in self._endings
         ]
-        for _ in in_parallel(self._store.store, (partial(self._read_note, rank) for rank in noted), _READS_AT_ONCE):
+        for _ in in_parallel(
+            self._store.store, (partial(self._read_note, rank) for rank in noted), _READS_AT_ONCE
+        ):
             pass
         error = conclude(self._endings, missing, self._rank, progress)
         if error is not None:
@@ -169,7 +179,9 @@ class Liveness:
         return chosen
 
     def _read_beats(self, ranks: Iterable[int]) -> Iterator[bytes]:
-        return in_parallel(self._store.store, (partial(self._read_beat, rank) for rank in ranks), _READS_AT_ONCE)
+        return in_parallel(
+            self._store.store, (partial(self._read_beat, rank) for rank in ranks), _READS_AT_ONCE
+        )
 
     def _read_beat(self, rank: int) -> bytes:
         try:

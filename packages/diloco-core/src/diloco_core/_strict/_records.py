@@ -207,7 +207,12 @@ def commit(sync: int, name: str, members: Sequence[str]) -> bytes:
 
 
 def check_commit(
-    data: bytes, sync: int, name: str, world_size: int, carried: Callable[[int, str], int | None], origin: str
+    data: bytes,
+    sync: int,
+    name: str,
+    world_size: int,
+    carried: Callable[[int, str], int | None],
+    origin: str,
 ) -> list[str]:
     """The keys of the contributions that a stored commit record names, in rank order.
 
@@ -227,14 +232,22 @@ def check_commit(
     fields = Fields(unseal("commit", commit_key(sync), data, origin), origin)
     fields.agree("sync", sync)
     members = [member.text("key") for member in fields.parts("members")]
-    if len(members) != world_size or any(carried(rank, key) is None for rank, key in enumerate(members)):
-        raise MismatchError(f"{origin} names other members than this run has: give every run a prefix of its own")
+    if len(members) != world_size or any(
+        carried(rank, key) is None for rank, key in enumerate(members)
+    ):
+        raise MismatchError(
+            f"{origin} names other members than this run has: give every run a prefix of its own"
+        )
     if data != commit(sync, name, members):
-        raise MismatchError(f"{origin} is not what the replicas of this run write: give every run a prefix of its own")
+        raise MismatchError(
+            f"{origin} is not what the replicas of this run write: give every run a prefix of its own"
+        )
     return members
 
 
-def manifest(run_id: str, run: str, world_size: int, schema: Schema, unsynced: Mapping[str, Any]) -> bytes:
+def manifest(
+    run_id: str, run: str, world_size: int, schema: Schema, unsynced: Mapping[str, Any]
+) -> bytes:
     """The manifest as stored: what the run is, for people and for ``export``.
 
     Args:

@@ -8,7 +8,13 @@ import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
-from .._errors import CorruptedObjectError, MismatchError, RendezvousTimeoutError, ReplicaLostError, RunExistsError
+from .._errors import (
+    CorruptedObjectError,
+    MismatchError,
+    RendezvousTimeoutError,
+    ReplicaLostError,
+    RunExistsError,
+)
 from .._exchange._schemas import compare_schemas
 from .._store._parallel import in_parallel
 from .._store._reread import read_again
@@ -122,7 +128,9 @@ def meet(
 
     def read_claims() -> None:
         come = [rank for rank in claimed_ranks(store.list("claims/")) if rank not in claims]
-        for other in in_parallel(store.store, (partial(_read, store, rank, timing) for rank in come), READS_AT_ONCE):
+        for other in in_parallel(
+            store.store, (partial(_read, store, rank, timing) for rank in come), READS_AT_ONCE
+        ):
             if other is not None:
                 _compare(own, other, store.uri)
                 if other.schema != own.schema:
@@ -216,7 +224,11 @@ def _refuse_another(store: Patient, own: Claim, other: Claim) -> None:
     if other.nonce == own.nonce:
         return
     same = bool(own.run_id) and other.run_id == own.run_id
-    holder = f"run {other.run_id!r}" if other.run_id else "an earlier run, or by an earlier process of this one"
+    holder = (
+        f"run {other.run_id!r}"
+        if other.run_id
+        else "an earlier run, or by an earlier process of this one"
+    )
     if same:
         holder = "an earlier process of this rank in the same run"
     raise RunExistsError(
@@ -244,7 +256,9 @@ def _compare(own: Claim, other: Claim, uri: str) -> None:
             )
 
 
-def _compare_tables(store: Patient, own: Claim, schema: Schema, other: Claim, timing: Timing) -> None:
+def _compare_tables(
+    store: Patient, own: Claim, schema: Schema, other: Claim, timing: Timing
+) -> None:
     """Say in what two replicas differ whose digests do."""
     key = schema_key(other.schema)
 

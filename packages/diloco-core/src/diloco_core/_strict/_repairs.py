@@ -67,7 +67,13 @@ class Repairs:
 
     def wanted(self) -> list[int]:
         """The shards that anybody asks for."""
-        return sorted({int(match[2]) for match in map(_REQUEST.fullmatch, self._requests()) if match is not None})
+        return sorted(
+            {
+                int(match[2])
+                for match in map(_REQUEST.fullmatch, self._requests())
+                if match is not None
+            }
+        )
 
     def done(self, shard: int) -> None:
         """A shard has been written again."""

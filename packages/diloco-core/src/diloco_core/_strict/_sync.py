@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("diloco_core")
 
-_DELTA = re.compile(r"deltas/[0-9]{8}/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors")
+_DELTA = re.compile(
+    r"deltas/[0-9]{8}/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +77,11 @@ class StoreSync:
     """
 
     def __init__(
-        self, participant: Participant, progress: Progress, job: SyncJob, previous: StoreSync | None = None
+        self,
+        participant: Participant,
+        progress: Progress,
+        job: SyncJob,
+        previous: StoreSync | None = None,
     ) -> None:
         self._p = participant
         self._number = progress.number
@@ -128,7 +134,11 @@ class StoreSync:
 
     def obsolete_keys(self) -> list[str]:
         """Own keys that may go when all replicas have finished this sync."""
-        state = (state_key(self._p.run, sync, shard) for sync in self._job.supersedes for shard in self._owned)
+        state = (
+            state_key(self._p.run, sync, shard)
+            for sync in self._job.supersedes
+            for shard in self._owned
+        )
         return [self._delta_key(self._p.rank, self._groups), *state]
 
     def repair(self) -> None:
@@ -146,12 +156,16 @@ class StoreSync:
                     f"{origin} is damaged, and cannot be written again: the tensors that it was made of have been changed "
                     "since. The replicas no longer agree: start again from a checkpoint, on another prefix."
                 )
-            _log.error("%s was damaged in the store: it is written again, with the same content.", origin)
+            _log.error(
+                "%s was damaged in the store: it is written again, with the same content.", origin
+            )
             self._publish(shard)
             self._repairs.done(shard)
 
     def _contribute(self) -> None:
-        self._sent += self._p.store.put(self._delta_key(self._p.rank, self._groups), self._delta_parts)
+        self._sent += self._p.store.put(
+            self._delta_key(self._p.rank, self._groups), self._delta_parts
+        )
 
     def _delta_parts(self) -> Iterator[Buffer]:
         # The own shards are not sent, but they are checked: what is not finite must stop before anybody commits to it.
@@ -165,7 +179,9 @@ class StoreSync:
 
     def _sent_contributions(self, shard: int) -> Iterator[torch.Tensor]:
         p = self._p
-        return contributions(self._job, shard, p.rank, p.chunk_bytes, p.scratch, groups=self._groups)
+        return contributions(
+            self._job, shard, p.rank, p.chunk_bytes, p.scratch, groups=self._groups
+        )
 
     def _wait_for_commit(self) -> None:
         """Whoever sees all contributions writes the record; everybody else waits for that one key."""
@@ -211,7 +227,9 @@ class StoreSync:
         return missing
 
     def _commit(self) -> None:
-        record = commit(self._number, self._job.name, [key for _, key in sorted(self._members.items())])
+        record = commit(
+            self._number, self._job.name, [key for _, key in sorted(self._members.items())]
+        )
         self._p.store.put(commit_key(self._number), lambda: [record])
 
     def _committed(self) -> bool:
@@ -221,7 +239,9 @@ class StoreSync:
         def read() -> bool:
             data = self._p.store.get(key)
             if data is not None:
-                members = check_commit(data, self._number, self._job.name, self._p.world_size, self._carried, origin)
+                members = check_commit(
+                    data, self._number, self._job.name, self._p.world_size, self._carried, origin
+                )
                 self._members = dict(enumerate(members))
             return data is not None
 
@@ -238,7 +258,9 @@ class StoreSync:
     def _reduce(self) -> None:
         """Update the own shards, one after another, and publish each before the next one's turn."""
         own, store = self._p.rank, self._p.store
-        carried = {rank: self._carried(rank, key) or 0 for rank, key in sorted(self._members.items())}
+        carried = {
+            rank: self._carried(rank, key) or 0 for rank, key in sorted(self._members.items())
+        }
         read_again(self._p.timing, self._list_members)
         with contextlib.ExitStack() as stack:
             deltas = {
@@ -275,10 +297,15 @@ class StoreSync:
             self._listing = self._p.store.list(f"deltas/{self._number:08}/")
         for key in members:
             if key not in self._listing:
-                raise CorruptedObjectError(f"{self._p.store.uri}/{key} is gone: something deletes objects there.")
+                raise CorruptedObjectError(
+                    f"{self._p.store.uri}/{key} is gone: something deletes objects there."
+                )
 
     def _announce(
-        self, deltas: Mapping[tuple[int, int], ShardDelta], carried: Mapping[int, int], block_bytes: int
+        self,
+        deltas: Mapping[tuple[int, int], ShardDelta],
+        carried: Mapping[int, int],
+        block_bytes: int,
     ) -> None:
         """Say what will be read, in the order of use."""
         for shard in self._owned:
@@ -289,14 +316,22 @@ class StoreSync:
 
     def _delta(self, shard: int, rank: int, groups: int) -> ShardDelta:
         key = self._members[rank]
-        return ShardDelta(self._p.store, key, self._listing[key], self._delta_file(rank, groups), shard, self._p.timing)
+        return ShardDelta(
+            self._p.store,
+            key,
+            self._listing[key],
+            self._delta_file(rank, groups),
+            shard,
+            self._p.timing,
+        )
 
     def _sent_bytes(self, rank: int, groups: int, block: Iterable[tuple[int, Piece]]) -> int:
         """How much of a block a rank sends."""
         sent = (
             piece
             for _, piece in block
-            if carries(groups, piece.group) and (rank == 0 or self._layout.groups[piece.group].rule is not Rule.FIRST)
+            if carries(groups, piece.group)
+            and (rank == 0 or self._layout.groups[piece.group].rule is not Rule.FIRST)
         )
         return sum(map(self._layout.piece_bytes, sent))
 
@@ -308,7 +343,8 @@ class StoreSync:
 
         published = self._shard(shard)
         return self._p.store.put(
-            state_key(self._p.run, self._number, shard), lambda: published.parts(self._metadata("state"), remember)
+            state_key(self._p.run, self._number, shard),
+            lambda: published.parts(self._metadata("state"), remember),
         )
 
     def _adopt(self) -> None:
@@ -343,7 +379,11 @@ class StoreSync:
         store = self._p.store
         listing = store.list(f"state/{self._number:08}/")
         keys = {state_key(self._p.run, self._number, shard): shard for shard in shards}
-        ready = {key: listing[key] for key in keys if key in listing and not self._repairs.pending(keys[key])}
+        ready = {
+            key: listing[key]
+            for key in keys
+            if key in listing and not self._repairs.pending(keys[key])
+        }
 
         def announce(key: str, reader: ObjectReader) -> None:
             self._shard(keys[key]).announce(reader, f"{store.uri}/{key}")
@@ -367,10 +407,14 @@ class StoreSync:
             nonlocal opened
             reader, opened = opened, None
             adopted = self._p.store.read(
-                key, lambda reader: self._shard(shard).adopt(reader, origin, self._p.scratch), reader
+                key,
+                lambda reader: self._shard(shard).adopt(reader, origin, self._p.scratch),
+                reader,
             )
             if adopted is None:
-                raise CorruptedObjectError(f"{origin} was published and has vanished: something deletes objects there.")
+                raise CorruptedObjectError(
+                    f"{origin} was published and has vanished: something deletes objects there."
+                )
 
         read_again(self._p.timing, read)
 
@@ -400,7 +444,13 @@ class StoreSync:
 
         store = self._p.store
         return Wait(
-            self._p.timing, store.near, timeout, look_around, expired, downtime=lambda: store.downtime, notice=notice
+            self._p.timing,
+            store.near,
+            timeout,
+            look_around,
+            expired,
+            downtime=lambda: store.downtime,
+            notice=notice,
         )
 
     def _owner(self, shard: int) -> int:
@@ -410,9 +460,13 @@ class StoreSync:
         first = rank == 0
         if (first, carried) not in self._plans:
             p = self._p
-            self._plans[first, carried] = DeltaPlan(self._layout, p.world_size, p.chunk_bytes, carried, first=first)
+            self._plans[first, carried] = DeltaPlan(
+                self._layout, p.world_size, p.chunk_bytes, carried, first=first
+            )
         seed_of = partial(self._seed, "delta", rank, carried)
-        return DeltaFile(self._plans[first, carried], rank, seed_of, self._metadata("delta", rank=rank))
+        return DeltaFile(
+            self._plans[first, carried], rank, seed_of, self._metadata("delta", rank=rank)
+        )
 
     def _shard(self, shard: int) -> Shard:
         return Shard(self._job, shard, self._seed, self._p.chunk_bytes)
@@ -421,19 +475,24 @@ class StoreSync:
         return seed(self._fingerprint, self._number, *what)
 
     def _metadata(self, kind: str, **extra: object) -> dict[str, str]:
-        own = {"diloco": kind, "sync": self._number, "name": self._job.name, "fingerprint": self._job.fingerprint}
+        own = {
+            "diloco": kind,
+            "sync": self._number,
+            "name": self._job.name,
+            "fingerprint": self._job.fingerprint,
+        }
         return {key: str(value) for key, value in {**own, **extra}.items()}
 
     def _delta_key(self, rank: int, groups: int) -> str:
-        return (
-            f"deltas/{self._number:08}/{rank:05}.{self._p.run[:16]}.{self._job.fingerprint[:16]}.{groups:x}.safetensors"
-        )
+        return f"deltas/{self._number:08}/{rank:05}.{self._p.run[:16]}.{self._job.fingerprint[:16]}.{groups:x}.safetensors"
 
     def _carried(self, rank: int, key: str) -> int | None:
         """Which groups the contribution under a key carries; None where it is not one of this rank to this sync."""
         match = _DELTA.fullmatch(key)
         groups = int(match[3], 16) if match is not None else -1
-        whole = groups >= 0 and key == self._delta_key(rank, groups) and may_carry(self._layout, groups)
+        whole = (
+            groups >= 0 and key == self._delta_key(rank, groups) and may_carry(self._layout, groups)
+        )
         return groups if whole else None
 
 

@@ -57,15 +57,21 @@ def compared(schema: Schema) -> list[Compared]:
     values = {name: digest for name, (_, _, digest) in lines.items() if digest}
     initial = {name: digest for name, digest in values.items() if _SYNCED in shapes[name]}
     frozen = {name: digest for name, digest in values.items() if name not in initial}
-    load = (
-        "Load the same checkpoint on all replicas before the block is entered, or build the model from the same seed."
-    )
+    load = "Load the same checkpoint on all replicas before the block is entered, or build the model from the same seed."
     return [
-        Compared("settings", json.dumps(dict(schema.settings)), "Give all replicas the same arguments."),
         Compared(
-            "names, shapes or dtypes of the model's tensors", json.dumps(shapes), "Build the same model everywhere."
+            "settings", json.dumps(dict(schema.settings)), "Give all replicas the same arguments."
         ),
-        Compared("values of frozen parameters, or of buffers that are not saved", json.dumps(frozen), load),
+        Compared(
+            "names, shapes or dtypes of the model's tensors",
+            json.dumps(shapes),
+            "Build the same model everywhere.",
+        ),
+        Compared(
+            "values of frozen parameters, or of buffers that are not saved",
+            json.dumps(frozen),
+            load,
+        ),
         Compared("initial values of the model", json.dumps(initial), load),
     ]
 
@@ -90,8 +96,16 @@ def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
     )
     place = f"fragment {job.name} after {committed} outer steps"
     return [
-        Compared("the fragment that is synced", f"{place} (digest of its tensors: {job.fingerprint})", advice),
-        Compared("the values from which they have trained", f"{place}: digest {digest.hexdigest()}", advice),
+        Compared(
+            "the fragment that is synced",
+            f"{place} (digest of its tensors: {job.fingerprint})",
+            advice,
+        ),
+        Compared(
+            "the values from which they have trained",
+            f"{place}: digest {digest.hexdigest()}",
+            advice,
+        ),
     ]
 
 
@@ -110,4 +124,6 @@ def first_difference(things: Sequence[Compared], mean: torch.Tensor) -> Compared
         mean: The average of all replicas' :func:`numbers`.
     """
     agrees = ((mean - numbers(things)).abs() < _TOLERANCE).all(dim=1)  # NaN is no agreement
-    return next((thing for thing, same in zip(things, agrees.tolist(), strict=True) if not same), None)
+    return next(
+        (thing for thing, same in zip(things, agrees.tolist(), strict=True) if not same), None
+    )

@@ -99,7 +99,9 @@ class ManagerExchange:
         """
         if self._schema is not None:
             if schema != self._schema:
-                raise ConfigurationError("this exchange has already joined with another model or other settings")
+                raise ConfigurationError(
+                    "this exchange has already joined with another model or other settings"
+                )
             return
         if isinstance(self._manager, MockManager):
             self._manager.meet(schema)
@@ -154,7 +156,9 @@ class ManagerExchange:
     def _average_and_apply(self, job: SyncJob) -> bool:
         layout = job.layout
         _check_rules(layout)
-        sums = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
+        sums = [
+            torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups
+        ]
         for shard in range(layout.shards):
             chunks = layout.chunks(shard, CHUNK_BYTES)
             values = contributions(job, shard, self.rank, CHUNK_BYTES, self._scratch)

@@ -95,7 +95,9 @@ class MockManager:
         Raises:
             MismatchError: The replicas disagree; it says on what.
         """
-        self._schema = Schema(schema.tensors, schema.settings)  # the store gets no states, so nothing can be exported
+        self._schema = Schema(
+            schema.tensors, schema.settings
+        )  # the store gets no states, so nothing can be exported
         self.start_quorum()
 
     def share(self, job: SyncJob) -> SyncReport:
@@ -111,7 +113,9 @@ class MockManager:
             ConfigurationError: ``should_quantize``: the exchange has no codec yet, and full precision was not asked for.
         """
         if should_quantize:
-            raise ConfigurationError("should_quantize=True: quantized averages are not there yet; pass False")
+            raise ConfigurationError(
+                "should_quantize=True: quantized averages are not there yet; pass False"
+            )
         self.start_quorum()
         job = Mean([tensor], self.exchange.world_size, self._last)
         job.begin()

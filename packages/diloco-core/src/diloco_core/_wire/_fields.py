@@ -48,7 +48,9 @@ class Fields:
 
     def wholes(self, name: str, least: int = 0, most: int = LARGEST) -> list[int]:
         """A list of whole numbers."""
-        return [self._whole(value, f"an entry of {name!r}", least, most) for value in self.items(name)]
+        return [
+            self._whole(value, f"an entry of {name!r}", least, most) for value in self.items(name)
+        ]
 
     def numbers(self, name: str, least: int = 0) -> dict[int, int]:
         """Whole numbers by rank, stored as a list of pairs in the order of the ranks."""
@@ -85,13 +87,17 @@ class Fields:
 
     def parts(self, name: str) -> list[Fields]:
         """A list of objects."""
-        return [Fields(value, f"{self._origin}, an entry of {name!r}") for value in self.items(name)]
+        return [
+            Fields(value, f"{self._origin}, an entry of {name!r}") for value in self.items(name)
+        ]
 
     def agree(self, name: str, expected: object) -> None:
         """Refuse a field that does not say what the key says."""
         value = self._take(name)
         if value != expected or type(value) is not type(expected):
-            raise self.wrong(f"field {name!r} is {_shown(value)}, but by its key it must be {expected!r}")
+            raise self.wrong(
+                f"field {name!r} is {_shown(value)}, but by its key it must be {expected!r}"
+            )
 
     def wrong(self, what: str) -> CorruptedObjectError:
         """The error for a field that is not as it must be."""
@@ -104,12 +110,18 @@ class Fields:
 
     def _whole(self, value: object, what: str, least: int, most: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
-            raise self.wrong(f"{what} must be a whole number from {least} to {most}, not {_shown(value)}")
+            raise self.wrong(
+                f"{what} must be a whole number from {least} to {most}, not {_shown(value)}"
+            )
         return value
 
     def _text(self, value: object, what: str, pattern: str | None) -> str:
-        if not isinstance(value, str) or (pattern is not None and re.fullmatch(pattern, value, re.ASCII) is None):
-            raise self.wrong(f"{what} must be text{f' like {pattern}' if pattern else ''}, not {_shown(value)}")
+        if not isinstance(value, str) or (
+            pattern is not None and re.fullmatch(pattern, value, re.ASCII) is None
+        ):
+            raise self.wrong(
+                f"{what} must be text{f' like {pattern}' if pattern else ''}, not {_shown(value)}"
+            )
         return value
 
 

@@ -108,14 +108,18 @@ class Shard:
         chunk_bytes: Bytes handled at once.
     """
 
-    def __init__(self, job: SyncJob, number: int, seed: Callable[..., int], chunk_bytes: int) -> None:
+    def __init__(
+        self, job: SyncJob, number: int, seed: Callable[..., int], chunk_bytes: int
+    ) -> None:
         self.number = number
         self._job = job
         self._layout: Layout = job.layout
         self._seed = seed
         self._chunk_bytes = chunk_bytes
 
-    def parts(self, metadata: Mapping[str, str], written: Callable[[Sums], None] | None = None) -> Iterator[Buffer]:
+    def parts(
+        self, metadata: Mapping[str, str], written: Callable[[Sums], None] | None = None
+    ) -> Iterator[Buffer]:
         """The file. ``written`` gets its checksums when all of it is through."""
         rest: list[int] = []
         yield from self._before_values(metadata, rest.append)
@@ -139,7 +143,9 @@ class Shard:
         deque(self._before_values(metadata, found.append), maxlen=0)
         return found[0]
 
-    def summing(self, metadata: Mapping[str, str]) -> tuple[Callable[[Piece], None], Callable[[], int]]:
+    def summing(
+        self, metadata: Mapping[str, str]
+    ) -> tuple[Callable[[Piece], None], Callable[[], int]]:
         """What :meth:`rest` returns, for somebody who has the chunks in the processor's cache one after the other anyway.
 
         Returns:
@@ -196,7 +202,9 @@ class Shard:
         adopt_shard(self._job, self.number, read, self._chunk_bytes, scratch)
         return values.verify()
 
-    def check(self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False) -> Sums:
+    def check(
+        self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False
+    ) -> Sums:
         """Checksums of a file; its values are verified, with ``whole`` also the rest. Nothing is adopted.
 
         Raises:
@@ -234,7 +242,9 @@ class Shard:
         names, scalars = _described(fields, origin)
         sections = [*(self.outer(name) for name in names), self.values(), *END]
         if len(beginning) + section_starts(self._layout, sections)[-1] != reader.size:
-            raise CorruptedObjectError(f"{origin} has not the size that its header speaks of: one of them is damaged")
+            raise CorruptedObjectError(
+                f"{origin} has not the size that its header speaks of: one of them is damaged"
+            )
         rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
         chunks: dict[Piece, dict[str, torch.Tensor]] = {piece: {} for piece in self._outer_chunks()}
         starts = [len(beginning) + start for start in section_starts(self._layout, sections)]
@@ -243,7 +253,9 @@ class Shard:
         for section_of_name, start, name in zip(sections, starts, names, strict=False):
             section = SectionReader(reader, self._layout, section_of_name, start, origin)
             for piece, tensors in chunks.items():
-                tensors[name] = torch.empty(piece.numel, dtype=self._layout.groups[piece.group].dtype, device="cpu")
+                tensors[name] = torch.empty(
+                    piece.numel, dtype=self._layout.groups[piece.group].dtype, device="cpu"
+                )
                 section.read(tensors[name])
             section.verify()
             rest.update(section.digest.to_bytes(CHECKSUM_BYTES, "little"))
@@ -264,14 +276,18 @@ class Shard:
         outer = tuple(piece for piece in pieces if self._is_outer(piece))
         return Section(f"outer.{name}", outer, self._seed("outer", name, self.number))
 
-    def _before_values(self, metadata: Mapping[str, str], checksum: Callable[[int], None]) -> Iterator[Buffer]:
+    def _before_values(
+        self, metadata: Mapping[str, str], checksum: Callable[[int], None]
+    ) -> Iterator[Buffer]:
         beginning, names = self._beginning(metadata)
         outer = self._outer_chunks()
         rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
         yield beginning
         last: Buffer = b""
         for name in names:
-            for last in section_parts(self.outer(name), (self._job.outer_state(chunk)[name] for chunk in outer)):
+            for last in section_parts(
+                self.outer(name), (self._job.outer_state(chunk)[name] for chunk in outer)
+            ):
                 yield last
             rest.update(last[-CHECKSUM_BYTES:])
         checksum(rest.intdigest())
@@ -282,7 +298,12 @@ class Shard:
         names = sorted(self._job.outer_state(outer[0])) if outer else []
         scalars = dict(self._job.outer_scalars(outer[0])) if outer else {}
         sections = [*map(self.outer, names), self.values(), *END]
-        metadata = {**metadata, "shard": str(self.number), "scalars": json.dumps(scalars), "outer": json.dumps(names)}
+        metadata = {
+            **metadata,
+            "shard": str(self.number),
+            "scalars": json.dumps(scalars),
+            "outer": json.dumps(names),
+        }
         return header(self._layout, sections, metadata), names
 
     def _values_of(self, reader: ObjectReader, origin: str) -> ValuesReader:
@@ -339,7 +360,9 @@ def _described(fields: Any, origin: str) -> tuple[Sequence[str], dict[str, float
 
 def ending(sums: Sums) -> bytes:
     """What follows the checksum of the values in a file."""
-    return b"".join(number.to_bytes(CHECKSUM_BYTES, "little") for number in (sums.rest, _both(*sums)))
+    return b"".join(
+        number.to_bytes(CHECKSUM_BYTES, "little") for number in (sums.rest, _both(*sums))
+    )
 
 
 def _end(reader: ObjectReader, origin: str, padding: int = 0) -> Sums:
@@ -348,7 +371,9 @@ def _end(reader: ObjectReader, origin: str, padding: int = 0) -> Sums:
         raise CorruptedObjectError(f"{origin} has {reader.size} bytes: it is truncated")
     reader.read_into(reader.size - len(stored), memoryview(stored))
     if any(stored[:padding]):
-        raise CorruptedObjectError(f"{origin}: the bytes between its values and their checksum are damaged")
+        raise CorruptedObjectError(
+            f"{origin}: the bytes between its values and their checksum are damaged"
+        )
     values, rest, both = (
         int.from_bytes(stored[start : start + CHECKSUM_BYTES], "little")
         for start in range(padding, len(stored), CHECKSUM_BYTES)
@@ -359,4 +384,6 @@ def _end(reader: ObjectReader, origin: str, padding: int = 0) -> Sums:
 
 
 def _both(values: int, rest: int) -> int:
-    return xxhash.xxh3_64_intdigest(b"".join(number.to_bytes(CHECKSUM_BYTES, "little") for number in (values, rest)))
+    return xxhash.xxh3_64_intdigest(
+        b"".join(number.to_bytes(CHECKSUM_BYTES, "little") for number in (values, rest))
+    )

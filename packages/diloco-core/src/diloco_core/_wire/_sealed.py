@@ -57,13 +57,17 @@ def unseal(kind: str, key: str, data: bytes, origin: str) -> dict[str, Any]:
         FormatError: Another version of diloco-core has written it.
     """
     if len(data) > RECORD_BYTES:
-        raise CorruptedObjectError(f"{origin} has {len(data)} bytes; a record has at most {RECORD_BYTES}")
+        raise CorruptedObjectError(
+            f"{origin} has {len(data)} bytes; a record has at most {RECORD_BYTES}"
+        )
     end = _END.search(data)
     if end is None:
         written = _FORMAT.search(data[:_BEGINNING])
         if written is not None and int(written[1]) != FORMAT:
             raise _other_format(origin, int(written[1]))
-        raise CorruptedObjectError(f"{origin} is truncated or damaged: it does not end with a checksum")
+        raise CorruptedObjectError(
+            f"{origin} is truncated or damaged: it does not end with a checksum"
+        )
     if _checksum(data[: end.start()], key) != end[1].decode():
         raise CorruptedObjectError(
             f"{origin}: the checksum is wrong. The record was damaged, or was written under another key."

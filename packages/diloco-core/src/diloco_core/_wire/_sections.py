@@ -147,7 +147,9 @@ class SectionReader:
         CorruptedObjectError: The file is too short for it.
     """
 
-    def __init__(self, reader: ObjectReader, layout: Layout, section: Section, start: int, origin: str) -> None:
+    def __init__(
+        self, reader: ObjectReader, layout: Layout, section: Section, start: int, origin: str
+    ) -> None:
         if start < _LENGTH_BYTES:
             raise CorruptedObjectError(
                 f"{origin} has {reader.size} bytes, which is too few: it is truncated, or was written for another model"
@@ -202,7 +204,9 @@ class SectionReader:
         """
         if self._ending is None:
             self._read_ending()
-        expected = bytes(_padding(self._offset - self._start)) + self.digest.to_bytes(CHECKSUM_BYTES, "little")
+        expected = bytes(_padding(self._offset - self._start)) + self.digest.to_bytes(
+            CHECKSUM_BYTES, "little"
+        )
         if self._ending != expected:
             raise CorruptedObjectError(
                 f"{self._origin}: the checksum is wrong. The object was damaged, or written for another run, model or sync."

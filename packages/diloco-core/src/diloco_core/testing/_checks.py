@@ -87,11 +87,17 @@ class SimulatedTraining:
             reports.append(report)
             ledger.position += report.batches_to_skip
             if report.committed:
-                copies = [copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]]
+                copies = [
+                    copy.clone()
+                    for part in outer.state_dict()["fragments"]
+                    for copy in part["copy"]
+                ]
                 number = node.exchange.position.sync
                 self.steps.setdefault(number, set()).add(outer.committed)
                 states = self.states.setdefault(number, [])
-                if states and all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
+                if states and all(
+                    torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)
+                ):
                     copies = states[0][2]  # long runs would fill the memory
                 states.append((node.rank, node.life, copies))
 
@@ -109,15 +115,21 @@ class SimulatedTraining:
         )
         with outer:
             self.salts.setdefault((node.rank, node.exchange.epoch), node.life)
-            self.agreed[node.rank, node.exchange.epoch] = node.exchange.settings.resume == "newest-whole"
+            self.agreed[node.rank, node.exchange.epoch] = (
+                node.exchange.settings.resume == "newest-whole"
+            )
             ledger.position += outer.batches_to_skip
             while outer.committed < self.syncs:
                 start = self._spent(node)
                 step = outer.inner_steps
-                pause = self.pauses.get((node.rank, outer.inner_steps), 0.0) if node.life == 1 else 0.0
+                pause = (
+                    self.pauses.get((node.rank, outer.inner_steps), 0.0) if node.life == 1 else 0.0
+                )
                 node.sleep(self.seconds * (0.9 + 0.2 * node.chance.random()) + pause)
                 for tensor in model:
-                    tensor.grad = self.gradient(node.rank, node.life, outer.inner_steps, tensor.numel())
+                    tensor.grad = self.gradient(
+                        node.rank, node.life, outer.inner_steps, tensor.numel()
+                    )
                 self.batches[node.rank, node.life, step] = ledger.position
                 ledger.position += 1
                 inner.step()
@@ -138,7 +150,9 @@ class SimulatedTraining:
     def expected(self, log: Sequence[Commit | Rollback]) -> dict[int, list[torch.Tensor]]:
         """What every replica must hold after every sync, computed from the log."""
         zeros = [torch.zeros(size, dtype=torch.float64) for size in self.sizes]
-        states = {(0, index): (zero, zero) for index, zero in enumerate(zeros)}  # values and momentum
+        states = {
+            (0, index): (zero, zero) for index, zero in enumerate(zeros)
+        }  # values and momentum
         now = [(zero, zero) for zero in zeros]
         found = {}
         for record in log:
@@ -151,7 +165,9 @@ class SimulatedTraining:
                 for member in record.members:
                     life = self.salts.get((member.rank, member.epoch), 0)
                     for step in range(member.start, member.stop):
-                        mean += self.gradient(member.rank, life, step, self.sizes[index]) / len(record.members)
+                        mean += self.gradient(member.rank, life, step, self.sizes[index]) / len(
+                            record.members
+                        )
                 momentum = _OUTER_MOMENTUM * momentum + mean
                 now[index] = values - _OUTER_LR * (mean + _OUTER_MOMENTUM * momentum), momentum
                 states[record.sync, index] = now[index]
@@ -160,7 +176,9 @@ class SimulatedTraining:
 
     def outer_steps(self, log: Sequence[Commit | Rollback]) -> dict[int, int]:
         """How many outer steps the model has taken after every record of the log."""
-        steps = dict.fromkeys(((0, index) for index in range(len(self.sizes))), 0)  # by sync and fragment
+        steps = dict.fromkeys(
+            ((0, index) for index in range(len(self.sizes))), 0
+        )  # by sync and fragment
         now, found = [0] * len(self.sizes), {}
         for record in log:
             if isinstance(record, Rollback):
@@ -172,7 +190,9 @@ class SimulatedTraining:
         return found
 
 
-def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float = 700.0) -> list[str]:
+def violations(
+    outcome: Outcome, training: SimulatedTraining, *, deadline: float = 700.0
+) -> list[str]:
     """What a simulated run has done wrong; empty where nothing.
 
     Replicas at the same sync hold the same bytes, which are those that the log says: no contribution counted twice, half
@@ -185,7 +205,11 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
         training: What it trained.
         deadline: Virtual seconds that a replica may spend in one step.
     """
-    found = [f"life {key} raised {error!r}" for key, error in outcome.errors().items() if not _is_fenced(error)]
+    found = [
+        f"life {key} raised {error!r}"
+        for key, error in outcome.errors().items()
+        if not _is_fenced(error)
+    ]
     if not outcome.finished:
         found.append(f"not every rank came to the end (virtual time {outcome.seconds:.0f} s)")
     if training.longest > deadline:
@@ -200,11 +224,17 @@ def violations(outcome: Outcome, training: SimulatedTraining, *, deadline: float
     for sync, states in sorted(training.states.items()):
         for rank, life, copies in states:
             if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
-                found.append(f"after sync {sync}, rank {rank} (life {life}) differs from rank {states[0][0]}")
+                found.append(
+                    f"after sync {sync}, rank {rank} (life {life}) differs from rank {states[0][0]}"
+                )
             if sync in expected:
-                far = max(float((a - b).abs().max()) for a, b in zip(copies, expected[sync], strict=True))
+                far = max(
+                    float((a - b).abs().max()) for a, b in zip(copies, expected[sync], strict=True)
+                )
                 if not far < _TOLERANCE:
-                    found.append(f"after sync {sync}, rank {rank} (life {life}) is {far:.3g} off what the log says")
+                    found.append(
+                        f"after sync {sync}, rank {rank} (life {life}) is {far:.3g} off what the log says"
+                    )
     steps = training.outer_steps(log)
     found += [
         f"after sync {sync}, replicas count {sorted(counts)} outer steps, and the model has taken {steps[sync]}"
@@ -225,7 +255,8 @@ def ignored_rollbacks(log: Sequence[Commit | Rollback], training: SimulatedTrain
         found += [
             f"rank {member.rank} (epoch {member.epoch}) has not agreed to go back, and takes part in sync {record.sync}"
             for member in record.members
-            if member.epoch <= fence.get(member.rank, 0) and not training.agreed.get((member.rank, member.epoch), True)
+            if member.epoch <= fence.get(member.rank, 0)
+            and not training.agreed.get((member.rank, member.epoch), True)
         ]
     return found
 
@@ -246,7 +277,9 @@ def learned_twice(log: Sequence[Commit | Rollback], training: SimulatedTraining)
                     continue  # of a simulation before this one
                 key = commit.fragment, member.rank, batch
                 if key in seen:
-                    found.append(f"rank {member.rank} learned batch {batch} in syncs {seen[key]} and {commit.sync}")
+                    found.append(
+                        f"rank {member.rank} learned batch {batch} in syncs {seen[key]} and {commit.sync}"
+                    )
                 seen[key] = commit.sync
     return found
 
@@ -257,11 +290,17 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
     previous, found, log = digest(store.decided[MANIFEST]), [], list[Commit | Rollback]()
     positions: dict[tuple[int, int], Mapping[int, int]] = {}  # by fragment and sync
     newest = [0] * len(manifest.fragments)
-    decided = [(sync, data) for key, data in store.decided.items() if (sync := commit_sync(key)) is not None]
+    decided = [
+        (sync, data)
+        for key, data in store.decided.items()
+        if (sync := commit_sync(key)) is not None
+    ]
     records = [read_record(data, sync, commit_key(sync)) for sync, data in decided]
     rollbacks = [record for record in records if isinstance(record, Rollback)]
     # In place of a record that was lost there is a rollback, and a newer one has given up its number.
-    lost = {record.sync for record in rollbacks} & {sync for record in rollbacks for sync in record.given_up}
+    lost = {record.sync for record in rollbacks} & {
+        sync for record in rollbacks for sync in record.given_up
+    }
     while (data := store.decided.get(commit_key(len(log) + 1))) is not None:
         record = read_record(data, len(log) + 1, commit_key(len(log) + 1))
         log.append(record)
@@ -282,7 +321,10 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
                 if member.start < counted.get(member.rank, 0)
             ]
             newest[record.fragment] = record.sync
-            positions[record.fragment, record.sync] = {**counted, **{m.rank: m.stop for m in record.members}}
+            positions[record.fragment, record.sync] = {
+                **counted,
+                **{m.rank: m.stop for m in record.members},
+            }
         previous = digest(data)
     return log, found
 
@@ -313,8 +355,12 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
     rollbacks = [record for record in log if isinstance(record, Rollback)]
     given_up = {sync for rollback in rollbacks for sync in rollback.given_up}
     for index, states in enumerate(done_states(store.objects, count, rollbacks)):
-        newest = rollbacks[-1] if rollbacks else Rollback(0, (0,) * count, (), {}, run=manifest.run())
-        two = sorted({newest.states[index], *(sync for sync in states if sync > newest.sync)}, reverse=True)[:2]
+        newest = (
+            rollbacks[-1] if rollbacks else Rollback(0, (0,) * count, (), {}, run=manifest.run())
+        )
+        two = sorted(
+            {newest.states[index], *(sync for sync in states if sync > newest.sync)}, reverse=True
+        )[:2]
         shards = range(manifest.fragments[index]["shards"])
         keys = [shard_key(sync, index, shard, manifest.initial) for sync in two for shard in shards]
         for record in log:

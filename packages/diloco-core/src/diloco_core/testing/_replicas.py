@@ -33,7 +33,10 @@ def run_replicas(
             results[number] = error
             exchanges[number].abort(error)
 
-    threads = [threading.Thread(target=replica, args=(number,), daemon=True) for number in range(len(exchanges))]
+    threads = [
+        threading.Thread(target=replica, args=(number,), daemon=True)
+        for number in range(len(exchanges))
+    ]
     for thread in threads:
         thread.start()
     for number, thread in enumerate(threads):

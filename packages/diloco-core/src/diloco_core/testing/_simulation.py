@@ -147,7 +147,12 @@ def simulate(
         )
         try:
             exchange = ElasticExchange(
-                connection, rank, schedule.world_size, settings, timing=timing, chunk_bytes=chunk_bytes
+                connection,
+                rank,
+                schedule.world_size,
+                settings,
+                timing=timing,
+                chunk_bytes=chunk_bytes,
             )
             outcome.results[rank, life] = train(Node(rank, life, exchange, connection, chance))
             exchange.leave()

@@ -156,7 +156,11 @@ class SimulatedStore:
     def below(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes."""
         folder = prefix.rstrip("/")
-        return dict(sorted(self._folders[folder].items())) if folder else {k: len(v) for k, v in self.objects.items()}
+        return (
+            dict(sorted(self._folders[folder].items()))
+            if folder
+            else {k: len(v) for k, v in self.objects.items()}
+        )
 
 
 class Connection:
@@ -333,12 +337,18 @@ class Connection:
         return bytes(damaged)
 
     def _rot(self) -> None:
-        keys = [key for key, data in sorted(self._shared.objects.items()) if data and not key.startswith("manifest")]
+        keys = [
+            key
+            for key, data in sorted(self._shared.objects.items())
+            if data and not key.startswith("manifest")
+        ]
         if keys:
             key = self._chance.choice(keys)
             data = self._shared.objects[key]
             cut = self._chance.random() < 1 / 3
-            self._shared.damage(key, data[: self._chance.randrange(len(data))] if cut else self._damaged(data))
+            self._shared.damage(
+                key, data[: self._chance.randrange(len(data))] if cut else self._damaged(data)
+            )
 
     def _tear_record(self, key: str, data: bytes) -> None:
         """A part of an object is there, as after a power cut; what it should have been is what was decided."""
@@ -417,7 +427,9 @@ class Reader:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset``."""
-        data = self._connection.read(self._key, offset, len(buffer), fresh=self._fresh, unseen=self._unseen)
+        data = self._connection.read(
+            self._key, offset, len(buffer), fresh=self._fresh, unseen=self._unseen
+        )
         self._fresh = False
         if len(data) != len(buffer):
             raise CorruptedObjectError(f"{self._key} is truncated")
@@ -430,7 +442,10 @@ class Reader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         pass
 

@@ -19,7 +19,9 @@ def _delta(rank, sync, epoch=1):
 
 def _commit(sync, ranks, epoch=1):
     members = tuple(_delta(rank, sync, epoch) for rank in ranks)
-    return Commit(sync, 0, "0" * 16, "1" * 16, members, dict.fromkeys(ranks, sync), sync, run="f" * 16)
+    return Commit(
+        sync, 0, "0" * 16, "1" * 16, members, dict.fromkeys(ranks, sync), sync, run="f" * 16
+    )
 
 
 class TestAttendance:
@@ -33,7 +35,10 @@ class TestAttendance:
         assert attendance.committed(_commit(1, [0, 1, 2]), list, 110.0) == []
         ((level, text),) = attendance.committed(_commit(2, [0, 1]), list, 185.0)
         assert level == logging.WARNING
-        assert text == "sync 2 goes on without rank 2, which has not contributed in time: last heard of 75.0 s ago"
+        assert (
+            text
+            == "sync 2 goes on without rank 2, which has not contributed in time: last heard of 75.0 s ago"
+        )
         assert attendance.committed(_commit(3, [0, 1]), list, 200.0) == []
         assert attendance.committed(_commit(4, [0, 1, 2], 2), list, 210.0) == [
             (logging.INFO, "rank 2 is back: it takes part in sync 4")
@@ -48,7 +53,9 @@ class TestAttendance:
         attendance, levels = self._begun(), []
         for sync in range(1, 8):
             ranks = [0, 1, 2] if sync % 2 else [0, 1]
-            levels += [level for level, _ in attendance.committed(_commit(sync, ranks), list, 10.0 * sync)]
+            levels += [
+                level for level, _ in attendance.committed(_commit(sync, ranks), list, 10.0 * sync)
+            ]
         assert levels == [logging.WARNING] + [logging.INFO] * 5
         assert attendance.committed(_commit(9, [0, 1, 2], 2), list, 90.0) == []
         assert attendance.committed(_commit(10, [0, 1], 2), list, 100.0)[0][0] == logging.WARNING
@@ -63,15 +70,22 @@ class TestAttendance:
 
     @pytest.mark.parametrize("error", [None, ValueError("no more\ndata")])
     def test_how_somebody_has_ended_is_said_once(self, error):
-        ends = {key: farewell(key, error) for key in (Hint(sync, 2, 1, "leave").key for sync in (2, 3))}
+        ends = {
+            key: farewell(key, error) for key in (Hint(sync, 2, 1, "leave").key for sync in (2, 3))
+        }
         attendance = Attendance()
         attendance.begin(0, {0: 0, 1: 0, 2: 0}, 100.0, ends.get)
         attendance.committed(_commit(1, [0, 1, 2]), list, 110.0)
         said = attendance.committed(_commit(2, [0, 1]), lambda: [Hint(2, 2, 1, "leave").key], 120.0)
         attendance.look([Hint(3, 2, 1, "leave").key], 125.0)
-        said += attendance.committed(_commit(3, [0, 1]), lambda: [Hint(3, 2, 1, "leave").key], 130.0)
+        said += attendance.committed(
+            _commit(3, [0, 1]), lambda: [Hint(3, 2, 1, "leave").key], 130.0
+        )
         assert said == [
-            (logging.WARNING, "rank 2 has failed: sync 2 goes on without it. Its error: ValueError: no more data")
+            (
+                logging.WARNING,
+                "rank 2 has failed: sync 2 goes on without it. Its error: ValueError: no more data",
+            )
             if error
             else (logging.INFO, "rank 2 has left: sync 2 goes on without it")
         ]
@@ -103,7 +117,9 @@ class TestAttendance:
     def test_the_farewell_of_an_earlier_life_does_not_count(self):
         attendance = self._begun()
         attendance.committed(_commit(1, [0, 1, 2], 2), list, 110.0)
-        ((level, _),) = attendance.committed(_commit(2, [0, 1], 2), lambda: [Hint(2, 2, 1, "leave").key], 120.0)
+        ((level, _),) = attendance.committed(
+            _commit(2, [0, 1], 2), lambda: [Hint(2, 2, 1, "leave").key], 120.0
+        )
         assert level == logging.WARNING
 
     def test_who_is_only_late_is_not_lost(self):
@@ -127,11 +143,17 @@ class TestAttendance:
         assert self._begun().committed(_commit(1, [1]), lambda: pytest.fail("asked"), 160.0) == []
 
     def test_without_anybody_missing_nothing_is_listed(self):
-        assert self._begun().committed(_commit(1, [0, 1, 2]), lambda: pytest.fail("asked"), 160.0) == []
+        assert (
+            self._begun().committed(_commit(1, [0, 1, 2]), lambda: pytest.fail("asked"), 160.0)
+            == []
+        )
 
     def test_it_says_of_every_rank_what_became_of_it(self):
         attendance = self._begun()
-        attendance.look([Hint(1, 3, 2, "leave").key, Hint(1, 4, 1, "leave").key, Hint(1, 5, 1, "join").key], 110.0)
+        attendance.look(
+            [Hint(1, 3, 2, "leave").key, Hint(1, 4, 1, "leave").key, Hint(1, 5, 1, "join").key],
+            110.0,
+        )
         lives = {1: 1, 3: 2, 4: 2, 5: 1, 6: 1}
         assert attendance.describe([1, 2, 3, 4, 5, 6, 7], lives, [6], 150.0) == (
             "at another state: rank 6; left or failed: rank 3; never started: rank 2, 7; "
@@ -147,7 +169,9 @@ def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
     fault = Fault(2, 1, 54, "kill before")
     settings = Elastic(2, grace=10.0, topology=topology)
     with caplog.at_level(logging.INFO, "diloco_core"):
-        outcome = simulate(training, Schedule(3, seed=1, faults=[fault], restart_after=12.0), settings)
+        outcome = simulate(
+            training, Schedule(3, seed=1, faults=[fault], restart_after=12.0), settings
+        )
     assert violations(outcome, training) == []
     told = [(record.levelno, record.getMessage()) for record in caplog.records]
     for rank in (0, 1):
@@ -158,7 +182,9 @@ def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
         ]
         assert [level for level, _ in lost] == [logging.WARNING]
         assert 10.0 < float(lost[0][1].split("last heard of ")[1].split()[0]) < 15.0
-        assert [level for level, text in told if text.startswith(f"rank {rank}: rank 2 is back")] == [logging.INFO]
+        assert [
+            level for level, text in told if text.startswith(f"rank {rank}: rank 2 is back")
+        ] == [logging.INFO]
     assert not [text for _, text in told if "without rank 0" in text or "without rank 1" in text]
 
 
@@ -166,7 +192,11 @@ def test_without_trouble_nothing_is_told(caplog):
     torch.set_num_threads(1)
     with caplog.at_level(logging.INFO, "diloco_core"):
         simulate(SimulatedTraining(syncs=4, sizes=(40,)), Schedule(3), Elastic(2, grace=10.0))
-    assert [record.getMessage() for record in caplog.records if "life 1 begins" not in record.getMessage()] == []
+    assert [
+        record.getMessage()
+        for record in caplog.records
+        if "life 1 begins" not in record.getMessage()
+    ] == []
 
 
 def test_below_the_quorum_everybody_is_told_apart():
@@ -183,7 +213,10 @@ def test_below_the_quorum_everybody_is_told_apart():
     )
     error = outcome.results[0, 1]
     assert isinstance(error, SyncTimeoutError)
-    assert "contributed: rank 0; left: rank 1; never started: rank 3; silent: rank 2 (last heard of " in str(error)
+    assert (
+        "contributed: rank 0; left: rank 1; never started: rank 3; silent: rank 2 (last heard of "
+        in str(error)
+    )
 
 
 def test_a_replica_that_fails_is_named_with_its_error(caplog):
@@ -207,10 +240,17 @@ def test_a_replica_that_fails_is_named_with_its_error(caplog):
 
     with caplog.at_level(logging.INFO, "diloco_core"):
         simulate(train, Schedule(3), Elastic(2, grace=10.0), most_lives=1)
-    said = [(record.levelno, record.getMessage()) for record in caplog.records if "rank 1 has" in record.getMessage()]
+    said = [
+        (record.levelno, record.getMessage())
+        for record in caplog.records
+        if "rank 1 has" in record.getMessage()
+    ]
     assert [level for level, _ in said] == [logging.WARNING] * 2, said
     for _, text in said:
-        assert "rank 1 has failed: sync 4 goes on without it. Its error: RuntimeError: no space for s3://" in text
+        assert (
+            "rank 1 has failed: sync 4 goes on without it. Its error: RuntimeError: no space for s3://"
+            in text
+        )
         assert "hunter2" not in text
 
 
@@ -228,9 +268,15 @@ def test_the_log_tells_who_is_waited_for(caplog):
         )
     for rank in (0, 1):
         said = [
-            record.getMessage() for record in caplog.records if record.getMessage().startswith(f"rank {rank}: sync")
+            record.getMessage()
+            for record in caplog.records
+            if record.getMessage().startswith(f"rank {rank}: sync")
         ]
         waited = [int(text.split(" for ")[2].split()[0]) for text in said]
         assert [seconds // 10 for seconds in waited] == [1, 7, 13], said
-        assert "sync 1 (0) has been waiting for contributions of 3 replicas (min_replicas)" in said[0]
-        assert said[0].endswith("s, and gives up after 150 s: contributed: rank 0, 1; never started: rank 2")
+        assert (
+            "sync 1 (0) has been waiting for contributions of 3 replicas (min_replicas)" in said[0]
+        )
+        assert said[0].endswith(
+            "s, and gives up after 150 s: contributed: rank 0, 1; never started: rank 2"
+        )

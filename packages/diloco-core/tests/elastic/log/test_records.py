@@ -82,8 +82,15 @@ def _member(**changes):
 @pytest.mark.parametrize(
     "fields",
     [
-        *({name: value for name, value in COMMIT.fields().items() if name != gone} for gone in COMMIT.fields()),
-        *(_changed(name, wrong) for name in COMMIT.fields() for wrong in (None, -1, 2.0, True, "x", {}, [[1]])),
+        *(
+            {name: value for name, value in COMMIT.fields().items() if name != gone}
+            for gone in COMMIT.fields()
+        ),
+        *(
+            _changed(name, wrong)
+            for name in COMMIT.fields()
+            for wrong in (None, -1, 2.0, True, "x", {}, [[1]])
+        ),
         *(_member(**{name: 77}) for name in ("rank", "epoch", "from", "to", "key")),
         _member(key=_delta(0, sync=4).key),
         _changed("members", []),
@@ -126,16 +133,27 @@ def test_a_sealed_manifest_with_wrong_fields_is_refused_by_name(name, wrong):
 
 
 def test_keys_that_do_not_parse_are_not_of_the_run():
-    stray = ["claims/00001/", "claims/00001/notes.json", "claims/00001/00x2.json", "claims/1/0009.json"]
+    stray = [
+        "claims/00001/",
+        "claims/00001/notes.json",
+        "claims/00001/00x2.json",
+        "claims/1/0009.json",
+    ]
     assert epochs(["claims/00001/0001.json", *stray], 1) == [1]
     assert highest_epochs([*stray, "claims/00000/0003.json", "claims/00000/0002.json"]) == {0: 3}
     assert commit_sync("commits/00000007.json") == 7
-    assert {commit_sync(key) for key in ("commits/", "commits/7.json", "commits/00000007.json.tmp")} == {None}
-    assert {parse_inner(key) for key in ("inner/00000/", "inner/00000/00000006.0001.safetensors")} == {None}
+    assert {
+        commit_sync(key) for key in ("commits/", "commits/7.json", "commits/00000007.json.tmp")
+    } == {None}
+    assert {
+        parse_inner(key) for key in ("inner/00000/", "inner/00000/00000006.0001.safetensors")
+    } == {None}
     assert Delta.parse(f"deltas/00000003/00000.0001.05-7.{_BASE}.{_SCHEMA}.safetensors") is None
 
 
-@pytest.mark.parametrize("data", [b"", b"{}", b'{"format": 9}', b'{"format": 2, "members": [{"key": "x"}]}', b"[]"])
+@pytest.mark.parametrize(
+    "data", [b"", b"{}", b'{"format": 9}', b'{"format": 2, "members": [{"key": "x"}]}', b"[]"]
+)
 @pytest.mark.parametrize(
     "read",
     [

@@ -26,7 +26,9 @@ def _delta(rank, epoch=1, start=0, stop=5, sync=3, base=_BASE, schema=_SCHEMA):
 
 def _valid(deltas, positions=(), sizes=None):
     listing = {delta.key: (sizes or {}).get(delta, 100) for delta in deltas}
-    return valid(listing, base=_BASE, schema=_SCHEMA, positions=dict(positions), size=lambda groups: 100)
+    return valid(
+        listing, base=_BASE, schema=_SCHEMA, positions=dict(positions), size=lambda groups: 100
+    )
 
 
 class TestValid:
@@ -56,7 +58,9 @@ class TestValid:
 
     def test_foreign_keys_are_passed_over(self):
         listing = {"deltas/00000003/notes.txt": 100, Hint(3, 1, 1, "join").key: 100}
-        assert valid(listing, base=_BASE, schema=_SCHEMA, positions={}, size=lambda groups: 100) == {}
+        assert (
+            valid(listing, base=_BASE, schema=_SCHEMA, positions={}, size=lambda groups: 100) == {}
+        )
 
 
 class TestExpected:
@@ -80,10 +84,16 @@ class TestExpected:
         former = former_farewells(before, 0, 2)
         assert former == set(before)
         assert expected({0: 1, 1: 1, 2: 1}, begins) == set()
-        assert expected({0: 1, 1: 1, 2: 1}, [*before, Hint(5, 0, 2, "join").key], (), former) == {0, 1, 2}
+        assert expected({0: 1, 1: 1, 2: 1}, [*before, Hint(5, 0, 2, "join").key], (), former) == {
+            0,
+            1,
+            2,
+        }
         assert expected({0: 1, 1: 1, 2: 1}, begins, (), former) == {0, 2}, "who left again has left"
 
-    @pytest.mark.parametrize("hint", [Hint(5, 1, 1, "leave"), Hint(5, 0, 2, "leave"), Hint(5, 0, 1, "join")])
+    @pytest.mark.parametrize(
+        "hint", [Hint(5, 1, 1, "leave"), Hint(5, 0, 2, "leave"), Hint(5, 0, 1, "join")]
+    )
     def test_who_left_a_run_that_goes_on_is_not_waited_for(self, hint):
         """No earlier life of rank 0, which is in its second one, has left here."""
         assert former_farewells([Hint(5, 2, 1, "leave").key, hint.key], 0, 2) == set()
@@ -101,14 +111,25 @@ class TestMayCommit:
             (1, set(), 1, False, True),
         ],
     )
-    def test_quorum_own_contribution_and_nobody_waited_for(self, rank, waited_for, quorum, overdue, may):
+    def test_quorum_own_contribution_and_nobody_waited_for(
+        self, rank, waited_for, quorum, overdue, may
+    ):
         assert (
-            may_commit({0: _delta(0), 1: _delta(1)}, waited_for, rank=rank, min_replicas=quorum, overdue=overdue) is may
+            may_commit(
+                {0: _delta(0), 1: _delta(1)},
+                waited_for,
+                rank=rank,
+                min_replicas=quorum,
+                overdue=overdue,
+            )
+            is may
         )
 
 
 def _collect(keys, last, kept, retention=2, keep_deltas=False):
-    return collectable(keys, last=last, kept=kept, retention=retention, keep_deltas=keep_deltas, initial=_NONCE)
+    return collectable(
+        keys, last=last, kept=kept, retention=retention, keep_deltas=keep_deltas, initial=_NONCE
+    )
 
 
 class TestCollectable:
@@ -147,19 +168,36 @@ class TestCollectable:
         keys = ["commits/00000001.json", "claims/00000/0001.json", "manifest.json"]
         assert _collect(keys, last=99, kept=[99]) == []
 
-    @given(st.lists(st.integers(1, 30), unique=True), st.integers(1, 30), st.integers(0, 30), st.integers(1, 4))
+    @given(
+        st.lists(st.integers(1, 30), unique=True),
+        st.integers(1, 30),
+        st.integers(0, 30),
+        st.integers(1, 4),
+    )
     def test_conditions_only_become_truer(self, syncs, last, done, retention):
-        keys = [_delta(0, sync=sync).key for sync in syncs] + [shard_key(sync, 0, 0, _NONCE) for sync in syncs]
+        keys = [_delta(0, sync=sync).key for sync in syncs] + [
+            shard_key(sync, 0, 0, _NONCE) for sync in syncs
+        ]
         now = set(_collect(keys, last, [min(done, last)], retention))
         assert now <= set(_collect(keys, last + 1, [min(done, last) + 1], retention))
 
 
 def test_newest_done_is_per_fragment_and_ignores_states_that_are_not_complete():
-    assert newest_done([done_key(1, 0), done_key(3, 0), done_key(2, 1), shard_key(5, 0, 0, _NONCE)], 2) == [3, 2]
+    assert newest_done(
+        [done_key(1, 0), done_key(3, 0), done_key(2, 1), shard_key(5, 0, 0, _NONCE)], 2
+    ) == [3, 2]
     assert newest_done([], 2) == [0, 0]
 
 
-@given(st.builds(_delta, st.integers(0, 99999), st.integers(1, 10**6), st.integers(0, 10**9), st.integers(0, 10**9)))
+@given(
+    st.builds(
+        _delta,
+        st.integers(0, 99999),
+        st.integers(1, 10**6),
+        st.integers(0, 10**9),
+        st.integers(0, 10**9),
+    )
+)
 def test_keys_of_contributions_say_everything(delta):
     assert Delta.parse(delta.key) == delta
 
@@ -180,7 +218,9 @@ def test_after_a_rollback_only_states_after_it_count():
     rollback = Rollback(6, (1, 4), (3, 5), {0: 1}, run="f" * 16)
     keys = [done_key(sync, 0) for sync in (1, 3, 5)] + [done_key(sync, 1) for sync in (2, 4)]
     assert done_states(keys, 2, [rollback]) == [{1}, {4, 2}]
-    assert done_states([*keys, done_key(7, 0)], 2, [rollback, Rollback(9, (7, 2), (8,), {0: 1}, run="f" * 16)]) == [
+    assert done_states(
+        [*keys, done_key(7, 0)], 2, [rollback, Rollback(9, (7, 2), (8,), {0: 1}, run="f" * 16)]
+    ) == [
         {1, 7},
         {2},
     ]

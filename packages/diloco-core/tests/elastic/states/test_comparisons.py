@@ -110,7 +110,11 @@ def test_a_shard_is_whole_only_if_all_of_it_is(part):
     def act(life, store):
         data = bytearray(store.objects[_KEY])
         if part != "nothing":
-            position = {"values": len(data) - 30, "outer state": len(data) - 30 - 4 * 40 - 8, "header": 30}[part]
+            position = {
+                "values": len(data) - 30,
+                "outer state": len(data) - 30 - 4 * 40 - 8,
+                "header": 30,
+            }[part]
             data[position] ^= 1
         store.damage(_KEY, bytes(data))
         check_shard(life, 3, 0, 0)
@@ -145,13 +149,15 @@ def test_gather_who_computes_other_values_mends_nothing(monkeypatch):
 
     monkeypatch.setattr(Adoption, "_update", other)
     again = SimulatedTraining(syncs=4, sizes=(40,), salts=dict(first.salts))
-    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0)
+    outcome = simulate(
+        again, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0
+    )
     errors = list(outcome.errors().values())
     assert len(errors) == 2, outcome.errors()
     assert all("another kind of processor rounds differently" in str(error) for error in errors)
-    assert {key: data for key, data in store.objects.items() if key.startswith(("state/", "commits/"))} == {
-        key: data for key, data in before.items() if key.startswith(("state/", "commits/"))
-    }
+    assert {
+        key: data for key, data in store.objects.items() if key.startswith(("state/", "commits/"))
+    } == {key: data for key, data in before.items() if key.startswith(("state/", "commits/"))}
 
 
 def test_gather_published_values_that_one_replica_alone_holds_are_not_gone_on_from(caplog):
@@ -179,5 +185,7 @@ def test_gather_published_values_that_one_replica_alone_holds_are_not_gone_on_fr
     outcome = simulate(train, Schedule(3), settings, most_lives=1)
     assert outcome.errors() == {}
     assert {what.split(",")[0] for what in violations(outcome, training)} <= {"after sync 4"}
-    assert "the values in simulated://run/state/00000003/000.00001.safetensors differ" in caplog.text
+    assert (
+        "the values in simulated://run/state/00000003/000.00001.safetensors differ" in caplog.text
+    )
     assert "state/00000003/000.done.json" not in {key for _, key, _ in outcome.store.history}

@@ -51,7 +51,8 @@ def _rollback(store):
     (record,) = [
         record
         for key, data in store.decided.items()
-        if key.startswith("commits/") and isinstance(record := read_record(data, int(key[8:16]), ""), Rollback)
+        if key.startswith("commits/")
+        and isinstance(record := read_record(data, int(key[8:16]), ""), Rollback)
     ]
     return record
 
@@ -76,7 +77,9 @@ def test_the_batches_of_what_was_given_up_are_learned_again(lost, caplog):
     assert "was saved after sync 4, and the run has gone back behind that" in caplog.text
     assert "rank 0 goes on with a fresh inner state" in caplog.text
     assert "pass over the 6 batches" in caplog.text
-    assert {step: batch for (_, _, step), batch in training.batches.items()} == {n: n for n in range(6, 12)}
+    assert {step: batch for (_, _, step), batch in training.batches.items()} == {
+        n: n for n in range(6, 12)
+    }
 
 
 def test_what_was_saved_before_is_taken_where_it_is_still_there(lost, caplog):
@@ -85,8 +88,13 @@ def test_what_was_saved_before_is_taken_where_it_is_still_there(lost, caplog):
     store.write(older, kept[older])  # as where a replica dies while it saves
     caplog.set_level(logging.WARNING)
     training = _go_on(store, 6, before)
-    assert "rank 0 takes the inner state after sync 2 instead: 2 batches are to be passed over" in caplog.text
-    assert {step: batch for (_, _, step), batch in training.batches.items()} == {n: n for n in range(6, 12)}
+    assert (
+        "rank 0 takes the inner state after sync 2 instead: 2 batches are to be passed over"
+        in caplog.text
+    )
+    assert {step: batch for (_, _, step), batch in training.batches.items()} == {
+        n: n for n in range(6, 12)
+    }
 
 
 def test_what_was_saved_since_is_taken_and_what_was_saved_before_never(lost, caplog):
@@ -100,11 +108,15 @@ def test_what_was_saved_since_is_taken_and_what_was_saved_before_never(lost, cap
     store.write(stale, kept[stale])
     again = _go_on(store, 8, training, resume=True)
     assert f"{stale} was saved after sync 4, and the run has gone back behind that" in caplog.text
-    assert {step: batch for (_, _, step), batch in again.batches.items()} == {n: n for n in range(12, 16)}
+    assert {step: batch for (_, _, step), batch in again.batches.items()} == {
+        n: n for n in range(12, 16)
+    }
     caplog.clear()
     last = _go_on(store, 10, again, resume=True)
     assert "inner state" not in caplog.text, "the newest is of use"
-    assert {step: batch for (_, _, step), batch in last.batches.items()} == {n: n for n in range(16, 20)}
+    assert {step: batch for (_, _, step), batch in last.batches.items()} == {
+        n: n for n in range(16, 20)
+    }
 
 
 def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, caplog):
@@ -115,16 +127,22 @@ def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, cap
     store.damage(commit_key(5), b"rot")
     again = _go_on(store, 8, training, resume=True)
     assert "rank 0 goes on with a fresh inner state" in caplog.text
-    assert {step: batch for (_, _, step), batch in again.batches.items()} == {n: n for n in range(12, 16)}
+    assert {step: batch for (_, _, step), batch in again.batches.items()} == {
+        n: n for n in range(12, 16)
+    }
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("when", ["commits/00000005", "deltas/00000006", "commits/00000006"])
 @pytest.mark.parametrize("state", [2, 0])
-def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(topology, when, state, caplog):
+def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(
+    topology, when, state, caplog
+):
     """Two newer states were complete, so a life that hangs may have listed it for deletion, and delete it at any time."""
     torch.set_num_threads(1)
-    settings = Elastic(**{**_ELASTIC, "topology": topology, "publish_every": 1, "retention": 1, "resume": False})
+    settings = Elastic(
+        **{**_ELASTIC, "topology": topology, "publish_every": 1, "retention": 1, "resume": False}
+    )
     planned, hangs = [], [True]
 
     class Hung(SimulatedStore):
@@ -151,18 +169,25 @@ def test_a_state_that_the_run_has_gone_back_to_survives_a_late_collection(topolo
             store.damage(key, store.objects[key][:50])
     planned += [key for key in store.objects if key.startswith(keep)]
     training = SimulatedTraining(syncs=7, sizes=(40,), salts=dict(before.salts))
-    resumed = Elastic(**{**_ELASTIC, "topology": topology, "publish_every": 1, "retention": 1}, resume="newest-whole")
+    resumed = Elastic(
+        **{**_ELASTIC, "topology": topology, "publish_every": 1, "retention": 1},
+        resume="newest-whole",
+    )
     outcome = simulate(training, Schedule(1, latency=0.01), resumed, store=store, most_lives=1)
     assert violations(outcome, training) == []
     assert _rollback(store).states == (state,)
     assert not planned
-    assert not [key for key in store.objects if key.startswith("kept/")], "later it is not needed any more"
+    assert not [key for key in store.objects if key.startswith("kept/")], (
+        "later it is not needed any more"
+    )
     # Who has loaded it holds the outer state of its shards, too, and needs nothing of it any more.
     assert ("again from its copy" in caplog.text) == (when == "commits/00000005")
 
 
 @pytest.mark.parametrize("what", ["000.00000.safetensors", "000.done.json"])
-@pytest.mark.parametrize("how", ["damaged", "gone", "its header", "its copy too", "the header of its copy too"])
+@pytest.mark.parametrize(
+    "how", ["damaged", "gone", "its header", "its copy too", "the header of its copy too"]
+)
 def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     torch.set_num_threads(1)
     before, store = SimulatedTraining(syncs=6, sizes=(40,)), SimulatedStore()
@@ -175,12 +200,16 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
             store.remove(key)
     training = SimulatedTraining(syncs=0, sizes=(40,), salts=dict(before.salts))
     going_back = replace(settings, resume="newest-whole")
-    assert simulate(training, Schedule(1, latency=0.01), going_back, store=store, most_lives=1).finished
+    assert simulate(
+        training, Schedule(1, latency=0.01), going_back, store=store, most_lives=1
+    ).finished
     key = f"state/00000004/{what}"
     whole = store.objects[key]
     assert store.objects[f"kept/{key}"] == whole
     for other in list(store.objects):  # it cannot be made again otherwise
-        if other.startswith(("state/00000003/", "deltas/00000004/")) or (other == key and how == "gone"):
+        if other.startswith(("state/00000003/", "deltas/00000004/")) or (
+            other == key and how == "gone"
+        ):
             store.remove(other)
     header = whole[:20] + bytes([whole[20] ^ 1]) + whole[21:]
     if how != "gone":
@@ -188,14 +217,18 @@ def test_a_copy_takes_the_place_of_what_is_damaged(what, how, caplog):
     if how.endswith("its copy too"):
         store.damage(f"kept/{key}", header if how.startswith("the header") else whole[:-1])
     later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
-    outcome = simulate(later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1)
+    outcome = simulate(
+        later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1
+    )
     if how.endswith("its copy too") and what.endswith("safetensors"):
         assert isinstance(outcome.results[0, 1], CorruptedObjectError)
         assert store.objects[key] == whole[:40], "what is damaged itself takes nobody's place"
         return
     assert violations(outcome, later) == []
     # A damaged record is made again from the others first.
-    assert (f"{key} again from its copy" in caplog.text) == (how == "gone" or what.endswith("safetensors"))
+    assert (f"{key} again from its copy" in caplog.text) == (
+        how == "gone" or what.endswith("safetensors")
+    )
 
 
 def test_only_what_is_whole_is_copied(lost, monkeypatch):

@@ -60,7 +60,12 @@ def copy_of(store):
 def resumed(store, topology, *values):
     settings = Elastic(2, topology=topology, resume=True, **SETTINGS)
     return simulate(
-        train(6, *(values or [1.0])), Schedule(2, 2), settings, store=store, most_lives=2, sync_timeout=100.0
+        train(6, *(values or [1.0])),
+        Schedule(2, 2),
+        settings,
+        store=store,
+        most_lives=2,
+        sync_timeout=100.0,
     )
 
 
@@ -91,7 +96,9 @@ def test_what_is_damaged_or_gone_is_written_again(topology, caplog):
             assert outcome.finished, outcome.errors()
             assert "Writing it again: this replica has the same values" in caplog.text
             assert damaged.objects.get(key, store.objects[key]) == store.objects[key]
-            for found, wanted in zip(outcome.results.values(), expected.results.values(), strict=True):
+            for found, wanted in zip(
+                outcome.results.values(), expected.results.values(), strict=True
+            ):
                 assert torch.equal(found, wanted)
 
 
@@ -144,7 +151,10 @@ def test_a_replica_with_other_values_cannot_write_it_again():
     store.damage(key, HARMS["values"](store.objects[key]))
     outcome = resumed(store, "sharded", 2.0)
     assert not outcome.finished
-    assert any(isinstance(error, CorruptedObjectError) and key in str(error) for error in outcome.errors().values())
+    assert any(
+        isinstance(error, CorruptedObjectError) and key in str(error)
+        for error in outcome.errors().values()
+    )
 
 
 def test_a_reload_takes_the_model_back_to_it(lab, tmp_path):

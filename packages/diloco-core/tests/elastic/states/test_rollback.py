@@ -38,7 +38,9 @@ def _stopped(topology="sharded"):
         last = _last(store)
         killed = all(isinstance(result, Killed) for result in outcome.results.values())
         if killed and last >= 5 and shard_key(last, (last - 1) % 2, 0, "") not in store.objects:
-            key = next(key for key in store.objects if key.startswith(f"deltas/{last:08}/00001.0001."))
+            key = next(
+                key for key in store.objects if key.startswith(f"deltas/{last:08}/00001.0001.")
+            )
             data = bytearray(store.objects[key])
             data[len(data) // 2 :] = bytes(len(data) - len(data) // 2)
             store.damage(key, bytes(data))
@@ -55,7 +57,9 @@ def stopped(request):
     return request.param, *_stopped(request.param)
 
 
-def _resume(stopped, resume, faults=(), ranks=2, syncs=12, most_lives=3, store=None, sizes=_SIZES, **options):
+def _resume(
+    stopped, resume, faults=(), ranks=2, syncs=12, most_lives=3, store=None, sizes=_SIZES, **options
+):
     topology, before, original, _ = stopped
     store = store or copy.deepcopy(original)
     broken = []
@@ -100,7 +104,13 @@ def test_a_state_that_is_damaged_and_cannot_be_computed_again_is_named_soon(topo
     outcome, later, _, _ = _resume((topology, before, store, 3), True, most_lives=1, sizes=(40,))
     for error in outcome.results.values():
         assert type(error) is CorruptedObjectError
-        for told in (shard, delta, "something that it is computed from is gone", "resume='newest-whole'", "export()"):
+        for told in (
+            shard,
+            delta,
+            "something that it is computed from is gone",
+            "resume='newest-whole'",
+            "export()",
+        ):
             assert told in str(error)
     assert "kept changing" not in caplog.text
     assert later.states == {}
@@ -199,7 +209,9 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
     """It has all in memory that the others cannot read, and slept while they went back."""
     training, store = SimulatedTraining(syncs=16, sizes=_SIZES), SimulatedStore()
     elastic = {
-        rank: Elastic(1, grace=5.0, topology="sharded", resume="newest-whole" if rank or agreed else True)
+        rank: Elastic(
+            1, grace=5.0, topology="sharded", resume="newest-whole" if rank or agreed else True
+        )
         for rank in range(2)
     }
 
@@ -212,7 +224,9 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
             training.pauses[0, 9] = 400.0
         elif node.life == 1:
             node.sleep(60.0)
-            newest = max(sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects)
+            newest = max(
+                sync for sync in range(1, 40) if done_key(sync, (sync - 1) % 2) in store.objects
+            )
             key = shard_key(newest, (newest - 1) % 2, 0, "")
             store.damage(key, store.objects[key][:50])
             for delta in [key for key in store.objects if key.startswith(f"deltas/{newest:08}/")]:
@@ -220,15 +234,20 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
         return training(node)
 
     start = SimulatedTraining(syncs=1, sizes=_SIZES)
-    simulate(start, Schedule(2, latency=0.01), Elastic(1, grace=5.0, topology="sharded"), store=store)
+    simulate(
+        start, Schedule(2, latency=0.01), Elastic(1, grace=5.0, topology="sharded"), store=store
+    )
     training.salts.update(start.salts)
     schedule = Schedule(2, latency=0.01)
-    outcome = simulate(sleeper, schedule, Elastic(1, grace=5.0, topology="sharded", resume=True), store=store)
+    outcome = simulate(
+        sleeper, schedule, Elastic(1, grace=5.0, topology="sharded", resume=True), store=store
+    )
     assert len(rollbacks_in(store)) == 1
     if agreed:
         assert outcome.errors() == {}
         assert (
-            "rank 0: the run has gone back to older states, in which inner steps of this replica from " in caplog.text
+            "rank 0: the run has gone back to older states, in which inner steps of this replica from "
+            in caplog.text
         )
         assert training.agreed == {(0, 2): True, (1, 2): True}
     else:
@@ -256,7 +275,9 @@ def test_with_nothing_whole_there_is_nothing_to_go_back_to(stopped, monkeypatch)
 def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
     """The state before a damaged one may be older than the rollback, and what was given up in between is left out."""
     _, training, before, _ = _resume(stopped, "newest-whole", syncs=0)
-    _, training, before, _ = _resume((stopped[0], training, before, 0), True, syncs=_outer_steps(before) + more)
+    _, training, before, _ = _resume(
+        (stopped[0], training, before, 0), True, syncs=_outer_steps(before) + more
+    )
     (rollback,) = rollbacks_in(before)
     syncs = [rollback.sync + number + 1 for number in range(more)] or list(rollback.states)
     keys = [shard_key(sync, (sync - 1) % 2, shard, "") for sync in syncs for shard in range(2)]
@@ -267,12 +288,18 @@ def test_what_rots_after_it_is_made_again_as_before(stopped, more, caplog):
         store = copy.deepcopy(before)
         store.damage(key, store.objects[key][:50])
         outcome, later, store, broken = _resume(
-            (stopped[0], training, store, 0), True, syncs=_outer_steps(store) + 2, most_lives=1, store=store
+            (stopped[0], training, store, 0),
+            True,
+            syncs=_outer_steps(store) + 2,
+            most_lives=1,
+            store=store,
         )
         assert violations(outcome, later) == [], key
         assert broken == []
         assert len(rollbacks_in(store)) == 1, "nothing more had to be given up"
-    assert "Asking the other replicas" not in caplog.text, "nor was anything of what was given up looked for"
+    assert "Asking the other replicas" not in caplog.text, (
+        "nor was anything of what was given up looked for"
+    )
 
 
 def test_a_state_that_was_given_up_is_none_to_begin_from_when_newer_ones_are_damaged(stopped):
@@ -328,7 +355,9 @@ def test_lives_that_have_read_it_write_it_again(stopped):
     _, training, store, _ = _resume(stopped, "newest-whole", syncs=0)
     (rollback,) = rollbacks_in(store)
     key, whole = commit_key(rollback.sync), store.objects[commit_key(rollback.sync)]
-    again = SimulatedTraining(syncs=_outer_steps(store) + 3, sizes=_SIZES, salts=dict(training.salts))
+    again = SimulatedTraining(
+        syncs=_outer_steps(store) + 3, sizes=_SIZES, salts=dict(training.salts)
+    )
 
     def train(node):
         if node.rank == 1:

@@ -34,7 +34,11 @@ def _alone(act):
         act(node.exchange, node.exchange._life, store)
 
     outcome = simulate(
-        train, Schedule(1, latency=0.01), Elastic(1, grace=5.0, topology="sharded"), store=store, most_lives=1
+        train,
+        Schedule(1, latency=0.01),
+        Elastic(1, grace=5.0, topology="sharded"),
+        store=store,
+        most_lives=1,
     )
     return outcome.results[0, 1]
 
@@ -101,7 +105,11 @@ def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
             store.damage(key, b"")
     training = SimulatedTraining(syncs=5, sizes=(40,), salts=dict(before.salts))
     outcome = simulate(
-        training, Schedule(1, latency=0.01), replace(settings, resume="newest-whole"), store=store, most_lives=1
+        training,
+        Schedule(1, latency=0.01),
+        replace(settings, resume="newest-whole"),
+        store=store,
+        most_lives=1,
     )
     assert violations(outcome, training) == []
     kept = 3 if trace == "state" else 2
@@ -111,7 +119,9 @@ def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
         Rollback(4, (kept,), (), fence, run=run_of(store)),
     ]
     later = SimulatedTraining(syncs=6, sizes=(40,), salts=dict(training.salts))
-    outcome = simulate(later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1)
+    outcome = simulate(
+        later, Schedule(1, latency=0.01), replace(settings, resume=True), store=store, most_lives=1
+    )
     assert violations(outcome, later) == []
 
 
@@ -136,7 +146,15 @@ def test_a_record_that_does_not_follow_the_one_before_is_refused():
         start = progress.positions[0]
         member = Delta(4, 0, 1, start, start + 2, progress.digest, "0" * 16)
         commit = Commit(
-            4, 0, progress.digest, life.previous, (member,), {0: start + 2}, 4, life.rollback, run=run_of(store)
+            4,
+            0,
+            progress.digest,
+            life.previous,
+            (member,),
+            {0: start + 2},
+            4,
+            life.rollback,
+            run=run_of(store),
         )
         life.verify(commit)
         for wrong in (

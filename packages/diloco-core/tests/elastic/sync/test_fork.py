@@ -7,7 +7,14 @@ import pytest
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._elastic._log._keys import commit_key, done_key
 from diloco_core._elastic._log._records import Commit
-from diloco_core.testing import Killed, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing import (
+    Killed,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 from diloco_core.testing._checks import read_log
 
 LOST = 3
@@ -61,7 +68,9 @@ def _fork(*, leaves_at=0, sleeper_ends_at=0, syncs=8, seconds=300.0):
     schedule = Schedule(2, latency=0.001, restart_after=20.0)
     settings = Elastic(1, grace=5.0, topology="gather", publish_every=4, retention=4)
     outcome = simulate(train, schedule, settings, store=store, most_lives=2)
-    wrong = [text for text in violations(outcome, training) if not text.startswith(f"after sync {LOST},")]
+    wrong = [
+        text for text in violations(outcome, training) if not text.startswith(f"after sync {LOST},")
+    ]
     return store, training, outcome, wrong
 
 
@@ -69,7 +78,10 @@ def test_a_life_that_slept_does_not_decide_on_a_record_that_was_decided_again(ca
     store, training, outcome, wrong = _fork(leaves_at=LOST)
     assert wrong == []
     assert outcome.results[0, 1] == 8
-    assert "commits/00000003.json is not the record any more that this replica has obeyed" in caplog.text
+    assert (
+        "commits/00000003.json is not the record any more that this replica has obeyed"
+        in caplog.text
+    )
     log, broken = read_log(store)
     assert broken == []
     assert [member.rank for member in log[LOST - 1].members] == [1]
@@ -77,7 +89,10 @@ def test_a_life_that_slept_does_not_decide_on_a_record_that_was_decided_again(ca
     assert sum(report.reloaded for report in training.reports[0, 1]) == 1
     # As the log says: the next contribution that counts is of later batches, and a life that began after it would not go back.
     assert "inner steps of this replica from 4 on are not counted" in caplog.text
-    assert "Those of the steps before 8 are not learned, unless this replica is started again before" in caplog.text
+    assert (
+        "Those of the steps before 8 are not learned, unless this replica is started again before"
+        in caplog.text
+    )
     assert [(member.start, member.stop) for member in log[LOST].members] == [(8, 10)]
 
 
@@ -86,7 +101,10 @@ def test_a_life_that_slept_goes_on_from_what_the_others_have_decided_meanwhile(c
     _, training, outcome, wrong = _fork(syncs=16, seconds=45.0)
     assert wrong == []
     assert outcome.results[0, 1] == 16
-    assert "commits/00000003.json is not the record any more that this replica has obeyed" in caplog.text
+    assert (
+        "commits/00000003.json is not the record any more that this replica has obeyed"
+        in caplog.text
+    )
     assert "newest-whole" not in caplog.text
     assert sum(report.reloaded for report in training.reports[0, 1]) == 1
     ends = {rank: copies for rank, _, copies in training.states[16]}
@@ -97,7 +115,10 @@ def test_a_life_that_slept_goes_on_from_what_the_others_have_decided_meanwhile(c
 def test_a_life_that_slept_publishes_nothing_of_a_record_that_was_decided_again(caplog):
     store, _, outcome, _ = _fork(leaves_at=LOST, sleeper_ends_at=LOST)
     assert outcome.results[0, 1] == LOST
-    assert "commits/00000003.json is not the record any more that this replica has obeyed" in caplog.text
+    assert (
+        "commits/00000003.json is not the record any more that this replica has obeyed"
+        in caplog.text
+    )
     assert not store.below("state")
 
 
@@ -107,8 +128,14 @@ def test_a_state_that_was_published_for_another_record_is_not_taken(topology):
     settings = Elastic(2, grace=5.0, topology=topology, publish_every=1)
     simulate(training, Schedule(2), settings, store=store)
     assert done_key(3, 0) in store.objects
-    other = replace(Commit.from_json(store.objects[commit_key(3)], 3, ""), positions={0: 6, 1: 6, 2: 1})
+    other = replace(
+        Commit.from_json(store.objects[commit_key(3)], 3, ""), positions={0: 6, 1: 6, 2: 1}
+    )
     store.damage(commit_key(3), other.to_json())
-    outcome = simulate(training, Schedule(2), replace(settings, resume=True), store=store, most_lives=1)
+    outcome = simulate(
+        training, Schedule(2), replace(settings, resume=True), store=store, most_lives=1
+    )
     assert {type(error) for error in outcome.errors().values()} == {CorruptedObjectError}
-    assert all("was published for another record" in str(error) for error in outcome.errors().values())
+    assert all(
+        "was published for another record" in str(error) for error in outcome.errors().values()
+    )

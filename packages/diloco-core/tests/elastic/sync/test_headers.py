@@ -21,7 +21,10 @@ from diloco_core.testing._store import Connection
 _SYNCS, _END = 4, 8
 _SIZES = (96, 80)
 _FRAGMENTS = len(_SIZES)
-_NEWEST = {0: 5, 1: 4}  # by fragment: after which sync its state is, where the run stopped; the fifth was the flush
+_NEWEST = {
+    0: 5,
+    1: 4,
+}  # by fragment: after which sync its state is, where the run stopped; the fifth was the flush
 
 
 class _Run:
@@ -55,7 +58,11 @@ class _Run:
             most_lives=1,
             limit=1e5,
         )
-        wrong = [what for what in violations(outcome, training) if not (alone and "not every rank" in what)]
+        wrong = [
+            what
+            for what in violations(outcome, training)
+            if not (alone and "not every rank" in what)
+        ]
         assert wrong == [], damage.keys()
         _reports_are_true(outcome, training)
         return outcome, training
@@ -66,7 +73,12 @@ def _reports_are_true(outcome, training):
     log, _ = read_log(outcome.store)
     for (rank, life), reports in training.reports.items():
         assert life == 1, "nobody had to be started again"
-        own = {c.sync: m.stop - m.start for c in log for m in c.members if (m.rank, m.epoch) == (rank, 2)}
+        own = {
+            c.sync: m.stop - m.start
+            for c in log
+            for m in c.members
+            if (m.rank, m.epoch) == (rank, 2)
+        }
         assert {r.sync: r.inner_steps for r in reports if r.contribution == "counted"} == own
         members = {commit.sync: len(commit.members) for commit in log}
         assert all(report.members == members[report.sync] for report in reports if report.committed)
@@ -119,15 +131,23 @@ _PLACES = [*_FEW, *(pytest.param(place, marks=pytest.mark.slow) for place in _AL
 @pytest.mark.parametrize("place", _PLACES)
 @pytest.mark.parametrize("fragment", range(_FRAGMENTS))
 @pytest.mark.parametrize("shard", range(2))
-def test_it_is_found_and_mended_before_anybody_trains(run, undamaged, caplog, shard, fragment, place):
+def test_it_is_found_and_mended_before_anybody_trains(
+    run, undamaged, caplog, shard, fragment, place
+):
     key = _key(fragment, shard)
     whole = run.objects[key]
     with caplog.at_level(logging.INFO, "diloco_core"):
         outcome, training = run.resumed({key: flip(whole, 8 * _places(whole)[place] + 1)})
     messages = [record.getMessage() for record in caplog.records]
-    (mended,) = [number for number, text in enumerate(messages) if f"writing {key} again with the same content" in text]
+    (mended,) = [
+        number
+        for number, text in enumerate(messages)
+        if f"writing {key} again with the same content" in text
+    ]
     (began,) = [
-        number for number, text in enumerate(messages) if text.startswith(f"rank {shard}: life 2 begins at sync 5")
+        number
+        for number, text in enumerate(messages)
+        if text.startswith(f"rank {shard}: life 2 begins at sync 5")
     ]
     assert mended < began
     assert _final(outcome) == undamaged[False]
@@ -135,7 +155,9 @@ def test_it_is_found_and_mended_before_anybody_trains(run, undamaged, caplog, sh
 
 
 @pytest.mark.parametrize("place", _PLACES)
-def test_who_resumes_alone_mends_the_parts_of_others_when_their_turn_comes(run, undamaged, caplog, place):
+def test_who_resumes_alone_mends_the_parts_of_others_when_their_turn_comes(
+    run, undamaged, caplog, place
+):
     damage = {_key(fragment, 1): run.objects[_key(fragment, 1)] for fragment in range(_FRAGMENTS)}
     damage = {key: flip(whole, 8 * _places(whole)[place] + 2) for key, whole in damage.items()}
     outcome, training = run.resumed(damage, alone=True)
@@ -164,7 +186,10 @@ def test_where_it_cannot_be_made_again_like_that_the_whole_state_is_loaded_and_w
         assert _final(outcome) == undamaged[False]
         return
     # Sync 7 holds what was learned of fragment 0; what fragment 1 had learned by then is gone.
-    assert [(r.sync, r.contribution, r.committed, r.members, r.inner_steps, r.reloaded) for r in reports[:3]] == [
+    assert [
+        (r.sync, r.contribution, r.committed, r.members, r.inner_steps, r.reloaded)
+        for r in reports[:3]
+    ] == [
         (6, "counted", True, 1, 2, False),
         (7, "counted", True, 1, 4, True),
         (8, "counted", True, 1, 2, False),
@@ -188,4 +213,6 @@ def test_a_start_reads_no_outer_state_twice(run):
         patch.setattr(Connection, "open", counted)
         run.resumed({})
     # Both ranks read all values, and one of them the rest.
-    assert {opened[_key(fragment, shard)] for fragment in range(_FRAGMENTS) for shard in range(2)} == {3}
+    assert {
+        opened[_key(fragment, shard)] for fragment in range(_FRAGMENTS) for shard in range(2)
+    } == {3}

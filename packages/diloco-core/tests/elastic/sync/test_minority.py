@@ -6,7 +6,14 @@ from diloco_core import DivergedError, Elastic
 from diloco_core._elastic._log._keys import Delta, commit_key, deltas
 from diloco_core._elastic._log._records import Commit
 from diloco_core._elastic._sync._adopt import Adoption
-from diloco_core.testing import Fault, Schedule, SimulatedStore, SimulatedTraining, simulate, violations
+from diloco_core.testing import (
+    Fault,
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
 
 
 @pytest.fixture
@@ -27,7 +34,10 @@ def spoil(monkeypatch):
 
 
 def _members(store, sync):
-    return [member.rank for member in Commit.from_json(store.objects[commit_key(sync)], sync, "").members]
+    return [
+        member.rank
+        for member in Commit.from_json(store.objects[commit_key(sync)], sync, "").members
+    ]
 
 
 @pytest.fixture

@@ -44,10 +44,16 @@ def test_memory_that_changed_is_noticed_before_anything_is_sent(caplog, topology
     copies = {}
     training = Flipped(syncs=6, sizes=(40,))
     with caplog.at_level(logging.ERROR, "diloco_core"):
-        outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0, topology=topology, publish_every=1))
+        outcome = simulate(
+            training, Schedule(3), Elastic(2, grace=20.0, topology=topology, publish_every=1)
+        )
     assert violations(outcome, training) == []
-    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert "rank 1: the global copy of fragment 0 changed in memory since sync 2 (shard 1" in message
+    (message,) = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.ERROR
+    ]
+    assert (
+        "rank 1: the global copy of fragment 0 changed in memory since sync 2 (shard 1" in message
+    )
     assert [report.reloaded for report in training.reports[1, 1]].count(True) == 1
     assert not any(report.reloaded for rank in (0, 2) for report in training.reports[rank, 1])
 
@@ -56,7 +62,9 @@ def test_gather_a_minority_reloads_and_goes_on(monkeypatch, caplog):
     seen = []
     _spoil(monkeypatch, lambda sync: sync == 2 and not seen and not seen.append(sync))
     training = SimulatedTraining(syncs=6, sizes=(40,))
-    outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0, topology="gather", publish_every=1))
+    outcome = simulate(
+        training, Schedule(3), Elastic(2, grace=20.0, topology="gather", publish_every=1)
+    )
     wrong = violations(outcome, training)
     assert wrong
     assert all(what.startswith("after sync 2, ") for what in wrong)
@@ -70,7 +78,12 @@ def test_gather_a_minority_reloads_and_goes_on(monkeypatch, caplog):
 def test_gather_a_replica_that_always_differs_stops_and_says_what_to_do(monkeypatch):
     _spoil(monkeypatch, lambda sync: sync > 1)
     training = SimulatedTraining(syncs=8, sizes=(40,))
-    outcome = simulate(training, Schedule(3), Elastic(2, grace=5.0, topology="gather", publish_every=1), most_lives=1)
+    outcome = simulate(
+        training,
+        Schedule(3),
+        Elastic(2, grace=5.0, topology="gather", publish_every=1),
+        most_lives=1,
+    )
     error = outcome.results[1, 1]
     assert isinstance(error, DivergedError)
     assert "topology='sharded'" in str(error)
@@ -82,7 +95,9 @@ def test_sharded_different_rounding_does_not_matter(monkeypatch):
     _spoil(monkeypatch, lambda sync: True)
     training = SimulatedTraining(syncs=6, sizes=(48,))
     outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0, topology="sharded"))
-    assert [what for what in violations(outcome, training) if "off what the log says" not in what] == []
+    assert [
+        what for what in violations(outcome, training) if "off what the log says" not in what
+    ] == []
 
 
 def test_memory_that_is_bad_for_good_ends_a_replica():
@@ -149,7 +164,10 @@ def test_gather_outer_state_that_one_replica_alone_holds_is_not_gone_on_from(cap
     outcome = simulate(training, Schedule(3), settings, most_lives=1)
     assert outcome.errors() == {}
     assert {what.split(",")[0] for what in violations(outcome, training)} <= {"after sync 4"}
-    assert "the outer optimizer's tensors in simulated://run/state/00000003/000.00001.safetensors differ" in caplog.text
+    assert (
+        "the outer optimizer's tensors in simulated://run/state/00000003/000.00001.safetensors differ"
+        in caplog.text
+    )
     assert "state/00000003/000.done.json" not in outcome.store.decided | outcome.store.objects
 
 
@@ -171,11 +189,18 @@ def test_gather_outer_state_is_compared_when_a_run_ends(first, caplog):
         node.exchange.leave = late
         training(node)
 
-    outcome = simulate(train, Schedule(3), Elastic(3, grace=20.0, topology="gather", publish_every=8), most_lives=1)
+    outcome = simulate(
+        train, Schedule(3), Elastic(3, grace=20.0, topology="gather", publish_every=8), most_lives=1
+    )
     assert outcome.errors() == {}
     errors = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert [message[:7] for message in errors] == (["rank 1:"] if first == 0 else ["rank 0:", "rank 2:"])
-    assert all("state/00000003/000.done.json says of the published state is not what" in message for message in errors)
+    assert [message[:7] for message in errors] == (
+        ["rank 1:"] if first == 0 else ["rank 0:", "rank 2:"]
+    )
+    assert all(
+        "state/00000003/000.done.json says of the published state is not what" in message
+        for message in errors
+    )
 
 
 @pytest.mark.parametrize("chunk_bytes", [32, 2**20])
@@ -194,5 +219,10 @@ def test_sharded_outer_state_that_changed_in_memory_is_read_again(caplog, chunk_
     settings = Elastic(2, grace=20.0, topology="sharded")
     outcome = simulate(training, Schedule(3), settings, most_lives=1, chunk_bytes=chunk_bytes)
     assert violations(outcome, training) == []
-    (message,) = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
-    assert "rank 1: what the outer optimizer keeps of shard 1 of fragment 0 changed in memory since sync 3" in message
+    (message,) = [
+        record.getMessage() for record in caplog.records if record.levelno == logging.ERROR
+    ]
+    assert (
+        "rank 1: what the outer optimizer keeps of shard 1 of fragment 0 changed in memory since sync 3"
+        in message
+    )

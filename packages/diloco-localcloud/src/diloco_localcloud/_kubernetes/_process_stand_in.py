@@ -75,7 +75,9 @@ class KubernetesProcesses(Service):
             try:
                 quantity(value)
             except ValueError as wrong:
-                raise StandInError(f"resources[{name!r}] is no quantity: {value!r}; {wrong}") from None
+                raise StandInError(
+                    f"resources[{name!r}] is no quantity: {value!r}; {wrong}"
+                ) from None
         if backoff_seconds <= 0:
             raise StandInError(f"backoff_seconds must be above 0, not {backoff_seconds}")
         wrapper = _pid_namespaces.wrapper() if pid_namespaces else ()

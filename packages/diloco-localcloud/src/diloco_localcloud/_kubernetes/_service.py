@@ -50,7 +50,9 @@ class Service:
             StandInError: it is not started.
         """
         if self._server is None:
-            raise StandInError("the stand-in is not started; call start(), or use it in a with block")
+            raise StandInError(
+                "the stand-in is not started; call start(), or use it in a with block"
+            )
         return f"{'https' if self._tls else 'http'}://127.0.0.1:{self._server.port}"
 
     @property
@@ -77,9 +79,7 @@ class Service:
         try:
             self._server = Server(self._api.handle, self._port, context)
         except OSError as wrong:
-            message = (
-                f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; choose another, or 0 for a free one"
-            )
+            message = f"port {self._port} of 127.0.0.1 cannot be used: {wrong.strerror}; choose another, or 0 for a free one"
             raise StandInError(message) from None
         self._cluster.stopped = False
         self._server.start()

@@ -8,7 +8,16 @@ from dataclasses import dataclass
 
 from ._http import CutError
 
-KINDS = ("throttle", "server_error", "unavailable", "unauthorized", "forbidden", "expired", "cut", "ambiguous")
+KINDS = (
+    "throttle",
+    "server_error",
+    "unavailable",
+    "unauthorized",
+    "forbidden",
+    "expired",
+    "cut",
+    "ambiguous",
+)
 
 
 @dataclass

@@ -48,16 +48,22 @@ class CutError(Exception):
 
 def as_json(status: int, thing: Any, headers: Mapping[str, str] | None = None) -> Response:
     """An answer in JSON."""
-    return Response(status, json.dumps(thing, separators=(",", ":")).encode(), headers=headers or {})
+    return Response(
+        status, json.dumps(thing, separators=(",", ":")).encode(), headers=headers or {}
+    )
 
 
 class Server:
     """Listens on loopback from ``start`` to ``stop``."""
 
-    def __init__(self, handle: Callable[[Request], Response], port: int, context: ssl.SSLContext | None) -> None:
+    def __init__(
+        self, handle: Callable[[Request], Response], port: int, context: ssl.SSLContext | None
+    ) -> None:
         self._inner = _Inner(("127.0.0.1", port), _handler(handle))
         self._inner.context = context
-        self._thread = threading.Thread(target=self._inner.serve_forever, args=(0.01,), name="stand-in", daemon=True)
+        self._thread = threading.Thread(
+            target=self._inner.serve_forever, args=(0.01,), name="stand-in", daemon=True
+        )
 
     @property
     def port(self) -> int:

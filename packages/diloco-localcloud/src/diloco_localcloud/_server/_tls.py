@@ -41,7 +41,12 @@ def make() -> tuple[ssl.SSLContext, str]:
 
 def _make(folder: Path) -> tuple[ssl.SSLContext, str]:
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-    authority = ["-addext", "basicConstraints=critical,CA:TRUE", "-addext", "keyUsage=critical,keyCertSign,cRLSign"]
+    authority = [
+        "-addext",
+        "basicConstraints=critical,CA:TRUE",
+        "-addext",
+        "keyUsage=critical,keyCertSign,cRLSign",
+    ]
     (folder / "extensions").write_text(_EXTENSIONS)
     _openssl(
         folder,
@@ -58,9 +63,13 @@ def _make(folder: Path) -> tuple[ssl.SSLContext, str]:
         "/CN=stand-in CA",
         *authority,
     )
-    _openssl(folder, "req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=stand-in")
+    _openssl(
+        folder, "req", *key, "-keyout", "server.key", "-out", "server.csr", "-subj", "/CN=stand-in"
+    )
     signing = ["-CA", "ca.pem", "-CAkey", "ca.key", "-CAcreateserial", "-extfile", "extensions"]
-    _openssl(folder, "x509", "-req", "-in", "server.csr", "-out", "server.pem", "-days", "30", *signing)
+    _openssl(
+        folder, "x509", "-req", "-in", "server.csr", "-out", "server.pem", "-days", "30", *signing
+    )
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(folder / "server.pem", folder / "server.key")
     return context, (folder / "ca.pem").read_text()
@@ -68,8 +77,12 @@ def _make(folder: Path) -> tuple[ssl.SSLContext, str]:
 
 def _openssl(folder: Path, *words: str) -> None:
     try:
-        subprocess.run(["openssl", *words], cwd=folder, check=True, capture_output=True, text=True, timeout=60)
+        subprocess.run(
+            ["openssl", *words], cwd=folder, check=True, capture_output=True, text=True, timeout=60
+        )
     except FileNotFoundError:
-        raise StandInError("TLS needs the command openssl, which is not here; install it, or pass tls=False") from None
+        raise StandInError(
+            "TLS needs the command openssl, which is not here; install it, or pass tls=False"
+        ) from None
     except subprocess.CalledProcessError as wrong:
         raise StandInError(f"openssl {words[0]} failed: {wrong.stderr.strip()}") from None

@@ -39,7 +39,9 @@ def test_rules_of_a_role(clients):
     with clients.refused(403, "Forbidden", message):
         clients.create(clients.indexed("other", 1))
     with clients.refused(
-        403, "Forbidden", f'pods "{name}" is forbidden: .* cannot get resource "pods/log" in API group ""'
+        403,
+        "Forbidden",
+        f'pods "{name}" is forbidden: .* cannot get resource "pods/log" in API group ""',
     ):
         clients.log(name)
     with clients.refused(403, "Forbidden", 'cannot get resource "jobs/status"'):
@@ -54,7 +56,14 @@ def test_rules_for_names(clients):
     for name in ("mine", "other"):
         clients.create(clients.indexed(name, 1))
     clients.stand_in.access.only(
-        [{"apiGroups": ["batch"], "resources": ["jobs"], "verbs": ["get"], "resourceNames": ["mine"]}]
+        [
+            {
+                "apiGroups": ["batch"],
+                "resources": ["jobs"],
+                "verbs": ["get"],
+                "resourceNames": ["mine"],
+            }
+        ]
     )
     clients.job("mine")
     with clients.refused(403, "Forbidden", 'jobs.batch "other" is forbidden'):

@@ -22,7 +22,8 @@ LEAVES = (
 )
 THINGS = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.sampled_from(["name", "a"]), inner, max_size=2),
+    lambda inner: st.lists(inner, max_size=2)
+    | st.dictionaries(st.sampled_from(["name", "a"]), inner, max_size=2),
 )
 
 RULE = {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget"}]}
@@ -30,7 +31,10 @@ MAIN = {
     "name": "main",
     "image": "any",
     "command": ["a"],
-    "env": [{"name": "A", "value": "b"}, {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+    "env": [
+        {"name": "A", "value": "b"},
+        {"name": "B", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}},
+    ],
     "envFrom": [{"configMapRef": {"name": "c"}}],
     "resources": {"limits": {"cpu": "1"}, "requests": {"cpu": "1"}},
     "volumeMounts": [{"name": "v", "mountPath": "/v"}],
@@ -49,7 +53,11 @@ JOB = {
         "successPolicy": {"rules": [{"succeededIndexes": "0", "succeededCount": 1}]},
         "template": {
             "metadata": {"labels": {"a": "b"}},
-            "spec": {"restartPolicy": "Never", "containers": [MAIN], "volumes": [{"name": "v", "emptyDir": {}}]},
+            "spec": {
+                "restartPolicy": "Never",
+                "containers": [MAIN],
+                "volumes": [{"name": "v", "emptyDir": {}}],
+            },
         },
     },
 }
@@ -57,7 +65,13 @@ JOB = {
 
 def places(thing, path=()):
     yield path
-    items = thing.items() if isinstance(thing, dict) else enumerate(thing) if isinstance(thing, list) else ()
+    items = (
+        thing.items()
+        if isinstance(thing, dict)
+        else enumerate(thing)
+        if isinstance(thing, list)
+        else ()
+    )
     for key, value in items:
         yield from places(value, (*path, key))
 
@@ -100,7 +114,11 @@ def test_a_job_with_anything_anywhere(path, value):
 def test_a_job_of_very_many_completions_takes_no_memory(per_index):
     body = put(JOB, ("spec", "completions"), 2**31 - 1)
     if not per_index:
-        body["spec"] = {k: v for k, v in body["spec"].items() if k not in ("backoffLimitPerIndex", "maxFailedIndexes")}
+        body["spec"] = {
+            k: v
+            for k, v in body["spec"].items()
+            if k not in ("backoffLimitPerIndex", "maxFailedIndexes")
+        }
     stand_in = KubernetesStandIn(tls=False)
     status, answer = ask(stand_in, "POST", "/apis/batch/v1/namespaces/default/jobs", body)
     assert status == 201, answer

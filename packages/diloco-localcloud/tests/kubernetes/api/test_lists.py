@@ -10,7 +10,12 @@ from kubernetes import watch
 
 from diloco_localcloud._kubernetes._api import _selectors
 
-LABELS = {"a": {"app": "x", "tier": "1"}, "b": {"app": "x"}, "c": {"app": "y", "tier": "2"}, "d": {}}
+LABELS = {
+    "a": {"app": "x", "tier": "1"},
+    "b": {"app": "x"},
+    "c": {"app": "y", "tier": "2"},
+    "d": {},
+}
 
 
 @pytest.mark.parametrize(
@@ -30,7 +35,10 @@ LABELS = {"a": {"app": "x", "tier": "1"}, "b": {"app": "x"}, "c": {"app": "y", "
 )
 def test_label_selectors(selector, names):
     test = _selectors.by_labels(selector)
-    assert "".join(name for name, labels in LABELS.items() if test({"metadata": {"labels": labels}})) == names
+    assert (
+        "".join(name for name, labels in LABELS.items() if test({"metadata": {"labels": labels}}))
+        == names
+    )
 
 
 def test_pods_are_chosen_by_labels_and_fields(clients):
@@ -50,7 +58,9 @@ def test_pages(clients, limit):
     clients.world.settle()
     names, token, pages = [], None, 0
     while pages == 0 or token:
-        page = clients.core.list_namespaced_pod(namespace="ns", limit=limit, **({"_continue": token} if token else {}))
+        page = clients.core.list_namespaced_pod(
+            namespace="ns", limit=limit, **({"_continue": token} if token else {})
+        )
         names += [pod.metadata.name for pod in page.items]
         token, pages = page.metadata._continue, pages + 1
         assert len(page.items) <= limit
@@ -70,9 +80,13 @@ def test_jobs_of_all_namespaces(clients):
 
 def follow(clients, seen, done, **query):
     stream = watch.Watch()
-    for event in stream.stream(clients.core.list_namespaced_pod, namespace="ns", timeout_seconds=30, **query):
+    for event in stream.stream(
+        clients.core.list_namespaced_pod, namespace="ns", timeout_seconds=30, **query
+    ):
         pod = clients.plain(event["object"])
-        seen.append((event["type"], pod["metadata"].get("labels", {}).get("a"), pod["status"]["phase"]))
+        seen.append(
+            (event["type"], pod["metadata"].get("labels", {}).get("a"), pod["status"]["phase"])
+        )
         if done(seen):
             stream.stop()
 
@@ -108,10 +122,16 @@ def test_a_watch_sees_what_comes_and_goes(clients):
 def test_to_leave_the_selection_is_to_be_deleted(clients):
     clients.core.create_namespaced_pod(namespace="ns", body=plain_pod("one", a="1"))
     version = clients.core.list_namespaced_pod(namespace="ns").metadata.resource_version
-    clients.core.patch_namespaced_pod(name="one", namespace="ns", body={"metadata": {"labels": {"a": "2"}}})
-    clients.core.patch_namespaced_pod(name="one", namespace="ns", body={"metadata": {"labels": {"a": "1"}}})
+    clients.core.patch_namespaced_pod(
+        name="one", namespace="ns", body={"metadata": {"labels": {"a": "2"}}}
+    )
+    clients.core.patch_namespaced_pod(
+        name="one", namespace="ns", body={"metadata": {"labels": {"a": "1"}}}
+    )
     seen: list[tuple] = []
-    follow(clients, seen, lambda all_: len(all_) == 2, label_selector="a=1", resource_version=version)
+    follow(
+        clients, seen, lambda all_: len(all_) == 2, label_selector="a=1", resource_version=version
+    )
     assert [(kind, label) for kind, label, _ in seen] == [
         ("DELETED", "1"),
         ("ADDED", "1"),
@@ -120,7 +140,10 @@ def test_to_leave_the_selection_is_to_be_deleted(clients):
 
 def test_a_watch_ends_in_time(clients):
     stream = watch.Watch()
-    assert list(stream.stream(clients.core.list_namespaced_pod, namespace="ns", timeout_seconds=1)) == []
+    assert (
+        list(stream.stream(clients.core.list_namespaced_pod, namespace="ns", timeout_seconds=1))
+        == []
+    )
 
 
 def test_a_stop_ends_the_watches(clients):
@@ -128,8 +151,12 @@ def test_a_stop_ends_the_watches(clients):
 
     def look():
         stream = watch.Watch()
-        with contextlib.suppress(Exception):  # the client may see the port closed when it asks again
-            list(stream.stream(clients.core.list_namespaced_pod, namespace="ns", timeout_seconds=60))
+        with contextlib.suppress(
+            Exception
+        ):  # the client may see the port closed when it asks again
+            list(
+                stream.stream(clients.core.list_namespaced_pod, namespace="ns", timeout_seconds=60)
+            )
         ended.set()
 
     thread = threading.Thread(target=look, daemon=True)

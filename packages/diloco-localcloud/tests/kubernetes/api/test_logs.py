@@ -25,7 +25,9 @@ def test_before_the_start(clients):
     pod.schedule()
     clients.world.settle()
     with clients.refused(
-        400, "BadRequest", 'container "main" in pod "run-0-.*" is waiting to start: ContainerCreating'
+        400,
+        "BadRequest",
+        'container "main" in pod "run-0-.*" is waiting to start: ContainerCreating',
     ):
         clients.log(pod.name)
     pod.image_error()
@@ -51,7 +53,9 @@ def test_parts_of_a_log(clients, pod):
 def test_the_wrong_container_and_no_previous(clients, pod):
     with clients.refused(400, "BadRequest", "container other is not valid for pod run-0-"):
         clients.log(pod.name, container="other")
-    with clients.refused(400, "BadRequest", 'previous terminated container "main" in pod "run-0-.*" not found'):
+    with clients.refused(
+        400, "BadRequest", 'previous terminated container "main" in pod "run-0-.*" not found'
+    ):
         clients.log(pod.name, previous=True)
 
 

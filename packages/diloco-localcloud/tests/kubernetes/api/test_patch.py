@@ -14,7 +14,8 @@ from diloco_localcloud._kubernetes._objects._refusals import ApiError
 LEAVES = st.none() | st.booleans() | st.integers(0, 3) | st.sampled_from(["a", "b"])
 THINGS = st.recursive(
     LEAVES,
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
+    lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.sampled_from("abc"), inner, max_size=3),
     max_leaves=8,
 )
 OBJECTS = st.dictionaries(st.sampled_from("abc"), THINGS, max_size=3)
@@ -57,7 +58,11 @@ def test_merge_is_idempotent_and_leaves_its_arguments_alone(thing, patch):
         ({"a": [1, 2]}, [{"op": "remove", "path": "/a/0"}], {"a": [2]}),
         ({"a": 1}, [{"op": "replace", "path": "/a", "value": 2}], {"a": 2}),
         ({"a": {"b": 1}}, [{"op": "move", "from": "/a/b", "path": "/c"}], {"a": {}, "c": 1}),
-        ({"a": {"b": 1}}, [{"op": "copy", "from": "/a", "path": "/c"}], {"a": {"b": 1}, "c": {"b": 1}}),
+        (
+            {"a": {"b": 1}},
+            [{"op": "copy", "from": "/a", "path": "/c"}],
+            {"a": {"b": 1}, "c": {"b": 1}},
+        ),
         (
             {"a/b": 1, "m~n": 2},
             [{"op": "remove", "path": "/a~1b"}, {"op": "test", "path": "/m~0n", "value": 2}],
@@ -88,7 +93,10 @@ def test_json_patches_that_fail(operations):
 
 
 CONTAINERS = {
-    "containers": [{"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]}, {"name": "b", "image": "2"}]
+    "containers": [
+        {"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}]},
+        {"name": "b", "image": "2"},
+    ]
 }
 
 
@@ -98,7 +106,11 @@ CONTAINERS = {
         (
             {"containers": [{"name": "a", "env": [{"name": "Y", "value": "2"}]}]},
             [
-                {"name": "a", "image": "1", "env": [{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}]},
+                {
+                    "name": "a",
+                    "image": "1",
+                    "env": [{"name": "X", "value": "1"}, {"name": "Y", "value": "2"}],
+                },
                 {"name": "b", "image": "2"},
             ],
         ),
@@ -128,8 +140,12 @@ def test_strategic_merge_of_other_lists_and_maps():
         "labels": {"y": "2", "z": "3"},
         "finalizers": ["one", "two"],
     }
-    assert _patch.apply(_patch.STRATEGIC, {"a": ["x", "y"]}, {"$deleteFromPrimitiveList/a": ["x"]}) == {"a": ["y"]}
-    assert _patch.apply(_patch.STRATEGIC, {"a": {"b": 1}}, {"a": {"$patch": "replace", "c": 2}}) == {"a": {"c": 2}}
+    assert _patch.apply(
+        _patch.STRATEGIC, {"a": ["x", "y"]}, {"$deleteFromPrimitiveList/a": ["x"]}
+    ) == {"a": ["y"]}
+    assert _patch.apply(
+        _patch.STRATEGIC, {"a": {"b": 1}}, {"a": {"$patch": "replace", "c": 2}}
+    ) == {"a": {"c": 2}}
 
 
 @pytest.mark.parametrize("kind", ["", "text/plain", _patch.APPLY])

@@ -41,7 +41,13 @@ def test_access_reviews(verb, resource, namespace):
 
 @given(st.integers(-(2**63), 2**63 - 1), st.booleans())
 def test_delete_options(seconds, orphan):
-    raw = varint(1 << 3) + varint(seconds % 2**64) + varint(3 << 3) + varint(int(orphan)) + text(4, "Foreground")
+    raw = (
+        varint(1 << 3)
+        + varint(seconds % 2**64)
+        + varint(3 << 3)
+        + varint(int(orphan))
+        + text(4, "Foreground")
+    )
     raw += text(2, text(1, "u")) + text(5, "All")
     assert _protobuf.decode(envelope("DeleteOptions", raw)) == {
         "apiVersion": "v1",
@@ -56,7 +62,12 @@ def test_delete_options(seconds, orphan):
 
 @pytest.mark.parametrize(
     ("body", "code"),
-    [(b"{}", 400), (envelope("Job", b""), 415), (b"k8s\x00\x0a\xff", 400), (b"k8s\x00\x0a\x05ab", 400)],
+    [
+        (b"{}", 400),
+        (envelope("Job", b""), 415),
+        (b"k8s\x00\x0a\xff", 400),
+        (b"k8s\x00\x0a\x05ab", 400),
+    ],
 )
 def test_what_cannot_be_decoded(body, code):
     with pytest.raises(ApiError) as caught:
@@ -67,4 +78,8 @@ def test_what_cannot_be_decoded(body, code):
 @given(st.binary(max_size=60))
 def test_any_bytes_are_an_object_or_refused(data):
     with contextlib.suppress(ApiError):  # any other exception fails
-        assert _protobuf.decode(b"k8s\x00" + data)["kind"] in {"DeleteOptions", "Eviction", "SelfSubjectAccessReview"}
+        assert _protobuf.decode(b"k8s\x00" + data)["kind"] in {
+            "DeleteOptions",
+            "Eviction",
+            "SelfSubjectAccessReview",
+        }

@@ -26,10 +26,22 @@ def container(**more):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ({"completions": None}, "spec.completions: Required value: when completion mode is Indexed"),
-        ({"maxFailedIndexes": 0}, "spec.backoffLimitPerIndex: Required value: when maxFailedIndexes is specified"),
-        ({"parallelism": 100_001}, "spec.parallelism: Invalid value: 100001: must be less than or equal to 100000"),
-        ({"backoffLimit": -1}, "spec.backoffLimit: Invalid value: -1: must be greater than or equal to 0"),
+        (
+            {"completions": None},
+            "spec.completions: Required value: when completion mode is Indexed",
+        ),
+        (
+            {"maxFailedIndexes": 0},
+            "spec.backoffLimitPerIndex: Required value: when maxFailedIndexes is specified",
+        ),
+        (
+            {"parallelism": 100_001},
+            "spec.parallelism: Invalid value: 100001: must be less than or equal to 100000",
+        ),
+        (
+            {"backoffLimit": -1},
+            "spec.backoffLimit: Invalid value: -1: must be greater than or equal to 0",
+        ),
         ({"completionMode": "indexed"}, 'spec.completionMode: Unsupported value: "indexed"'),
         ({"completionMode": None, "backoffLimitPerIndex": 1}, "requires indexed completion mode"),
         ({"template": {}}, "spec.template.spec.containers: Required value"),
@@ -38,23 +50,34 @@ def container(**more):
             'spec.podReplacementPolicy: Unsupported value: "TerminatingOrFailed": supported values: "Failed"',
         ),
         (
-            {"podFailurePolicy": {"rules": [{"action": "Stop", "onExitCodes": {"operator": "In", "values": [1]}}]}},
+            {
+                "podFailurePolicy": {
+                    "rules": [{"action": "Stop", "onExitCodes": {"operator": "In", "values": [1]}}]
+                }
+            },
             r'rules\[0\].action: Unsupported value: "Stop"',
         ),
         (
             {
                 "podFailurePolicy": {
-                    "rules": [{"action": "FailIndex", "onExitCodes": {"operator": "In", "values": [1]}}]
+                    "rules": [
+                        {"action": "FailIndex", "onExitCodes": {"operator": "In", "values": [1]}}
+                    ]
                 }
             },
             "requires the backoffLimitPerIndex to be set",
         ),
-        ({"podFailurePolicy": {"rules": [{"action": "Ignore"}]}}, "one of OnExitCodes and OnPodConditions is required"),
+        (
+            {"podFailurePolicy": {"rules": [{"action": "Ignore"}]}},
+            "one of OnExitCodes and OnPodConditions is required",
+        ),
     ],
 )
 def test_jobs_that_are_invalid(clients, spec, message):
     body = clients.indexed("run", 2)
-    body["spec"] = {key: value for key, value in {**body["spec"], **spec}.items() if value is not None}
+    body["spec"] = {
+        key: value for key, value in {**body["spec"], **spec}.items() if value is not None
+    }
     with clients.refused(422, "Invalid", message):
         clients.create(body)
 
@@ -62,17 +85,28 @@ def test_jobs_that_are_invalid(clients, spec, message):
 @pytest.mark.parametrize(
     ("template", "message"),
     [
-        ({"restartPolicy": "Always"}, r'restartPolicy: Required value: valid values: "OnFailure", "Never"'),
-        (container(name="Main"), r'containers\[0\].name: Invalid value: "Main": a lowercase RFC 1123 label'),
+        (
+            {"restartPolicy": "Always"},
+            r'restartPolicy: Required value: valid values: "OnFailure", "Never"',
+        ),
+        (
+            container(name="Main"),
+            r'containers\[0\].name: Invalid value: "Main": a lowercase RFC 1123 label',
+        ),
         (container(image=""), r"containers\[0\].image: Required value"),
         (container(env=[{"name": "a=b", "value": "c"}]), r"env\[0\].name: Invalid value"),
-        (container(volumeMounts=[{"name": "no", "mountPath": "/x"}]), r'volumeMounts\[0\].name: Not found: "no"'),
+        (
+            container(volumeMounts=[{"name": "no", "mountPath": "/x"}]),
+            r'volumeMounts\[0\].name: Not found: "no"',
+        ),
         (
             container(resources={"requests": {"nvidia.com/gpu": "1"}}),
             "Limit must be set for non overcommitable resources",
         ),
         (
-            container(resources={"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "2"}}),
+            container(
+                resources={"limits": {"nvidia.com/gpu": "1"}, "requests": {"nvidia.com/gpu": "2"}}
+            ),
             "must be equal to nvidia.com/gpu limit of 1",
         ),
         (
@@ -110,7 +144,8 @@ def test_names_must_leave_room_for_the_index(clients, name, n, accepted):
 
 
 @pytest.mark.parametrize(
-    ("labels", "accepted"), [({"a": "b/c"}, False), ({"a": "x" * 64}, False), ({"d.io/a": "b"}, True)]
+    ("labels", "accepted"),
+    [({"a": "b/c"}, False), ({"a": "x" * 64}, False), ({"d.io/a": "b"}, True)],
 )
 def test_labels(clients, labels, accepted):
     body = clients.indexed("run", 1)
@@ -132,7 +167,11 @@ def test_labels_that_are_the_controllers(clients):
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
-        (("spec", "template", "spec", "containers", 0, "env"), [{"name": "A", "value": 1}], "cannot unmarshal number"),
+        (
+            ("spec", "template", "spec", "containers", 0, "env"),
+            [{"name": "A", "value": 1}],
+            "cannot unmarshal number",
+        ),
         (("spec", "completions"), "two", "cannot unmarshal"),
         (
             ("spec", "template", "spec", "containers", 0, "resources"),
@@ -155,12 +194,48 @@ def test_bodies_that_cannot_be_decoded(clients, path, value, message):
     [
         ("GET", "/apis/apps/v1/namespaces/ns/deployments", "application/json", 404, "NotFound"),
         ("GET", "/nonsense", "application/json", 404, "NotFound"),
-        ("POST", "/apis/batch/v1/namespaces/ns/jobs", "application/vnd.kubernetes.protobuf", 400, "BadRequest"),
-        ("POST", "/apis/batch/v1/namespaces/ns/jobs", "application/yaml", 415, "UnsupportedMediaType"),
-        ("PATCH", "/apis/batch/v1/namespaces/ns/jobs/run", "application/apply-patch+yaml", 415, "UnsupportedMediaType"),
-        ("POST", "/apis/batch/v1/namespaces/ns/jobs/run", "application/json", 405, "MethodNotAllowed"),
-        ("GET", "/api/v1/namespaces/ns/pods?fieldSelector=spec.hostname=a", "application/json", 400, "BadRequest"),
-        ("GET", "/api/v1/namespaces/ns/pods?labelSelector=a%3D%3D%3Db", "application/json", 400, "BadRequest"),
+        (
+            "POST",
+            "/apis/batch/v1/namespaces/ns/jobs",
+            "application/vnd.kubernetes.protobuf",
+            400,
+            "BadRequest",
+        ),
+        (
+            "POST",
+            "/apis/batch/v1/namespaces/ns/jobs",
+            "application/yaml",
+            415,
+            "UnsupportedMediaType",
+        ),
+        (
+            "PATCH",
+            "/apis/batch/v1/namespaces/ns/jobs/run",
+            "application/apply-patch+yaml",
+            415,
+            "UnsupportedMediaType",
+        ),
+        (
+            "POST",
+            "/apis/batch/v1/namespaces/ns/jobs/run",
+            "application/json",
+            405,
+            "MethodNotAllowed",
+        ),
+        (
+            "GET",
+            "/api/v1/namespaces/ns/pods?fieldSelector=spec.hostname=a",
+            "application/json",
+            400,
+            "BadRequest",
+        ),
+        (
+            "GET",
+            "/api/v1/namespaces/ns/pods?labelSelector=a%3D%3D%3Db",
+            "application/json",
+            400,
+            "BadRequest",
+        ),
         ("GET", "/api/v1/namespaces/ns/pods?continue=abc", "application/json", 400, "BadRequest"),
     ],
 )
@@ -176,7 +251,11 @@ def test_broken_json(clients):
 
 def test_wrong_token(clients):
     answer = clients.raw("GET", "/api/v1/namespaces/ns/pods", token="other")[0]
-    assert (answer["code"], answer["reason"], answer["message"]) == (401, "Unauthorized", "Unauthorized")
+    assert (answer["code"], answer["reason"], answer["message"]) == (
+        401,
+        "Unauthorized",
+        "Unauthorized",
+    )
 
 
 def test_names_that_are_unknown_or_taken(clients):
@@ -199,7 +278,9 @@ def test_preconditions(clients):
     made = clients.create(clients.indexed("run", 1))
     uid = made["metadata"]["uid"]
     with clients.refused(409, "Conflict", f"UID in precondition: other, UID in object meta: {uid}"):
-        clients.delete("run", body={"preconditions": {"uid": "other"}, "propagationPolicy": "Foreground"})
+        clients.delete(
+            "run", body={"preconditions": {"uid": "other"}, "propagationPolicy": "Foreground"}
+        )
     with clients.refused(409, "Conflict", "the object has been modified"):
         clients.patch("run", {"metadata": {"resourceVersion": "1"}})
     version = clients.job("run")["metadata"]["resourceVersion"]
@@ -245,7 +326,9 @@ def test_where_to_run_may_change_while_suspended(clients, suspended):
             clients.patch("run", patch)
 
 
-@pytest.mark.parametrize("spec", [{"activeDeadlineSeconds": 60}, {"backoffLimit": 1}, {"ttlSecondsAfterFinished": 5}])
+@pytest.mark.parametrize(
+    "spec", [{"activeDeadlineSeconds": 60}, {"backoffLimit": 1}, {"ttlSecondsAfterFinished": 5}]
+)
 def test_what_may_change(clients, spec):
     clients.create(clients.indexed("run", 2))
     assert clients.patch("run", {"spec": spec})["spec"].items() >= spec.items()
@@ -269,4 +352,6 @@ def test_pods_do_not_change(clients):
     clients.world.settle()
     with clients.refused(422, "Invalid", "pod updates may not change fields"):
         name = clients.world.pod("run", 0, "ns").name
-        clients.core.patch_namespaced_pod(name=name, namespace="ns", body={"spec": {"hostname": "x"}})
+        clients.core.patch_namespaced_pod(
+            name=name, namespace="ns", body={"spec": {"hostname": "x"}}
+        )

@@ -35,7 +35,12 @@ def cluster():
 
 def add_job(cluster):
     pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "any"}]}
-    spec = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "template": {"spec": pod}}
+    spec = {
+        "completions": 2,
+        "parallelism": 2,
+        "completionMode": "Indexed",
+        "template": {"spec": pod},
+    }
     body = {"metadata": {"name": "run", "namespace": "default"}, "spec": spec}
     cluster.store.add(JOBS, _jobs.new(cluster.store.prepare(JOBS, body)))
 
@@ -69,6 +74,8 @@ def test_a_pod_that_was_held_only_by_its_job_does_not_keep_the_others(cluster):
         add_job(cluster)
         first, _ = pods_at(cluster, 10.0)
         cluster.put_pod(_states.failed(first, "Evicted", "", cluster.timeline.stamp()))
-        cluster.delete_pod("default", first["metadata"]["name"])  # it stays until the controller has counted it
+        cluster.delete_pod(
+            "default", first["metadata"]["name"]
+        )  # it stays until the controller has counted it
         cluster.delete_job("default", "run", "Background")
         assert pods_at(cluster, 60.0) == []

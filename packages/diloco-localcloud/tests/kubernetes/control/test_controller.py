@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-IGNORE = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
+IGNORE = {
+    "rules": [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    ]
+}
 
 
 def notes(pod):
@@ -41,7 +45,11 @@ def test_a_failed_index_is_tried_again_after_its_back_off(clients):
 
 def test_ignored_disruptions_count_apart(clients):
     world = clients.world
-    clients.running(clients.indexed("run", 2, backoffLimitPerIndex=0, maxFailedIndexes=0, podFailurePolicy=IGNORE))
+    clients.running(
+        clients.indexed(
+            "run", 2, backoffLimitPerIndex=0, maxFailedIndexes=0, podFailurePolicy=IGNORE
+        )
+    )
     world.pod("run", 1, "ns").evict()
     world.settle()
     world.advance(10)
@@ -101,7 +109,9 @@ def test_pods_without_indexes_are_replaced_when_they_have_ended(clients):
 
 def test_fail_index_needs_no_retries(clients):
     rule = {"action": "FailIndex", "onExitCodes": {"operator": "In", "values": [42]}}
-    clients.running(clients.indexed("run", 2, backoffLimitPerIndex=5, podFailurePolicy={"rules": [rule]}))
+    clients.running(
+        clients.indexed("run", 2, backoffLimitPerIndex=5, podFailurePolicy={"rules": [rule]})
+    )
     clients.world.pod("run", 0, "ns").fail(42)
     clients.world.settle()
     assert clients.job("run")["status"]["failedIndexes"] == "0"
@@ -113,7 +123,11 @@ def test_exit_zero_on_sigterm_is_a_failure_all_the_same(clients):
     clients.world.pod("run", 1, "ns").fail(1)
     clients.world.settle()
     status = clients.job("run")["status"]
-    assert (status["failed"], status["failedIndexes"], status.get("completedIndexes")) == (2, "1", None)
+    assert (status["failed"], status["failedIndexes"], status.get("completedIndexes")) == (
+        2,
+        "1",
+        None,
+    )
 
 
 def test_failed_waits_for_the_last_pod(clients):
@@ -130,7 +144,11 @@ def test_failed_waits_for_the_last_pod(clients):
 
 def test_a_lost_node_keeps_the_job_from_its_end(clients):
     world = clients.world
-    clients.running(clients.indexed("run", 2, backoffLimitPerIndex=0, maxFailedIndexes=0, podFailurePolicy=IGNORE))
+    clients.running(
+        clients.indexed(
+            "run", 2, backoffLimitPerIndex=0, maxFailedIndexes=0, podFailurePolicy=IGNORE
+        )
+    )
     lost = world.pod("run", 0, "ns")
     lost.lose()
     world.advance(3600)
@@ -144,11 +162,18 @@ def test_a_lost_node_keeps_the_job_from_its_end(clients):
 
 def test_cancel_by_deadline_keeps_the_evidence(clients):
     world = clients.world
-    clients.running(clients.indexed("run", 3, backoffLimitPerIndex=0, maxFailedIndexes=0, ttlSecondsAfterFinished=20))
+    clients.running(
+        clients.indexed(
+            "run", 3, backoffLimitPerIndex=0, maxFailedIndexes=0, ttlSecondsAfterFinished=20
+        )
+    )
     world.pod("run", 0, "ns").log("done\n")
     world.pod("run", 0, "ns").succeed()
     world.settle()
-    patch = {"metadata": {"annotations": {"diloco.dev/cancelled": "now"}}, "spec": {"activeDeadlineSeconds": 1}}
+    patch = {
+        "metadata": {"annotations": {"diloco.dev/cancelled": "now"}},
+        "spec": {"activeDeadlineSeconds": 1},
+    }
     clients.patch("run", patch)
     world.advance(0.1)
     assert clients.conditions("run") == [("FailureTarget", "DeadlineExceeded")]
@@ -218,7 +243,9 @@ def test_a_job_without_indexes(clients):
 
 
 def test_on_failure_restarts_in_place_and_leaves_no_pod(clients):
-    clients.running(clients.indexed("run", 1, backoffLimit=0, template={"restartPolicy": "OnFailure"}))
+    clients.running(
+        clients.indexed("run", 1, backoffLimit=0, template={"restartPolicy": "OnFailure"})
+    )
     pod = clients.world.pod("run", 0, "ns")
     pod.log("first\n")
     pod.fail(1)
@@ -245,7 +272,9 @@ def test_no_pods_without_the_service_account(clients):
     assert clients.pods() == []
     events = clients.plain(clients.core.list_namespaced_event(namespace="ns"))["items"]
     assert 'serviceaccount "nope" not found' in events[0]["message"]
-    clients.core.create_namespaced_service_account(namespace="ns", body={"metadata": {"name": "nope"}})
+    clients.core.create_namespaced_service_account(
+        namespace="ns", body={"metadata": {"name": "nope"}}
+    )
     clients.world.advance(15)
     assert len(clients.pods()) == 2
 
@@ -275,7 +304,9 @@ def test_foreground_delete_ends_with_the_last_pod(clients):
     clients.world.pod("run", 0, "ns").ignore_term()
     clients.delete("run", propagation_policy="Foreground")
     clients.world.advance(15)
-    with clients.refused(409, "AlreadyExists", 'object is being deleted: jobs.batch "run" already exists'):
+    with clients.refused(
+        409, "AlreadyExists", 'object is being deleted: jobs.batch "run" already exists'
+    ):
         clients.create(clients.indexed("run", 2))
     clients.delete("run", propagation_policy="Foreground")
     assert clients.conditions("run") == []
@@ -311,7 +342,9 @@ def test_a_second_delete_does_not_begin_the_grace_anew(clients):
     clients.world.advance(10)
     pod.delete()
     assert pod.json["metadata"]["deletionTimestamp"] == due
-    clients.core.delete_namespaced_pod(name=pod.name, namespace="ns", grace_period_seconds=2)  # a shorter one counts
+    clients.core.delete_namespaced_pod(
+        name=pod.name, namespace="ns", grace_period_seconds=2
+    )  # a shorter one counts
     assert pod.json["metadata"]["deletionTimestamp"] < due
     clients.world.advance(4)
     assert not pod.exists

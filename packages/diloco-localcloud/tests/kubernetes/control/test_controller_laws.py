@@ -11,7 +11,11 @@ from diloco_localcloud._kubernetes._jobs import _indexes
 from diloco_localcloud._kubernetes._jobs._status import finished, true_condition
 from diloco_localcloud._kubernetes._objects._resources import JOBS, PODS
 
-IGNORE = {"rules": [{"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}]}
+IGNORE = {
+    "rules": [
+        {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
+    ]
+}
 
 SPECS = st.fixed_dictionaries(
     {},
@@ -26,7 +30,19 @@ DEEDS = st.lists(
     st.tuples(
         st.integers(0, 3),
         st.sampled_from(
-            ["succeed", "succeed", "fail", "oom", "evict", "delete", "lose", "found", "suspend", "resume", "wait"]
+            [
+                "succeed",
+                "succeed",
+                "fail",
+                "oom",
+                "evict",
+                "delete",
+                "lose",
+                "found",
+                "suspend",
+                "resume",
+                "wait",
+            ]
         ),
         st.sampled_from([0.0, 0.05, 1.0, 2.5, 12.0]),
     ),
@@ -41,7 +57,13 @@ def make(spec):
     pod = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "any"}]}
     body = {
         "metadata": {"name": "run", "namespace": "default"},
-        "spec": {"completions": 4, "parallelism": 4, "completionMode": "Indexed", "template": {"spec": pod}, **spec},
+        "spec": {
+            "completions": 4,
+            "parallelism": 4,
+            "completionMode": "Indexed",
+            "template": {"spec": pod},
+            **spec,
+        },
     }
     with cluster.changed:
         cluster.store.add(JOBS, _jobs.new(cluster.store.prepare(JOBS, body)))
@@ -54,7 +76,11 @@ def do(world, cluster, index, deed):
     if deed in ("suspend", "resume"):
         job = world.job("run")
         with cluster.changed:
-            new = {**job, "metadata": dict(job["metadata"]), "spec": {**job["spec"], "suspend": deed == "suspend"}}
+            new = {
+                **job,
+                "metadata": dict(job["metadata"]),
+                "spec": {**job["spec"], "suspend": deed == "suspend"},
+            }
             cluster.store.replace(JOBS, new)
     elif deed != "wait":
         pods = [pod for pod in world.pods("run") if pod.index == index]

@@ -28,13 +28,19 @@ def queued(clients):
 def workload(clients):
     uid = clients.job("run")["metadata"]["uid"]
     label = f"kueue.x-k8s.io/job-uid={uid}"
-    found = client.CustomObjectsApi(clients.api).list_namespaced_custom_object(**WHERE, label_selector=label)
+    found = client.CustomObjectsApi(clients.api).list_namespaced_custom_object(
+        **WHERE, label_selector=label
+    )
     (one,) = clients.plain(found)["items"]
     return one
 
 
 def true(thing):
-    return {(entry["type"], entry["reason"]) for entry in thing["status"]["conditions"] if entry["status"] == "True"}
+    return {
+        (entry["type"], entry["reason"])
+        for entry in thing["status"]["conditions"]
+        if entry["status"] == "True"
+    }
 
 
 def test_queued_then_admitted(clients, queued):
@@ -101,7 +107,9 @@ def test_finished_and_deleted(clients, queued):
     assert ("Finished", "JobFinished") in true(workload(clients))
     clients.delete("run", propagation_policy="Background")
     clients.world.settle()
-    everything = clients.plain(client.CustomObjectsApi(clients.api).list_namespaced_custom_object(**WHERE))
+    everything = clients.plain(
+        client.CustomObjectsApi(clients.api).list_namespaced_custom_object(**WHERE)
+    )
     assert everything["items"] == []
 
 

@@ -59,7 +59,9 @@ def line(pod: dict) -> str:
 
 
 def brief(kind: str, value: dict) -> dict:
-    kept = {"waiting": ("reason", "message"), "running": (), "terminated": ("reason", "exitCode")}[kind]
+    kept = {"waiting": ("reason", "message"), "running": (), "terminated": ("reason", "exitCode")}[
+        kind
+    ]
     return {field: value[field] for field in kept if field in value}
 
 
@@ -73,7 +75,10 @@ def reach(clients, name: str, state: dict, steps: int = 200) -> None:
         if not clients.world.step():
             break
     nearest = max(
-        states, key=lambda each: sum(each["status"].get(key) == value for key, value in state["status"].items())
+        states,
+        key=lambda each: sum(
+            each["status"].get(key) == value for key, value in state["status"].items()
+        ),
     )
     assert nearest == state
     pytest.fail("the state was not reached")
@@ -113,7 +118,11 @@ def test_unschedulable(clients):
     clients.create(clients.indexed("pendingu"))
     reach(clients, "pendingu", wanted("4 pods unschedulable"))
     scheduled = clients.pods()[0]["status"]["conditions"][0]
-    assert (scheduled["type"], scheduled["status"], scheduled["reason"]) == ("PodScheduled", "False", "Unschedulable")
+    assert (scheduled["type"], scheduled["status"], scheduled["reason"]) == (
+        "PodScheduled",
+        "False",
+        "Unschedulable",
+    )
 
 
 def test_image_that_cannot_be_pulled(clients):
@@ -123,7 +132,9 @@ def test_image_that_cannot_be_pulled(clients):
     clients.world.settle()
     for index, pod in enumerate(state["pods"]):
         waiting = json.loads(pod.split(" ", 2)[2])["waiting"]
-        clients.world.pod("pendingi", index, "ns").image_error(waiting["reason"], waiting["message"])
+        clients.world.pod("pendingi", index, "ns").image_error(
+            waiting["reason"], waiting["message"]
+        )
     reach(clients, "pendingi", state)
 
 
@@ -179,7 +190,9 @@ def test_deadline(clients):
 
 
 def test_foreground_delete(clients):
-    first = "deleting with Foreground: status keeps its numbers, deletionTimestamp and finalizer set"
+    first = (
+        "deleting with Foreground: status keeps its numbers, deletionTimestamp and finalizer set"
+    )
     clients.running(clients.indexed("delfg"))
     clients.delete("delfg", propagation_policy="Foreground")
     reach(clients, "delfg", wanted(first))
@@ -227,7 +240,10 @@ def test_success_policy(clients):
 
 
 def test_pod_failure_policy(clients):
-    rule = {"action": "FailJob", "onExitCodes": {"containerName": "main", "operator": "In", "values": [42]}}
+    rule = {
+        "action": "FailJob",
+        "onExitCodes": {"containerName": "main", "operator": "In", "values": [42]},
+    }
     clients.running(clients.indexed("fpol", podFailurePolicy={"rules": [rule]}))
     clients.world.pod("fpol", 1, "ns").fail(42)
     reach(clients, "fpol", wanted("podFailurePolicy FailJob"))
@@ -250,7 +266,10 @@ def test_eviction_that_the_policy_ignores(clients):
 
 def test_every_recorded_state_is_used():
     text = Path(__file__).read_text()
-    numbered = ["... FailureTarget, others being deleted, failed=4", "... Failed (only after all pods ended)"]
+    numbered = [
+        "... FailureTarget, others being deleted, failed=4",
+        "... Failed (only after all pods ended)",
+    ]
     for state in OBSERVED:
         title = state["title"]
         assert title in text or any(title.startswith(start) for start in numbered), title

@@ -17,13 +17,17 @@ NEW = {
 
 
 def ended(*codes):
-    pod = _states.running(_states.waiting(_states.bound(NEW, "n", NOW), "ContainerCreating", "", NOW), NOW)
+    pod = _states.running(
+        _states.waiting(_states.bound(NEW, "n", NOW), "ContainerCreating", "", NOW), NOW
+    )
     for container, code in zip(("main", "side"), codes, strict=True):
         pod = _states.terminated(pod, container, code, LATER)
     return _states.ended(pod, LATER)
 
 
-@pytest.mark.parametrize(("codes", "phase"), [((0, 0), "Succeeded"), ((0, 3), "Failed"), ((137, 0), "Failed")])
+@pytest.mark.parametrize(
+    ("codes", "phase"), [((0, 0), "Succeeded"), ((0, 3), "Failed"), ((137, 0), "Failed")]
+)
 def test_a_pod_succeeds_if_all_its_containers_do(codes, phase):
     pod = ended(*codes)
     assert _facts.phase(pod) == phase

@@ -72,7 +72,13 @@ def store():
 
 
 POD = {
-    "metadata": {"name": "p", "namespace": "ns", "uid": "u", "labels": {"a/b": "c"}, "annotations": {"n": "m"}},
+    "metadata": {
+        "name": "p",
+        "namespace": "ns",
+        "uid": "u",
+        "labels": {"a/b": "c"},
+        "annotations": {"n": "m"},
+    },
     "spec": {"nodeName": "here", "serviceAccountName": "me"},
     "status": {"podIP": "127.0.0.1"},
 }
@@ -91,14 +97,20 @@ def test_variables_from_everywhere(store):
         {"name": "D", "valueFrom": {"configMapKeyRef": {"name": "conf", "key": "steps"}}},
         {"name": "E", "valueFrom": {"fieldRef": {"fieldPath": "metadata.labels['a/b']"}}},
         {"name": "F", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}},
-        {"name": "G", "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}}},
+        {
+            "name": "G",
+            "valueFrom": {"resourceFieldRef": {"resource": "limits.memory", "divisor": "1Mi"}},
+        },
         {"name": "H", "valueFrom": {"secretKeyRef": {"name": "no", "key": "no", "optional": True}}},
         {"name": "PATH", "value": "/mine:$(PATH)"},
     ]
     found = env_of(
         store,
         env,
-        envFrom=[{"configMapRef": {"name": "conf"}}, {"secretRef": {"name": "keys"}, "prefix": "S_"}],
+        envFrom=[
+            {"configMapRef": {"name": "conf"}},
+            {"secretRef": {"name": "keys"}, "prefix": "S_"},
+        ],
         resources=limits,
     )
     assert found == {
@@ -137,7 +149,10 @@ def test_downward_api(path, value):
     ("source", "message"),
     [
         ({"secretKeyRef": {"name": "no", "key": "k"}}, 'secret "no" not found'),
-        ({"configMapKeyRef": {"name": "conf", "key": "k"}}, "couldn't find key k in ConfigMap ns/conf"),
+        (
+            {"configMapKeyRef": {"name": "conf", "key": "k"}},
+            "couldn't find key k in ConfigMap ns/conf",
+        ),
         ({"fieldRef": {"fieldPath": "status.phase"}}, "unsupported fieldPath: status.phase"),
         ({"resourceFieldRef": {"resource": "limits.cpu"}}, "has no limits.cpu"),
         ({"fileKeyRef": {}}, "knows no environment source fileKeyRef"),

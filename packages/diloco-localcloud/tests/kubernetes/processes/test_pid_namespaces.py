@@ -33,8 +33,14 @@ def stand_in():
 
 def start(clients, command, **more):
     container = {"name": "main", "image": "any", "command": [sys.executable, *command], **more}
-    spec = {"restartPolicy": "Never", "terminationGracePeriodSeconds": 30, "containers": [container]}
-    clients.core.create_namespaced_pod(namespace="ns", body={"metadata": {"name": "one"}, "spec": spec})
+    spec = {
+        "restartPolicy": "Never",
+        "terminationGracePeriodSeconds": 30,
+        "containers": [container],
+    }
+    clients.core.create_namespaced_pod(
+        namespace="ns", body={"metadata": {"name": "one"}, "spec": spec}
+    )
 
 
 def wait_for_log(clients, text):
@@ -49,18 +55,24 @@ def wait_for_log(clients, text):
 
 def end(clients, stand_in, grace):
     """Delete the pod with a finalizer on it, so that its end can be read; seconds it took, and its state."""
-    clients.core.patch_namespaced_pod(name="one", namespace="ns", body={"metadata": {"finalizers": ["tests/hold"]}})
+    clients.core.patch_namespaced_pod(
+        name="one", namespace="ns", body={"metadata": {"finalizers": ["tests/hold"]}}
+    )
     begun = time.monotonic()
     clients.core.delete_namespaced_pod(name="one", namespace="ns", grace_period_seconds=grace)
     cluster = stand_in._cluster
 
     stand_in.pods.wait_for(lambda: _facts.ended(cluster.store.list(PODS, "ns")[0]))
-    return time.monotonic() - begun, clients.pods()[0]["status"]["containerStatuses"][0]["state"]["terminated"]
+    return time.monotonic() - begun, clients.pods()[0]["status"]["containerStatuses"][0]["state"][
+        "terminated"
+    ]
 
 
 @needs_namespaces
 def test_pid_1_without_a_handler_ignores_sigterm(clients, stand_in):
-    start(clients, ["-c", "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"])
+    start(
+        clients, ["-c", "import os, time; print('pid', os.getpid(), flush=True); time.sleep(600)"]
+    )
     wait_for_log(clients, b"pid 1\n")
     seconds, state = end(clients, stand_in, grace=1)
     assert seconds >= 1
@@ -93,10 +105,18 @@ def test_the_runner_as_pid_1_heeds_sigterm_at_once(clients, stand_in, tmp_path):
 
 @needs_namespaces
 def test_what_cannot_be_started_is_told_all_the_same(clients, stand_in):
-    spec = {"restartPolicy": "Never", "containers": [{"name": "main", "image": "any", "command": ["/no/such/program"]}]}
-    clients.core.create_namespaced_pod(namespace="ns", body={"metadata": {"name": "one"}, "spec": spec})
+    spec = {
+        "restartPolicy": "Never",
+        "containers": [{"name": "main", "image": "any", "command": ["/no/such/program"]}],
+    }
+    clients.core.create_namespaced_pod(
+        namespace="ns", body={"metadata": {"name": "one"}, "spec": spec}
+    )
     stand_in.pods.wait_for(lambda: _facts.ended(stand_in._cluster.store.list(PODS, "ns")[0]))
-    assert clients.pods()[0]["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] == "StartError"
+    assert (
+        clients.pods()[0]["status"]["containerStatuses"][0]["state"]["terminated"]["reason"]
+        == "StartError"
+    )
 
 
 def test_a_machine_without_unshare(monkeypatch):

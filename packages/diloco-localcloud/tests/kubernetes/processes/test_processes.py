@@ -18,7 +18,9 @@ SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)"
 
 @pytest.fixture
 def stand_in():
-    with KubernetesProcesses(namespace="ns", backoff_seconds=0.5, resources={"nvidia.com/gpu": "2"}) as running:
+    with KubernetesProcesses(
+        namespace="ns", backoff_seconds=0.5, resources={"nvidia.com/gpu": "2"}
+    ) as running:
         running._jobs.batch_seconds = 0.05  # the lag of the real one is tested on the virtual clock
         yield running
 
@@ -28,8 +30,17 @@ def run(clients, stand_in):
     """Run a Python script as the pods of a Job."""
 
     def start(script, n=1, *, main=None, template=None, **spec):
-        container = {"name": "main", "image": "any", "command": ["python", "-c", script], **(main or {})}
-        clients.create(clients.indexed("run", n, template={"containers": [container], **(template or {})}, **spec))
+        container = {
+            "name": "main",
+            "image": "any",
+            "command": ["python", "-c", script],
+            **(main or {}),
+        }
+        clients.create(
+            clients.indexed(
+                "run", n, template={"containers": [container], **(template or {})}, **spec
+            )
+        )
 
     return start
 
@@ -66,7 +77,9 @@ def up(clients, stand_in, n=1):
     def seen():
         found = stand_in.pods.of("run", "ns")
         kubelet = stand_in._kubelet
-        return len(found) == n and all(each.json and kubelet.log_of(each.json, "main", 0).times() for each in found)
+        return len(found) == n and all(
+            each.json and kubelet.log_of(each.json, "main", 0).times() for each in found
+        )
 
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:  # a log grows without a word to the cluster
@@ -86,13 +99,16 @@ def alive(pid):
 
 
 def test_a_run_from_start_to_end(clients, stand_in, run):
-    script = (
-        "import os; print('rank', os.environ['JOB_COMPLETION_INDEX'], os.environ['HOSTNAME'], os.environ['GREETING'])"
-    )
+    script = "import os; print('rank', os.environ['JOB_COMPLETION_INDEX'], os.environ['HOSTNAME'], os.environ['GREETING'])"
     run(
         script,
         2,
-        main={"env": [{"name": "NAME", "value": "you"}, {"name": "GREETING", "value": "hi $(NAME) $$(NAME)"}]},
+        main={
+            "env": [
+                {"name": "NAME", "value": "you"},
+                {"name": "GREETING", "value": "hi $(NAME) $$(NAME)"},
+            ]
+        },
     )
     status = finished(stand_in)
     assert (status["completedIndexes"], status["succeeded"]) == ("0,1", 2)
@@ -130,19 +146,23 @@ def test_what_cannot_be_started(stand_in, run, main):
 
 
 def test_termination_message(stand_in, run):
-    run("open('/dev/termination-log', 'w').write('the reason'); raise SystemExit(1)", backoffLimitPerIndex=0)
+    run(
+        "open('/dev/termination-log', 'w').write('the reason'); raise SystemExit(1)",
+        backoffLimitPerIndex=0,
+    )
     assert ended(stand_in)["message"] == "the reason"
 
 
 def test_termination_message_from_the_log(stand_in, run):
-    run("print('last words'); raise SystemExit(1)", main={"terminationMessagePolicy": "FallbackToLogsOnError"})
+    run(
+        "print('last words'); raise SystemExit(1)",
+        main={"terminationMessagePolicy": "FallbackToLogsOnError"},
+    )
     assert ended(stand_in)["message"] == "last words\n"
 
 
 def test_memory_limit(stand_in, run):
-    script = (
-        "import time\nhold = bytearray(200_000_000)\nfor i in range(0, len(hold), 4096): hold[i] = 1\ntime.sleep(600)"
-    )
+    script = "import time\nhold = bytearray(200_000_000)\nfor i in range(0, len(hold), 4096): hold[i] = 1\ntime.sleep(600)"
     run(script, main={"resources": {"limits": {"memory": "100Mi"}}}, backoffLimitPerIndex=0)
     state = ended(stand_in)
     assert (state["exitCode"], state["reason"]) == (137, "OOMKilled")
@@ -190,12 +210,18 @@ def test_a_killed_pod_is_replaced(clients, stand_in, run):
     stand_in.pods.wait_for(lambda: len(stand_in.pods.of("run", "ns")) == 2)
     second = stand_in.pods.newest("run", 0, "ns")
     assert first.json["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
-    assert second.json["metadata"]["annotations"]["batch.kubernetes.io/job-index-failure-count"] == "1"
+    assert (
+        second.json["metadata"]["annotations"]["batch.kubernetes.io/job-index-failure-count"] == "1"
+    )
 
 
 def test_an_evicted_pod_is_replaced_and_not_counted(clients, stand_in, run):
     pattern = {"type": "DisruptionTarget", "status": "True"}
-    run(SLEEP, backoffLimitPerIndex=0, podFailurePolicy={"rules": [{"action": "Ignore", "onPodConditions": [pattern]}]})
+    run(
+        SLEEP,
+        backoffLimitPerIndex=0,
+        podFailurePolicy={"rules": [{"action": "Ignore", "onPodConditions": [pattern]}]},
+    )
     up(clients, stand_in)
     first = stand_in.pods.newest("run", 0, "ns")
     pid = first.pids[0]
@@ -247,13 +273,15 @@ def test_forced_delete_of_a_lost_pod_leaves_a_zombie_of_the_run(clients, stand_i
 
 
 def test_logs_while_it_runs(clients, stand_in, run):
-    script = (
-        "import time\nfor n in range(3):\n print('line', n, flush=True)\n time.sleep(0.05)\nprint('no newline', end='')"
-    )
+    script = "import time\nfor n in range(3):\n print('line', n, flush=True)\n time.sleep(0.05)\nprint('no newline', end='')"
     run(script)
-    stand_in.pods.wait_for(lambda: bool(stand_in.pods.of("run", "ns")) and _facts.phase(pod(stand_in)) != "Pending")
+    stand_in.pods.wait_for(
+        lambda: bool(stand_in.pods.of("run", "ns")) and _facts.phase(pod(stand_in)) != "Pending"
+    )
     name = stand_in.pods.newest("run", 0, "ns").name
-    answer = clients.core.read_namespaced_pod_log(name=name, namespace="ns", follow=True, _preload_content=False)
+    answer = clients.core.read_namespaced_pod_log(
+        name=name, namespace="ns", follow=True, _preload_content=False
+    )
     assert b"".join(answer.stream(decode_content=True)) == b"line 0\nline 1\nline 2\nno newline"
     assert clients.log(name, tail_lines=2) == b"line 2\nno newline"
     assert clients.log(name, since_seconds=600, limit_bytes=4) == b"line"
@@ -277,14 +305,21 @@ def test_restart_in_place_and_the_log_before(clients, stand_in, run):
 
 
 def test_gpus_are_shared_out_as_declared(clients, stand_in, run):
-    run(SLEEP, 3, main={"resources": {"limits": {"nvidia.com/gpu": "1"}}}, template={"runtimeClassName": "nvidia"})
+    run(
+        SLEEP,
+        3,
+        main={"resources": {"limits": {"nvidia.com/gpu": "1"}}},
+        template={"runtimeClassName": "nvidia"},
+    )
     stand_in.pods.wait_for(
         lambda: any(
             _facts.condition(each.json or {}, "PodScheduled").get("status") == "False"
             for each in stand_in.pods.of("run", "ns")
         )
     )
-    waiting = [each.json for each in stand_in.pods.of("run", "ns") if "nodeName" not in each.json["spec"]]
+    waiting = [
+        each.json for each in stand_in.pods.of("run", "ns") if "nodeName" not in each.json["spec"]
+    ]
     assert len(waiting) == 1
     assert "Insufficient nvidia.com/gpu" in _facts.condition(waiting[0], "PodScheduled")["message"]
 
@@ -295,7 +330,9 @@ def test_a_missing_secret_and_then_not(clients, stand_in, run):
 
     def waits():
         found = stand_in.pods.of("run", "ns")
-        return bool(found) and "waiting" in _facts.container_status(found[0].json, "main").get("state", {})
+        return bool(found) and "waiting" in _facts.container_status(found[0].json, "main").get(
+            "state", {}
+        )
 
     stand_in.pods.wait_for(lambda: waits() and reason(stand_in) == "CreateContainerConfigError")
     clients.core.create_namespaced_secret(
@@ -313,7 +350,11 @@ def test_code_from_a_config_map(clients, stand_in, run):
     clients.core.create_namespaced_config_map(namespace="ns", body=body)
     volumes = [{"name": "code", "configMap": {"name": "code"}}]
     mount = [{"name": "code", "mountPath": "/app"}]
-    run("", main={"command": ["python", "/app/trainer.py"], "volumeMounts": mount}, template={"volumes": volumes})
+    run(
+        "",
+        main={"command": ["python", "/app/trainer.py"], "volumeMounts": mount},
+        template={"volumes": volumes},
+    )
     finished(stand_in)
     assert clients.log(stand_in.pods.newest("run", 0, "ns").name) == b"from the map\n"
 
@@ -351,8 +392,13 @@ with KubernetesProcesses(tls=False) as stand_in:
 """
     import json
 
-    env = {**os.environ, "TMPDIR": str(tmp_path)}  # its files stay, as nobody is left to take them away
-    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env) as launched:
+    env = {
+        **os.environ,
+        "TMPDIR": str(tmp_path),
+    }  # its files stay, as nobody is left to take them away
+    with subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, env=env
+    ) as launched:
         pids = json.loads(launched.stdout.readline())
         assert [alive(pid) for pid in pids] == [True]
         launched.send_signal(signal.SIGKILL)

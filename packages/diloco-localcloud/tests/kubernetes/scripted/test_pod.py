@@ -14,7 +14,10 @@ def test_what_a_pod_can_do(clients):
     world.pod("run", 3, "ns").fail(9, "no data", signal=9)
     world.settle()
     ends = {pod.index: pod.json["status"] for pod in world.pods("run", "ns")}
-    states = {index: status["containerStatuses"][0]["state"]["terminated"] for index, status in ends.items()}
+    states = {
+        index: status["containerStatuses"][0]["state"]["terminated"]
+        for index, status in ends.items()
+    }
     assert (states[0]["reason"], states[0]["exitCode"]) == ("OOMKilled", 137)
     assert (ends[1]["phase"], ends[1]["reason"]) == ("Failed", "Evicted")
     assert (states[2]["reason"], states[2]["exitCode"]) == ("StartError", 128)

@@ -27,7 +27,9 @@ class Attendance:
         self._read: Callable[[str], bytes | None] = lambda _: None
         self._heard: dict[int, float] = {}  # when something new of a rank was seen last
         self._seen: set[str] = set()  # keys of the sync in progress
-        self._came: set[int] = set()  # who has contributed to it, be it too late or from another state
+        self._came: set[int] = (
+            set()
+        )  # who has contributed to it, be it too late or from another state
         self._known: set[int] = set()  # who has been in a sync since this life began
         self._warned: set[tuple[int, int]] = set()
 
@@ -66,7 +68,9 @@ class Attendance:
                 self._hear(delta.rank, delta.epoch, now)
                 self._came.add(delta.rank)
 
-    def committed(self, commit: Commit, listing: Callable[[], Iterable[str]], now: float) -> list[tuple[int, str]]:
+    def committed(
+        self, commit: Commit, listing: Callable[[], Iterable[str]], now: float
+    ) -> list[tuple[int, str]]:
         """A sync is decided: levels and texts of what is to be said about who is not in it, and who is in it again.
 
         Args:
@@ -89,12 +93,16 @@ class Attendance:
         # Who was not there itself cannot tell who else was not.
         if missing and self._rank in members:
             self.look(listing(), now)
-            said += [self._missed(rank, commit.sync, now) for rank in missing if rank not in self._came]
+            said += [
+                self._missed(rank, commit.sync, now) for rank in missing if rank not in self._came
+            ]
         self._seen.clear()
         self._came.clear()
         return said
 
-    def describe(self, ranks: Iterable[int], lives: Mapping[int, int], elsewhere: Collection[int], now: float) -> str:
+    def describe(
+        self, ranks: Iterable[int], lives: Mapping[int, int], elsewhere: Collection[int], now: float
+    ) -> str:
         """What is known of ranks that have not contributed.
 
         Args:
@@ -115,7 +123,9 @@ class Attendance:
             else:
                 kind, text = "silent", f"{rank} ({self._silence(rank, now)})"
             kinds.setdefault(kind, []).append(text)
-        return "; ".join(f"{kind}: rank {', '.join(texts)}" for kind, texts in sorted(kinds.items()))
+        return "; ".join(
+            f"{kind}: rank {', '.join(texts)}" for kind, texts in sorted(kinds.items())
+        )
 
     def _hear(self, rank: int, epoch: int, now: float) -> None:
         if rank != self._rank:
@@ -128,7 +138,11 @@ class Attendance:
         if self._left_in(rank) >= epoch:
             kind, why = self._ending(rank)
             text = f"rank {rank} has {kind}: sync {sync} goes on without it"
-            return (logging.WARNING, f"{text}. Its error: {why}") if kind == "failed" else (logging.INFO, text)
+            return (
+                (logging.WARNING, f"{text}. Its error: {why}")
+                if kind == "failed"
+                else (logging.INFO, text)
+            )
         level = logging.INFO if (rank, epoch) in self._warned else logging.WARNING
         self._warned.add((rank, epoch))
         return (

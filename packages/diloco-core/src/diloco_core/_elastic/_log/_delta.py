@@ -10,7 +10,16 @@ import xxhash
 from ..._arithmetic._sharded import carries, contributions, may_carry
 from ..._errors import CorruptedObjectError
 from ..._store._api import ReadsAhead
-from ..._wire._sections import Section, SectionReader, fingerprint, header, section_parts, section_starts, seed, view
+from ..._wire._sections import (
+    Section,
+    SectionReader,
+    fingerprint,
+    header,
+    section_parts,
+    section_starts,
+    seed,
+    view,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -63,7 +72,12 @@ class DeltaFormat:
         return self._plan(groups).size if may_carry(self._job.layout, groups) else None
 
     def parts(
-        self, delta: Delta, chunk_bytes: int, scratch: Scratch, base: Callable[[int], Shard], sums: Sequence[int]
+        self,
+        delta: Delta,
+        chunk_bytes: int,
+        scratch: Scratch,
+        base: Callable[[int], Shard],
+        sums: Sequence[int],
     ) -> Iterator[Buffer]:
         """The file, from the job's contribution.
 
@@ -85,10 +99,14 @@ class DeltaFormat:
         layout, groups = self._job.layout, delta.groups
         for shard in range(layout.shards):
             found = xxhash.xxh3_64(seed=base(shard).values().seed)
-            chunks = contributions(self._job, shard, delta.rank, chunk_bytes, scratch, everything=True, groups=groups)
+            chunks = contributions(
+                self._job, shard, delta.rank, chunk_bytes, scratch, everything=True, groups=groups
+            )
 
             def checked(
-                values: Iterator[torch.Tensor] = chunks, shard: int = shard, found: xxhash.xxh3_64 = found
+                values: Iterator[torch.Tensor] = chunks,
+                shard: int = shard,
+                found: xxhash.xxh3_64 = found,
             ) -> Iterator[torch.Tensor]:
                 for piece in layout.chunks(shard, chunk_bytes):
                     value = next(values) if carries(groups, piece.group) else None
@@ -96,11 +114,15 @@ class DeltaFormat:
                     if value is not None:
                         yield value
 
-            yield from section_parts(self._section(shard, groups, self._seed(delta, shard)), checked())
+            yield from section_parts(
+                self._section(shard, groups, self._seed(delta, shard)), checked()
+            )
             if found.intdigest() != sums[shard]:
                 raise ChangedError(shard)
 
-    def reader(self, delta: Delta, reader: ObjectReader, shards: Iterable[int], origin: str) -> DeltaReader:
+    def reader(
+        self, delta: Delta, reader: ObjectReader, shards: Iterable[int], origin: str
+    ) -> DeltaReader:
         """A reader of some shards of a contribution, in file order: of the groups that it carries."""
         plan = self._plan(delta.groups)
         if reader.size != plan.size:
@@ -124,7 +146,11 @@ class DeltaFormat:
         if groups not in self._plans:
             layout = self._job.layout
             sections = [self._section(shard, groups, 0) for shard in range(layout.shards)]
-            metadata = {"diloco": "delta", "name": self._job.name, "fingerprint": self._job.fingerprint}
+            metadata = {
+                "diloco": "delta",
+                "name": self._job.name,
+                "fingerprint": self._job.fingerprint,
+            }
             beginning = header(layout, sections, metadata)
             *starts, size = (len(beginning) + start for start in section_starts(layout, sections))
             self._plans[groups] = _Plan(beginning, sections, starts, size)
@@ -147,7 +173,9 @@ class DeltaReader:
     """
 
     def __init__(self, reader: ObjectReader, sections: Mapping[int, SectionReader]) -> None:
-        self._expect = reader.expect if isinstance(reader, ReadsAhead) else None  # asked once: that is slow
+        self._expect = (
+            reader.expect if isinstance(reader, ReadsAhead) else None
+        )  # asked once: that is slow
         self._sections = sections
         self._left = list(sections.values())[::-1]
 

@@ -60,7 +60,8 @@ class Commit:
     def fields(self) -> dict[str, Any]:
         """What the record says, in its order."""
         members = [
-            {"rank": m.rank, "epoch": m.epoch, "from": m.start, "to": m.stop, "key": m.key} for m in self.members
+            {"rank": m.rank, "epoch": m.epoch, "from": m.start, "to": m.stop, "key": m.key}
+            for m in self.members
         ]
         return {
             "run": self.run,
@@ -82,7 +83,9 @@ class Commit:
             CorruptedObjectError: It is not the record of this sync, as it was written.
             FormatError: Another version has written it.
         """
-        return cls.from_fields(Fields(unseal("commit", commit_key(sync), data, origin), origin), sync)
+        return cls.from_fields(
+            Fields(unseal("commit", commit_key(sync), data, origin), origin), sync
+        )
 
     @classmethod
     def from_fields(cls, fields: Fields, sync: int) -> Commit:
@@ -153,7 +156,9 @@ class Rollback:
         fields = Fields(unseal("rollback", commit_key(sync), data, origin), origin)
         fields.agree("sync", sync)
         states = tuple(fields.wholes("states", 0, sync - 1))
-        if not states or any(state and (state - 1) % len(states) != index for index, state in enumerate(states)):
+        if not states or any(
+            state and (state - 1) % len(states) != index for index, state in enumerate(states)
+        ):
             raise fields.wrong("its states are not of the fragments that they stand for")
         given_up = tuple(fields.wholes("given_up", 1, sync - 1))
         fence, before = fields.numbers("fence", 1), fields.whole("rollback", 0, sync - 1)
@@ -226,8 +231,12 @@ class Done:
         fields.agree("sync", sync)
         fields.agree("fragment", fragment)
         commit = Commit.from_fields(fields.part("commit"), sync)
-        if commit.fragment != fragment or digest(commit.to_json()) != fields.text("commit_digest", _DIGEST):
-            raise fields.wrong("the record of the sync that it holds is not the one that it was written for")
+        if commit.fragment != fragment or digest(commit.to_json()) != fields.text(
+            "commit_digest", _DIGEST
+        ):
+            raise fields.wrong(
+                "the record of the sync that it holds is not the one that it was written for"
+            )
         return cls(sync, fragment, _sums(fields, "sums"), _sums(fields, "rests"), commit)
 
 
@@ -307,11 +316,16 @@ class Manifest:
         fields = Fields(unseal("manifest", MANIFEST, data, origin), origin)
         membership = fields.text("membership")
         if membership != "elastic":
-            raise RunExistsError(f"{origin} is that of a {membership} run, which no elastic replica can join")
+            raise RunExistsError(
+                f"{origin} is that of a {membership} run, which no elastic replica can join"
+            )
         world_size = fields.whole("world_size", 1, 100_000)
         tables = fields.items("fragments")
         sums, rests = (
-            [[int(value, 16) for value in Fields({"": row}, origin).texts("", _DIGEST)] for row in fields.items(name)]
+            [
+                [int(value, 16) for value in Fields({"": row}, origin).texts("", _DIGEST)]
+                for row in fields.items(name)
+            ]
             for name in ("sums", "rests")
         )
         if not tables or not len(tables) == len(sums) == len(rests):
@@ -352,7 +366,12 @@ def _member(fields: Fields, sync: int) -> Delta:
     delta = Delta.parse(fields.text("key"))
     if delta is None or delta.sync != sync:
         raise fields.wrong("its key is not that of a contribution to this sync")
-    for name, value in (("rank", delta.rank), ("epoch", delta.epoch), ("from", delta.start), ("to", delta.stop)):
+    for name, value in (
+        ("rank", delta.rank),
+        ("epoch", delta.epoch),
+        ("from", delta.start),
+        ("to", delta.stop),
+    ):
         fields.agree(name, value)
     return delta
 

@@ -42,7 +42,11 @@ def valid(
     chosen: dict[int, Delta] = {}
     for key, found in listing.items():
         delta = Delta.parse(key)
-        if delta is None or (delta.base, delta.schema) != (base, schema) or found != size(delta.groups):
+        if (
+            delta is None
+            or (delta.base, delta.schema) != (base, schema)
+            or found != size(delta.groups)
+        ):
             continue
         if not positions.get(delta.rank, 0) <= delta.start < delta.stop:
             continue
@@ -53,7 +57,10 @@ def valid(
 
 
 def expected(
-    members: Mapping[int, int], listing: Iterable[str], absent: Collection[int] = (), former: Collection[str] = ()
+    members: Mapping[int, int],
+    listing: Iterable[str],
+    absent: Collection[int] = (),
+    former: Collection[str] = (),
 ) -> set[int]:
     """Ranks to wait for: those of the last commit and those that announced themselves, without those that leave.
 
@@ -63,7 +70,10 @@ def expected(
         absent: Members that did not do their part after the last commit.
         former: Keys of the listing that do not count: see :func:`former_farewells`.
     """
-    alive, left = {rank: epoch for rank, epoch in members.items() if rank not in absent}, dict[int, int]()
+    alive, left = (
+        {rank: epoch for rank, epoch in members.items() if rank not in absent},
+        dict[int, int](),
+    )
     for hint in filter(None, map(Hint.parse, (key for key in listing if key not in former))):
         if hint.event not in {"join", "leave"}:
             continue
@@ -78,18 +88,35 @@ def former_farewells(listing: Iterable[str], rank: int, epoch: int) -> set[str]:
     They have left in the same sync as an earlier life of the own rank. Like that, they may be back in a moment: they are waited
     for, which costs a grace at most, and decides nothing.
     """
-    hints = {key: hint for key in listing if (hint := Hint.parse(key)) is not None and hint.event == "leave"}
-    return set(hints) if any(hint.rank == rank and hint.epoch < epoch for hint in hints.values()) else set()
+    hints = {
+        key: hint
+        for key in listing
+        if (hint := Hint.parse(key)) is not None and hint.event == "leave"
+    }
+    return (
+        set(hints)
+        if any(hint.rank == rank and hint.epoch < epoch for hint in hints.values())
+        else set()
+    )
 
 
 def may_commit(
-    chosen: Mapping[int, Delta], waited_for: set[int], *, rank: int, min_replicas: int, overdue: bool
+    chosen: Mapping[int, Delta],
+    waited_for: set[int],
+    *,
+    rank: int,
+    min_replicas: int,
+    overdue: bool,
 ) -> bool:
     """Whether a life may create the commit record: its rank contributed, the quorum is there, nobody is waited for."""
-    return rank in chosen and len(chosen) >= min_replicas and (overdue or waited_for <= chosen.keys())
+    return (
+        rank in chosen and len(chosen) >= min_replicas and (overdue or waited_for <= chosen.keys())
+    )
 
 
-def done_states(listing: Iterable[str], fragments: int, rollbacks: Collection[Rollback] = ()) -> list[set[int]]:
+def done_states(
+    listing: Iterable[str], fragments: int, rollbacks: Collection[Rollback] = ()
+) -> list[set[int]]:
     """For every fragment, the syncs after which its state is complete; without the initial state.
 
     Args:
@@ -114,7 +141,9 @@ def in_force(sync: int, fragment: int, rollbacks: Iterable[Rollback]) -> bool:
 
 def states(listing: Iterable[str]) -> list[tuple[int, int]]:
     """Of which syncs and fragments something is published."""
-    return [(int(match[1]), int(match[2])) for match in filter(None, map(_STATE.fullmatch, listing))]
+    return [
+        (int(match[1]), int(match[2])) for match in filter(None, map(_STATE.fullmatch, listing))
+    ]
 
 
 def is_state(key: str) -> bool:
@@ -141,7 +170,13 @@ def kept_from(listing: Iterable[str], fragments: int, *, last: int, rollback: in
 
 
 def collectable(
-    keys: Iterable[str], *, last: int, kept: list[int], retention: int, keep_deltas: bool, initial: str
+    keys: Iterable[str],
+    *,
+    last: int,
+    kept: list[int],
+    retention: int,
+    keep_deltas: bool,
+    initial: str,
 ) -> list[str]:
     """Keys that no life can need any more. Conditions only ever become truer, so late deletes are safe.
 

@@ -48,7 +48,11 @@ class History:
     def states(self, index: int) -> list[int]:
         """After which syncs there is a complete state of a fragment that counts, the newest first; at last the initial one."""
         known = [rollback for rollback, _ in self.rollbacks]
-        return [sync for sync in sorted({0, *self._done[index]}, reverse=True) if in_force(sync, index, known)]
+        return [
+            sync
+            for sync in sorted({0, *self._done[index]}, reverse=True)
+            if in_force(sync, index, known)
+        ]
 
     def given_up(self, states: list[int], last: int) -> list[int]:
         """The syncs up to ``last`` that still count, and do not any more if the run goes on from these states."""
@@ -102,10 +106,17 @@ def close_gaps(life: Life, history: History) -> None:
             commit_again(life, lost, None)
             continue
         count = len(life.fragments)
-        states = tuple(min(state, _last_before(lost, index, count)) for index, state in enumerate(giving_up.states))
+        states = tuple(
+            min(state, _last_before(lost, index, count))
+            for index, state in enumerate(giving_up.states)
+        )
         before = max((rollback.sync for rollback in rollbacks if rollback.sync < lost), default=0)
         closing = Rollback(lost, states, (), giving_up.fence, before, run=life.run)
-        _log.error("rank %d: the record of sync %d is lost, and that was given up: closing its number", life.rank, lost)
+        _log.error(
+            "rank %d: the record of sync %d is lost, and that was given up: closing its number",
+            life.rank,
+            lost,
+        )
         life.store.create(commit_key(lost), closing.to_json)
 
 

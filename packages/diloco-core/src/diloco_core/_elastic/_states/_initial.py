@@ -33,7 +33,11 @@ _log = logging.getLogger("diloco_core")
 
 def shards_in_memory(life: Life, index: int, done: Done) -> set[int]:
     """The shards of a fragment's initial state whose values are those in memory."""
-    return {number for number, values in enumerate(done.sums) if life.shard(0, index, number).digest() == values}
+    return {
+        number
+        for number, values in enumerate(done.sums)
+        if life.shard(0, index, number).digest() == values
+    }
 
 
 def shards_to_look_at(life: Life, held: Iterable[int]) -> set[int]:
@@ -93,7 +97,9 @@ def _is_collected(life: Life, index: int) -> bool:
     if newest_done(life.store.list("state/"), len(life.fragments))[index]:
         return True
     first = index + 1
-    return life.store.get(commit_key(first)) is not None and not any(map(Delta.parse, life.store.list(deltas(first))))
+    return life.store.get(commit_key(first)) is not None and not any(
+        map(Delta.parse, life.store.list(deltas(first)))
+    )
 
 
 def _look_at(life: Life, index: int, number: int, fresh: Progress) -> None:
@@ -114,5 +120,9 @@ def _look_at(life: Life, index: int, number: int, fresh: Progress) -> None:
     metadata = shard_metadata(fresh.job, 0)
     if shard.sums(metadata) != expected:
         raise computed_otherwise(life, key)
-    _log.error("rank %d: %s. Writing it again: this replica has the same values.", life.rank, str(damage).rstrip("."))
+    _log.error(
+        "rank %d: %s. Writing it again: this replica has the same values.",
+        life.rank,
+        str(damage).rstrip("."),
+    )
     life.store.put(key, lambda: shard.parts(metadata))

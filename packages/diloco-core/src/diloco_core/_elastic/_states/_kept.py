@@ -50,7 +50,9 @@ def bring_back(life: Life) -> bool:
 def mend_from_copies(life: Life, index: int, sync: int) -> bool:
     """Write those objects of a fragment's state again that are damaged and have a whole copy; returns whether there were any."""
     kept = {key.removeprefix(_FOLDER) for key in _copies(life)}
-    damaged = [key for key in _keys(life, index, sync) if key in kept and _verified(life, key, key) is None]
+    damaged = [
+        key for key in _keys(life, index, sync) if key in kept and _verified(life, key, key) is None
+    ]
     return any([_write_again(life, key, "it is damaged") for key in damaged])  # noqa: C419 - all of them
 
 
@@ -76,7 +78,9 @@ def _copies(life: Life) -> list[str]:
 
 
 def _keys(life: Life, index: int, sync: int) -> list[str]:
-    keys = [life.key(sync, index, number) for number in range(life.fragments[index].job.layout.shards)]
+    keys = [
+        life.key(sync, index, number) for number in range(life.fragments[index].job.layout.shards)
+    ]
     return [*keys, done_key(sync, index)] if sync else keys
 
 
@@ -94,17 +98,25 @@ def _verified(life: Life, key: str, original: str) -> bytes | None:
     name = original.rpartition("/")[2]
     index, sync = int(name[:3]), int(original.split("/")[1]) if original.startswith("state/") else 0
     is_done = name.endswith(".done.json")
-    if index >= len(life.fragments) or not (is_done or life.key(sync, index, int(name[4:9])) == original):
+    if index >= len(life.fragments) or not (
+        is_done or life.key(sync, index, int(name[4:9])) == original
+    ):
         return None  # of another run
 
     def use(reader: ObjectReader) -> bytes:
         data = bytearray(reader.size)
         reader.read_into(0, memoryview(data))
         if is_done:
-            of_run(Done.from_json(bytes(data), sync, index, life.origin(key)), life.run, life.origin(key))
+            of_run(
+                Done.from_json(bytes(data), sync, index, life.origin(key)),
+                life.run,
+                life.origin(key),
+            )
         else:
             shard = life.shard(sync, index, int(name[4:9]))
-            shard.check(InMemory(data, life.origin(key)), life.origin(key), life.scratch, whole=True)
+            shard.check(
+                InMemory(data, life.origin(key)), life.origin(key), life.scratch, whole=True
+            )
         return bytes(data)
 
     try:

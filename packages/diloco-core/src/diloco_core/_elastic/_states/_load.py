@@ -56,7 +56,9 @@ def load(life: Life) -> None:
             if newest_done(life.store.list("state/"), count) == history.newest:
                 raise
     else:
-        raise CorruptedObjectError(f"the published state in {life.store.uri} kept vanishing while it was read")
+        raise CorruptedObjectError(
+            f"the published state in {life.store.uri} kept vanishing while it was read"
+        )
     oldest = min(progress.sync for progress in life.fragments)
     for rollback, record in reversed(life.rollbacks):
         if rollback.sync > oldest and life.stands_at(rollback):
@@ -74,7 +76,9 @@ def _stand(life: Life, sync: int) -> None:
         return
     found = read_commit(life, sync, decided=True)
     if found is None:
-        raise CorruptedObjectError(f"{life.origin(commit_key(sync))} is gone, but commit records are never deleted")
+        raise CorruptedObjectError(
+            f"{life.origin(commit_key(sync))} is gone, but commit records are never deleted"
+        )
     life.skip(*found)
 
 
@@ -83,14 +87,19 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
     first: CorruptedObjectError | None = None
     for sync in history.states(index):
         try:
-            if (index, sync) in life.bad and not (life.rollbacks and mend_from_copies(life, index, sync)):
+            if (index, sync) in life.bad and not (
+                life.rollbacks and mend_from_copies(life, index, sync)
+            ):
                 raise CorruptedObjectError(
                     f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged"
                 )
             missing = _load_or_mend(life, index, sync)
             if missing is None:
                 return True
-            if newest_done(life.store.list("state/"), len(life.fragments))[index] > history.newest[index]:
+            if (
+                newest_done(life.store.list("state/"), len(life.fragments))[index]
+                > history.newest[index]
+            ):
                 return False
             if sync:
                 raise CorruptedObjectError(f"{life.origin(missing)} is gone")
@@ -118,7 +127,9 @@ def _load_or_mend(life: Life, index: int, sync: int) -> str | None:
     return _load_fragment(life, index, sync)
 
 
-def _initial_gone(life: Life, index: int, missing: str, *, others: bool) -> CorruptedObjectError | None:
+def _initial_gone(
+    life: Life, index: int, missing: str, *, others: bool
+) -> CorruptedObjectError | None:
     """The error where the initial state is not there; None where others that are damaged are to be named instead.
 
     The initial state goes when there are two newer ones, so what has been lost may be those.
@@ -146,7 +157,9 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
         done = life.manifest.done(index)
     shards = job.layout.shards
     if not len(done.sums) == len(done.rests) == shards:
-        raise CorruptedObjectError(f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}")
+        raise CorruptedObjectError(
+            f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}"
+        )
     fresh = Progress.recorded(job, done)
     numbers = {life.key(sync, index, number): number for number in range(shards)}
     listing = life.store.list(f"{next(iter(numbers)).rpartition('/')[0]}/")
@@ -176,7 +189,9 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
     return None
 
 
-def _load_shard(life: Life, fresh: Progress, index: int, number: int, key: str, opened: ObjectReader | None) -> bool:
+def _load_shard(
+    life: Life, fresh: Progress, index: int, number: int, key: str, opened: ObjectReader | None
+) -> bool:
     """Load a shard; False where it was collected in the meantime."""
     shard = life.shard(fresh.sync, index, number)
     expected = fresh.sums[number], fresh.rests[number]

@@ -67,7 +67,9 @@ def finish(life: Life) -> None:
             if life.gather:
                 _compare_done(life, done)
             continue
-        missing = [shard for shard in shards if life.key(progress.sync, index, shard) not in listing]
+        missing = [
+            shard for shard in shards if life.key(progress.sync, index, shard) not in listing
+        ]
         if not life.gather and missing:
             continue
         if not life.gather or _publish_whole(life, progress, done, missing):
@@ -82,7 +84,11 @@ def publish_when_asked(life: Life) -> None:
             continue
         done = _own_done(life, progress, progress.commit)
         if _publish_whole(life, progress, done, range(progress.job.layout.shards)):
-            _log.error("rank %d: the state after sync %d is published, since others asked", life.rank, progress.sync)
+            _log.error(
+                "rank %d: the state after sync %d is published, since others asked",
+                life.rank,
+                progress.sync,
+            )
             _create_done(life, done)
 
 
@@ -116,7 +122,9 @@ def _publish_whole(life: Life, progress: Progress, done: Done, missing: Sequence
     # Lives that do this at the same time begin at different shards.
     start = life.rank % len(shards)
     _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
-    found = [_whole_sums(life, progress, done.fragment, shard) for shard in shards]  # all are looked at, and mended
+    found = [
+        _whole_sums(life, progress, done.fragment, shard) for shard in shards
+    ]  # all are looked at, and mended
     return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(found))
 
 
@@ -139,7 +147,9 @@ def _create_shard(life: Life, progress: Progress, number: int, sums: list[Sums])
     """Create a shard of the state in memory; ``sums`` gets its checksums where this call wrote it."""
     sync, index = progress.sync, life.index(progress.sync)
     found: list[Sums] = []
-    parts = partial(life.shard(sync, index, number).parts, shard_metadata(progress.job, sync), found.append)
+    parts = partial(
+        life.shard(sync, index, number).parts, shard_metadata(progress.job, sync), found.append
+    )
     if life.create(life.key(sync, index, number), parts):
         sums.append(found[-1])
 
@@ -149,7 +159,9 @@ def _note(written: dict[int, Sums], number: int, sums: list[Sums]) -> None:
         written[number] = sums[0]
 
 
-def _own_done(life: Life, progress: Progress, commit: Commit, written: Mapping[int, Sums] | None = None) -> Done:
+def _own_done(
+    life: Life, progress: Progress, commit: Commit, written: Mapping[int, Sums] | None = None
+) -> Done:
     """The record of the state in memory after a sync; ``written``: checksums of files that this life has just written.
 
     Gather: outer state takes no part in the digest that the members agree on, so its checksums are computed here, from
@@ -159,10 +171,18 @@ def _own_done(life: Life, progress: Progress, commit: Commit, written: Mapping[i
     if life.gather:
         metadata, known = shard_metadata(progress.job, commit.sync), written or {}
         rests = [
-            known[number].rest if number in known else life.shard(commit.sync, commit.fragment, number).rest(metadata)
+            known[number].rest
+            if number in known
+            else life.shard(commit.sync, commit.fragment, number).rest(metadata)
             for number in range(progress.job.layout.shards)
         ]
-    return Done(commit.sync, commit.fragment, tuple(progress.sums), tuple(r for r in rests if r is not None), commit)
+    return Done(
+        commit.sync,
+        commit.fragment,
+        tuple(progress.sums),
+        tuple(r for r in rests if r is not None),
+        commit,
+    )
 
 
 def _compare_done(life: Life, own: Done) -> None:
@@ -185,7 +205,8 @@ def _is_published(life: Life, done: Done) -> bool:
     if not all(key in listing for key in keys):
         return False
     ends = (
-        partial(_stored_end, life, life.shard(sync, index, shard), key, listing[key]) for shard, key in enumerate(keys)
+        partial(_stored_end, life, life.shard(sync, index, shard), key, listing[key])
+        for shard, key in enumerate(keys)
     )
     found = in_parallel(life.store.store, ends, CONNECTIONS)
     return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(found))
@@ -239,4 +260,6 @@ def _whole_sums(life: Life, progress: Progress, index: int, number: int) -> Sums
 
 def _create_done(life: Life, done: Done) -> None:
     if not life.store.create(done_key(done.sync, done.fragment), done.to_json):
-        readable_done(life, done.sync, done.fragment)  # somebody was faster; it must have been a life of this run
+        readable_done(
+            life, done.sync, done.fragment
+        )  # somebody was faster; it must have been a life of this run

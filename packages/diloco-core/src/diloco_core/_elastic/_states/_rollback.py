@@ -44,7 +44,14 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         return  # somebody else has decided it meanwhile
     going_back = []
     for index in range(len(life.fragments)):
-        whole = next((sync for sync in history.states(index) if _is_whole(life, index, sync, history.recorded)), None)
+        whole = next(
+            (
+                sync
+                for sync in history.states(index)
+                if _is_whole(life, index, sync, history.recorded)
+            ),
+            None,
+        )
         if whole is None:
             if History(life).recorded != history.recorded:
                 return  # others have gone on meanwhile, and removed what they do not need any more
@@ -58,7 +65,9 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         raise reason  # the run has gone back to these states already, and once more would bring nothing
     for index, state in enumerate(going_back):
         # With two newer states, complete at some time, a life that collects may have it on its list.
-        if sum(life.index(sync) == index for sync in given_up) >= 2 and not keep(life, index, state):
+        if sum(life.index(sync) == index for sync in given_up) >= 2 and not keep(
+            life, index, state
+        ):
             return  # it has just been deleted: the caller looks again
     fence = highest_epochs(life.store.list("claims/"))
     before = max(history.newest_rollback, _rollback_before(life, min(going_back)))
@@ -80,7 +89,11 @@ def _last_decided(life: Life, recorded: set[int]) -> int:
     What is published or contributed shows it: a life that has done so stands behind that number, and would take the next one.
     """
     published = [sync for sync, _ in states(life.store.list("state/"))]
-    begun = [delta.sync - 1 for delta in map(Delta.parse, life.store.list("deltas/")) if delta is not None]
+    begun = [
+        delta.sync - 1
+        for delta in map(Delta.parse, life.store.list("deltas/"))
+        if delta is not None
+    ]
     return max([0, *recorded, *published, *begun])
 
 
@@ -151,7 +164,13 @@ def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool:
             if check_shard(life, sync, index, number) != (done.sums[number], done.rests[number]):
                 return False
     except CorruptedObjectError as error:
-        _log.error("rank %d: the state of fragment %d after sync %d is not whole: %s", life.rank, index, sync, error)
+        _log.error(
+            "rank %d: the state of fragment %d after sync %d is not whole: %s",
+            life.rank,
+            index,
+            sync,
+            error,
+        )
         return False
     except RolledBack as reason:
         if reason.rollback.sync not in recorded:

@@ -6,7 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._reduction import reduce_shards
-from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError, SyncTimeoutError
+from ..._errors import (
+    CorruptedObjectError,
+    ObjectNotFoundError,
+    StoreUnavailableError,
+    SyncTimeoutError,
+)
 from ..._store._ahead import open_ahead
 from ..._store._patient import PAUSES
 from ..._store._reread import read_again
@@ -53,7 +58,9 @@ class Adoption:
             of its result is made again.
     """
 
-    def __init__(self, life: Life, commit: Commit, local: bool, before: Progress | None = None) -> None:
+    def __init__(
+        self, life: Life, commit: Commit, local: bool, before: Progress | None = None
+    ) -> None:
         self._life = life
         self._commit = commit
         self._local = local
@@ -139,10 +146,16 @@ class Adoption:
             elapsed = wait.elapsed() if wait else 0.0
             if elapsed >= life.settings.grace:
                 # Who does not publish in time is most likely gone: the next sync does not wait for it once more.
-                life.absent |= {self._commit.members[self.owner(shard)].rank for shard in pending} - {life.rank}
+                life.absent |= {
+                    self._commit.members[self.owner(shard)].rank for shard in pending
+                } - {life.rank}
             arrived = self._adopt_published(pending)
             for shard in pending:
-                if shard not in arrived and elapsed >= self.turn(shard) and self._unreadable is None:
+                if (
+                    shard not in arrived
+                    and elapsed >= self.turn(shard)
+                    and self._unreadable is None
+                ):
                     try:
                         self._compute([[shard]])
                     except CorruptedObjectError as error:
@@ -185,7 +198,11 @@ class Adoption:
             life.shard(sync, index, keys[key]).announce(reader, life.origin(key))
 
         with open_ahead(life.store.store, there, announce) as readers:
-            return [keys[key] for key, reader in zip(there, readers, strict=True) if self._adopt(keys[key], reader)]
+            return [
+                keys[key]
+                for key, reader in zip(there, readers, strict=True)
+                if self._adopt(keys[key], reader)
+            ]
 
     def _adopt(self, shard: int, opened: ObjectReader | None = None) -> bool:
         """Adopt a shard as it was published, if it was; where it is damaged it counts as not published."""
@@ -233,7 +250,9 @@ class Adoption:
         """Update shards from the contributions. A batch is updated together, and published before the next one's turn."""
         shards = [shard for batch in batches for shard in batch]
         # Where memory was written to since the contribution was made, it has to be read from the store.
-        local = self._local and all(self._progress.values_at[shard] == self._previous for shard in shards)
+        local = self._local and all(
+            self._progress.values_at[shard] == self._previous for shard in shards
+        )
         inputs: Inputs | None = None
         publications = Publications(self._life.store.store)
         try:
@@ -248,11 +267,18 @@ class Adoption:
                         break
                     except _MadeAgain:
                         _close(inputs)
-                        inputs, local = None, False  # the model does not hold the own contribution any more
+                        inputs, local = (
+                            None,
+                            False,
+                        )  # the model does not hold the own contribution any more
                     except ObjectNotFoundError as error:
                         _close(inputs)
                         inputs = None
-                        if next(pauses) is not None and self._life.rollback and bring_back(self._life):
+                        if (
+                            next(pauses) is not None
+                            and self._life.rollback
+                            and bring_back(self._life)
+                        ):
                             continue
                         for shard in batch:
                             self._look_again(shard, error)
@@ -299,24 +325,34 @@ class Adoption:
         for shard in batch:
             self._progress.outer_at[shard] = self._commit.sync
 
-    def _consider(self, error: StoreUnavailableError | CorruptedObjectError, pause: float | None) -> None:
+    def _consider(
+        self, error: StoreUnavailableError | CorruptedObjectError, pause: float | None
+    ) -> None:
         """What comes of an error in an update: another try after ``pause``, loading again, or the end."""
         if isinstance(error, PreviousStateError):
             raise Reload from error
-        if pause is None or (self._life.store.store.retries and isinstance(error, StoreUnavailableError)):
+        if pause is None or (
+            self._life.store.store.retries and isinstance(error, StoreUnavailableError)
+        ):
             raise error
         self._life.timing.sleep(pause)
-        if self._life.gather:  # what was updated in part can only be had again from what is published
+        if (
+            self._life.gather
+        ):  # what was updated in part can only be had again from what is published
             raise Reload from error
         if isinstance(error, StoreUnavailableError):
-            read_commit(self._life, self._commit.sync)  # which waits for the store as long as it is waited for anywhere
+            read_commit(
+                self._life, self._commit.sync
+            )  # which waits for the store as long as it is waited for anywhere
 
     def _compare(self, batch: Sequence[int]) -> None:
         """Gather: note what was computed, and see that it is what the record of a mended state says."""
         for shard in batch:
             values = self._life.shard(self._commit.sync, self._commit.fragment, shard).digest()
             if self._done is not None and values != self._done.sums[shard]:
-                raise computed_otherwise(self._life, self._life.key(self._commit.sync, self._commit.fragment, shard))
+                raise computed_otherwise(
+                    self._life, self._life.key(self._commit.sync, self._commit.fragment, shard)
+                )
             self._settle(shard, values, None)
 
     def _prepare(self, shard: int) -> bool:
@@ -341,7 +377,11 @@ class Adoption:
             life.again(read)
         except ObjectNotFoundError:
             newest = newest_done(life.store.list("state/"), len(life.fragments))[index]
-            if newest <= progress.sync and not self._mending and make_again(life, index, shard, None):
+            if (
+                newest <= progress.sync
+                and not self._mending
+                and make_again(life, index, shard, None)
+            ):
                 return True
             raise
         except CorruptedObjectError as error:
@@ -362,14 +402,18 @@ class Adoption:
         """
         life, progress, previous = self._life, self._progress, self._previous
         sums = {
-            shard: life.shard(previous, self._commit.fragment, shard).summing(shard_metadata(self._job, previous))
+            shard: life.shard(previous, self._commit.fragment, shard).summing(
+                shard_metadata(self._job, previous)
+            )
             for shard in shards
             if previous and progress.rests[shard] is not None
         }
         if not sums:
             return first, lambda: None
         # Chunks come in this order, and know nothing of shards.
-        shard_of_chunk = (shard for shard in shards for _ in self._layout.chunks(shard, life.chunk_bytes))
+        shard_of_chunk = (
+            shard for shard in shards for _ in self._layout.chunks(shard, life.chunk_bytes)
+        )
 
         def summed(piece: Piece, out: torch.Tensor) -> torch.Tensor:
             shard = next(shard_of_chunk)
@@ -390,7 +434,9 @@ class Adoption:
             f"{self._previous}: it is not what was published"
         )
         _log.error(
-            "rank %d: %s. Reading it again; look at this machine's memory.", self._life.rank, str(error).rstrip(".")
+            "rank %d: %s. Reading it again; look at this machine's memory.",
+            self._life.rank,
+            str(error).rstrip("."),
         )
         return error
 
@@ -398,7 +444,9 @@ class Adoption:
         life, sync, index = self._life, self._commit.sync, self._commit.fragment
         if shard in self._damaged or self._mending:
             damage = self._damaged.pop(shard, None)
-            self._settle(shard, *rewrite_shard(life, self._progress, sync, shard, damage, self._done))
+            self._settle(
+                shard, *rewrite_shard(life, self._progress, sync, shard, damage, self._done)
+            )
             return
         sums: list[Sums] = []
         stored = life.shard(sync, index, shard)
@@ -407,7 +455,9 @@ class Adoption:
 
         def upload() -> None:
             nonlocal created
-            created = life.create(life.key(sync, index, shard), lambda: stored.parts(metadata, sums.append))
+            created = life.create(
+                life.key(sync, index, shard), lambda: stored.parts(metadata, sums.append)
+            )
 
         def use() -> None:
             if created:
@@ -417,7 +467,9 @@ class Adoption:
             elif shard in self._damaged:
                 self._compute([[shard]])
             else:
-                self._look_again(shard, f"{life.key(sync, index, shard)} was there, and has vanished")
+                self._look_again(
+                    shard, f"{life.key(sync, index, shard)} was there, and has vanished"
+                )
 
         publications.add(upload, use)
 
@@ -430,10 +482,16 @@ class Adoption:
         if not life.gather and not self._mending and self._adopt(shard):
             return
         rollbacks = [rollback for rollback, _ in life.rollbacks]
-        newest = max(done_states(life.store.list("state/"), len(life.fragments), rollbacks)[index], default=0)
+        newest = max(
+            done_states(life.store.list("state/"), len(life.fragments), rollbacks)[index], default=0
+        )
         if newest > sync or (newest == sync and not self._mending):
             raise Reload
-        result = f"Its result is damaged as well: {life.reasons[index].rstrip('.')}. " if self._mending else ""
+        result = (
+            f"Its result is damaged as well: {life.reasons[index].rstrip('.')}. "
+            if self._mending
+            else ""
+        )
         raise CorruptedObjectError(
             f"sync {sync} in {life.store.uri} is decided, and something that it is computed from is gone: "
             f"{str(missing).rstrip('.')}. {result}No newer state is complete."

@@ -50,7 +50,9 @@ def catch_up(life: Life, *, first: bool = False) -> None:
         progress.job.finish()
 
 
-def _take_mended(life: Life, error: CorruptedObjectError | NonFiniteUpdateError, *, first: bool) -> None:
+def _take_mended(
+    life: Life, error: CorruptedObjectError | NonFiniteUpdateError, *, first: bool
+) -> None:
     """Others may know what this life cannot read: ask them, and wait for them for a grace. Else go back, if that is agreed."""
     left: CorruptedObjectError | NonFiniteUpdateError | None = error
     if isinstance(error, CorruptedObjectError):  # what would be infinite is so for everybody
@@ -67,7 +69,9 @@ def _take_mended(life: Life, error: CorruptedObjectError | NonFiniteUpdateError,
     raise left or error
 
 
-def _ask(life: Life, error: CorruptedObjectError) -> CorruptedObjectError | NonFiniteUpdateError | None:
+def _ask(
+    life: Life, error: CorruptedObjectError
+) -> CorruptedObjectError | NonFiniteUpdateError | None:
     """Have the others write again what cannot be read; returns what is wrong still, if something is."""
     _log.error(
         "rank %d: %s. Asking the other replicas to write it again, for %g s.",
@@ -163,18 +167,32 @@ def _hold_own_part(life: Life) -> None:
         return  # every replica has read everything
     for index, progress in enumerate(life.fragments):
         shards = range(life.rank, progress.job.layout.shards, life.manifest.world_size)
-        own = {life.key(progress.sync, index, shard): shard for shard in shards if begin_to_hold(life, progress, shard)}
-        listing = life.store.list(f"{next(iter(own)).rpartition('/')[0]}/") if own and not life.store.near else {}
+        own = {
+            life.key(progress.sync, index, shard): shard
+            for shard in shards
+            if begin_to_hold(life, progress, shard)
+        }
+        listing = (
+            life.store.list(f"{next(iter(own)).rpartition('/')[0]}/")
+            if own and not life.store.near
+            else {}
+        )
 
-        def announce(key: str, reader: ObjectReader, index: int = index, own: dict[str, int] = own) -> None:
+        def announce(
+            key: str, reader: ObjectReader, index: int = index, own: dict[str, int] = own
+        ) -> None:
             life.shard(life.fragments[index].sync, index, own[key]).announce_rest(reader)
 
-        with open_ahead(life.store.store, {key: listing.get(key) for key in own}, announce) as readers:
+        with open_ahead(
+            life.store.store, {key: listing.get(key) for key in own}, announce
+        ) as readers:
             for (key, shard), reader in zip(own.items(), readers, strict=True):
                 _hold_or_make_again(life, index, shard, key, reader)
 
 
-def _hold_or_make_again(life: Life, index: int, shard: int, key: str, opened: ObjectReader | None) -> None:
+def _hold_or_make_again(
+    life: Life, index: int, shard: int, key: str, opened: ObjectReader | None
+) -> None:
     progress = life.fragments[index]
 
     def use(reader: ObjectReader) -> bool:

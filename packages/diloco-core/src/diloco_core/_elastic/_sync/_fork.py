@@ -34,7 +34,9 @@ def look_back(life: Life) -> None:
         return
     if life.sync == life.rollback:
         found = life.log(life.sync)
-        if found is None:  # another life that has obeyed it writes it again, or says what is missing
+        if (
+            found is None
+        ):  # another life that has obeyed it writes it again, or says what is missing
             return
     else:
         try:

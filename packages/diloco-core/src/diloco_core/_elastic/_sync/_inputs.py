@@ -41,7 +41,13 @@ class Inputs:
     """
 
     def __init__(
-        self, life: Life, progress: Progress, commit: Commit, batches: Sequence[Sequence[int]], *, local: bool
+        self,
+        life: Life,
+        progress: Progress,
+        commit: Commit,
+        batches: Sequence[Sequence[int]],
+        *,
+        local: bool,
     ) -> None:
         self._life = life
         self._layout = progress.job.layout
@@ -60,7 +66,9 @@ class Inputs:
                 opened = self._stack.enter_context(life.store.store.open(member.key, size))
                 reader = progress.format.reader(member, opened, shards, life.origin(member.key))
                 self._readers.append((member.groups, reader))
-                self.sources.append(with_unchanged(progress.job, member.groups, self._source(reader)))
+                self.sources.append(
+                    with_unchanged(progress.job, member.groups, self._source(reader))
+                )
             if not life.store.near:
                 self._announce(batches)
         except BaseException:
@@ -103,5 +111,7 @@ def _sizes(layout: Layout, block: Iterable[tuple[int, Piece]], groups: int) -> d
     """Bytes of every shard in a block, of the groups that a contribution carries."""
     sizes: dict[int, int] = {}
     for shard, piece in block:
-        sizes[shard] = sizes.get(shard, 0) + (layout.piece_bytes(piece) if carries(groups, piece.group) else 0)
+        sizes[shard] = sizes.get(shard, 0) + (
+            layout.piece_bytes(piece) if carries(groups, piece.group) else 0
+        )
     return sizes

@@ -50,7 +50,10 @@ class ElasticSync:
         self._schema = schema(life.run, self._job)
         self._base = self._progress.digest
         # A life contributes once to a sync, also if it did not wait for the end the first time.
-        self._open, life.open = (life.open if life.open and life.open.sync == self._sync else None), None
+        self._open, life.open = (
+            (life.open if life.open and life.open.sync == self._sync else None),
+            None,
+        )
         self._own = self._open
         self._missing: list[int] = []
         self._contributed: list[int] = []
@@ -82,7 +85,12 @@ class ElasticSync:
         self._say_who_is_missing(commit)
         fate = self._fate(commit)
         learned = self._job.progress() if fate == "carried" else []
-        if fate == "counted" and self._open and self._job.steps and self._open.stop < self._job.steps[1]:
+        if (
+            fate == "counted"
+            and self._open
+            and self._job.steps
+            and self._open.stop < self._job.steps[1]
+        ):
             _log.warning(
                 "rank %d: inner steps %d to %d are dropped: they came after the contribution to sync %d, whose end this "
                 "replica had not waited for",
@@ -91,7 +99,11 @@ class ElasticSync:
                 self._job.steps[1],
                 self._sync,
             )
-        if fate == "dropped" and self._job.steps and life.rank not in {member.rank for member in commit.members}:
+        if (
+            fate == "dropped"
+            and self._job.steps
+            and life.rank not in {member.rank for member in commit.members}
+        ):
             _log.warning(
                 "rank %d: sync %d was decided without this replica, which was late. Its inner steps %d to %d are lost, since "
                 "late='drop'.",
@@ -166,14 +178,18 @@ class ElasticSync:
     def _contribute(self, start: int, stop: int) -> None:
         life, progress = self._life, self._progress
         groups = carried_groups(self._job)
-        delta = Delta(self._sync, life.rank, life.epoch, start, stop, self._base, self._schema, groups)
+        delta = Delta(
+            self._sync, life.rank, life.epoch, start, stop, self._base, self._schema, groups
+        )
         if not self._valid({delta.key: progress.format.size(groups) or 0}):
             raise SyncError(
                 f"rank {life.rank} would contribute its inner steps {start} to {stop} to sync {self._sync}, but steps up to "
                 f"{progress.positions.get(life.rank, 0)} are counted already"
             )
         base = partial(life.shard, progress.sync, self._index)
-        parts = partial(progress.format.parts, delta, life.chunk_bytes, life.scratch, base, progress.sums)
+        parts = partial(
+            progress.format.parts, delta, life.chunk_bytes, life.scratch, base, progress.sums
+        )
         try:
             life.traffic.sent += life.store.put(delta.key, parts)
         except ChangedError as error:
@@ -217,7 +233,13 @@ class ElasticSync:
         if overdue or waited_for <= chosen.keys():
             self._compare(chosen, others)
         self._missing = sorted(waited_for - chosen.keys())
-        if may_commit(chosen, waited_for, rank=life.rank, min_replicas=life.manifest.min_replicas, overdue=overdue):
+        if may_commit(
+            chosen,
+            waited_for,
+            rank=life.rank,
+            min_replicas=life.manifest.min_replicas,
+            overdue=overdue,
+        ):
             members = tuple(chosen.values())
             positions = self._progress.counting(members)
             look_back(life)
@@ -235,12 +257,18 @@ class ElasticSync:
             )
             if life.store.create(commit_key(self._sync), commit.to_json):
                 life.decided = commit
-        elif self._patience is not None and not self._missing and commit_mended(life, self._sync) is None:
+        elif (
+            self._patience is not None
+            and not self._missing
+            and commit_mended(life, self._sync) is None
+        ):
             raise GaveUp
 
     def _help(self, listing: Mapping[str, int]) -> None:
         """Another life cannot read something that this one may know."""
-        asked = {hint for hint in map(Hint.parse, listing) if hint is not None and hint.event == "repair"}
+        asked = {
+            hint for hint in map(Hint.parse, listing) if hint is not None and hint.event == "repair"
+        }
         if asked - self._life.answered:
             self._life.answered |= asked
             answer(self._life)
@@ -262,7 +290,11 @@ class ElasticSync:
         for delta in filter(None, map(Delta.parse, listing)):
             if delta.schema == self._schema and newest.get(delta.rank, delta).epoch <= delta.epoch:
                 newest[delta.rank] = delta
-        return {rank: delta.base for rank, delta in newest.items() if rank not in chosen and delta.base != self._base}
+        return {
+            rank: delta.base
+            for rank, delta in newest.items()
+            if rank not in chosen and delta.base != self._base
+        }
 
     def _compare(self, chosen: Mapping[int, Delta], others: Mapping[int, str]) -> None:
         """Gather: a replica that computes other values than most must not decide anything.
@@ -292,7 +324,10 @@ class ElasticSync:
         raise Differs
 
     def _check(self, commit: Commit) -> None:
-        if commit.base != self._base and (commit.sync, commit.previous) == (self._sync, self._life.previous):
+        if commit.base != self._base and (commit.sync, commit.previous) == (
+            self._sync,
+            self._life.previous,
+        ):
             self._differs(commit.base)
         check_next(self._life, commit)
 
@@ -336,12 +371,18 @@ class ElasticSync:
         ranks = [rank for rank in range(life.manifest.world_size) if rank not in self._contributed]
         lives = highest_epochs(life.store.list("claims/"))
         others = life.attendance.describe(ranks, lives, self._elsewhere, life.now)
-        contributed = f"contributed: rank {', '.join(map(str, self._contributed))}" if self._contributed else ""
+        contributed = (
+            f"contributed: rank {', '.join(map(str, self._contributed))}"
+            if self._contributed
+            else ""
+        )
         return "; ".join(filter(None, [contributed, others]))
 
     def _say_who_is_missing(self, commit: Commit) -> None:
         life = self._life
-        said = life.attendance.committed(commit, lambda: life.store.list(deltas(commit.sync)), life.now)
+        said = life.attendance.committed(
+            commit, lambda: life.store.list(deltas(commit.sync)), life.now
+        )
         for level, text in said:
             _log.log(level, "rank %d: %s", life.rank, text)
 

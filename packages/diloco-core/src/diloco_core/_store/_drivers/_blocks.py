@@ -66,7 +66,9 @@ class Transfers:
         budget: Bytes of announced ranges that are held or on their way; it may be set at any time.
     """
 
-    def __init__(self, settings: Transfer, background: Callable[[int], Executor] = threads, uri: str = "") -> None:
+    def __init__(
+        self, settings: Transfer, background: Callable[[int], Executor] = threads, uri: str = ""
+    ) -> None:
         self._uri = uri
         self._process = os.getpid()
         self._lock = threading.Lock()
@@ -198,7 +200,12 @@ class BlockReader:
     """
 
     def __init__(
-        self, fetch: Callable[[int, int], Buffer], size: int, head: Buffer, name: str, transfers: Transfers
+        self,
+        fetch: Callable[[int, int], Buffer],
+        size: int,
+        head: Buffer,
+        name: str,
+        transfers: Transfers,
     ) -> None:
         self.size = size
         self._fetch = fetch
@@ -213,7 +220,9 @@ class BlockReader:
     def expect(self, start: int, stop: int) -> None:
         """Fetch from ``start`` to ``stop`` in the background; see :class:`._api.ReadsAhead`."""
         stop = min(stop, self.size)
-        start = max(start, len(self._head)) if stop > len(self._head) else stop  # as far as it is here already
+        start = (
+            max(start, len(self._head)) if stop > len(self._head) else stop
+        )  # as far as it is here already
         if start >= stop or self._is_expected(start, stop):
             return
         block_bytes = self._transfers.block_bytes
@@ -267,7 +276,9 @@ class BlockReader:
             self._current = self._expected.popleft()
             at, block = self._current.start, self._transfers.take(self._current)
         else:
-            stop = min(self.size, max(min(end, offset + self._transfers.block_bytes), offset + HEAD_BYTES))
+            stop = min(
+                self.size, max(min(end, offset + self._transfers.block_bytes), offset + HEAD_BYTES)
+            )
             at, block = offset, self._fetch(offset, stop)
         self._at, self._block = at, memoryview(block)
         self._unread = len(self._block)
@@ -283,7 +294,10 @@ class BlockReader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()
 

@@ -73,7 +73,9 @@ def split(key: str) -> list[str]:
     """
     names = key.split("/")
     if not is_key(key):
-        raise ConfigurationError(f"{key!r} is not a key: its parts must be names that do not begin with a dot")
+        raise ConfigurationError(
+            f"{key!r} is not a key: its parts must be names that do not begin with a dot"
+        )
     return names
 
 
@@ -113,7 +115,9 @@ def _step(folder: int, name: str) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
-        if error.errno in {errno.ELOOP, errno.ENOTDIR} and stat.S_ISLNK(_look(folder, name).st_mode):
+        if error.errno in {errno.ELOOP, errno.ENOTDIR} and stat.S_ISLNK(
+            _look(folder, name).st_mode
+        ):
             text = f"the folder {name!r} in it is a symbolic link, and only the run's own folder may be reached through one"
             raise OSError(errno.ELOOP, text) from error
         raise
@@ -208,7 +212,12 @@ def remove_folders(folders: list[Path]) -> None:
 
 def create_file(folder: int, name: str) -> int:
     """A new file to write to; never one that was there."""
-    return os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644, dir_fd=folder)
+    return os.open(
+        name,
+        os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
+        0o644,
+        dir_fd=folder,
+    )
 
 
 def open_to_write_over(folder: int, name: str) -> int | None:
@@ -272,7 +281,13 @@ def sync_folder(folder: int) -> None:
     try:
         os.fsync(folder)
     except OSError as error:
-        if error.errno not in {errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.EOPNOTSUPP, errno.EACCES}:
+        if error.errno not in {
+            errno.EINVAL,
+            errno.EBADF,
+            errno.ENOSYS,
+            errno.EOPNOTSUPP,
+            errno.EACCES,
+        }:
             raise
 
 
@@ -342,6 +357,9 @@ class FileReader:
         return self
 
     def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
     ) -> None:
         self.close()

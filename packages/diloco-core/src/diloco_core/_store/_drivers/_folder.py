@@ -119,7 +119,11 @@ class FolderStore:
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; see :meth:`._api.Store.create`."""
         small = isinstance(data, bytes)
-        with self._written(key, [data] if isinstance(data, bytes) else data, small=small) as (root, temporary, size):
+        with self._written(key, [data] if isinstance(data, bytes) else data, small=small) as (
+            root,
+            temporary,
+            size,
+        ):
             try:
                 self._publish(root, key, size, temporary, link)
             except FileExistsError:
@@ -171,7 +175,9 @@ class FolderStore:
                 self._opened() as root,
                 opened_below(root, names) as folder,
             ):
-                found.update({"/".join([*names, name]): size for name, size in sizes(folder, below)})
+                found.update(
+                    {"/".join([*names, name]): size for name, size in sizes(folder, below)}
+                )
             folders += [[*names, name] for name in below]
         return dict(sorted(found.items()))
 
@@ -233,7 +239,9 @@ class FolderStore:
             if descriptor is not None:
                 os.utime(descriptor)  # in use again
                 return spare, descriptor
-            with contextlib.suppress(OSError):  # somebody has cleaned up the folder, or given it another name too
+            with contextlib.suppress(
+                OSError
+            ):  # somebody has cleaned up the folder, or given it another name too
                 os.unlink(spare, dir_fd=root)
         name = self._temporary()
         return name, create_file(root, name)
@@ -245,7 +253,9 @@ class FolderStore:
         return temporary_name(self._life, next(self._names))
 
     @contextlib.contextmanager
-    def _written(self, key: str, parts: Iterable[Buffer], *, small: bool = False) -> Iterator[tuple[int, str, int]]:
+    def _written(
+        self, key: str, parts: Iterable[Buffer], *, small: bool = False
+    ) -> Iterator[tuple[int, str, int]]:
         """An object in a file that no reader sees: the descriptor of its folder, its name, and its size in bytes.
 
         Unless it was renamed, it is gone afterwards.
@@ -262,7 +272,9 @@ class FolderStore:
                     with self._writing(key):
                         size += _write_all(descriptor, part)
                 with self._writing(key):
-                    os.ftruncate(descriptor, size)  # a file that is written over may have been longer
+                    os.ftruncate(
+                        descriptor, size
+                    )  # a file that is written over may have been longer
                     if size < LARGE_BYTES:
                         os.fsync(descriptor)
                 if size >= LARGE_BYTES:
@@ -288,12 +300,20 @@ class FolderStore:
             yield root
 
     def _publish(
-        self, root: int, key: str, size: int, temporary: str, act: Callable[[str, str, int, int], None]
+        self,
+        root: int,
+        key: str,
+        size: int,
+        temporary: str,
+        act: Callable[[str, str, int, int], None],
     ) -> None:
         """Give an object its name, in a folder that another replica may remove when its last object goes."""
         *folders, name = split(key)
         for _ in range(100):
-            with contextlib.suppress(FileNotFoundError), opened_below(root, folders, make=True) as folder:
+            with (
+                contextlib.suppress(FileNotFoundError),
+                opened_below(root, folders, make=True) as folder,
+            ):
                 act(temporary, name, root, folder)
                 if size < LARGE_BYTES:
                     sync_folder(folder)

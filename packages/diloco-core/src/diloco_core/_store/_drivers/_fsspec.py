@@ -160,11 +160,18 @@ class FsspecDriver:
             return Verdict.EXISTS, text
         if isinstance(error, FileNotFoundError):
             return Verdict.MISSING, text
-        if isinstance(error, PermissionError) or status in {401, 403} or type(error).__name__ in _NO_CREDENTIALS:
+        if (
+            isinstance(error, PermissionError)
+            or status in {401, 403}
+            or type(error).__name__ in _NO_CREDENTIALS
+        ):
             return Verdict.FORBIDDEN, text
         if status is not None and 400 <= status < 500 and status not in {408, 409, 425, 429}:
             return Verdict.PERMANENT, text
-        if isinstance(error, (TypeError, ValueError, NotImplementedError)) or getattr(error, "errno", 0) in _HOPELESS:
+        if (
+            isinstance(error, (TypeError, ValueError, NotImplementedError))
+            or getattr(error, "errno", 0) in _HOPELESS
+        ):
             return Verdict.PERMANENT, text
         return Verdict.TRANSIENT, text
 
@@ -188,7 +195,11 @@ def _filesystem(uri: str, scheme: str, connections: int) -> tuple[Any, str]:
         )
     except ImportError as error:
         package = _PACKAGES.get(scheme)
-        advice = f"pip install '{package}'" if package else known_implementations.get(scheme, {}).get("err", str(error))
+        advice = (
+            f"pip install '{package}'"
+            if package
+            else known_implementations.get(scheme, {}).get("err", str(error))
+        )
         raise MissingDependencyError(
             f"{redact_uri(uri)!r} needs the fsspec driver for {scheme}://, which is missing: {advice}"
         ) from without_secrets_in(error, uri)
@@ -214,7 +225,9 @@ def _try_once(fs: Any, scheme: str) -> None:
         if once is not None:
             setattr(fs, name, functools.partial(once, fs))
     elif scheme in {"az", "abfs", "abfss"}:
-        policy = getattr(getattr(getattr(fs, "service_client", None), "_config", None), "retry_policy", None)
+        policy = getattr(
+            getattr(getattr(fs, "service_client", None), "_config", None), "retry_policy", None
+        )
         if policy is not None:
             policy.total_retries = 0
 
@@ -225,7 +238,9 @@ def _load(fs: Any, scheme: str) -> None:
     Else the first request would begin with it, and where that one fails, all of the patience with it might be over.
     """
     if scheme in _S3 and hasattr(fs, "connect"):
-        with contextlib.suppress(Exception):  # the first request tries it again, and its error is named
+        with contextlib.suppress(
+            Exception
+        ):  # the first request tries it again, and its error is named
             fs.connect()
 
 
@@ -256,7 +271,9 @@ def _limits(scheme: str, connections: int) -> dict[str, Any]:
     if scheme in {"gs", "gcs"}:
         import aiohttp
 
-        silence = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS)
+        silence = aiohttp.ClientTimeout(
+            total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS
+        )
         return {"session_kwargs": {"timeout": silence, **(settings.get("session_kwargs") or {})}}
     if scheme in {"az", "abfs", "abfss"}:
         limits = {"connection_timeout": CONNECT_SECONDS, "read_timeout": ANSWER_SECONDS}
@@ -269,11 +286,15 @@ class TemporaryFolderFullError(Exception):
 
 
 @contextlib.contextmanager
-def _spooled(key: str, blocks: Iterator[Buffer], attempt: Callable[..., None]) -> Iterator[tuple[str, int]]:
+def _spooled(
+    key: str, blocks: Iterator[Buffer], attempt: Callable[..., None]
+) -> Iterator[tuple[str, int]]:
     """The blocks in a temporary file, which is gone afterwards, and their size in bytes. A full disk is waited for."""
     with contextlib.ExitStack() as stack:
         try:
-            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="diloco-upload-", buffering=0))
+            file = stack.enter_context(
+                tempfile.NamedTemporaryFile(prefix="diloco-upload-", buffering=0)
+            )
         except OSError as error:
             raise StoreUnavailableError(_not_held(key, error)) from error
         size = 0
@@ -319,7 +340,9 @@ def _status(error: BaseException) -> tuple[int | None, str | None]:
             continue  # an answer that was cut off: its "code" is none that a server has sent
         response = getattr(one, "response", None)
         if isinstance(response, dict):
-            return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get("Error", {}).get("Code")
+            return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get(
+                "Error", {}
+            ).get("Code")
         for name in ("status", "status_code", "code"):
             value = getattr(one, name, None)
             if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):

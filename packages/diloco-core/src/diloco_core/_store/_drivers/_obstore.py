@@ -11,7 +11,13 @@ from diloco_protocol import MissingDependencyError
 
 from ..._errors import ConfigurationError, StoreUnavailableError
 from ..._redact import redact_uri
-from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, check_endpoint, without_secrets, without_secrets_in
+from .._guard import (
+    ANSWER_SECONDS,
+    CONNECT_SECONDS,
+    check_endpoint,
+    without_secrets,
+    without_secrets_in,
+)
 from .._transfer import PART_BYTES
 from ._blocks import HEAD_BYTES, new_buffer
 from ._remote import TooLargeError, Verdict
@@ -66,7 +72,9 @@ class ObstoreDriver:
             ) from error
         bucket, _, prefix = uri.partition("://")[2].partition("/")
         if not bucket:
-            raise ConfigurationError(f"{redact_uri(uri)!r} names no bucket: an S3 prefix is written s3://bucket/folder")
+            raise ConfigurationError(
+                f"{redact_uri(uri)!r} names no bucket: an S3 prefix is written s3://bucket/folder"
+            )
         check_endpoint("s3", empty=False)
         _check_process(uri)
         self._obstore = obstore
@@ -82,13 +90,18 @@ class ObstoreDriver:
                     # Our own checksums go with every payload; hashing it once more for the signature costs as much as
                     # sending.
                     unsigned_payload=True,
-                    client_options={"connect_timeout": _CONNECT, "allow_http": _plain_http(), **limits},
+                    client_options={
+                        "connect_timeout": _CONNECT,
+                        "allow_http": _plain_http(),
+                        **limits,
+                    },
                     retry_config=retries or {"max_retries": 0},
                     credential_provider=credentials,
                 )
             except (exceptions.BaseError, ValueError) as error:
                 raise StoreUnavailableError(
-                    f"{redact_uri(uri)} cannot be opened: {without_secrets(str(error), uri)}", lasting=True
+                    f"{redact_uri(uri)} cannot be opened: {without_secrets(str(error), uri)}",
+                    lasting=True,
                 ) from without_secrets_in(error, uri)
 
         # Single requests are repeated by RemoteStore, whatever becomes of them.
@@ -105,7 +118,11 @@ class ObstoreDriver:
         self._uploads = {
             seconds: connect(
                 {"timeout": _TRANSFER},
-                {"max_retries": 10_000, "retry_timeout": timedelta(seconds=seconds), "backoff": backoff},
+                {
+                    "max_retries": 10_000,
+                    "retry_timeout": timedelta(seconds=seconds),
+                    "backoff": backoff,
+                },
             )
             for seconds in (60, 300, 1800, 7200)
         }
@@ -113,7 +130,9 @@ class ObstoreDriver:
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
         """Write a small object."""
         store = self._little if len(data) <= HEAD_BYTES else self._up
-        self._obstore.put(store, key, data, mode="create" if exclusive else "overwrite", use_multipart=False)
+        self._obstore.put(
+            store, key, data, mode="create" if exclusive else "overwrite", use_multipart=False
+        )
 
     def upload(
         self,
@@ -128,7 +147,11 @@ class ObstoreDriver:
         """Write a large object in parts, or in one request where it is to be created."""
         if exclusive:
             whole = list(blocks)
-            attempt(lambda: self._obstore.put(self._up, key, iter(whole), mode="create", use_multipart=False))
+            attempt(
+                lambda: self._obstore.put(
+                    self._up, key, iter(whole), mode="create", use_multipart=False
+                )
+            )
         else:
             fitting = [seconds for seconds in self._uploads if seconds >= patience]
             store = self._uploads[min(fitting, default=max(self._uploads))]
@@ -148,7 +171,9 @@ class ObstoreDriver:
         except self._errors.GenericError as error:
             if _status(error) != 416:
                 raise
-            return self._obstore.head(self._little, key)["size"], b""  # an empty object has no first byte
+            return self._obstore.head(self._little, key)[
+                "size"
+            ], b""  # an empty object has no first byte
         return found.meta["size"], memoryview(found.bytes())
 
     def range(self, key: str, start: int, stop: int) -> Buffer:
@@ -156,7 +181,9 @@ class ObstoreDriver:
         # In small parts into a buffer of its own: whole ranges grow by doubling in obstore's memory, which keeps what was
         # freed for later.
         buffer, filled = new_buffer(stop - start), 0
-        for part in self._obstore.get(self._down, key, options={"range": (start, stop)}).stream(_PART_OF_RANGE):
+        for part in self._obstore.get(self._down, key, options={"range": (start, stop)}).stream(
+            _PART_OF_RANGE
+        ):
             data = memoryview(part)
             if filled + len(data) > stop - start:
                 break  # the server has sent more than it was asked for: too short an answer is refused
@@ -166,7 +193,11 @@ class ObstoreDriver:
 
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes."""
-        sizes = {item["path"]: item["size"] for batch in self._obstore.list(self._little, prefix) for item in batch}
+        sizes = {
+            item["path"]: item["size"]
+            for batch in self._obstore.list(self._little, prefix)
+            for item in batch
+        }
         # obstore leaves out the "/" at the end of a placeholder, which is empty, as few objects are.
         return {key: size for key, size in sizes.items() if size or self._is_there(key)}
 
@@ -188,7 +219,9 @@ class ObstoreDriver:
         if codes:
             text = f"{text.partition('<?xml')[0].partition('<Error>')[0].strip()} {codes[0]}"
         if "/latest/" in text:
-            text += " (where obstore asks for the credentials of a machine: the environment holds none)"
+            text += (
+                " (where obstore asks for the credentials of a machine: the environment holds none)"
+            )
         if "NoSuchBucket" in codes:
             return Verdict.NO_BUCKET, text
         if isinstance(error, FileNotFoundError):
@@ -196,10 +229,15 @@ class ObstoreDriver:
         if isinstance(error, self._errors.AlreadyExistsError):
             # obstore says so at a conflict of two writers too, and then S3 asks for another try.
             return (Verdict.TRANSIENT if status == 409 else Verdict.EXISTS), text
-        if isinstance(error, (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)):
+        if isinstance(
+            error, (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
+        ):
             return Verdict.FORBIDDEN, text
         if isinstance(error, self._errors.InvalidPathError):
-            return Verdict.PERMANENT, f"{text}. Remove that object, which is not the run's, or use fsspec+s3://"
+            return (
+                Verdict.PERMANENT,
+                f"{text}. Remove that object, which is not the run's, or use fsspec+s3://",
+            )
         if not isinstance(error, self._errors.GenericError):
             return Verdict.PERMANENT, text
         if status in {401, 403} or "Credential" in text:

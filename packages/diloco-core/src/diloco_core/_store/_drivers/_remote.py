@@ -218,7 +218,9 @@ class RemoteStore:
         def fetch(start: int, stop: int) -> Buffer:
             data = self._do("read", key, lambda: self.driver.range(key, start, stop))
             if len(data) != stop - start:
-                raise CorruptedObjectError(f"{self.uri}/{key}: {len(data)} of {stop - start} bytes came back")
+                raise CorruptedObjectError(
+                    f"{self.uri}/{key}: {len(data)} of {stop - start} bytes came back"
+                )
             return data
 
         return BlockReader(fetch, size, head, f"{self.uri}/{key}", self._transfers)
@@ -240,7 +242,9 @@ class RemoteStore:
         gone = list(keys)
         requests = [gone] if self.driver.deletes_many else [[key] for key in gone]
         for _ in in_parallel(
-            self, (partial(self._delete, keys) for keys in requests if keys), self.transfer.connections
+            self,
+            (partial(self._delete, keys) for keys in requests if keys),
+            self.transfer.connections,
         ):
             pass
 
@@ -254,7 +258,9 @@ class RemoteStore:
     def _write(self, key: str, parts: Iterable[Buffer], *, exclusive: bool) -> int:
         """Write a small object at once, a large one by upload."""
         self._transfers.check_process()
-        if isinstance(parts, (list, tuple)):  # all of it is there, and stays as it is until it is written
+        if isinstance(
+            parts, (list, tuple)
+        ):  # all of it is there, and stays as it is until it is written
             views = [memoryview(part).cast("B") for part in parts if len(part)]
             size = sum(map(len, views))
             if size < PART_BYTES:
@@ -262,7 +268,9 @@ class RemoteStore:
             else:
                 self._send_large(key, UploadBlocks(iter(views)), exclusive)
             return size
-        whole = exclusive and not self.driver.copies  # sent in one request, and held until that is through
+        whole = (
+            exclusive and not self.driver.copies
+        )  # sent in one request, and held until that is through
         size = 0
 
         def counted() -> Iterator[memoryview]:
@@ -301,7 +309,12 @@ class RemoteStore:
         with self._uploads.room(self.driver.copies or copies) as at_once:
             try:
                 self.driver.upload(
-                    key, source, exclusive=exclusive, attempt=attempt, patience=self.patience, at_once=at_once
+                    key,
+                    source,
+                    exclusive=exclusive,
+                    attempt=attempt,
+                    patience=self.patience,
+                    at_once=at_once,
                 )
             except Exception as error:
                 if source.error is not None:
@@ -326,7 +339,12 @@ class RemoteStore:
             return False
 
     def _do(
-        self, verb: str, key: str, act: Callable[[], T], created: Buffer | None = None, largest: int = RECORD_BYTES
+        self,
+        verb: str,
+        key: str,
+        act: Callable[[], T],
+        created: Buffer | None = None,
+        largest: int = RECORD_BYTES,
     ) -> T:
         """Send a request, again and again while it fails for a reason that may pass."""
         self._transfers.check_process()
@@ -352,9 +370,13 @@ class RemoteStore:
         except Exception as error:  # noqa: BLE001 - named below, where the driver's own error is no part of it
             failed = error
         try:
-            raise self._named(failed, verb, key, created) from without_secrets_in(failed, self._secret)
+            raise self._named(failed, verb, key, created) from without_secrets_in(
+                failed, self._secret
+            )
         finally:
-            del failed  # or it would hold this frame, which holds it, and with them the bytes that were sent
+            del (
+                failed
+            )  # or it would hold this frame, which holds it, and with them the bytes that were sent
 
     def _judge(self, error: Exception) -> tuple[Verdict, str]:
         verdict, text = self.driver.judge(error)
@@ -373,7 +395,8 @@ class RemoteStore:
             Verdict.TRANSIENT: f" It was tried again for up to {self.patience:g} s.",
         }.get(verdict, "")
         return StoreUnavailableError(
-            f"cannot {verb} object {key!r} in {self.uri}: {text}.{advice}", lasting=verdict is not Verdict.TRANSIENT
+            f"cannot {verb} object {key!r} in {self.uri}: {text}.{advice}",
+            lasting=verdict is not Verdict.TRANSIENT,
         )
 
     def _probe(self, reading: bool) -> None:

@@ -46,7 +46,9 @@ class Uploads:
             if copies:
                 # Only the first may have memory beyond the budget: several would add up.
                 least = 0 if self._under_way else self._transfer.least_upload()
-                at_once = parts_at_once(self._transfer, transfers.budget - transfers.held, copies, least)
+                at_once = parts_at_once(
+                    self._transfer, transfers.budget - transfers.held, copies, least
+                )
                 self._under_way += 1
             held = copies * (at_once + 1) * PART_BYTES
             transfers.hold(held)

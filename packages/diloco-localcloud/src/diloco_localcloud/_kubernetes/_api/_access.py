@@ -61,10 +61,18 @@ class Access:
         resource = route.resource
         if not self.allows(verb, resource.group, resource.plural, route.subresource, route.name):
             raise _refusals.forbidden(
-                self.user, verb, resource.plural, resource.group, route.namespace, route.name, route.subresource
+                self.user,
+                verb,
+                resource.plural,
+                resource.group,
+                route.namespace,
+                route.name,
+                route.subresource,
             )
 
-    def allows(self, verb: str, group: str, plural: str, subresource: str = "", name: str = "") -> bool:
+    def allows(
+        self, verb: str, group: str, plural: str, subresource: str = "", name: str = ""
+    ) -> bool:
         """Whether the user may."""
         what = f"{plural}/{subresource}" if subresource else plural
         with self._lock:
@@ -80,4 +88,9 @@ def _covers(rule: Json, verb: str, group: str, what: str, name: str) -> bool:
         return value in rule.get(field, ()) or "*" in rule.get(field, ())
 
     names = rule.get("resourceNames")
-    return has("verbs", verb) and has("apiGroups", group) and has("resources", what) and (not names or name in names)
+    return (
+        has("verbs", verb)
+        and has("apiGroups", group)
+        and has("resources", what)
+        and (not names or name in names)
+    )

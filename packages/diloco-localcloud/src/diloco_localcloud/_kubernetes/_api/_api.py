@@ -56,7 +56,9 @@ class Api:
             self.calls.note(Call(verb, what, name, status))
         return response
 
-    def _answer(self, request: Request, route: _route.Route | None, verb: str, what: str) -> Response:
+    def _answer(
+        self, request: Request, route: _route.Route | None, verb: str, what: str
+    ) -> Response:
         fault = self.faults.take(verb, what)
         before(fault, REFUSALS)
         if request.path not in ("/healthz", "/livez", "/readyz", "/version"):
@@ -69,7 +71,13 @@ class Api:
         if fault is not None and fault.kind == "forbidden":
             resource = route.resource
             raise _refusals.forbidden(
-                self.access.user, verb, resource.plural, resource.group, route.namespace, route.name, route.subresource
+                self.access.user,
+                verb,
+                resource.plural,
+                resource.group,
+                route.namespace,
+                route.name,
+                route.subresource,
             )
         self.access.check(verb, route)
         response = self._verbs.run(verb, request, route)
@@ -87,4 +95,6 @@ def _verb(request: Request, route: _route.Route | None) -> str:
         return "watch" if request.flag("watch") else "list"
     if request.method == "DELETE":
         return "delete" if route.name else "deletecollection"
-    return {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(request.method, request.method.lower())
+    return {"POST": "create", "PUT": "update", "PATCH": "patch"}.get(
+        request.method, request.method.lower()
+    )

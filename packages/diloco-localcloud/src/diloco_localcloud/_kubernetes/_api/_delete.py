@@ -96,7 +96,9 @@ def _options(request: Request) -> Json:
         options["orphanDependents"] = options["orphanDependents"] == "true"
     policy = options.get("propagationPolicy")
     if policy not in (None, "Background", "Foreground", "Orphan"):
-        words = f'Unsupported value: "{policy}": supported values: "Background", "Foreground", "Orphan"'
+        words = (
+            f'Unsupported value: "{policy}": supported values: "Background", "Foreground", "Orphan"'
+        )
         causes = [("propagationPolicy", "FieldValueNotSupported", words)]
         raise _refusals.invalid("DeleteOptions", "meta.k8s.io", "", causes)
     return options
@@ -106,7 +108,5 @@ def _check_preconditions(route: Route, thing: Json, wanted: Json) -> None:
     meta, resource = thing["metadata"], route.resource
     for field, words in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if wanted.get(field) not in (None, meta[field]):
-            cause = (
-                f"Precondition failed: {words} in precondition: {wanted[field]}, {words} in object meta: {meta[field]}"
-            )
+            cause = f"Precondition failed: {words} in precondition: {wanted[field]}, {words} in object meta: {meta[field]}"
             raise _refusals.conflict(resource.plural, resource.group, route.name, cause)

@@ -31,7 +31,13 @@ def answer(request: Request, absent: set[str]) -> Response | None:
     if request.method not in ("GET", "HEAD"):
         return None
     path = request.path.rstrip("/")
-    groups = sorted({(each.group, each.version) for each in _resources.ALL if each.group and each.group not in absent})
+    groups = sorted(
+        {
+            (each.group, each.version)
+            for each in _resources.ALL
+            if each.group and each.group not in absent
+        }
+    )
     if path in ("/healthz", "/livez", "/readyz"):
         return Response(200, b"ok", "text/plain")
     if path.startswith("/openapi"):
@@ -40,10 +46,17 @@ def answer(request: Request, absent: set[str]) -> Response | None:
     if path == "/version":
         return as_json(200, VERSION)
     if path == "/api":
-        return as_json(200, {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []})
+        return as_json(
+            200, {"kind": "APIVersions", "versions": ["v1"], "serverAddressByClientCIDRs": []}
+        )
     if path == "/apis":
         return as_json(
-            200, {"kind": "APIGroupList", "apiVersion": "v1", "groups": [_group(*group) for group in groups]}
+            200,
+            {
+                "kind": "APIGroupList",
+                "apiVersion": "v1",
+                "groups": [_group(*group) for group in groups],
+            },
         )
     if path == "/api/v1":
         return as_json(200, _listed("", "v1"))
@@ -65,10 +78,16 @@ def _listed(group: str, version: str) -> Json:
     for resource in _resources.ALL:
         if resource.group != group:
             continue
-        base = {"singularName": resource.singular, "namespaced": resource.namespaced, "kind": resource.kind}
+        base = {
+            "singularName": resource.singular,
+            "namespaced": resource.namespaced,
+            "kind": resource.kind,
+        }
         short = {"shortNames": list(resource.short)} if resource.short else {}
         categories = {"categories": ["all"]} if resource.plural in ("pods", "jobs") else {}
-        found.append({"name": resource.plural, **base, "verbs": list(resource.verbs), **short, **categories})
+        found.append(
+            {"name": resource.plural, **base, "verbs": list(resource.verbs), **short, **categories}
+        )
         for sub in resource.subresources:
             verbs = {"log": ["get"], "eviction": ["create"]}.get(sub, ["get", "patch", "update"])
             kind = {"eviction": "Eviction"}.get(sub, resource.kind)

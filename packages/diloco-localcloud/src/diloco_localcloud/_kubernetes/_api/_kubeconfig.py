@@ -23,7 +23,9 @@ def config(url: str, token: str, authority: str | None, namespace: str) -> Json:
         "kind": "Config",
         "clusters": [{"name": name, "cluster": cluster}],
         "users": [{"name": name, "user": {"token": token}}],
-        "contexts": [{"name": name, "context": {"cluster": name, "user": name, "namespace": namespace}}],
+        "contexts": [
+            {"name": name, "context": {"cluster": name, "user": name, "namespace": namespace}}
+        ],
         "current-context": name,
     }
 

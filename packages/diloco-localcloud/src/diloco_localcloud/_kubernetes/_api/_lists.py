@@ -31,7 +31,10 @@ def one(request: Request, route: Route, thing: Json) -> Response:
     """GET of an object."""
     if _tables.wanted(request):
         return as_json(
-            200, _tables.table(route.resource, [thing], {"resourceVersion": thing["metadata"]["resourceVersion"]})
+            200,
+            _tables.table(
+                route.resource, [thing], {"resourceVersion": thing["metadata"]["resourceVersion"]}
+            ),
         )
     return as_json(200, thing)
 
@@ -50,8 +53,16 @@ def listed(store: Store, request: Request, route: Route) -> Response:
 
 def wrap(resource: Resource, items: list[Json], meta: Json) -> Json:
     """A list object; its items carry neither kind nor apiVersion, as the real ones do not."""
-    bare = [{key: value for key, value in item.items() if key not in ("kind", "apiVersion")} for item in items]
-    return {"kind": f"{resource.kind}List", "apiVersion": resource.api_version, "metadata": meta, "items": bare}
+    bare = [
+        {key: value for key, value in item.items() if key not in ("kind", "apiVersion")}
+        for item in items
+    ]
+    return {
+        "kind": f"{resource.kind}List",
+        "apiVersion": resource.api_version,
+        "metadata": meta,
+        "items": bare,
+    }
 
 
 def chosen(store: Store, request: Request, route: Route) -> list[Json]:
@@ -94,7 +105,9 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
         initial.append(_bookmark(route.resource, start, {"k8s.io/initial-events-end": "true"}))
     seconds = float(request.query.get("timeoutSeconds") or WATCH_SECONDS)
     table = _tables.wanted(request)
-    return Response(200, _stream(cluster, route.resource, test, initial, start, seconds, table=table))
+    return Response(
+        200, _stream(cluster, route.resource, test, initial, start, seconds, table=table)
+    )
 
 
 def _stream(
@@ -157,4 +170,6 @@ def _event(kind: str, thing: Json) -> Json:
 
 def _bookmark(resource: Resource, version: int, annotations: dict[str, str]) -> Json:
     meta = {"resourceVersion": str(version), "annotations": annotations}
-    return _event("BOOKMARK", {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": meta})
+    return _event(
+        "BOOKMARK", {"kind": resource.kind, "apiVersion": resource.api_version, "metadata": meta}
+    )

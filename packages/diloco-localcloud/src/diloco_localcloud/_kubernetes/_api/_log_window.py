@@ -25,7 +25,9 @@ class Window:
         start = 0
         if self.since is not None:
             since = self.since
-            start = next((place for place, moment in enumerate(times) if moment >= since), len(times))
+            start = next(
+                (place for place, moment in enumerate(times) if moment >= since), len(times)
+            )
         if self.tail is not None:
             start = max(start, len(times) - self.tail)
         return start

@@ -63,7 +63,9 @@ def _life(pod: Json, container: str, *, previous: bool) -> int | None:
     status = _facts.container_status(pod, container)
     if previous:
         if not status.get("restartCount"):
-            raise _refusals.bad_request(f'previous terminated container "{container}" in pod "{where}" not found')
+            raise _refusals.bad_request(
+                f'previous terminated container "{container}" in pod "{where}" not found'
+            )
         return int(status["restartCount"]) - 1
     if not status:
         return None
@@ -71,7 +73,9 @@ def _life(pod: Json, container: str, *, previous: bool) -> int | None:
     if waiting:
         reason = waiting["reason"]
         why = "image can't be pulled" if reason in _PULLING else reason
-        raise _refusals.bad_request(f'container "{container}" in pod "{where}" is waiting to start: {why}')
+        raise _refusals.bad_request(
+            f'container "{container}" in pod "{where}" is waiting to start: {why}'
+        )
     return int(status["restartCount"])
 
 
@@ -86,7 +90,9 @@ def _window(request: Request, now: float) -> Window:
         tail = int(query["tailLines"]) if query.get("tailLines") else None
         limit = int(query["limitBytes"]) if query.get("limitBytes") else None
     except ValueError as wrong:
-        raise _refusals.bad_request(f"converting (url.Values) to (v1.PodLogOptions): {wrong}") from None
+        raise _refusals.bad_request(
+            f"converting (url.Values) to (v1.PodLogOptions): {wrong}"
+        ) from None
     return Window(tail, since, limit, timestamps=request.flag("timestamps"))
 
 

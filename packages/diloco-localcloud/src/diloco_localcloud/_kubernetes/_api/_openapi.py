@@ -21,7 +21,11 @@ def answer(path: str) -> Json | None:
     """The document of a path below ``/openapi``; None if there is none."""
     folders = {_folder(resource): resource.group for resource in _resources.ALL}
     if path == "/openapi/v3":
-        return {"paths": {folder: {"serverRelativeURL": f"/openapi/v3/{folder}?hash=1"} for folder in folders}}
+        return {
+            "paths": {
+                folder: {"serverRelativeURL": f"/openapi/v3/{folder}?hash=1"} for folder in folders
+            }
+        }
     folder = path.removeprefix("/openapi/v3/")
     if folder not in folders:
         return None
@@ -34,7 +38,9 @@ def answer(path: str) -> Json | None:
 
 
 def _folder(resource: Resource) -> str:
-    return f"apis/{resource.group}/{resource.version}" if resource.group else f"api/{resource.version}"
+    return (
+        f"apis/{resource.group}/{resource.version}" if resource.group else f"api/{resource.version}"
+    )
 
 
 def _paths(folder: str, resource: Resource) -> Json:
@@ -52,5 +58,8 @@ def _paths(folder: str, resource: Resource) -> Json:
 
     return {
         f"{where}/{resource.plural}": {"post": operation("post")},
-        f"{where}/{resource.plural}/{{name}}": {"patch": operation("patch"), "put": operation("put")},
+        f"{where}/{resource.plural}/{{name}}": {
+            "patch": operation("patch"),
+            "put": operation("put"),
+        },
     }

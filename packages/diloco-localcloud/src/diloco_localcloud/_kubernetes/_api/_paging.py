@@ -35,7 +35,10 @@ def page(items: list[Json], limit: int, token: str, version: int) -> tuple[list[
         items = items[:limit]
         namespace, name = _key(items[-1])
         mark = json.dumps({"namespace": namespace, "name": name, "version": version})
-        meta |= {"continue": base64.urlsafe_b64encode(mark.encode()).decode(), "remainingItemCount": rest}
+        meta |= {
+            "continue": base64.urlsafe_b64encode(mark.encode()).decode(),
+            "remainingItemCount": rest,
+        }
     return items, meta
 
 

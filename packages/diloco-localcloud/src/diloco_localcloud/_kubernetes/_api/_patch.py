@@ -67,7 +67,11 @@ def _strategic(thing: Any, patch: Json) -> Json:
     if patch.get("$patch") == "replace":
         return {key: copy.deepcopy(value) for key, value in patch.items() if key != "$patch"}
     result = dict(thing) if isinstance(thing, dict) else {}
-    orders = {key.partition("/")[2]: value for key, value in patch.items() if key.startswith("$setElementOrder/")}
+    orders = {
+        key.partition("/")[2]: value
+        for key, value in patch.items()
+        if key.startswith("$setElementOrder/")
+    }
     for key, value in patch.items():
         if key.startswith("$deleteFromPrimitiveList/"):
             name = key.partition("/")[2]
@@ -83,7 +87,11 @@ def _strategic(thing: Any, patch: Json) -> Json:
                 result.pop(key, None)
             else:
                 result[key] = _strategic(result.get(key) or {}, value)
-        elif isinstance(value, list) and key in _KEYS and all(isinstance(each, dict) for each in value):
+        elif (
+            isinstance(value, list)
+            and key in _KEYS
+            and all(isinstance(each, dict) for each in value)
+        ):
             result[key] = _merge_list(result.get(key) or [], value, _KEYS[key])
         elif isinstance(value, list) and key in _SETS:
             old = result.get(key) or []
@@ -94,7 +102,9 @@ def _strategic(thing: Any, patch: Json) -> Json:
         field = _KEYS.get(name)
         if name in result and field:
             places = {entry.get(field): place for place, entry in enumerate(order)}
-            result[name] = sorted(result[name], key=lambda each: places.get(each.get(field), len(places)))
+            result[name] = sorted(
+                result[name], key=lambda each: places.get(each.get(field), len(places))
+            )
     return result
 
 
@@ -103,7 +113,9 @@ def _merge_list(old: Any, new: list[Json], key: str) -> list[Json]:
         return [copy.deepcopy(each) for each in new if each.get("$patch") != "replace"]
     result = [each for each in old if isinstance(each, dict)] if isinstance(old, list) else []
     for entry in new:
-        place = next((place for place, each in enumerate(result) if each.get(key) == entry.get(key)), None)
+        place = next(
+            (place for place, each in enumerate(result) if each.get(key) == entry.get(key)), None
+        )
         if entry.get("$patch") == "delete":
             if place is not None:
                 del result[place]

@@ -15,7 +15,13 @@ Test = "Callable[[Json], bool]"
 
 _SET = re.compile(r"(?P<key>\S+)\s+(?P<how>in|notin)\s+\((?P<values>[^()]*)\)")
 _FIELDS = {
-    "Pod": ("metadata.name", "metadata.namespace", "spec.nodeName", "spec.restartPolicy", "status.phase"),
+    "Pod": (
+        "metadata.name",
+        "metadata.namespace",
+        "spec.nodeName",
+        "spec.restartPolicy",
+        "status.phase",
+    ),
     "Job": ("metadata.name", "metadata.namespace", "status.successful"),
     "Event": (
         "metadata.name",
@@ -51,12 +57,16 @@ def by_fields(selector: str, kind: str) -> Callable[[Json], bool]:
     for part in filter(None, selector.split(",")):
         match = re.fullmatch(r"([^=!]+)(!=|==|=)(.*)", part)
         if match is None:
-            raise _refusals.bad_request(f"invalid selector: '{selector}'; can't understand '{part}'")
+            raise _refusals.bad_request(
+                f"invalid selector: '{selector}'; can't understand '{part}'"
+            )
         name, how, value = match.groups()
         if name not in allowed:
             raise _refusals.bad_request(f"field label not supported: {name}")
         tests.append((name, how != "!=", value))
-    return lambda thing: all((_field(thing, name) == value) == wanted for name, wanted, value in tests)
+    return lambda thing: all(
+        (_field(thing, name) == value) == wanted for name, wanted, value in tests
+    )
 
 
 def _field(thing: Json, path: str) -> str:
@@ -88,4 +98,6 @@ def _label_test(part: str, whole: str) -> Callable[[dict[str, str]], bool]:
         return lambda labels: part[1:].strip() not in labels
     if re.fullmatch(r"[^=!\s()]+", part):
         return lambda labels: part in labels
-    raise _refusals.bad_request(f"unable to parse requirement: found '{part}', in selector '{whole}'")
+    raise _refusals.bad_request(
+        f"unable to parse requirement: found '{part}', in selector '{whole}'"
+    )

@@ -41,11 +41,21 @@ def _column(name: str) -> Json:
     wide = name in ("IP", "Node")
     kind = "integer" if name == "Restarts" else "string"
     form = "name" if name == "Name" else ""
-    return {"name": name, "type": kind, "format": form, "description": "", "priority": 1 if wide else 0}
+    return {
+        "name": name,
+        "type": kind,
+        "format": form,
+        "description": "",
+        "priority": 1 if wide else 0,
+    }
 
 
 def _partial(item: Json) -> Json:
-    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": item["metadata"]}
+    return {
+        "kind": "PartialObjectMetadata",
+        "apiVersion": "meta.k8s.io/v1",
+        "metadata": item["metadata"],
+    }
 
 
 def _age(item: Json, now: float) -> str:
@@ -110,7 +120,13 @@ def _job(item: Json, now: float) -> list[Any]:
 def _event(item: Json, now: float) -> list[Any]:
     about = item["involvedObject"]
     seen = age(now - _timeline.seconds(item["lastTimestamp"]))
-    return [seen, item["type"], item["reason"], f"{about['kind'].lower()}/{about['name']}", item["message"]]
+    return [
+        seen,
+        item["type"],
+        item["reason"],
+        f"{about['kind'].lower()}/{about['name']}",
+        item["message"],
+    ]
 
 
 _COLUMNS: dict[str, tuple[tuple[str, ...], Callable[[Json, float], list[Any]]]] = {

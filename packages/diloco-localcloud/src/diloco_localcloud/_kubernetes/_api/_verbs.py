@@ -45,12 +45,16 @@ class Verbs:
             if verb == "watch":
                 return _lists.watched(self._cluster, request, route)
             if verb == "get":
-                return _lists.one(request, route, self._cluster.store.get(resource, route.namespace, route.name))
+                return _lists.one(
+                    request, route, self._cluster.store.get(resource, route.namespace, route.name)
+                )
             warnings: list[str] = []
             if verb == "create":
                 return as_json(201, self._create(request, route, warnings), _warning(warnings))
             if verb in ("update", "patch"):
-                return as_json(200, self._change(verb, request, route, warnings), _warning(warnings))
+                return as_json(
+                    200, self._change(verb, request, route, warnings), _warning(warnings)
+                )
             if verb == "delete":
                 return as_json(200, _delete.one(self._cluster, request, route))
             return as_json(200, _delete.many(self._cluster, request, route))
@@ -80,11 +84,15 @@ class Verbs:
             label = resource is _resources.NAMESPACES
             found = _names.metadata(new["metadata"], label=label)
             if found:
-                raise _refusals.invalid(resource.kind, resource.group, new["metadata"].get("name", ""), found)
+                raise _refusals.invalid(
+                    resource.kind, resource.group, new["metadata"].get("name", ""), found
+                )
         if _dry(request):
             old = store.find(resource, route.namespace, new["metadata"]["name"])
             if old is not None:
-                raise _refusals.already_exists(resource.plural, resource.group, new["metadata"]["name"])
+                raise _refusals.already_exists(
+                    resource.plural, resource.group, new["metadata"]["name"]
+                )
             return new
         if resource is _resources.NAMESPACES:
             return self._cluster.add_namespace(body)
@@ -111,12 +119,17 @@ class Verbs:
         if found:
             raise _refusals.invalid("Pod", "", meta.get("name", ""), found)
         account = spec["serviceAccountName"]
-        if self._cluster.store.find(_resources.SERVICE_ACCOUNTS, meta["namespace"], account) is None:
+        if (
+            self._cluster.store.find(_resources.SERVICE_ACCOUNTS, meta["namespace"], account)
+            is None
+        ):
             message = (
                 f'pods "{meta["name"]}" is forbidden: error looking up service account {meta["namespace"]}/{account}: '
                 f'serviceaccount "{account}" not found'
             )
-            raise _refusals.ApiError(403, "Forbidden", message, {"name": meta["name"], "kind": "pods"})
+            raise _refusals.ApiError(
+                403, "Forbidden", message, {"name": meta["name"], "kind": "pods"}
+            )
         return {**new, "spec": spec, "status": {"phase": "Pending", "qosClass": "BestEffort"}}
 
     def _change(self, verb: str, request: Request, route: Route, warnings: list[str]) -> Json:
@@ -125,7 +138,9 @@ class Verbs:
         if verb == "patch":
             kind = request.headers.get("content-type", "").partition(";")[0].strip()
             if kind == _patch.APPLY:
-                raise _refusals.unsupported_media_type(kind, [_patch.JSON, _patch.MERGE, _patch.STRATEGIC])
+                raise _refusals.unsupported_media_type(
+                    kind, [_patch.JSON, _patch.MERGE, _patch.STRATEGIC]
+                )
             new = _patch.apply(kind, copy.deepcopy(old), _any_body(request))
         else:
             new = _body(request)
@@ -136,15 +151,15 @@ class Verbs:
         if given and given != old["metadata"]["resourceVersion"]:
             raise _refusals.conflict(resource.plural, resource.group, route.name)
         if meta.get("uid") not in (None, "", old["metadata"]["uid"]):
-            cause = (
-                f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {old['metadata']['uid']}"
-            )
+            cause = f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {old['metadata']['uid']}"
             raise _refusals.conflict(resource.plural, resource.group, route.name, cause)
         new = {**new, "metadata": _kept(old["metadata"], meta)}
         new = self._allowed(resource, route, old, new)
         if _dry(request):
             return new
-        return (store.replace(resource, new) and store.get(resource, route.namespace, route.name)) or new
+        return (
+            store.replace(resource, new) and store.get(resource, route.namespace, route.name)
+        ) or new
 
     def _allowed(self, resource: Resource, route: Route, old: Json, new: Json) -> Json:
         if route.subresource == "status":
@@ -169,7 +184,14 @@ class Verbs:
 def _kept(old: Json, new: Json) -> Json:
     """The new metadata with what a client cannot change."""
     meta = {key: value for key, value in new.items() if value is not None}
-    for field in ("name", "namespace", "uid", "creationTimestamp", "generation", "deletionTimestamp"):
+    for field in (
+        "name",
+        "namespace",
+        "uid",
+        "creationTimestamp",
+        "generation",
+        "deletionTimestamp",
+    ):
         meta.pop(field, None)
         if field in old:
             meta[field] = old[field]
@@ -183,7 +205,9 @@ def _kept(old: Json, new: Json) -> Json:
 def _dry(request: Request) -> bool:
     value = request.query.get("dryRun")
     if value not in (None, "", "All"):
-        message = f'Invalid value: [ "{value}" ]: Unsupported value: "{value}": supported values: "All"'
+        message = (
+            f'Invalid value: [ "{value}" ]: Unsupported value: "{value}": supported values: "All"'
+        )
         raise _refusals.ApiError(422, "Invalid", message, {})
     return value == "All"
 
@@ -227,7 +251,9 @@ def _body(request: Request) -> Json:
     try:
         body = json.loads(request.body or b"{}")
     except ValueError as wrong:
-        raise _refusals.bad_request(f"couldn't get version/kind; json parse error: {wrong}") from None
+        raise _refusals.bad_request(
+            f"couldn't get version/kind; json parse error: {wrong}"
+        ) from None
     if not isinstance(body, dict):
         raise _refusals.bad_request("the object provided is unrecognized: it must be an object")
     return body

@@ -53,7 +53,12 @@ class Cluster:
         name = body["metadata"]["name"]
         labels = {"kubernetes.io/metadata.name": name, **(body["metadata"].get("labels") or {})}
         meta = {**body["metadata"], "labels": labels}
-        new = {**body, "metadata": meta, "spec": {"finalizers": ["kubernetes"]}, "status": {"phase": "Active"}}
+        new = {
+            **body,
+            "metadata": meta,
+            "spec": {"finalizers": ["kubernetes"]},
+            "status": {"phase": "Active"},
+        }
         made = self.store.add(NAMESPACES, self.store.prepare(NAMESPACES, new))
         account = {"metadata": {"name": "default", "namespace": name}}
         self.store.add(SERVICE_ACCOUNTS, self.store.prepare(SERVICE_ACCOUNTS, account))
@@ -83,7 +88,11 @@ class Cluster:
         with self.changed:
             found = self.store.by_age(PODS, namespace)
         label = "batch.kubernetes.io/job-name"
-        chosen = [pod for pod in found if job is None or (pod["metadata"].get("labels") or {}).get(label) == job]
+        chosen = [
+            pod
+            for pod in found
+            if job is None or (pod["metadata"].get("labels") or {}).get(label) == job
+        ]
         return sorted(chosen, key=lambda pod: _facts.index_of(pod) or 0)
 
     def put_pod(self, pod: Json) -> None:
@@ -143,7 +152,10 @@ class Cluster:
         meta = pod["metadata"]
         stored = self.pod(meta["namespace"], meta["name"], meta["uid"])
         if stored is not None and _facts.deleting(stored):
-            self.store.replace(PODS, {**stored, "metadata": {**stored["metadata"], "deletionGracePeriodSeconds": 0}})
+            self.store.replace(
+                PODS,
+                {**stored, "metadata": {**stored["metadata"], "deletionGracePeriodSeconds": 0}},
+            )
 
     # -- jobs ----------------------------------------------------------------------------------------------------------
 
@@ -171,14 +183,19 @@ class Cluster:
             **job["metadata"],
             "deletionTimestamp": self.timeline.stamp(),
             "deletionGracePeriodSeconds": 0,
-            "finalizers": [*job["metadata"].get("finalizers", []), *([finalizer] if finalizer else [])],
+            "finalizers": [
+                *job["metadata"].get("finalizers", []),
+                *([finalizer] if finalizer else []),
+            ],
         }
         self.store.replace(JOBS, {**job, "metadata": meta})
         if policy == "Orphan":
             self.timeline.after(FOREGROUND_SECONDS, lambda: self._orphan(namespace, name, uid))
         else:
             self.timeline.after(FOREGROUND_SECONDS, lambda: self._end_pods(uid))
-            self.timeline.after(FOREGROUND_SECONDS, lambda: self._finish_delete(uid, namespace, name))
+            self.timeline.after(
+                FOREGROUND_SECONDS, lambda: self._finish_delete(uid, namespace, name)
+            )
         return self.store.get(JOBS, namespace, name)
 
     def _owned_pods(self, uid: str) -> list[Json]:
@@ -204,7 +221,11 @@ class Cluster:
             self.release(pod)
             stored = self.pod(namespace, pod["metadata"]["name"], pod["metadata"]["uid"])
             if stored is not None:
-                meta = {key: value for key, value in stored["metadata"].items() if key != "ownerReferences"}
+                meta = {
+                    key: value
+                    for key, value in stored["metadata"].items()
+                    if key != "ownerReferences"
+                }
                 self.store.replace(PODS, {**stored, "metadata": meta})
         job = self.store.find(JOBS, namespace, name)
         if job is not None and job["metadata"]["uid"] == uid:
@@ -244,4 +265,6 @@ class Cluster:
             if ttl is not None and _status.finish_time(stored) + ttl <= self.timeline.now():
                 self.delete_job(meta["namespace"], meta["name"], "Foreground")
 
-        self.timeline.after(max(0.0, _status.finish_time(job) + seconds - self.timeline.now()), expire)
+        self.timeline.after(
+            max(0.0, _status.finish_time(job) + seconds - self.timeline.now()), expire
+        )

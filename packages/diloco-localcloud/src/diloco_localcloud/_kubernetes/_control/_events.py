@@ -21,7 +21,9 @@ class Recorder:
         self._timeline = timeline
         self._known: dict[tuple[str, str, str], str] = {}
 
-    def say(self, about: Json, reason: str, message: str, *, source: str, warning: bool = False) -> None:
+    def say(
+        self, about: Json, reason: str, message: str, *, source: str, warning: bool = False
+    ) -> None:
         """One event about an object, whose kind and apiVersion it must carry."""
         meta, now = about["metadata"], self._timeline.stamp()
         namespace = meta.get("namespace") or "default"
@@ -30,7 +32,12 @@ class Recorder:
         if old is not None:
             self._store.replace(
                 _resources.EVENTS,
-                {**old, "count": old["count"] + 1, "lastTimestamp": now, "metadata": dict(old["metadata"])},
+                {
+                    **old,
+                    "count": old["count"] + 1,
+                    "lastTimestamp": now,
+                    "metadata": dict(old["metadata"]),
+                },
             )
             return
         name = f"{meta['name']}.{self._store.uid().replace('-', '')[:16]}"

@@ -87,7 +87,9 @@ class JobController:
             plan.status["active"] = plan.status.get("active", 0) - len(rest)
             self.poke(key, self.batch_seconds)
         made = self._create(job, create)
-        if made < len(create):  # refused: nothing is active that was not made, and it is tried again
+        if made < len(
+            create
+        ):  # refused: nothing is active that was not made, and it is tried again
             plan.status["active"] = plan.status.get("active", 0) - len(create) + made
             if plan.status["active"] <= 0:
                 del plan.status["active"]
@@ -102,7 +104,9 @@ class JobController:
             self.poke(key, plan.again)
         self._busy.add(key)
         # Pods are made before the status says so.
-        self._cluster.timeline.after(FLUSH_SECONDS if create else 0.0, lambda: self._told(key, uid, plan))
+        self._cluster.timeline.after(
+            FLUSH_SECONDS if create else 0.0, lambda: self._told(key, uid, plan)
+        )
 
     def _told(self, key: Key, uid: str, plan: _plan.Plan) -> None:
         self._write(key, uid, plan.status or {})
@@ -125,7 +129,9 @@ class JobController:
         if job is not None and plan.ending is not None and _status.finished(job):
             good = plan.ending["type"] == "Complete"
             reason, message = (
-                ("Completed", "Job completed") if good else (plan.ending["reason"], plan.ending["message"])
+                ("Completed", "Job completed")
+                if good
+                else (plan.ending["reason"], plan.ending["message"])
             )
             self._say(job, reason, message, warning=not good)
 
@@ -141,14 +147,18 @@ class JobController:
             self._say(job, "FailedCreate", message, warning=True)
             return 0
         for index, notes in wanted:
-            pod = store.add(PODS, store.prepare(PODS, _new_pod.from_job(job, index, store.suffix(), notes)))
+            pod = store.add(
+                PODS, store.prepare(PODS, _new_pod.from_job(job, index, store.suffix(), notes))
+            )
             self._say(job, "SuccessfulCreate", f"Created pod: {pod['metadata']['name']}")
         return len(wanted)
 
     def _write(self, key: Key, uid: str, status: Json) -> None:
         job = self._cluster.store.find(JOBS, *key)
         if job is not None and job["metadata"]["uid"] == uid:
-            self._cluster.store.replace(JOBS, {**job, "metadata": dict(job["metadata"]), "status": status})
+            self._cluster.store.replace(
+                JOBS, {**job, "metadata": dict(job["metadata"]), "status": status}
+            )
 
     def _say(self, job: Json, reason: str, message: str, *, warning: bool = False) -> None:
         self._cluster.events.say(job, reason, message, source=SOURCE, warning=warning)

@@ -38,7 +38,9 @@ class Kueue:
             raise LookupError(
                 f"Job {job['metadata']['name']} has no active Workload: it needs the label {QUEUE}, and a moment"
             )
-        new = self._conditions(workload, QuotaReserved=("True", "QuotaReserved"), Admitted=("True", "Admitted"))
+        new = self._conditions(
+            workload, QuotaReserved=("True", "QuotaReserved"), Admitted=("True", "Admitted")
+        )
         if _status.true_condition(workload["status"], "Evicted"):
             new = self._conditions(new, Evicted=("False", "QuotaReserved"))
         self._store.replace(WORKLOADS, new)
@@ -60,9 +62,13 @@ class Kueue:
             return
         meta = thing["metadata"]
         if change.resource is JOBS:
-            self._cluster.timeline.after(LOOK_SECONDS, lambda: self._look(meta["namespace"], meta["name"]))
+            self._cluster.timeline.after(
+                LOOK_SECONDS, lambda: self._look(meta["namespace"], meta["name"])
+            )
         for owner in meta.get("ownerReferences", []) if change.resource is WORKLOADS else ():
-            self._cluster.timeline.after(LOOK_SECONDS, lambda name=owner["name"]: self._look(meta["namespace"], name))  # type: ignore[misc]
+            self._cluster.timeline.after(
+                LOOK_SECONDS, lambda name=owner["name"]: self._look(meta["namespace"], name)
+            )  # type: ignore[misc]
         if change.resource is JOBS and change.new is None:
             for _, workload in list(self._owned(meta["uid"])):
                 self._store.remove(WORKLOADS, meta["namespace"], workload["metadata"]["name"])
@@ -74,7 +80,9 @@ class Kueue:
         workload = self._workload(job)
         if _status.finished(job):
             if workload is not None and not _status.true_condition(workload["status"], "Finished"):
-                self._store.replace(WORKLOADS, self._conditions(workload, Finished=("True", "JobFinished")))
+                self._store.replace(
+                    WORKLOADS, self._conditions(workload, Finished=("True", "JobFinished"))
+                )
             return
         if workload is None:
             self._store.add(WORKLOADS, self._store.prepare(WORKLOADS, self._made_for(job)))
@@ -90,12 +98,23 @@ class Kueue:
     def _suspend(self, job: Json, *, suspend: bool) -> None:
         if bool(job["spec"].get("suspend")) != suspend:
             self._store.replace(
-                JOBS, {**job, "metadata": dict(job["metadata"]), "spec": {**job["spec"], "suspend": suspend}}
+                JOBS,
+                {
+                    **job,
+                    "metadata": dict(job["metadata"]),
+                    "spec": {**job["spec"], "suspend": suspend},
+                },
             )
 
     def _made_for(self, job: Json) -> Json:
         meta = job["metadata"]
-        owner = {"apiVersion": "batch/v1", "kind": "Job", "name": meta["name"], "uid": meta["uid"], "controller": True}
+        owner = {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "name": meta["name"],
+            "uid": meta["uid"],
+            "controller": True,
+        }
         return {
             "metadata": {
                 "name": f"job-{meta['name']}-{self._store.suffix()}",
@@ -106,7 +125,13 @@ class Kueue:
             "spec": {
                 "active": True,
                 "queueName": meta["labels"][QUEUE],
-                "podSets": [{"name": "main", "count": job["spec"]["parallelism"], "template": job["spec"]["template"]}],
+                "podSets": [
+                    {
+                        "name": "main",
+                        "count": job["spec"]["parallelism"],
+                        "template": job["spec"]["template"],
+                    }
+                ],
             },
             "status": {"conditions": []},
         }
@@ -118,13 +143,18 @@ class Kueue:
         return self._conditions(workload, Evicted=("True", reason), **gone)
 
     def _conditions(self, workload: Json, **wanted: tuple[str, str]) -> Json:
-        status = {**workload["status"], "conditions": list(workload["status"].get("conditions", []))}
+        status = {
+            **workload["status"],
+            "conditions": list(workload["status"].get("conditions", [])),
+        }
         for kind, (value, reason) in wanted.items():
             _status.set_condition(status, kind, value, reason, reason, self._cluster.timeline.now())
         return {**workload, "metadata": dict(workload["metadata"]), "status": status}
 
     def _owned(self, uid: str) -> list[tuple[str, Json]]:
-        return [(kind, thing) for kind, thing in self._store.owned(uid) if kind.startswith("workloads.")]
+        return [
+            (kind, thing) for kind, thing in self._store.owned(uid) if kind.startswith("workloads.")
+        ]
 
     def _workload(self, job: Json) -> Json | None:
         return next((thing for _, thing in self._owned(job["metadata"]["uid"])), None)

@@ -45,11 +45,17 @@ def wait(failures: int, last: float, now: float, first: float) -> float:
 
 def finished(pod: Json, now: float) -> float:
     """When the last container ended; for a pod that never ran, when it was told to go, or stopped being ready to run."""
-    ends: list[str] = [end["finishedAt"] for end in _facts.terminations(pod) if end.get("finishedAt")]
+    ends: list[str] = [
+        end["finishedAt"] for end in _facts.terminations(pod) if end.get("finishedAt")
+    ]
     if ends:
         return max(map(_timeline.seconds, ends))
     deletion = pod["metadata"].get("deletionTimestamp")
     if deletion is not None:
-        return _timeline.seconds(deletion) - float(pod["metadata"].get("deletionGracePeriodSeconds", 0))
-    since = _facts.condition(pod, "Ready").get("lastTransitionTime") or pod["metadata"].get("creationTimestamp")
+        return _timeline.seconds(deletion) - float(
+            pod["metadata"].get("deletionGracePeriodSeconds", 0)
+        )
+    since = _facts.condition(pod, "Ready").get("lastTransitionTime") or pod["metadata"].get(
+        "creationTimestamp"
+    )
     return _timeline.seconds(since) if since else now

@@ -68,7 +68,11 @@ def _restarts_spent(spec: Json, pods: list[Json]) -> bool:
     if spec["template"]["spec"].get("restartPolicy") != "OnFailure":
         return False
     live = [pod for pod in pods if pod.get("status", {}).get("phase") in ("Running", "Pending")]
-    restarts = sum(entry["restartCount"] for pod in live for entry in pod["status"].get("containerStatuses", []))
+    restarts = sum(
+        entry["restartCount"]
+        for pod in live
+        for entry in pod["status"].get("containerStatuses", [])
+    )
     return bool(restarts > 0 if spec["backoffLimit"] == 0 else restarts >= spec["backoffLimit"])
 
 

@@ -33,7 +33,10 @@ def match(job: Json, pod: Json) -> Match:
             cause = _by_condition(rule["onPodConditions"], pod)
         if cause is not None:
             action = rule["action"]
-            return Match(action, f"{cause} matching {action} rule at index {place}" if action == "FailJob" else None)
+            return Match(
+                action,
+                f"{cause} matching {action} rule at index {place}" if action == "FailJob" else None,
+            )
     return Match()
 
 

@@ -17,7 +17,11 @@ def text(indexes: Iterable[int]) -> str:
     ordered = sorted(set(indexes))
     if not ordered:
         return ""
-    cuts = [0, *(place for place, (low, high) in enumerate(pairwise(ordered), 1) if high != low + 1), len(ordered)]
+    cuts = [
+        0,
+        *(place for place, (low, high) in enumerate(pairwise(ordered), 1) if high != low + 1),
+        len(ordered),
+    ]
     parts = []
     for start, end in pairwise(cuts):
         run = ordered[start:end]

@@ -21,15 +21,23 @@ class Plan:
     status: Json | None = None
     backoff: _backoff.Backoff = field(default_factory=_backoff.Backoff)
     delete: list[Json] = field(default_factory=list)  # pods to end, still to be counted
-    drop: list[Json] = field(default_factory=list)  # pods to end, not to be counted (suspended, or too many)
-    release: list[Json] = field(default_factory=list)  # pods that are counted and lose their finalizer
+    drop: list[Json] = field(
+        default_factory=list
+    )  # pods to end, not to be counted (suspended, or too many)
+    release: list[Json] = field(
+        default_factory=list
+    )  # pods that are counted and lose their finalizer
     create: list[tuple[int | None, dict[str, str]]] = field(default_factory=list)
     ending: Json | None = None  # the terminal condition, to be set once all is counted and gone
     again: float | None = None  # look again after so many seconds
 
 
 def plan(
-    job: Json, pods: list[Json], record: _backoff.Backoff, now: float, first: float = _backoff.FIRST_SECONDS
+    job: Json,
+    pods: list[Json],
+    record: _backoff.Backoff,
+    now: float,
+    first: float = _backoff.FIRST_SECONDS,
 ) -> Plan:
     """Decide.
 
@@ -51,14 +59,20 @@ def plan(
 class _Look:
     """The workings of one ``plan``; lives for one call."""
 
-    def __init__(self, job: Json, pods: list[Json], record: _backoff.Backoff, now: float, first: float) -> None:
+    def __init__(
+        self, job: Json, pods: list[Json], record: _backoff.Backoff, now: float, first: float
+    ) -> None:
         self.job, self.now, self.record, self.first = job, now, record, first
         self.spec = job["spec"]
         self.indexed = self.spec.get("completionMode") == "Indexed"
         self.per_index = self.spec.get("backoffLimitPerIndex") is not None
         self.deleted = "deletionTimestamp" in job["metadata"]
-        self.pods = sorted(pods, key=lambda pod: (_facts.index_of(pod) or 0, pod["metadata"]["name"]))
-        self.active = [pod for pod in self.pods if not _facts.ended(pod) and not _facts.deleting(pod)]
+        self.pods = sorted(
+            pods, key=lambda pod: (_facts.index_of(pod) or 0, pod["metadata"]["name"])
+        )
+        self.active = [
+            pod for pod in self.pods if not _facts.ended(pod) and not _facts.deleting(pod)
+        ]
         self.terminating = sum(_facts.deleting(pod) and not _facts.ended(pod) for pod in self.pods)
         self.ready = sum(map(_facts.is_ready, self.active))
         self.status = start_status(job, now)
@@ -66,9 +80,13 @@ class _Look:
 
     def decide(self) -> Plan:
         counted = set(self.status["uncountedTerminatedPods"].get("failed", []))
-        self.new_failed = [pod for pod in self._uncounted() if self._is_failed(pod) and _uid(pod) not in counted]
+        self.new_failed = [
+            pod for pod in self._uncounted() if self._is_failed(pod) and _uid(pod) not in counted
+        ]
         new_succeeded = [
-            pod for pod in self._uncounted() if _facts.phase(pod) == "Succeeded" and _uid(pod) not in counted
+            pod
+            for pod in self._uncounted()
+            if _facts.phase(pod) == "Succeeded" and _uid(pod) not in counted
         ]
         self.plan.backoff = self.record.after(new_succeeded, self.new_failed, self.now)
         done = self._indexes(new_succeeded)
@@ -117,26 +135,40 @@ class _Look:
         for pod in self.new_failed:
             index = _facts.index_of(pod)
             verdict = _failure_policy.match(self.job, pod)
-            spent = verdict.counts and _facts.count_of(pod, _facts.FAILURES) >= self.spec["backoffLimitPerIndex"]
+            spent = (
+                verdict.counts
+                and _facts.count_of(pod, _facts.FAILURES) >= self.spec["backoffLimitPerIndex"]
+            )
             if index is not None and (verdict.action == "FailIndex" or spent):
                 failed.add(index)
         return failed
 
     def _end(self, done: set[int], failed: set[int]) -> Json | None:
-        decided = true_condition(self.status, "SuccessCriteriaMet") or true_condition(self.status, "FailureTarget")
+        decided = true_condition(self.status, "SuccessCriteriaMet") or true_condition(
+            self.status, "FailureTarget"
+        )
         if decided:
             return decided
         counting = [pod for pod in self.new_failed if _failure_policy.match(self.job, pod).counts]
         count = (
-            self.status.get("failed", 0) + len(self.status["uncountedTerminatedPods"].get("failed", [])) + len(counting)
+            self.status.get("failed", 0)
+            + len(self.status["uncountedTerminatedPods"].get("failed", []))
+            + len(counting)
         )
-        end = _end.failure(self.job, self.new_failed, self.pods, count, self.status.get("startTime"), self.now)
+        end = _end.failure(
+            self.job, self.new_failed, self.pods, count, self.status.get("startTime"), self.now
+        )
         if end is None and self.per_index:
             end = _end.failure_by_index(self.spec, done, failed)
         if end is None and self.indexed:
             end = _end.success_by_policy(self.spec, done)
         deadline = self.spec.get("activeDeadlineSeconds")
-        if end is None and deadline is not None and "startTime" in self.status and not self.spec.get("suspend"):
+        if (
+            end is None
+            and deadline is not None
+            and "startTime" in self.status
+            and not self.spec.get("suspend")
+        ):
             self._again(_timeline.seconds(self.status["startTime"]) + deadline - self.now)
         return end
 
@@ -165,11 +197,15 @@ class _Look:
             held = {_uid(pod) for pod in self.new_failed}
             self.plan.backoff = self.record
             return len(self.active) + min(len(held), room), held
-        chosen: list[int | None] = [*self._pending(done, failed, room)] if self.indexed else [None] * room
+        chosen: list[int | None] = (
+            [*self._pending(done, failed, room)] if self.indexed else [None] * room
+        )
         self.plan.create = [(index, {}) for index in chosen]
         return len(self.active) + len(chosen), set()
 
-    def _create_per_index(self, room: int, done: set[int], failed: set[int]) -> tuple[int, set[str]]:
+    def _create_per_index(
+        self, room: int, done: set[int], failed: set[int]
+    ) -> tuple[int, set[str]]:
         last = self._last_failures(done, failed)
         waits: list[float] = []
         held: set[str] = set()
@@ -177,13 +213,21 @@ class _Look:
             old = last.get(index)
             notes, wait = {_facts.FAILURES: "0"}, 0.0
             if old is not None:
-                failures, ignored = _facts.count_of(old, _facts.FAILURES), _facts.count_of(old, _facts.IGNORED)
+                failures, ignored = (
+                    _facts.count_of(old, _facts.FAILURES),
+                    _facts.count_of(old, _facts.IGNORED),
+                )
                 if _failure_policy.match(self.job, old).counts:
                     failures += 1
                 else:
                     ignored += 1
-                notes = {_facts.FAILURES: str(failures), **({_facts.IGNORED: str(ignored)} if ignored else {})}
-                wait = _backoff.wait(failures + ignored, _backoff.finished(old, self.now), self.now, self.first)
+                notes = {
+                    _facts.FAILURES: str(failures),
+                    **({_facts.IGNORED: str(ignored)} if ignored else {}),
+                }
+                wait = _backoff.wait(
+                    failures + ignored, _backoff.finished(old, self.now), self.now, self.first
+                )
             if wait > 0 and old is not None:
                 waits.append(wait)
                 held.add(_uid(old))
@@ -212,8 +256,14 @@ class _Look:
         """The first indexes that want a pod. A Job may have two thousand million of them, so no more are looked at."""
         taken = {_facts.index_of(pod) for pod in self.active} | done | failed
         if self.spec.get("podReplacementPolicy") == "Failed":
-            taken |= {_facts.index_of(pod) for pod in self.pods if _facts.deleting(pod) and not _facts.ended(pod)}
-        return list(islice((index for index in range(self._completions()) if index not in taken), most))
+            taken |= {
+                _facts.index_of(pod)
+                for pod in self.pods
+                if _facts.deleting(pod) and not _facts.ended(pod)
+            }
+        return list(
+            islice((index for index in range(self._completions()) if index not in taken), most)
+        )
 
     def _surplus(self, at_least: int) -> list[Json]:
         """Active pods with an index out of range or taken twice, then as many as are too many, unready ones first."""
@@ -243,7 +293,9 @@ class _Look:
         if end is not None or self.deleted:
             return
         if self.spec.get("suspend"):
-            set_condition(self.status, "Suspended", "True", "JobSuspended", "Job suspended", self.now)
+            set_condition(
+                self.status, "Suspended", "True", "JobSuspended", "Job suspended", self.now
+            )
         elif true_condition(self.status, "Suspended"):
             set_condition(self.status, "Suspended", "False", "JobResumed", "Job resumed", self.now)
             self.status["startTime"] = _timeline.stamp(self.now)

@@ -37,7 +37,9 @@ def finish_time(job: Json) -> float:
     return _timeline.seconds(entry["lastTransitionTime"])
 
 
-def set_condition(status: Json, kind: str, value: str, reason: str, message: str, now: float) -> None:
+def set_condition(
+    status: Json, kind: str, value: str, reason: str, message: str, now: float
+) -> None:
     """Set a condition in place; one that already has this value stays as it is."""
     entries = status.setdefault("conditions", [])
     new = {
@@ -83,7 +85,11 @@ def settle(status: Json, released: set[str], ending: Json | None, now: float) ->
         status["failed"] = status.get("failed", 0) + len(counted)
         left = [uid for uid in uncounted if uid not in released]
         status["uncountedTerminatedPods"] = {"failed": left} if left else {}
-    if ending is not None and not status.get("uncountedTerminatedPods") and not status.get("terminating"):
+    if (
+        ending is not None
+        and not status.get("uncountedTerminatedPods")
+        and not status.get("terminating")
+    ):
         set_condition(status, ending["type"], "True", ending["reason"], ending["message"], now)
         if ending["type"] == "Complete":
             status["completionTime"] = _timeline.stamp(now)

@@ -24,7 +24,9 @@ def quantity(value: object) -> float:
     """
     text = str(value)
     if isinstance(value, bool) or not _QUANTITY.fullmatch(text):
-        raise ValueError("quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'")
+        raise ValueError(
+            "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+        )
     number = text.rstrip("iKMGTPEnumk")
     unit = text[len(number) :]
     return float(number) * _UNITS[unit]

@@ -11,7 +11,12 @@ class ApiError(Exception):
     """A refusal: an HTTP status and a Status object."""
 
     def __init__(
-        self, code: int, reason: str, message: str, details: Json | None = None, headers: dict[str, str] | None = None
+        self,
+        code: int,
+        reason: str,
+        message: str,
+        details: Json | None = None,
+        headers: dict[str, str] | None = None,
     ) -> None:
         super().__init__(message)
         self.code = code
@@ -34,7 +39,9 @@ def qualified(resource: str, group: str) -> str:
 
 
 def _details(resource: str, group: str, name: str) -> Json:
-    return {key: value for key, value in (("name", name), ("group", group), ("kind", resource)) if value}
+    return {
+        key: value for key, value in (("name", name), ("group", group), ("kind", resource)) if value
+    }
 
 
 def not_found(resource: str, group: str, name: str) -> ApiError:
@@ -63,7 +70,10 @@ def being_deleted(resource: str, group: str, name: str) -> ApiError:
 
 def conflict(resource: str, group: str, name: str, cause: str | None = None) -> ApiError:
     """409 of an update or a failed precondition."""
-    cause = cause or "the object has been modified; please apply your changes to the latest version and try again"
+    cause = (
+        cause
+        or "the object has been modified; please apply your changes to the latest version and try again"
+    )
     message = f'Operation cannot be fulfilled on {qualified(resource, group)} "{name}": {cause}'
     return ApiError(409, "Conflict", message, _details(resource, group, name))
 
@@ -74,9 +84,14 @@ def invalid(kind: str, group: str, name: str, causes: list[tuple[str, str, str]]
     listed = texts[0] if len(texts) == 1 else "[" + ", ".join(texts) + "]"
     details = {
         **_details(kind, group, name),
-        "causes": [{"reason": reason, "message": message, "field": field} for field, reason, message in causes],
+        "causes": [
+            {"reason": reason, "message": message, "field": field}
+            for field, reason, message in causes
+        ],
     }
-    return ApiError(422, "Invalid", f'{qualified(kind, group)} "{name}" is invalid: {listed}', details)
+    return ApiError(
+        422, "Invalid", f'{qualified(kind, group)} "{name}" is invalid: {listed}', details
+    )
 
 
 def bad_request(message: str) -> ApiError:
@@ -99,14 +114,23 @@ def unsupported_media_type(given: str, allowed: list[str]) -> ApiError:
     """415."""
     message = f"the body of the request was in an unknown format - accepted media types include: {', '.join(allowed)}"
     return ApiError(
-        415, "UnsupportedMediaType", message if given else "the body of the request has no content type", {}
+        415,
+        "UnsupportedMediaType",
+        message if given else "the body of the request has no content type",
+        {},
     )
 
 
 def too_many_requests(seconds: int) -> ApiError:
     """429 with Retry-After."""
     message = "Too many requests, please try again later."
-    return ApiError(429, "TooManyRequests", message, {"retryAfterSeconds": seconds}, {"Retry-After": str(seconds)})
+    return ApiError(
+        429,
+        "TooManyRequests",
+        message,
+        {"retryAfterSeconds": seconds},
+        {"Retry-After": str(seconds)},
+    )
 
 
 def gone(message: str) -> ApiError:
@@ -115,7 +139,13 @@ def gone(message: str) -> ApiError:
 
 
 def forbidden(
-    user: str, verb: str, resource: str, group: str, namespace: str, name: str, subresource: str = ""
+    user: str,
+    verb: str,
+    resource: str,
+    group: str,
+    namespace: str,
+    name: str,
+    subresource: str = "",
 ) -> ApiError:
     """403 of the authorizer."""
     what = f"{resource}/{subresource}" if subresource else resource
@@ -128,4 +158,10 @@ def forbidden(
 def success(resource: str, group: str, name: str, uid: str) -> Json:
     """The Status that answers a delete which removed the object."""
     details = {**_details(resource, group, name), "uid": uid}
-    return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "details": details}
+    return {
+        "kind": "Status",
+        "apiVersion": "v1",
+        "metadata": {},
+        "status": "Success",
+        "details": details,
+    }

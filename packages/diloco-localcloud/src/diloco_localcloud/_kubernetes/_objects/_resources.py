@@ -16,7 +16,16 @@ class Resource:
     namespaced: bool = True
     short: tuple[str, ...] = ()
     subresources: tuple[str, ...] = ()
-    verbs: tuple[str, ...] = ("create", "delete", "deletecollection", "get", "list", "patch", "update", "watch")
+    verbs: tuple[str, ...] = (
+        "create",
+        "delete",
+        "deletecollection",
+        "get",
+        "list",
+        "patch",
+        "update",
+        "watch",
+    )
 
     @property
     def api_version(self) -> str:
@@ -39,11 +48,19 @@ CONFIG_MAPS = Resource("configmaps", "ConfigMap", short=("cm",))
 SECRETS = Resource("secrets", "Secret")
 QUOTAS = Resource("resourcequotas", "ResourceQuota", short=("quota",))
 RUNTIME_CLASSES = Resource("runtimeclasses", "RuntimeClass", "node.k8s.io", namespaced=False)
-PRIORITY_CLASSES = Resource("priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False, short=("pc",))
-ACCESS_REVIEWS = Resource(
-    "selfsubjectaccessreviews", "SelfSubjectAccessReview", "authorization.k8s.io", namespaced=False, verbs=("create",)
+PRIORITY_CLASSES = Resource(
+    "priorityclasses", "PriorityClass", "scheduling.k8s.io", namespaced=False, short=("pc",)
 )
-WORKLOADS = Resource("workloads", "Workload", "kueue.x-k8s.io", "v1beta1", subresources=("status",), short=("wl",))
+ACCESS_REVIEWS = Resource(
+    "selfsubjectaccessreviews",
+    "SelfSubjectAccessReview",
+    "authorization.k8s.io",
+    namespaced=False,
+    verbs=("create",),
+)
+WORKLOADS = Resource(
+    "workloads", "Workload", "kueue.x-k8s.io", "v1beta1", subresources=("status",), short=("wl",)
+)
 
 ALL = (
     PODS,

@@ -69,4 +69,8 @@ def terminations(pod: Json) -> list[Json]:
     """The ``terminated`` states of its containers, init containers too."""
     status = pod.get("status", {})
     both = [*status.get("initContainerStatuses", []), *status.get("containerStatuses", [])]
-    return [{"name": entry["name"], **entry["state"]["terminated"]} for entry in both if "terminated" in entry["state"]]
+    return [
+        {"name": entry["name"], **entry["state"]["terminated"]}
+        for entry in both
+        if "terminated" in entry["state"]
+    ]

@@ -14,7 +14,9 @@ def with_status(pod: Json, **fields: Any) -> Json:
     return {**pod, "status": {**copy.deepcopy(pod["status"]), **fields}}
 
 
-def with_condition(pod: Json, kind: str, *, true: bool, now: str, reason: str = "", message: str = "") -> Json:
+def with_condition(
+    pod: Json, kind: str, *, true: bool, now: str, reason: str = "", message: str = ""
+) -> Json:
     """The pod with a condition set; its transition time is kept if the status stays."""
     status = "True" if true else "False"
     entries = copy.deepcopy(pod["status"].get("conditions", []))
@@ -35,7 +37,9 @@ def with_condition(pod: Json, kind: str, *, true: bool, now: str, reason: str = 
 def unschedulable(pod: Json, message: str, now: str) -> Json:
     """No node for it, for now."""
     pod = with_status(pod, phase="Pending")
-    return with_condition(pod, "PodScheduled", true=False, now=now, reason="Unschedulable", message=message)
+    return with_condition(
+        pod, "PodScheduled", true=False, now=now, reason="Unschedulable", message=message
+    )
 
 
 def bound(pod: Json, node: str, now: str) -> Json:
@@ -73,13 +77,22 @@ def running(pod: Json, now: str, address: str = "") -> Json:
         new = _status(pod, container, state, ready=True, started=True, restarts=restarts)
         statuses.append({**new, "lastState": old.get("lastState", {})})
     address = address or _address(pod)
-    pod = with_status(pod, phase="Running", containerStatuses=statuses, podIP=address, podIPs=[{"ip": address}])
+    pod = with_status(
+        pod, phase="Running", containerStatuses=statuses, podIP=address, podIPs=[{"ip": address}]
+    )
     pod = with_condition(pod, "Ready", true=True, now=now)
     return with_condition(pod, "ContainersReady", true=True, now=now)
 
 
 def terminated(
-    pod: Json, container: str, code: int, now: str, *, reason: str = "", message: str = "", signal: int | None = None
+    pod: Json,
+    container: str,
+    code: int,
+    now: str,
+    *,
+    reason: str = "",
+    message: str = "",
+    signal: int | None = None,
 ) -> Json:
     """One container has ended; the phase follows later, by ``ended``."""
     old = _old(pod, container)
@@ -110,16 +123,25 @@ def restarted(pod: Json, container: str, now: str) -> Json:
     old = _old(pod, container)
     spec = next(each for each in pod["spec"]["containers"] if each["name"] == container)
     restarts = old.get("restartCount", 0) + 1
-    new = _status(pod, spec, {"running": {"startedAt": now}}, ready=True, started=True, restarts=restarts)
+    new = _status(
+        pod, spec, {"running": {"startedAt": now}}, ready=True, started=True, restarts=restarts
+    )
     new["lastState"] = old["state"]
-    statuses = [new if entry["name"] == container else entry for entry in pod["status"]["containerStatuses"]]
+    statuses = [
+        new if entry["name"] == container else entry for entry in pod["status"]["containerStatuses"]
+    ]
     pod = with_status(pod, phase="Running", containerStatuses=statuses)
-    return with_condition(with_condition(pod, "Ready", true=True, now=now), "ContainersReady", true=True, now=now)
+    return with_condition(
+        with_condition(pod, "Ready", true=True, now=now), "ContainersReady", true=True, now=now
+    )
 
 
 def ended(pod: Json, now: str) -> Json:
     """All containers have ended: Succeeded if all with 0, else Failed."""
-    codes = [entry["state"].get("terminated", {}).get("exitCode", 1) for entry in pod["status"]["containerStatuses"]]
+    codes = [
+        entry["state"].get("terminated", {}).get("exitCode", 1)
+        for entry in pod["status"]["containerStatuses"]
+    ]
     good = not any(codes)
     pod = _unready(pod, now, "PodCompleted" if good else "PodFailed")
     return with_status(pod, phase="Succeeded" if good else "Failed")
@@ -127,19 +149,25 @@ def ended(pod: Json, now: str) -> Json:
 
 def failed(pod: Json, reason: str, message: str, now: str) -> Json:
     """Failed by the cluster and not by itself, such as reason ``Evicted``."""
-    return with_status(_unready(pod, now, "PodFailed"), phase="Failed", reason=reason, message=message)
+    return with_status(
+        _unready(pod, now, "PodFailed"), phase="Failed", reason=reason, message=message
+    )
 
 
 def disrupted(pod: Json, reason: str, message: str, now: str) -> Json:
     """Marked as ended by the cluster (condition DisruptionTarget)."""
-    return with_condition(pod, "DisruptionTarget", true=True, now=now, reason=reason, message=message)
+    return with_condition(
+        pod, "DisruptionTarget", true=True, now=now, reason=reason, message=message
+    )
 
 
 def _unready(pod: Json, now: str, reason: str) -> Json:
     names = " ".join(container["name"] for container in pod["spec"]["containers"])
     message = f"containers with unready status: [{names}]" if reason == "ContainersNotReady" else ""
     pod = with_condition(pod, "Ready", true=False, now=now, reason=reason, message=message)
-    return with_condition(pod, "ContainersReady", true=False, now=now, reason=reason, message=message)
+    return with_condition(
+        pod, "ContainersReady", true=False, now=now, reason=reason, message=message
+    )
 
 
 def _old(pod: Json, name: str) -> Json:
@@ -149,7 +177,9 @@ def _old(pod: Json, name: str) -> Json:
     return {}
 
 
-def _status(pod: Json, container: Json, state: Json, *, ready: bool, started: bool, restarts: int = 0) -> Json:
+def _status(
+    pod: Json, container: Json, state: Json, *, ready: bool, started: bool, restarts: int = 0
+) -> Json:
     name, image = container["name"], container.get("image", "")
     begun = "waiting" not in state
     return {

@@ -52,7 +52,9 @@ class Container:
         self._told = told
         self._lock = threading.Lock()
         shim = [sys.executable, "-I", "-S", str(Path(__file__).with_name("_shim.py"))]
-        self._shim = subprocess.Popen(shim, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True)
+        self._shim = subprocess.Popen(
+            shim, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         wanted = {
             "argv": list(command.argv),
             "env": dict(command.env),

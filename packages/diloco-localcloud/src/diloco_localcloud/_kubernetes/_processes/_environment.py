@@ -30,10 +30,15 @@ def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -
     """
     env = dict(base)
     for source in container.get("envFrom") or []:
-        for kind, resource in (("configMapRef", _resources.CONFIG_MAPS), ("secretRef", _resources.SECRETS)):
+        for kind, resource in (
+            ("configMapRef", _resources.CONFIG_MAPS),
+            ("secretRef", _resources.SECRETS),
+        ):
             if kind in source:
                 found = content(store, resource, pod, source[kind])
-                env |= {source.get("prefix", "") + key: value.decode() for key, value in found.items()}
+                env |= {
+                    source.get("prefix", "") + key: value.decode() for key, value in found.items()
+                }
     for entry in container.get("env") or []:
         if entry.get("valueFrom"):
             value = _from(store, pod, container, entry["valueFrom"])
@@ -44,7 +49,9 @@ def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -
     return env
 
 
-def content(store: Store, resource: _resources.Resource, pod: Json, reference: Json) -> dict[str, bytes]:
+def content(
+    store: Store, resource: _resources.Resource, pod: Json, reference: Json
+) -> dict[str, bytes]:
     """The data of a ConfigMap or Secret.
 
     Raises:
@@ -68,7 +75,10 @@ def _from(store: Store, pod: Json, container: Json, source: Json) -> str | None:
         return field(pod, source["fieldRef"]["fieldPath"])
     if "resourceFieldRef" in source:
         return _resource(container, source["resourceFieldRef"])
-    for kind, resource in (("configMapKeyRef", _resources.CONFIG_MAPS), ("secretKeyRef", _resources.SECRETS)):
+    for kind, resource in (
+        ("configMapKeyRef", _resources.CONFIG_MAPS),
+        ("secretKeyRef", _resources.SECRETS),
+    ):
         if kind in source:
             reference = source[kind]
             found = content(store, resource, pod, reference)
@@ -110,6 +120,8 @@ def _resource(container: Json, reference: Json) -> str:
     part, _, name = reference["resource"].partition(".")
     value = (container.get("resources", {}).get(part) or {}).get(name)
     if value is None:
-        raise ConfigError(f"the container has no {reference['resource']}; the stand-in does not fill in the node's")
+        raise ConfigError(
+            f"the container has no {reference['resource']}; the stand-in does not fill in the node's"
+        )
     divisor = quantity(reference.get("divisor") or "1") or 1.0
     return str(math.ceil(quantity(value) / divisor))

@@ -16,7 +16,9 @@ class FileLog:
         self._path = path
         self._read = 0
         self._times: list[float] = []
-        self._places: list[tuple[int, int, bool]] = []  # start and end of the text, and whether a newline follows
+        self._places: list[
+            tuple[int, int, bool]
+        ] = []  # start and end of the text, and whether a newline follows
 
     def times(self) -> list[float]:
         """When each line came."""
@@ -33,7 +35,9 @@ class FileLog:
             file.seek(first)
             text = file.read(self._places[-1][1] - first)
         found = []
-        for moment, (begin, end, whole) in zip(self._times[start:], self._places[start:], strict=True):
+        for moment, (begin, end, whole) in zip(
+            self._times[start:], self._places[start:], strict=True
+        ):
             found.append((moment, text[begin - first : end - first] + (b"\n" if whole else b"")))
         return found
 

@@ -22,8 +22,12 @@ if TYPE_CHECKING:
 Json = dict[str, Any]
 
 BIND_SECONDS = 0.01
-AGAIN_SECONDS = 1.0  # between tries to schedule, or to make a container whose configuration is missing
-RESTART_SECONDS = 10.0  # the second restart waits so long, the next ones twice as long each, up to five minutes
+AGAIN_SECONDS = (
+    1.0  # between tries to schedule, or to make a container whose configuration is missing
+)
+RESTART_SECONDS = (
+    10.0  # the second restart waits so long, the next ones twice as long each, up to five minutes
+)
 LONGEST_RESTART_SECONDS = 300.0
 FORCED_SECONDS = 2.0  # from SIGTERM to SIGKILL for a pod whose delete was forced
 ADDRESS = "127.0.0.1"
@@ -32,7 +36,9 @@ ADDRESS = "127.0.0.1"
 class ProcessKubelet:
     """Scheduler and kubelet of the one node. Methods run under the cluster's lock, but for ``close``."""
 
-    def __init__(self, cluster: Cluster, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]) -> None:
+    def __init__(
+        self, cluster: Cluster, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]
+    ) -> None:
         self.cluster = cluster
         self._folder = folder
         self._base = dict(base)
@@ -95,7 +101,11 @@ class ProcessKubelet:
         """End every process; nothing is started any more. Without the lock."""
         with self.cluster.changed:
             self._closed = True
-            left = [container for sandbox in self._pods.values() for container in sandbox.containers.values()]
+            left = [
+                container
+                for sandbox in self._pods.values()
+                for container in sandbox.containers.values()
+            ]
         for container in left:
             container.kill()
         for container in left:
@@ -117,10 +127,14 @@ class ProcessKubelet:
         lack = _schedule.why_not(store.get(NODES, "", self.cluster.node), store.list(PODS), pod)
         if lack is not None:
             self.cluster.put_pod(_states.unschedulable(pod, lack, now))
-            self.cluster.events.say(pod, "FailedScheduling", lack, source="default-scheduler", warning=True)
+            self.cluster.events.say(
+                pod, "FailedScheduling", lack, source="default-scheduler", warning=True
+            )
             self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._bind(meta))
             return
-        pod = _states.waiting(_states.bound(pod, self.cluster.node, now), "ContainerCreating", "", now)
+        pod = _states.waiting(
+            _states.bound(pod, self.cluster.node, now), "ContainerCreating", "", now
+        )
         self.cluster.put_pod(pod)
         message = f"Successfully assigned {meta['namespace']}/{meta['name']} to {self.cluster.node}"
         self.cluster.events.say(pod, "Scheduled", message, source="default-scheduler")
@@ -131,17 +145,23 @@ class ProcessKubelet:
         if pod is None or self._closed or _facts.deleting(pod) or _facts.ended(pod):
             return
         folder = self._folder / f"{meta['namespace']}_{meta['name']}_{meta['uid']}"
-        sandbox = self._pods.setdefault(meta["uid"], Sandbox(self.cluster.store, folder, self._base, self._wrapper))
+        sandbox = self._pods.setdefault(
+            meta["uid"], Sandbox(self.cluster.store, folder, self._base, self._wrapper)
+        )
         try:
             if pod["spec"].get("initContainers"):
-                raise ConfigError("the stand-in runs no init containers; do their work in the main container")
+                raise ConfigError(
+                    "the stand-in runs no init containers; do their work in the main container"
+                )
             self.cluster.put_pod(_states.running(pod, self.cluster.timeline.stamp(), ADDRESS))
             for container in pod["spec"]["containers"]:
                 if container["name"] not in sandbox.containers:
                     self._run(meta, container, 0)
         except ConfigError as wrong:
             now = self.cluster.timeline.stamp()
-            self.cluster.put_pod(_states.waiting(pod, "CreateContainerConfigError", str(wrong), now))
+            self.cluster.put_pod(
+                _states.waiting(pod, "CreateContainerConfigError", str(wrong), now)
+            )
             self._say(pod, "Failed", f"Error: {wrong}", warning=True)
             self.cluster.timeline.after(AGAIN_SECONDS, lambda: self._start(meta))
 
@@ -177,11 +197,15 @@ class ProcessKubelet:
         now = self.cluster.timeline.stamp()
         if event["event"] == "refused":
             words = "failed to create containerd task: failed to create shim task: OCI runtime create failed: "
-            pod = _states.terminated(pod, name, 128, now, reason="StartError", message=words + event["message"])
+            pod = _states.terminated(
+                pod, name, 128, now, reason="StartError", message=words + event["message"]
+            )
         else:
             code = int(event["code"])
             message = sandbox.message(container, failed=code != 0, life=life)
-            pod = _states.terminated(pod, name, code, now, reason="OOMKilled" if event["oom"] else "", message=message)
+            pod = _states.terminated(
+                pod, name, code, now, reason="OOMKilled" if event["oom"] else "", message=message
+            )
         self.cluster.put_pod(pod)
         self._follow_up(pod, container, life)
 
@@ -190,10 +214,17 @@ class ProcessKubelet:
         meta, sandbox = pod["metadata"], self._pods[pod["metadata"]["uid"]]
         code = _facts.container_status(pod, container["name"])["state"]["terminated"]["exitCode"]
         policy = pod["spec"]["restartPolicy"]
-        if not _facts.deleting(pod) and (policy == "Always" or (policy == "OnFailure" and code != 0)):
+        if not _facts.deleting(pod) and (
+            policy == "Always" or (policy == "OnFailure" and code != 0)
+        ):
             wait = min(RESTART_SECONDS * 2 ** (life - 1), LONGEST_RESTART_SECONDS) if life else 0.05
             if life:
-                self._say(pod, "BackOff", f"Back-off restarting failed container {container['name']}", warning=True)
+                self._say(
+                    pod,
+                    "BackOff",
+                    f"Back-off restarting failed container {container['name']}",
+                    warning=True,
+                )
             self.cluster.timeline.after(wait, lambda: self._restart(meta, container, life + 1))
         elif not sandbox.containers:
             self._finish(meta)
@@ -202,7 +233,9 @@ class ProcessKubelet:
         pod = self._pod(meta)
         if pod is None or _facts.ended(pod) or _facts.deleting(pod) or self._closed:
             return
-        self.cluster.put_pod(_states.restarted(pod, container["name"], self.cluster.timeline.stamp()))
+        self.cluster.put_pod(
+            _states.restarted(pod, container["name"], self.cluster.timeline.stamp())
+        )
         self._run(meta, container, life)
 
     def _finish(self, meta: Json) -> None:

@@ -21,10 +21,14 @@ def wrapper() -> tuple[str, ...]:
     """
     unshare = shutil.which("unshare")
     if unshare is None:
-        raise StandInError("PID namespaces need the command unshare of util-linux, on Linux; leave pid_namespaces out")
+        raise StandInError(
+            "PID namespaces need the command unshare of util-linux, on Linux; leave pid_namespaces out"
+        )
     user = () if os.geteuid() == 0 else ("--user", "--map-current-user")
     words = (unshare, *user, *_OWN)
     tried = subprocess.run([*words, "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        raise StandInError(f"this machine allows no PID namespaces ({tried.stderr.strip()}); leave pid_namespaces out")
+        raise StandInError(
+            f"this machine allows no PID namespaces ({tried.stderr.strip()}); leave pid_namespaces out"
+        )
     return words

@@ -72,7 +72,9 @@ class LocalPod:
             sandbox = self._kubelet.sandbox(str(self._meta["uid"]))
             if sandbox is not None:
                 sandbox.stuck = True
-            self._disrupt("DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint")
+            self._disrupt(
+                "DeletionByTaintManager", "Taint manager: deleting due to NoExecute taint"
+            )
 
     def found(self) -> None:
         """Its node is back, and ends what had been told to go."""
@@ -93,7 +95,9 @@ class LocalPod:
             pod = self.json
             if pod is None:
                 raise LookupError(f"pod {self._meta['namespace']}/{self.name} is gone")
-            self._cluster.put_pod(_states.disrupted(pod, reason, message, self._cluster.timeline.stamp()))
+            self._cluster.put_pod(
+                _states.disrupted(pod, reason, message, self._cluster.timeline.stamp())
+            )
             self._cluster.delete_pod(self._meta["namespace"], self.name)
 
 
@@ -114,7 +118,10 @@ class LocalPods:
 
     def of(self, job: str, namespace: str = "default") -> list[LocalPod]:
         """The pods of a Job by name, by index and then age."""
-        return [LocalPod(self._kubelet, pod["metadata"]) for pod in self._cluster.pods_of(namespace, job)]
+        return [
+            LocalPod(self._kubelet, pod["metadata"])
+            for pod in self._cluster.pods_of(namespace, job)
+        ]
 
     def newest(self, job: str, index: int, namespace: str = "default") -> LocalPod:
         """The newest pod of an index.

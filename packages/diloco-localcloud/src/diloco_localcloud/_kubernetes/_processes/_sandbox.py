@@ -36,7 +36,9 @@ def image_environment() -> dict[str, str]:
 class Sandbox:
     """The folder of a pod, and the containers that run in it; used under the cluster's lock."""
 
-    def __init__(self, store: Store, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]) -> None:
+    def __init__(
+        self, store: Store, folder: Path, base: Mapping[str, str], wrapper: Sequence[str]
+    ) -> None:
         self.containers: dict[str, Container] = {}
         self.logs: dict[tuple[str, int], FileLog] = {}
         self.stuck = False
@@ -56,14 +58,23 @@ class Sandbox:
         (home / "root").mkdir(parents=True, exist_ok=True)
         termination = home / "termination"
         termination.unlink(missing_ok=True)
-        known = _volumes.paths(pod, container, _volumes.make(self._store, pod, self._folder), termination)
+        known = _volumes.paths(
+            pod, container, _volumes.make(self._store, pod, self._folder), termination
+        )
         base = {**self._base, "HOSTNAME": pod["spec"].get("hostname", pod["metadata"]["name"])}
         env = _environment.resolve(self._store, pod, container, base)
         given = {entry["name"] for entry in container.get("env") or []}
-        env = {key: _volumes.rewrite(value, known) if key in given else value for key, value in env.items()}
+        env = {
+            key: _volumes.rewrite(value, known) if key in given else value
+            for key, value in env.items()
+        }
         words = [*(container.get("command") or []), *(container.get("args") or [])]
         argv = [_volumes.rewrite(expand(word, env), known) for word in words]
-        cwd = Path(_volumes.rewrite(container["workingDir"], known)) if container.get("workingDir") else home / "root"
+        cwd = (
+            Path(_volumes.rewrite(container["workingDir"], known))
+            if container.get("workingDir")
+            else home / "root"
+        )
         limit = ((container.get("resources") or {}).get("limits") or {}).get("memory")
         log = home / f"{life}.log"
         self.logs[name, life] = FileLog(log)
@@ -80,7 +91,11 @@ class Sandbox:
             text = path.read_bytes()[:MESSAGE_BYTES]
         except OSError:
             text = b""
-        if not text and failed and container.get("terminationMessagePolicy") == "FallbackToLogsOnError":
+        if (
+            not text
+            and failed
+            and container.get("terminationMessagePolicy") == "FallbackToLogsOnError"
+        ):
             log = self.logs.get((container["name"], life))
             lines = log.lines(max(0, len(log.times()) - 80)) if log else []
             text = b"".join(line for _, line in lines)[-2048:]

@@ -42,9 +42,14 @@ class Shim:
         signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
         self._wrapped = bool(wanted["wrapper"])
-        if self._wrapped and shutil.which(wanted["argv"][0], path=wanted["env"].get("PATH", os.defpath)) is None:
+        if (
+            self._wrapped
+            and shutil.which(wanted["argv"][0], path=wanted["env"].get("PATH", os.defpath)) is None
+        ):
             raise FileNotFoundError(2, "No such file or directory", wanted["argv"][0])
-        with contextlib.suppress(OSError, AttributeError):  # a subreaper, on Linux: orphans come here
+        with contextlib.suppress(
+            OSError, AttributeError
+        ):  # a subreaper, on Linux: orphans come here
             ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
         try:
             self._child = subprocess.Popen(
@@ -74,7 +79,12 @@ class Shim:
         status = self._ended or 0
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = 128 + number if number else os.WEXITSTATUS(status)
-        return {"code": 137 if self._oom else code, "signal": number, "oom": self._oom, "at": time.time()}
+        return {
+            "code": 137 if self._oom else code,
+            "signal": number,
+            "oom": self._oom,
+            "at": time.time(),
+        }
 
     def _wait(self) -> None:
         with selectors.DefaultSelector() as ready:
@@ -171,7 +181,9 @@ def table() -> list[tuple[int, int]]:
     """(pid, parent) of all living processes."""
     rows: list[tuple[int, int]] = []
     if not os.path.exists("/proc/self/stat"):  # noqa: PTH110 - pathlib costs as much as all else here
-        with subprocess.Popen(["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True) as ps:
+        with subprocess.Popen(
+            ["ps", "-axo", "pid=,ppid=,stat="], stdout=subprocess.PIPE, text=True
+        ) as ps:
             for line in ps.communicate()[0].splitlines():
                 pid, parent, state = line.split()
                 if not state.startswith("Z") and int(pid) != ps.pid:
@@ -226,7 +238,9 @@ def main() -> None:
         shim = Shim(json.loads(text))
     except OSError as wrong:
         say(
-            event="refused", message=f"{wrong.strerror}: {wrong.filename}", missing=isinstance(wrong, FileNotFoundError)
+            event="refused",
+            message=f"{wrong.strerror}: {wrong.filename}",
+            missing=isinstance(wrong, FileNotFoundError),
         )
         return
     say(event="started", pid=shim.root, at=time.time())

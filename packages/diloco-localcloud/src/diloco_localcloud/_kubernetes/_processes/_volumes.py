@@ -27,7 +27,10 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
     for volume in pod["spec"].get("volumes") or []:
         path = folder / "volumes" / volume["name"]
         path.mkdir(parents=True, exist_ok=True)
-        for kind, resource in (("configMap", _resources.CONFIG_MAPS), ("secret", _resources.SECRETS)):
+        for kind, resource in (
+            ("configMap", _resources.CONFIG_MAPS),
+            ("secret", _resources.SECRETS),
+        ):
             if kind in volume:
                 found = _environment.content(store, resource, pod, volume[kind])
                 items = volume[kind].get("items") or [{"key": key, "path": key} for key in found]
@@ -40,7 +43,9 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
     return folders
 
 
-def paths(pod: Json, container: Json, folders: Mapping[str, Path], termination: Path) -> dict[str, str]:
+def paths(
+    pod: Json, container: Json, folders: Mapping[str, Path], termination: Path
+) -> dict[str, str]:
     """What each path of the container is on this machine: its mounts, and the file of its termination message."""
     found = {container.get("terminationMessagePath", "/dev/termination-log"): str(termination)}
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or []}

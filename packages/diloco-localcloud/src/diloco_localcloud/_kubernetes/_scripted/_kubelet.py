@@ -81,7 +81,9 @@ class ScriptedKubelet:
         """All its containers end now; the phase follows."""
         now = self.cluster.timeline.stamp()
         if _facts.ended(pod):
-            raise ValueError(f"pod {pod['metadata']['name']} has ended already: {_facts.phase(pod)}")
+            raise ValueError(
+                f"pod {pod['metadata']['name']} has ended already: {_facts.phase(pod)}"
+            )
         if not pod["status"].get("containerStatuses") or _facts.phase(pod) == "Pending":
             pod = self.started(pod)
         for container in pod["spec"]["containers"]:
@@ -122,7 +124,11 @@ class ScriptedKubelet:
         if not (self.habits.schedulable or anyway):
             self.cluster.put_pod(_states.unschedulable(pod, self.habits.why_not, now))
             self.cluster.events.say(
-                pod, "FailedScheduling", self.habits.why_not, source="default-scheduler", warning=True
+                pod,
+                "FailedScheduling",
+                self.habits.why_not,
+                source="default-scheduler",
+                warning=True,
             )
             return
         self.cluster.put_pod(_states.bound(pod, self.cluster.node, now))
@@ -134,7 +140,9 @@ class ScriptedKubelet:
         pod = self.cluster.pod(meta["namespace"], meta["name"], meta["uid"])
         if pod is None or pod["status"].get("containerStatuses") or _facts.deleting(pod):
             return
-        self.cluster.put_pod(_states.waiting(pod, "ContainerCreating", "", self.cluster.timeline.stamp()))
+        self.cluster.put_pod(
+            _states.waiting(pod, "ContainerCreating", "", self.cluster.timeline.stamp())
+        )
         if self.habits.auto_start is not None:
             self.cluster.timeline.after(self.habits.auto_start, lambda: self._auto_start(meta))
 
@@ -152,7 +160,11 @@ class ScriptedKubelet:
         own = self.habits.term_seconds if script.term_seconds is None else script.term_seconds
         waits = grace if script.ignores_term else min(own, grace)
         killed = script.ignores_term or own > grace
-        code = 137 if killed else (self.habits.term_code if script.term_code is None else script.term_code)
+        code = (
+            137
+            if killed
+            else (self.habits.term_code if script.term_code is None else script.term_code)
+        )
         self.cluster.events.say(pod, "Killing", "Stopping container", source="kubelet")
         self.cluster.timeline.after(waits, lambda: self._killed(meta, code))
 
@@ -167,7 +179,9 @@ class ScriptedKubelet:
                 if "running" in state:
                     pod = _states.terminated(pod, container["name"], code, now)
                 elif "terminated" not in state:  # never ran: the kubelet has nothing to stop
-                    pod = _states.terminated(pod, container["name"], 137, now, reason="ContainerStatusUnknown")
+                    pod = _states.terminated(
+                        pod, container["name"], 137, now, reason="ContainerStatusUnknown"
+                    )
                 self.log_of(pod, container["name"], _life(pod, container["name"])).ended = True
             self.cluster.put_pod(pod)
         self.cluster.timeline.after(REMOVE_SECONDS, lambda: self._remove(meta))

@@ -77,7 +77,14 @@ class ScriptedPod:
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.end(pod, 0, message=message)
 
-    def fail(self, exit_code: int = 1, message: str = "", *, reason: str = "Error", signal: int | None = None) -> None:
+    def fail(
+        self,
+        exit_code: int = 1,
+        message: str = "",
+        *,
+        reason: str = "Error",
+        signal: int | None = None,
+    ) -> None:
         """Exit with ``exit_code`` now; ``message`` is the termination message."""
         with self._kubelet.at(self._meta) as pod:
             self._kubelet.end(pod, exit_code, reason=reason, message=message, signal=signal)
@@ -86,7 +93,9 @@ class ScriptedPod:
         """Killed by the kernel for its memory limit."""
         self.fail(137, reason="OOMKilled")
 
-    def start_error(self, message: str = 'exec: "nope": executable file not found in $PATH: unknown') -> None:
+    def start_error(
+        self, message: str = 'exec: "nope": executable file not found in $PATH: unknown'
+    ) -> None:
         """The command cannot be started."""
         text = f"failed to create containerd task: failed to create shim task: OCI runtime create failed: {message}"
         with self._kubelet.at(self._meta) as pod:
@@ -102,10 +111,14 @@ class ScriptedPod:
         """No node for it; a pod that has one already is refused with ValueError."""
         with self._kubelet.at(self._meta) as pod:
             if "nodeName" in pod["spec"]:
-                raise ValueError(f"pod {self.name} is on a node; set world.schedulable = False before it is made")
+                raise ValueError(
+                    f"pod {self.name} is on a node; set world.schedulable = False before it is made"
+                )
             text = message or self._kubelet.habits.why_not
             self._cluster.put_pod(_states.unschedulable(pod, text, self._cluster.timeline.stamp()))
-            self._cluster.events.say(pod, "FailedScheduling", text, source="default-scheduler", warning=True)
+            self._cluster.events.say(
+                pod, "FailedScheduling", text, source="default-scheduler", warning=True
+            )
 
     def schedule(self) -> None:
         """Now there is a node for it."""
@@ -129,13 +142,17 @@ class ScriptedPod:
             if "nodeName" not in pod["spec"]:
                 pod = _states.bound(pod, self._cluster.node, now)
             self._cluster.put_pod(_states.waiting(pod, reason, text, now))
-            self._cluster.events.say(pod, "Failed", f"Error: {reason}", source="kubelet", warning=True)
+            self._cluster.events.say(
+                pod, "Failed", f"Error: {reason}", source="kubelet", warning=True
+            )
 
     def disrupt(self, reason: str = "PreemptionByScheduler", message: str = "") -> None:
         """Marked with DisruptionTarget and told to go: preempted, tainted, evicted by the API."""
         text = message or f"{self._cluster.node}: {reason}"
         with self._kubelet.at(self._meta) as pod:
-            self._cluster.put_pod(_states.disrupted(pod, reason, text, self._cluster.timeline.stamp()))
+            self._cluster.put_pod(
+                _states.disrupted(pod, reason, text, self._cluster.timeline.stamp())
+            )
             self._cluster.delete_pod(self._meta["namespace"], self.name)
 
     def evict(self) -> None:

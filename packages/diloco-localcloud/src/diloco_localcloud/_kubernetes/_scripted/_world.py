@@ -52,7 +52,9 @@ class World(Habits):
         with self._cluster.changed:
             timeline = self._cluster.timeline
             end = timeline.now() + most
-            while (due := timeline.next_due()) is not None and due <= min(timeline.now() + within, end):
+            while (due := timeline.next_due()) is not None and due <= min(
+                timeline.now() + within, end
+            ):
                 timeline.run_until(due)
             self._cluster.changed.notify_all()
 
@@ -98,7 +100,10 @@ class World(Habits):
 
     def pods(self, job: str | None = None, namespace: str = "default") -> list[ScriptedPod]:
         """All pods, or those of a Job by name, by index and then age; deleting and ended ones too."""
-        return [ScriptedPod(self._kubelet, pod["metadata"]) for pod in self._cluster.pods_of(namespace, job)]
+        return [
+            ScriptedPod(self._kubelet, pod["metadata"])
+            for pod in self._cluster.pods_of(namespace, job)
+        ]
 
     def pod(self, job: str, index: int, namespace: str = "default") -> ScriptedPod:
         """The newest pod of an index.
@@ -108,5 +113,7 @@ class World(Habits):
         """
         found = [pod for pod in self.pods(job, namespace) if pod.index == index]
         if not found:
-            raise LookupError(f"Job {namespace}/{job} has no pod of index {index}; it may need world.settle() first")
+            raise LookupError(
+                f"Job {namespace}/{job} has no pod of index {index}; it may need world.settle() first"
+            )
         return found[-1]

@@ -9,14 +9,21 @@ from diloco_localcloud._kubernetes._objects._refusals import ApiError
 
 JOB = {
     "kind": "Job",
-    "spec": {"comletions": 2, "template": {"spec": {"containers": [{"name": "a", "kommand": []}], "nodes": 1}}},
+    "spec": {
+        "comletions": 2,
+        "template": {"spec": {"containers": [{"name": "a", "kommand": []}], "nodes": 1}},
+    },
 }
 
 
 def test_unknown_fields():
     kept, warnings = _fields.known("Job", JOB, "Warn")
     assert kept == {"kind": "Job", "spec": {"template": {"spec": {"containers": [{"name": "a"}]}}}}
-    names = ["spec.comletions", "spec.template.spec.nodes", "spec.template.spec.containers[0].kommand"]
+    names = [
+        "spec.comletions",
+        "spec.template.spec.nodes",
+        "spec.template.spec.containers[0].kommand",
+    ]
     assert warnings == [f'unknown field "{name}"' for name in names]
     assert _fields.known("Job", JOB, "Ignore") == (kept, [])
     with pytest.raises(ApiError, match=r'strict decoding error: unknown field "spec.comletions"'):

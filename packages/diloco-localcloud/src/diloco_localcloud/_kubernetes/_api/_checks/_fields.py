@@ -51,9 +51,14 @@ def known(kind: str, thing: Json, validation: str) -> tuple[Json, list[str]]:
             spec = _keep(spec, JOB, "spec.", unknown)
             template = spec.get("template")
             if isinstance(template, dict):
-                template = _keep(template, frozenset(("metadata", "spec")), "spec.template.", unknown)
+                template = _keep(
+                    template, frozenset(("metadata", "spec")), "spec.template.", unknown
+                )
                 if isinstance(template.get("spec"), dict):
-                    template = {**template, "spec": _pod(template["spec"], "spec.template.spec.", unknown)}
+                    template = {
+                        **template,
+                        "spec": _pod(template["spec"], "spec.template.spec.", unknown),
+                    }
                 spec = {**spec, "template": template}
         else:
             spec = _pod(spec, "spec.", unknown)
@@ -71,7 +76,10 @@ def _pod(spec: Json, where: str, unknown: list[str]) -> Json:
     for kind in ("initContainers", "containers"):
         if isinstance(spec.get(kind), list):
             listed = enumerate(spec[kind])
-            kept = [_keep(each, CONTAINER, f"{where}{kind}[{place}].", unknown) for place, each in listed]
+            kept = [
+                _keep(each, CONTAINER, f"{where}{kind}[{place}].", unknown)
+                for place, each in listed
+            ]
             spec = {**spec, kind: kept}
     return spec
 

@@ -13,7 +13,14 @@ from ._names import Cause, invalid, not_supported, required
 Json = dict[str, Any]
 
 NO_LIMIT = 2147483647
-_IMMUTABLE = ("selector", "completionMode", "podFailurePolicy", "backoffLimitPerIndex", "managedBy", "successPolicy")
+_IMMUTABLE = (
+    "selector",
+    "completionMode",
+    "podFailurePolicy",
+    "backoffLimitPerIndex",
+    "managedBy",
+    "successPolicy",
+)
 # What may still change in the template of a Job that is suspended and has never started.
 _SCHEDULING = ("nodeSelector", "affinity", "tolerations", "schedulingGates")
 
@@ -30,12 +37,16 @@ def new(job: Json) -> Json:
     labels = dict((job["spec"]["template"].get("metadata") or {}).get("labels") or {})
     for key, value in generated.items():
         if labels.get(key, value) != value:
-            found.append(invalid(f"spec.template.metadata.labels[{key}]", labels[key], f"must be '{value}'"))
+            found.append(
+                invalid(f"spec.template.metadata.labels[{key}]", labels[key], f"must be '{value}'")
+            )
     if found:
         raise _refusals.invalid("Job", "batch", job["metadata"].get("name", ""), found)
     meta = {**(job["spec"]["template"].get("metadata") or {}), "labels": {**labels, **generated}}
     job["spec"]["template"] = {**job["spec"]["template"], "metadata": meta}
-    job["spec"]["selector"] = {"matchLabels": {"batch.kubernetes.io/controller-uid": job["metadata"]["uid"]}}
+    job["spec"]["selector"] = {
+        "matchLabels": {"batch.kubernetes.io/controller-uid": job["metadata"]["uid"]}
+    }
     job["metadata"]["labels"] = {**meta["labels"], **(job["metadata"].get("labels") or {})}
     return job
 
@@ -50,9 +61,13 @@ def changed(old: Json, job: Json) -> Json:
     before, after = old["spec"], job["spec"]
     found = _causes(job)
     if before.get("completions") != after.get("completions"):
-        tandem = before.get("completionMode") == "Indexed" and before.get("completions") == before.get("parallelism")
+        tandem = before.get("completionMode") == "Indexed" and before.get(
+            "completions"
+        ) == before.get("parallelism")
         if not tandem:
-            found.append(invalid("spec.completions", after.get("completions"), "field is immutable"))
+            found.append(
+                invalid("spec.completions", after.get("completions"), "field is immutable")
+            )
         elif after.get("completions") != after.get("parallelism"):
             words = "can only be modified in tandem with spec.parallelism"
             found.append(invalid("spec.completions", after.get("completions"), words))
@@ -61,7 +76,11 @@ def changed(old: Json, job: Json) -> Json:
             found.append(invalid(f"spec.{field}", after.get(field), "field is immutable"))
     if not _same_template(old, before["template"], after["template"]):
         found.append(
-            ("spec.template", "FieldValueInvalid", "Invalid value: core.PodTemplateSpec{...}: field is immutable")
+            (
+                "spec.template",
+                "FieldValueInvalid",
+                "Invalid value: core.PodTemplateSpec{...}: field is immutable",
+            )
         )
     if found:
         raise _refusals.invalid("Job", "batch", job["metadata"]["name"], found)
@@ -77,7 +96,9 @@ def _with_defaults(spec: Json) -> Json:
     spec.setdefault("backoffLimit", NO_LIMIT if "backoffLimitPerIndex" in spec else 6)
     spec.setdefault("suspend", False)
     spec.setdefault("manualSelector", False)
-    spec.setdefault("podReplacementPolicy", "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed")
+    spec.setdefault(
+        "podReplacementPolicy", "Failed" if "podFailurePolicy" in spec else "TerminatingOrFailed"
+    )
     for rule in (spec.get("podFailurePolicy") or {}).get("rules") or []:
         for pattern in rule.get("onPodConditions") or []:
             pattern.setdefault("status", "True")
@@ -133,13 +154,23 @@ def _indexed(spec: Json, name: str) -> list[Cause]:
     limit = spec.get("backoffLimitPerIndex")
     if mode == "NonIndexed":
         if limit is not None:
-            found.append(invalid("spec.backoffLimitPerIndex", limit, "requires indexed completion mode"))
+            found.append(
+                invalid("spec.backoffLimitPerIndex", limit, "requires indexed completion mode")
+            )
         return found
     if spec.get("completions") is None:
         found.append(required("spec.completions", "when completion mode is Indexed"))
-    elif name and spec["completions"] > 0 and not _names.is_label(f"{name}-{spec['completions'] - 1}"):
+    elif (
+        name
+        and spec["completions"] > 0
+        and not _names.is_label(f"{name}-{spec['completions'] - 1}")
+    ):
         host = f"{name}-{spec['completions'] - 1}"
-        found.append(invalid("metadata.name", name, f"will not able to create pod with invalid DNS label: {host}"))
+        found.append(
+            invalid(
+                "metadata.name", name, f"will not able to create pod with invalid DNS label: {host}"
+            )
+        )
     if spec["parallelism"] > 100_000:
         words = "must be less than or equal to 100000 when completion mode is Indexed"
         found.append(invalid("spec.parallelism", spec["parallelism"], words))
@@ -157,7 +188,11 @@ def _policies(spec: Json) -> list[Cause]:
     replacement = spec["podReplacementPolicy"]
     policy = spec.get("podFailurePolicy")
     if replacement not in ("Failed", "TerminatingOrFailed"):
-        found.append(not_supported("spec.podReplacementPolicy", replacement, ["Failed", "TerminatingOrFailed"]))
+        found.append(
+            not_supported(
+                "spec.podReplacementPolicy", replacement, ["Failed", "TerminatingOrFailed"]
+            )
+        )
     found += _success_policy(spec)
     if policy is None:
         return found
@@ -172,16 +207,24 @@ def _policies(spec: Json) -> list[Cause]:
         where = f"spec.podFailurePolicy.rules[{place}]"
         action = rule.get("action")
         if action not in ("Count", "FailIndex", "FailJob", "Ignore"):
-            found.append(not_supported(f"{where}.action", action or "", ["Count", "FailIndex", "FailJob", "Ignore"]))
+            found.append(
+                not_supported(
+                    f"{where}.action", action or "", ["Count", "FailIndex", "FailJob", "Ignore"]
+                )
+            )
         elif action == "FailIndex" and spec.get("backoffLimitPerIndex") is None:
-            found.append(invalid(f"{where}.action", action, "requires the backoffLimitPerIndex to be set"))
+            found.append(
+                invalid(f"{where}.action", action, "requires the backoffLimitPerIndex to be set")
+            )
         codes = rule.get("onExitCodes")
         if bool(codes) == bool(rule.get("onPodConditions")):
             words = "specifying one of OnExitCodes and OnPodConditions is required"
             found.append((where, "FieldValueInvalid", f"Invalid value: {words}"))
         elif codes and codes.get("containerName") not in (None, *names):
             words = "must be one of the container or initContainer names in the pod template"
-            found.append(invalid(f"{where}.onExitCodes.containerName", codes["containerName"], words))
+            found.append(
+                invalid(f"{where}.onExitCodes.containerName", codes["containerName"], words)
+            )
     return found
 
 
@@ -196,17 +239,24 @@ def _success_policy(spec: Json) -> list[Cause]:
     if not rules:
         found.append(
             required(
-                "spec.successPolicy.rules", "at least one rules must be specified when the successPolicy is specified"
+                "spec.successPolicy.rules",
+                "at least one rules must be specified when the successPolicy is specified",
             )
         )
     for place, rule in enumerate(rules):
         where, listed = f"spec.successPolicy.rules[{place}]", rule.get("succeededIndexes")
         if not listed and rule.get("succeededCount") is None:
-            found.append(required(where, "at least one of succeededCount or succeededIndexes must be specified"))
+            found.append(
+                required(
+                    where, "at least one of succeededCount or succeededIndexes must be specified"
+                )
+            )
         try:
             indexes = _indexes.parse(listed or "")
         except ValueError:
-            found.append(invalid(f"{where}.succeededIndexes", listed, "error parsing succeededIndexes"))
+            found.append(
+                invalid(f"{where}.succeededIndexes", listed, "error parsing succeededIndexes")
+            )
             continue
         if any(index >= spec["completions"] for index in indexes):
             words = "error parsing succeededIndexes: the last index is out of the range of the completions"

@@ -42,7 +42,11 @@ def required(field: str, words: str = "") -> Cause:
 def not_supported(field: str, value: object, allowed: list[str]) -> Cause:
     """A value that is none of those allowed."""
     listed = ", ".join(f'"{each}"' for each in allowed)
-    return field, "FieldValueNotSupported", f"Unsupported value: {shown(value)}: supported values: {listed}"
+    return (
+        field,
+        "FieldValueNotSupported",
+        f"Unsupported value: {shown(value)}: supported values: {listed}",
+    )
 
 
 def shown(value: object) -> str:
@@ -64,7 +68,11 @@ def metadata(meta: Mapping[str, Any], *, label: bool = False) -> list[Cause]:
     if not name:
         causes.append(required("metadata.name", "name or generateName is required"))
     elif len(name) > (63 if label else 253):
-        causes.append(invalid("metadata.name", name, f"must be no more than {63 if label else 253} characters"))
+        causes.append(
+            invalid(
+                "metadata.name", name, f"must be no more than {63 if label else 253} characters"
+            )
+        )
     elif not (_LABEL if label else _SUBDOMAIN).fullmatch(name):
         causes.append(invalid("metadata.name", name, LABEL_WORDS if label else SUBDOMAIN_WORDS))
     return (

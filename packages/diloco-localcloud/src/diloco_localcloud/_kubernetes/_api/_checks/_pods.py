@@ -45,7 +45,10 @@ def _container_with_defaults(container: Json) -> Json:
             entry["valueFrom"]["fieldRef"].setdefault("apiVersion", "v1")
     limits = new["resources"].get("limits")
     if limits:
-        new["resources"] = {**new["resources"], "requests": {**limits, **new["resources"].get("requests", {})}}
+        new["resources"] = {
+            **new["resources"],
+            "requests": {**limits, **new["resources"].get("requests", {})},
+        }
     return new
 
 
@@ -61,7 +64,13 @@ def causes(spec: Json, field: str) -> list[Cause]:
             where = f"{field}.{kind}[{place}]"
             found += _container(container, where, volumes)
             if container.get("name") in names:
-                found.append((f"{where}.name", "FieldValueDuplicate", f'Duplicate value: "{container["name"]}"'))
+                found.append(
+                    (
+                        f"{where}.name",
+                        "FieldValueDuplicate",
+                        f'Duplicate value: "{container["name"]}"',
+                    )
+                )
             names.add(container.get("name", ""))
     return found
 
@@ -87,11 +96,19 @@ def _container(container: Json, where: str, volumes: set[str]) -> list[Cause]:
     for place, mount in enumerate(container.get("volumeMounts") or []):
         if mount.get("name") not in volumes:
             found.append(
-                (f"{where}.volumeMounts[{place}].name", "FieldValueNotFound", f'Not found: "{mount.get("name")}"')
+                (
+                    f"{where}.volumeMounts[{place}].name",
+                    "FieldValueNotFound",
+                    f'Not found: "{mount.get("name")}"',
+                )
             )
     policy = container.get("terminationMessagePolicy", "File")
     if policy not in ("File", "FallbackToLogsOnError"):
-        found.append(not_supported(f"{where}.terminationMessagePolicy", policy, ["FallbackToLogsOnError", "File"]))
+        found.append(
+            not_supported(
+                f"{where}.terminationMessagePolicy", policy, ["FallbackToLogsOnError", "File"]
+            )
+        )
     return found + _resources(container.get("resources") or {}, f"{where}.resources")
 
 
@@ -109,10 +126,18 @@ def _resources(resources: Json, where: str) -> list[Cause]:
                 )
             )
         elif name in limits and extended and quantity(value) != quantity(limits[name]):
-            found.append(invalid(f"{where}.requests", value, f"must be equal to {name} limit of {limits[name]}"))
+            found.append(
+                invalid(
+                    f"{where}.requests", value, f"must be equal to {name} limit of {limits[name]}"
+                )
+            )
         elif name in limits and quantity(value) > quantity(limits[name]):
             found.append(
-                invalid(f"{where}.requests", value, f"must be less than or equal to {name} limit of {limits[name]}")
+                invalid(
+                    f"{where}.requests",
+                    value,
+                    f"must be less than or equal to {name} limit of {limits[name]}",
+                )
             )
     for name, value in limits.items():
         if "/" in name and quantity(value) != int(quantity(value)):

@@ -21,7 +21,9 @@ _META = {
     "labels": ("map", "string"),
     "annotations": ("map", "string"),
     "finalizers": ["string"],
-    "ownerReferences": [{"kind": "string", "name": "string", "uid": "string", "apiVersion": "string"}],
+    "ownerReferences": [
+        {"kind": "string", "name": "string", "uid": "string", "apiVersion": "string"}
+    ],
 }
 _ENV = {
     "name": "string",
@@ -50,7 +52,12 @@ _POD_SPEC = {
     "containers": [_CONTAINER],
     "initContainers": [_CONTAINER],
     "volumes": [
-        {"name": "string", "configMap": _VOLUME_SOURCE, "secret": _VOLUME_SOURCE, "hostPath": {"path": "string"}}
+        {
+            "name": "string",
+            "configMap": _VOLUME_SOURCE,
+            "secret": _VOLUME_SOURCE,
+            "hostPath": {"path": "string"},
+        }
     ],
     "restartPolicy": "string",
     "terminationGracePeriodSeconds": "int",
@@ -85,8 +92,16 @@ _JOB_SPEC = {
     "successPolicy": {"rules": [{"succeededIndexes": "string", "succeededCount": "int"}]},
 }
 _KINDS: dict[str, Any] = {
-    "Job": {"metadata": _META, "spec": _JOB_SPEC, "status": {"conditions": [{"type": "string", "status": "string"}]}},
-    "Pod": {"metadata": _META, "spec": _POD_SPEC, "status": {"conditions": [{"type": "string", "status": "string"}]}},
+    "Job": {
+        "metadata": _META,
+        "spec": _JOB_SPEC,
+        "status": {"conditions": [{"type": "string", "status": "string"}]},
+    },
+    "Pod": {
+        "metadata": _META,
+        "spec": _POD_SPEC,
+        "status": {"conditions": [{"type": "string", "status": "string"}]},
+    },
     "ConfigMap": {"metadata": _META, "data": ("map", "string"), "binaryData": ("map", "string")},
     "Secret": {"metadata": _META, "data": ("map", "string"), "stringData": ("map", "string")},
     "Workload": {"metadata": _META, "spec": {"active": "bool"}},
@@ -122,10 +137,15 @@ def _decode(value: Any, shape: Any, path: str, kind: str) -> Any:
     if not isinstance(value, dict):
         raise _undecodable(value, path, "object", kind)
     if isinstance(shape, tuple):
-        return {key: _decode(each, shape[1], path, kind) for key, each in value.items() if each is not None}
+        return {
+            key: _decode(each, shape[1], path, kind)
+            for key, each in value.items()
+            if each is not None
+        }
     fields = {key: each for key, each in value.items() if each is not None}
     return {
-        key: _decode(each, shape.get(key, "any"), f"{path}.{key}".lstrip("."), kind) for key, each in fields.items()
+        key: _decode(each, shape.get(key, "any"), f"{path}.{key}".lstrip("."), kind)
+        for key, each in fields.items()
     }
 
 
@@ -139,7 +159,9 @@ def _leaf(value: Any, shape: str, path: str, kind: str) -> None:
         try:
             quantity(value)
         except ValueError as wrong:
-            raise _refusals.bad_request(f'{kind} in version "v1" cannot be handled as a {kind}: {wrong}') from None
+            raise _refusals.bad_request(
+                f'{kind} in version "v1" cannot be handled as a {kind}: {wrong}'
+            ) from None
 
 
 def _undecodable(value: Any, path: str, wanted: str, kind: str) -> _refusals.ApiError:
