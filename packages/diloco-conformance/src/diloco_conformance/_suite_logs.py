@@ -73,8 +73,9 @@ class Logs:
         ):
             lab.note(f"log_iter({replica}, {options})", "logs")
             lines = lab.within(
-                "G1", lambda options=options: list(lab.executor.log_iter(replica.handle, **options))
-            )  # type: ignore[misc]
+                "G1",
+                lambda options=options: list(lab.executor.log_iter(replica.handle, **options)),  # type: ignore[misc]
+            )
             if lines != wanted:
                 lab.broken("G1", repr(lines), repr(wanted))
 

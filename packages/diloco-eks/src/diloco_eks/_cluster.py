@@ -185,8 +185,9 @@ class Cluster:
         while True:
             place = {"limit": PAGE} | ({"_continue": token} if token else {})
             page = self._json(
-                what, lambda apis, options, place=place: make(apis, {**options, **place})
-            )  # type: ignore[misc]
+                what,
+                lambda apis, options, place=place: make(apis, {**options, **place}),  # type: ignore[misc]
+            )
             items += page.get("items") or []
             token = (page.get("metadata") or {}).get("continue")
             if not token:

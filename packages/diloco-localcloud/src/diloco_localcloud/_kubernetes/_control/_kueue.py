@@ -67,8 +67,9 @@ class Kueue:
             )
         for owner in meta.get("ownerReferences", []) if change.resource is WORKLOADS else ():
             self._cluster.timeline.after(
-                LOOK_SECONDS, lambda name=owner["name"]: self._look(meta["namespace"], name)
-            )  # type: ignore[misc]
+                LOOK_SECONDS,
+                lambda name=owner["name"]: self._look(meta["namespace"], name),  # type: ignore[misc]
+            )
         if change.resource is JOBS and change.new is None:
             for _, workload in list(self._owned(meta["uid"])):
                 self._store.remove(WORKLOADS, meta["namespace"], workload["metadata"]["name"])
