@@ -1,8 +1,10 @@
 """Each built wheel works alone in a fresh environment, and brings none of the others' dependencies."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 import venv
 from pathlib import Path
 
@@ -64,4 +66,29 @@ def test_the_wheels_are_there():
     names = {path.name.partition("-")[0] for path in DIST.glob("*.whl")}
     assert names == {module for module, _ in PACKAGES.values()}, (
         f"run `hatch run wheels` ({sys.executable})"
+    )
+
+
+@pytest.mark.wheels
+def test_the_oldest_pytest_that_is_allowed_takes_our_configuration(tmp_path):
+    requirements = [
+        *re.findall(r'"(pytest>=[^"]*)"', (TOP / "hatch.toml").read_text()),
+        *(
+            requirement
+            for file in TOP.glob("packages/*/pyproject.toml")
+            for requirement in tomllib.loads(file.read_text())["project"]["dependencies"]
+            if requirement.startswith("pytest")
+        ),
+    ]
+    floors = {requirement.partition(">=")[2].partition(",")[0] for requirement in requirements}
+    assert len(floors) == 1, f"one floor for all: {requirements}"
+    venv.create(tmp_path / "venv", with_pip=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    wanted = [f"pytest=={floors.pop()}", "hypothesis", TOP / "packages" / "diloco-protocol"]
+    subprocess.run([python, "-m", "pip", "install", "-q", *wanted], check=True)
+    tests = "packages/diloco-protocol/tests/test_json.py"
+    subprocess.run(
+        [python, "-m", "pytest", "-c", "tools/pytest.toml", "--rootdir", ".", "-q", tests],
+        check=True,
+        cwd=TOP,
     )
