@@ -1,0 +1,97 @@
+"""What every package has in common, and that every list of packages names all of them."""
+
+import configparser
+import re
+import tomllib
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[1]
+PACKAGES = {
+    path.parent.name: tomllib.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(TOP.glob("packages/*/pyproject.toml"))
+}
+MODULES = {name.replace("-", "_") for name in PACKAGES}
+BACKENDS = {
+    name
+    for name, metadata in PACKAGES.items()
+    if "diloco.executors" in metadata["project"].get("entry-points", {})
+}
+PYTHONS = ["3.11", "3.12", "3.13"]
+
+
+def toml(name):
+    return tomllib.loads((TOP / name).read_text(encoding="utf-8"))
+
+
+def test_there_is_nothing_but_packages_in_the_folder_of_packages():
+    assert len(PACKAGES) >= 6
+    folders = {path.name for path in TOP.glob("packages/*") if any(path.rglob("*.*"))}
+    assert folders == set(PACKAGES)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_metadata_of_a_package(package):
+    project = PACKAGES[package]["project"]
+    assert project["name"] == package
+    assert project["license"] == "Apache-2.0"
+    assert project["license-files"] == ["LICENSE"]
+    assert project["authors"] == [{"name": "The diloco authors"}]
+    assert "diloco" in project["keywords"]
+    assert project["keywords"] == sorted(project["keywords"])
+    assert project["requires-python"] == f">={PYTHONS[0]}"
+    versions = {f"Programming Language :: Python :: {version}" for version in PYTHONS}
+    assert versions | {"Typing :: Typed"} <= set(project["classifiers"])
+    assert project["classifiers"] == sorted(project["classifiers"])
+    siblings = {re.split(r"[^a-z-]", text)[0] for text in project["dependencies"]} & set(PACKAGES)
+    assert siblings <= {"diloco-protocol"}
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_the_files_of_a_package(package):
+    folder = TOP / "packages" / package
+    module = folder / "src" / package.replace("-", "_")
+    assert (folder / "LICENSE").read_bytes() == (TOP / "LICENSE").read_bytes()
+    for path in (folder / "README.md", folder / "CHANGELOG.md", module / "py.typed"):
+        assert path.is_file(), path
+    targets = PACKAGES[package]["tool"]["hatch"]["build"]["targets"]
+    assert targets["wheel"]["packages"] == [f"src/{module.name}"]
+    wanted = {"src", "tests", "examples", "docs", "CHANGELOG.md", "DESIGN.md"}
+    assert set(targets["sdist"]["include"]) == {f"/{name}" for name in wanted}
+
+
+def test_hatch_knows_every_package():
+    environments = toml("hatch.toml")["envs"]
+    assert environments["default"]["workspace"]["members"] == ["packages/*"]
+    wheels = environments["default"]["scripts"]["wheels"][0]
+    assert "./packages/*" in wheels
+    path = environments["lint"]["env-vars"]["PYTHONPATH"].split(":")
+    assert sorted(path) == [f"packages/{package}/src" for package in PACKAGES]
+    alone = set(environments["unit"]["matrix"][0]["package"])
+    assert {f"diloco-{name}" for name in alone} == BACKENDS
+
+
+def test_the_linters_know_every_package():
+    contracts = toml("tools/importlinter.toml")["tool"]["importlinter"]
+    assert set(contracts["root_packages"]) == MODULES
+    by_name = {contract["name"]: contract for contract in contracts["contracts"]}
+    alone = by_name["Packages depend only on the protocol"]
+    assert set(alone["modules"]) == MODULES - {"diloco_protocol"}
+    below = by_name["The protocol depends on no sibling and no third party"]
+    assert MODULES - {"diloco_protocol"} <= set(below["forbidden_modules"])
+    without_torch = by_name["Backends need no torch"]
+    assert set(without_torch["source_modules"]) == MODULES - {"diloco_protocol", "diloco_core"}
+    types = configparser.ConfigParser()
+    types.read(TOP / ".mypy.ini", encoding="utf-8")
+    assert types["mypy"]["files"] == "packages/*/src"
+    style = toml(".ruff.toml")
+    assert style["src"] == ["packages/*/src"]
+    assert style["lint"]["isort"]["known-first-party"] == ["diloco_*"]
+
+
+def test_the_readme_names_every_package():
+    text = (TOP / "README.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"^\| \[`([a-z-]+)`\]\(packages/\1\)", text, re.MULTILINE)) == set(
+        PACKAGES
+    )
