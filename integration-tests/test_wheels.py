@@ -90,7 +90,7 @@ def test_the_oldest_pytest_that_is_allowed_takes_our_configuration(tmp_path):
     subprocess.run([python, "-m", "pip", "install", "-q", *wanted], check=True)
     tests = "packages/diloco-protocol/tests/test_json.py"
     subprocess.run(
-        [python, "-m", "pytest", "-c", "tools/pytest.toml", "--rootdir", ".", "-q", tests],
+        [python, "-m", "pytest", "-q", tests],
         check=True,
         cwd=TOP,
     )

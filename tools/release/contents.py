@@ -102,11 +102,12 @@ def _of_files(release: Release) -> list[str]:
         *(f"the sdist lacks {name}" for name in sorted(expected_in_sdist - {*release.in_sdist})),
         *(f"the wheel lacks {name}" for name in sorted(expected_in_wheel - {*release.in_wheel})),
     ]
-    for folder in ("docs", "examples", "tests"):
-        if (release.source / folder).is_dir() and not any(
-            name.startswith(f"{folder}/") for name in release.in_sdist
-        ):
-            found.append(f"the sdist lacks {folder}/")
+    found += [
+        f"the sdist lacks {folder}/"
+        for folder in ("docs", "examples", "tests")
+        if (release.source / folder).is_dir()
+        and not any(name.startswith(f"{folder}/") for name in release.in_sdist)
+    ]
     strange = {
         name
         for name in release.in_wheel
