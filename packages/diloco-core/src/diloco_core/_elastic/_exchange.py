@@ -25,6 +25,7 @@ from .._errors import (
 )
 from .._exchange._base import Schema, SyncReport
 from .._exchange._endings import as_text
+from .._exchange._resumable import Position, ResumableExchange
 from .._inner._state import SavedInner, check_inner
 from .._model._unsynced_watch import UnsyncedWatch
 from .._planner._warning import warn_of_long_syncs
@@ -33,7 +34,7 @@ from .._store._patient import Patient
 from .._store._reread import read_again
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, claim, watch_claim
-from ._life import Life, Position, Progress, Reload, RolledBack, layout_bytes
+from ._life import Life, Progress, Reload, RolledBack, layout_bytes
 from ._log._farewell import farewell
 from ._log._keys import Hint, inner_key, parse_inner
 from ._log._records import Rollback
@@ -51,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from .._arithmetic._sync_job import SyncJob
-    from .._outer._fragment import Fragment
+    from .._exchange._resumable import ResumableJob
     from .._store._api import Buffer, Store
 
 _TELL_SECONDS = 5.0
@@ -59,7 +60,7 @@ _TELL_SECONDS = 5.0
 _log = logging.getLogger("diloco_core")
 
 
-class ElasticExchange:
+class ElasticExchange(ResumableExchange):
     """Replicas that may come and go meet in an object store; see :class:`._base.Exchange`. One thread at a time.
 
     It carries one outer loop (:class:`DiLoCo`). There are at most ``world_size`` ranks; a sync needs contributions of
@@ -126,7 +127,7 @@ class ElasticExchange:
             )
         self._schema = schema
 
-    def restore(self, jobs: Sequence[Fragment]) -> Position:
+    def restore(self, jobs: Sequence[ResumableJob]) -> Position:
         """Begin or join the run, and take its newest state: published shards, and what was committed after them.
 
         Args:

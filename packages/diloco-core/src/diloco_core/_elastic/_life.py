@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from .._arithmetic._layout import Layout
     from .._arithmetic._sharded import Scratch
-    from .._outer._fragment import Fragment
+    from .._exchange._resumable import ResumableJob
     from .._store._api import Buffer
     from .._store._patient import Patient
     from .._timing import Timing
@@ -50,23 +50,6 @@ class RolledBack(Reload):
         self.record = record
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """Where a life begins.
-
-    Attributes:
-        sync: Number of the newest record in the run's log.
-        outer_steps: How many outer steps the model has taken: the syncs in the log that were not given up.
-        inner_steps: How many inner steps of this rank they have counted.
-        rollback: Number of the newest rollback in the log; 0 where there was none.
-    """
-
-    sync: int
-    outer_steps: int
-    inner_steps: int
-    rollback: int = 0
-
-
 @dataclass(slots=True)
 class Progress:
     """What a life holds of one fragment.
@@ -83,7 +66,7 @@ class Progress:
         format: What contributions to it look like.
     """
 
-    job: Fragment
+    job: ResumableJob
     sync: int
     sums: list[int]
     values_at: list[int | None]
@@ -97,13 +80,13 @@ class Progress:
         self.format = DeltaFormat(self.job)
 
     @classmethod
-    def empty(cls, job: Fragment) -> Progress:
+    def empty(cls, job: ResumableJob) -> Progress:
         """Of a life that holds nothing yet."""
         shards = job.layout.shards
         return cls(job, 0, [], [None] * shards, [None] * shards, [None] * shards)
 
     @classmethod
-    def recorded(cls, job: Fragment, done: Done) -> Progress:
+    def recorded(cls, job: ResumableJob, done: Done) -> Progress:
         """Of a life that is about to read the state that a record speaks of, and holds nothing of it yet."""
         nowhere: list[int | None] = [None] * job.layout.shards
         return cls(
@@ -139,8 +122,7 @@ class Progress:
     def forget_outer(self, shard: int, chunk_bytes: int) -> None:
         """Let go of a shard's outer state: somebody else has updated it."""
         # Also where nothing is known of it: a loading that failed may have left some.
-        if self.job.outer is not None:
-            self.job.outer.forget(self.job.layout.chunks(shard, chunk_bytes))
+        self.job.forget_outer(self.job.layout.chunks(shard, chunk_bytes))
         self.outer_at[shard] = None
 
 
@@ -425,7 +407,7 @@ class Life:
         self.members = {member.rank: member.epoch for member in commit.members}
 
 
-def published_shard(job: Fragment, sync: int, number: int, of: str, chunk_bytes: int) -> Shard:
+def published_shard(job: ResumableJob, sync: int, number: int, of: str, chunk_bytes: int) -> Shard:
     """A shard of a fragment's state after a sync; ``of``: name of the run, or for sync 0 the initial state's nonce."""
 
     def section_seed(*what: object) -> int:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from .._exchange._base import Schema
-    from .._outer._fragment import Fragment
+    from .._exchange._resumable import ResumableJob
     from .._store._patient import Patient
     from .._timing import Timing
     from .._wire._published import Sums
@@ -39,7 +39,7 @@ _log = logging.getLogger("diloco_core")
 
 def open_run(
     store: Patient,
-    jobs: Sequence[Fragment],
+    jobs: Sequence[ResumableJob],
     schema: Schema,
     *,
     rank: int,
@@ -213,7 +213,7 @@ def _check_unused(store: Patient) -> None:
 
 def _initial(
     store: Patient,
-    jobs: Sequence[Fragment],
+    jobs: Sequence[ResumableJob],
     schema: Schema,
     rank: int,
     world_size: int,
@@ -260,7 +260,7 @@ def _initial(
         retention=settings.retention,
         settings=dict(schema.settings),
         tensors=dict(schema.tensors),
-        fragments=[job.table() for job in jobs],
+        fragments=[dict(table) for table in schema.fragments],
         initial=nonce,
         sums=[[each.values for each in row] for row in sums],
         rests=[[each.rest for each in row] for row in sums],

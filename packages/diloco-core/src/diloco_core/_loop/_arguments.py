@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from .._checks import kind_of, whole
-from .._elastic._exchange import ElasticExchange
 from .._errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -79,11 +78,11 @@ def fragments_of(given: object) -> int | Sequence[torch.nn.Module]:
     return whole("fragments", given)
 
 
-def stateful_of(given: object, exchange: object) -> dict[str, Stateful]:
+def stateful_of(given: object) -> dict[str, Stateful]:
     """What is to be saved beside the inner optimizer, by name.
 
     Raises:
-        ConfigurationError: It is no mapping from names, or the run is not elastic.
+        ConfigurationError: It is no mapping from names.
     """
     if given is None:
         return {}
@@ -92,9 +91,5 @@ def stateful_of(given: object, exchange: object) -> dict[str, Stateful]:
             f'stateful must be a mapping from names, such as {{"loader": loader}}, not {kind_of(given)}'
             if not isinstance(given, Mapping)
             else f"the names in stateful must be text, not {next(n for n in given if not isinstance(n, str))!r}"
-        )
-    if given and not isinstance(exchange, ElasticExchange):
-        raise ConfigurationError(
-            "stateful= is for elastic runs: connect with min_replicas, or save it yourself"
         )
     return dict(given)

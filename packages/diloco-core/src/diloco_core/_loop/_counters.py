@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from .._elastic._life import Position
+    from .._exchange._resumable import Position
 
 
 @dataclass(slots=True)
@@ -21,6 +21,7 @@ class Counters:
         inner_steps: Inner steps of this rank.
         since_event: Inner steps since the last sync of any fragment.
         given_up: Decisions of the run that are no outer steps of the model: rollbacks, and the syncs that they gave up.
+        published: For every fragment, the number of its last sync, whose published state the next one supersedes.
     """
 
     since_sync: list[int]
@@ -28,16 +29,19 @@ class Counters:
     inner_steps: int = 0
     since_event: int = 0
     given_up: int = 0
+    published: list[int | None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.published = [None] * len(self.since_sync)
 
     @property
-    def turn(self) -> int:
-        """Which fragment is synced next: all decisions count for this, so that replicas agree on it by the log alone."""
-        return (self.committed + self.given_up) % len(self.since_sync)
+    def decisions(self) -> int:
+        """How many syncs the run has decided, with those that it gave up later."""
+        return self.committed + self.given_up
 
-    @property
-    def steps(self) -> tuple[int, int] | None:
-        """The inner steps that the next sync covers, as first and first one after; None where there are none."""
-        covered = self.since_sync[self.turn]
+    def steps(self, fragment: int) -> tuple[int, int] | None:
+        """The inner steps that a fragment's next sync covers, as first and first one after; None where there are none."""
+        covered = self.since_sync[fragment]
         return (self.inner_steps - covered, self.inner_steps) if covered else None
 
     def stand_at(self, position: Position) -> None:

@@ -12,7 +12,6 @@ import torch
 
 from .._arithmetic._layout import Rule
 from .._checks import one_of, whole
-from .._elastic._exchange import ElasticExchange
 from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
 from .._inner._step_counter import StepCounter
 from .._inner._steps import InnerSteps, optimizers_of
@@ -24,16 +23,16 @@ from .._model._unsynced import Unsynced
 from .._model._values import compared_tensors
 from .._model._watch import ModelWatch
 from .._outer._fragment import Fragment
-from .._outer._initial import Initial
 from .._outer._optimizer import OuterOptimizer, check_settings, outer_factory
 from .._outer._trial import try_out
 from . import _notices as notices
 from ._arguments import check_parties, fragments_of, stateful_of, steps_per_cycle
 from ._counters import Counters
+from ._membership import membership_of
 from ._place import Place
+from ._schedule import Schedule
 from ._state import (
     STATE_VERSION,
-    OwnState,
     check_model,
     check_saved,
     describe,
@@ -152,17 +151,17 @@ class DiLoCo:
             try_out(factory)
         policy = Buffers(one_of("buffers", buffers, Buffers))
         parts = split(model, fragments_of(fragments), policy)
-        self._sync_every = steps_per_cycle(sync_every, len(parts))
-        self._period = self._sync_every // len(parts)
+        self._schedule = Schedule(steps_per_cycle(sync_every, len(parts)), len(parts))
         self._exchange = exchange
         self._init = one_of("init", init, ("rank0", "check"))
         self._flush = one_of("flush", flush, ("partial", "none"))
         names = {
             id(parameter): plain_name(model, name) for name, parameter in model.named_parameters()
         }
-        self._own = OwnState(
+        self._membership = membership_of(
+            exchange,
             optimizers,
-            stateful_of(stateful, exchange),
+            stateful_of(stateful),
             whole("save_inner_every", save_inner_every, 0),
             names,
         )
@@ -190,7 +189,6 @@ class DiLoCo:
         )
         self._frozen = FrozenValues(self._watch.frozen)
         self._count = Counters([0] * len(parts))
-        self._published: list[int | None] = [None] * len(parts)
         self._restored = False
         self._loaded_model: dict[str, str | None] = {}
         self._had_inner_state: list[bool] = []
@@ -206,9 +204,9 @@ class DiLoCo:
         self._idle = set(range(len(optimizers)))  # those that have not stepped since the last sync
         self._told_of_idle = False
         self._inner_steps_before = 0
-        self._tried_own = False
+        self._tried_own_state = False
         trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
-        self._unseen = UnseenChanges(trained, self._sync_every)
+        self._unseen = UnseenChanges(trained, self._schedule.sync_every)
         self._place = Place(self._synced_tensors, self._held_tensors, exchange)
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
         self._watch_steps(self._place.check)
@@ -221,7 +219,7 @@ class DiLoCo:
     @property
     def sync_every(self) -> int:
         """Inner steps between two syncs of the same fragment."""
-        return self._sync_every
+        return self._schedule.sync_every
 
     @property
     def committed(self) -> int:
@@ -249,7 +247,7 @@ class DiLoCo:
         It says where this life has begun, and does not change. What an earlier life has sent may be counted later too:
         :attr:`SyncReport.batches_to_skip` says so. Who takes batch number :attr:`inner_steps` each time needs neither.
         """
-        return self._own.behind
+        return self._membership.batches_to_skip
 
     def __enter__(self) -> Self:
         if self._entered:
@@ -261,7 +259,7 @@ class DiLoCo:
         self._watch_steps(self._place.take)
         try:
             self._look_at_model()
-            self._try_own()
+            self._membership.try_own_state()
             if self._restored:
                 check_model(self._fragments, self._loaded_model)
                 warn_of_lost_inner_state(
@@ -272,10 +270,9 @@ class DiLoCo:
                     fragment.take_snapshot()
             self._has_values = True
             self._exchange.join(self._schema())
-            if isinstance(self._exchange, ElasticExchange):
-                self._restore(self._exchange)
-            else:
-                self._share_initial()
+            self._membership.begin(
+                self._fragments, self._count, restored=self._restored, catch_up=self._catch_up
+            )
         except BaseException as error:
             self._stop()
             self._exchange.abort(error)
@@ -316,11 +313,10 @@ class DiLoCo:
         except BaseException as late:
             self._exchange.abort(late)
             raise
-        elastic = isinstance(self._exchange, ElasticExchange)
         if self.inner_steps == self._inner_steps_before:
-            notices.left_without_a_step(self._exchange.rank, self.committed if elastic else None)
-        if isinstance(self._exchange, ElasticExchange):
-            self._own.save(self._exchange, self.inner_steps, leaving=True)
+            run = self.committed if self._membership.resumable else None
+            notices.left_without_a_step(self._exchange.rank, run)
+        self._membership.save_own_state(self.inner_steps, leaving=True)
         self._exchange.leave()
 
     def flush(self) -> list[SyncReport]:
@@ -403,7 +399,7 @@ class DiLoCo:
         """
         if self._entered:
             raise SyncError("load_state_dict() comes before the block is entered")
-        if isinstance(self._exchange, ElasticExchange):
+        if self._membership.resumable:
             raise ConfigurationError(
                 "an elastic run is resumed from its store: connect to its prefix, and load nothing"
             )
@@ -443,7 +439,7 @@ class DiLoCo:
         if self._entered:
             self._check_process()
             self._unseen.steps()
-        if self._parted is not None and self._dropped_steps >= self._sync_every:
+        if self._parted is not None and self._dropped_steps >= self._schedule.sync_every:
             self._refuse_to_go_on(*self._parted)
         if self._entered and self._steps.before(optimizer, self._inner.has_used_gradient):
             self._count.count()
@@ -461,12 +457,13 @@ class DiLoCo:
         self._idle.discard(optimizer)
         if self._steps.after(optimizer, self._inner.has_new_gradient):
             self._count.count()
-            if not self._tried_own:  # again: optimizers make their state in their first step
-                self._try_own()
-                self._tried_own = True
+            if not self._tried_own_state:  # again: optimizers make their state in their first step
+                self._membership.try_own_state()
+                self._tried_own_state = True
         # Not within a step: what the optimizers that are still to come would step by, the sync would drop. But one that
         # never steps again is waited for one period only.
-        if self._count.since_event >= (2 * self._period if self._steps.stepped else self._period):
+        half_taken = bool(self._steps.stepped)
+        if self._schedule.due(self._count.since_event, half_taken=half_taken).adopt:
             self._tell_of_idle()
             try:
                 self._sync()
@@ -478,41 +475,20 @@ class DiLoCo:
         if self._idle and not self._told_of_idle:
             self._told_of_idle = True
             idle = [self._inner.describe(number) for number in sorted(self._idle)]
-            notices.sync_came_late(self._exchange.rank, self._period, self._count.since_event, idle)
+            notices.sync_came_late(
+                self._exchange.rank, self._schedule.period, self._count.since_event, idle
+            )
         self._idle = set(range(len(self._steps_outside)))
-
-    def _try_own(self) -> None:
-        if isinstance(self._exchange, ElasticExchange):
-            self._own.try_out()
-
-    def _share_initial(self) -> None:
-        for number, fragment in enumerate(self._fragments):
-            fragment.begin()
-            report = self._exchange.sync(Initial(fragment, into_model=not self._restored))
-            fragment.finish()
-            self._published[number] = report.sync
-
-    def _restore(self, exchange: ElasticExchange) -> None:
-        for fragment in self._fragments:
-            fragment.elastic = True
-        position = exchange.restore(self._fragments)
-        self._count.stand_at(position)
-        self._count.inner_steps = position.inner_steps
-        self._catch_up()
-        self._count.inner_steps = exchange.counted  # also where it had to go back to older states
-        self._own.restore(exchange, self.inner_steps)
 
     def _catch_up(self) -> None:
         """Take the syncs that were committed without this replica."""
-        exchange = self._exchange
-        while isinstance(exchange, ElasticExchange) and exchange.behind():
+        while self._membership.behind():
             self._sync_once(last=True)  # if the others have gone, there is nothing to wait for
 
     def _sync(self, last: bool = False) -> SyncReport:
         report = self._sync_once(last)
         self._catch_up()
-        if isinstance(self._exchange, ElasticExchange):
-            self._own.save(self._exchange, self.inner_steps)
+        self._membership.save_own_state(self.inner_steps)
         return report
 
     def _sync_once(self, last: bool = False) -> SyncReport:
@@ -520,19 +496,17 @@ class DiLoCo:
         if self._parted is not None:
             raise UnequalSyncsError(*self._parted)
         self._look_at_model()
-        count, number = self._count, self._count.turn
+        count = self._count
+        number = self._schedule.turn(count.decisions)
         fragment = self._fragments[number]
-        previous = self._published[number]
+        previous = count.published[number]
         fragment.supersedes = [] if previous is None else [previous]
-        fragment.steps, inner_steps = count.steps, count.since_sync[number]
+        fragment.steps, inner_steps = count.steps(number), count.since_sync[number]
         fragment.begin()
-        counted = self._exchange.counted if isinstance(self._exchange, ElasticExchange) else 0
+        counted = self._membership.counted
         try:
             with _ordinary_mode():
-                # A strict run may be over for this replica at any sync, if another one has left before it.
-                report = self._exchange.sync(
-                    fragment, last=last or not isinstance(self._exchange, ElasticExchange)
-                )
+                report = self._membership.sync(fragment, last=last)
                 fragment.finish()
             report = self._account_for(report, number, inner_steps, counted)
         except BaseException as error:
@@ -563,14 +537,14 @@ class DiLoCo:
             count.since_sync[number] = 0
         count.since_event = 0
         if report.committed:
-            self._published[number] = report.sync
+            count.published[number] = report.sync
             count.committed += 1
-        if report.reloaded and isinstance(self._exchange, ElasticExchange):
-            count.stand_at(self._exchange.position)
+        if report.reloaded:
+            count.stand_at(self._membership.position)
             self._say_what_is_lost(number, inner_steps if report.contribution == "dropped" else 0)
             count.close_all()
-            if self._exchange.counted < counted and self._entered:
-                notices.went_back(self._exchange.rank, self._exchange.counted, count.inner_steps)
+            if self._membership.counted < counted and self._entered:
+                notices.went_back(self._exchange.rank, self._membership.counted, count.inner_steps)
         return dataclasses.replace(
             report,
             sync=count.committed,
@@ -602,17 +576,14 @@ class DiLoCo:
         start again, since between those and the next ones there are steps now that they never took.
         """
         count = self._count
-        if (
-            not isinstance(self._exchange, ElasticExchange)
-            or self._exchange.counted <= count.inner_steps
-        ):
+        skipped = self._membership.counted - count.inner_steps
+        if skipped <= 0:
             return 0
-        skipped = self._exchange.counted - count.inner_steps
-        count.inner_steps = self._exchange.counted
+        count.inner_steps += skipped
         self._drop_open_steps()
         if not self._entered:
             return 0  # the inner state is still to be restored: batches_to_skip will tell
-        self._own.overtaken = True
+        self._membership.overtaken()
         notices.overtaken(self._exchange.rank, skipped)
         return skipped
 
@@ -686,7 +657,7 @@ class DiLoCo:
     def _say_nothing_was_synced(self) -> None:
         open_steps = self._count.since_event
         if open_steps and open_steps >= self.inner_steps - self._inner_steps_before:
-            notices.left_before_a_sync(self._exchange.rank, open_steps, self._period)
+            notices.left_before_a_sync(self._exchange.rank, open_steps, self._schedule.period)
 
     def _look_at_model(self) -> None:
         """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""
@@ -709,7 +680,7 @@ class DiLoCo:
     def _settings(self) -> dict[str, str]:
         """What must be the same on all replicas."""
         return {
-            "sync_every": str(self._sync_every),
+            "sync_every": str(self._schedule.sync_every),
             "fragments": str(len(self._fragments)),
             "buffers": str(self._buffers),
             "init": self._init,

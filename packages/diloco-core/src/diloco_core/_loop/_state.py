@@ -1,4 +1,4 @@
-"""What an outer loop saves and loads: its own state by hand (strict runs), a replica's inner state by itself (elastic)."""
+"""What an outer loop of a strict run saves and loads: counters, global copy and outer state, and what they belong to."""
 
 from __future__ import annotations
 
@@ -9,17 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._checks import is_whole, kind_of
-from .._errors import ConfigurationError, CorruptedObjectError
+from .._errors import ConfigurationError
 from .._exchange._base import Schema
-from .._inner._state import InnerState
 from .._model._values import checksum
 from .._wire._sections import fingerprint
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .._elastic._exchange import ElasticExchange
-    from .._inner._state import Stateful
     from .._model._unsynced import Unsynced
     from .._outer._fragment import Fragment
     from .._outer._optimizer import OuterOptimizer
@@ -258,103 +255,3 @@ def _same(what: str, saved: object, here: object) -> None:
         raise ConfigurationError(
             f"the saved outer loop does not fit: its {what} is {saved}, here it is {here}"
         )
-
-
-class OwnState:
-    """When a replica of an elastic run saves what belongs to it alone, and what it gets back.
-
-    Args:
-        optimizers: The inner optimizers.
-        stateful: More things to save, by name.
-        every: Every how many syncs; 0 for never.
-        names: The model's parameters by ``id``.
-
-    Attributes:
-        behind: Inner steps that the run has counted since what was restored had been saved (all, where nothing was restored).
-        overtaken: The run has counted steps of this rank that this life never took, so its data loader does not stand where
-            the counted steps end. Nothing is saved from then on: the rank's next life takes what was saved before, and
-            passes over what was counted since.
-
-    Raises:
-        ConfigurationError: Something cannot be saved.
-    """
-
-    def __init__(
-        self,
-        optimizers: Sequence[torch.optim.Optimizer],
-        stateful: Mapping[str, Stateful],
-        every: int,
-        names: Mapping[int, str],
-    ) -> None:
-        self.behind = 0
-        self.overtaken = False
-        self._inner = InnerState(optimizers, stateful, names)
-        self._every = every
-        self._saved_at = 0
-
-    def try_out(self) -> None:
-        """See whether everything can be saved as it is now, so that this does not turn out after many syncs.
-
-        Raises:
-            ConfigurationError: It names what cannot be saved.
-        """
-        if self._every:
-            self._inner.try_out()
-
-    def restore(self, exchange: ElasticExchange, inner_steps: int) -> None:
-        """Take over what the rank's earlier lives have saved last, of those states that the run has not given up."""
-        self.behind = inner_steps
-        self._saved_at = exchange.position.sync
-        passed_over = False
-        for saved in exchange.saved_inner() if self._every else ():
-            try:
-                if exchange.given_up(saved.sync, saved.rollback()):
-                    _log.warning(
-                        "rank %d: the inner state in %s was saved after sync %d, and the run has gone back behind that",
-                        exchange.rank,
-                        saved.origin,
-                        saved.sync,
-                    )
-                    passed_over = True
-                    continue
-                steps = self._inner.restore(saved.data, saved.identity, saved.origin)
-            except CorruptedObjectError as error:
-                _log.error("rank %d: %s", exchange.rank, error)
-                passed_over = True
-                continue
-            self.behind = max(0, inner_steps - steps)
-            if self._inner.overwritten:
-                _log.log(
-                    logging.INFO if self._inner.scheduled else logging.WARNING,
-                    "rank %d: inner optimizers go on with the settings that were saved, not with those that they were made with "
-                    "now: %s. To change a setting of a run under way, set it in optimizer.param_groups inside the block.",
-                    exchange.rank,
-                    "; ".join(self._inner.overwritten),
-                )
-            if passed_over:
-                _log.warning(
-                    "rank %d takes the inner state after sync %d instead: %d batches are to be passed over",
-                    exchange.rank,
-                    saved.sync,
-                    self.behind,
-                )
-            return
-        if passed_over or (self.behind and self._every):
-            why = "" if passed_over else ", since the store holds none of this rank"
-            _log.warning(
-                "rank %d goes on with a fresh inner state%s: optimizer, random generators and stateful= begin anew, and a data "
-                "loader has to pass over the %d batches that the run has counted of this rank (batches_to_skip)",
-                exchange.rank,
-                why,
-                self.behind,
-            )
-
-    def save(self, exchange: ElasticExchange, inner_steps: int, *, leaving: bool = False) -> None:
-        """Save it, if it is time; not while something that was learned is still to be counted, or it could be lost."""
-        position = exchange.position
-        due = position.sync - self._saved_at >= (1 if leaving else self._every)
-        if self._every and due and position.inner_steps >= inner_steps and not self.overtaken:
-            exchange.save_inner(
-                lambda identity: self._inner.parts(inner_steps, identity, position.rollback)
-            )
-            self._saved_at = position.sync

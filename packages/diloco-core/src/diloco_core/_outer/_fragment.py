@@ -17,7 +17,7 @@ from .._model._segments import arrange, tensor_table
 from .._wire._sections import fingerprint, view
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from .._model._partition import NamedTensor
     from .._model._segments import Segment
@@ -29,7 +29,7 @@ _ROUNDS_TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**1
 
 
 class Fragment:
-    """A fragment as a :class:`._sync_job.SyncJob`: global copy on the CPU, outer state of the own shards. Not thread-safe.
+    """A fragment as a :class:`._resumable.ResumableJob`: global copy on the CPU, outer state of the own shards. Not thread-safe.
 
     The contribution is the pseudo-gradient, what the model held after the last sync minus what it holds now. For a model in
     bf16 or fp16 "what it held" is the rounded global copy: the rounding is no progress of the replica, and counting it would
@@ -253,6 +253,11 @@ class Fragment:
         if self.outer is not None:
             for piece, tensors in chunks.items():
                 self.outer.install(piece, self.destination(piece), tensors, scalars)
+
+    def forget_outer(self, chunks: Iterable[Piece]) -> None:
+        """Let go of the outer optimizer's state of some chunks."""
+        if self.outer is not None:
+            self.outer.forget(chunks)
 
     def table(self) -> dict[str, Any]:
         """Where in the files of the fragment every tensor lies."""

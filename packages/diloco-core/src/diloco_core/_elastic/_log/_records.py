@@ -272,7 +272,7 @@ class Manifest:
         retention: How many syncs a life may lag without reloading.
         settings: What the outer loops must have in common.
         tensors: Description of every tensor.
-        fragments: Where in which file every tensor lies; see :meth:`._fragment.Fragment.table`.
+        fragments: Where in which file every tensor lies; see :attr:`._base.Schema.fragments`.
         initial: Nonce of the initial state.
         sums: Checksums of its shards' values, by fragment.
         rests: Checksums of everything else in its shards' files, by fragment.

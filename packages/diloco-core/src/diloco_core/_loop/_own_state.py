@@ -1,0 +1,119 @@
+"""What belongs to one replica of a resumable run alone: when it is saved, and what a new life of its rank gets back."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from .._errors import CorruptedObjectError
+from .._inner._state import InnerState
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from .._exchange._resumable import ResumableExchange
+    from .._inner._state import Stateful
+
+_log = logging.getLogger("diloco_core")
+
+
+class OwnState:
+    """Saves and restores inner optimizers, random generators, and what else the user names. Not thread-safe.
+
+    Args:
+        optimizers: The inner optimizers.
+        stateful: More things to save, by name.
+        every: Every how many syncs; 0 for never.
+        names: The model's parameters by ``id``.
+
+    Attributes:
+        behind: Inner steps that the run has counted since what was restored had been saved (all, where nothing was restored).
+        overtaken: The run has counted steps of this rank that this life never took, so its data loader does not stand where
+            the counted steps end. Nothing is saved from then on: the rank's next life takes what was saved before, and
+            passes over what was counted since.
+
+    Raises:
+        ConfigurationError: Something cannot be saved.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        stateful: Mapping[str, Stateful],
+        every: int,
+        names: Mapping[int, str],
+    ) -> None:
+        self.behind = 0
+        self.overtaken = False
+        self._inner = InnerState(optimizers, stateful, names)
+        self._every = every
+        self._saved_at = 0
+
+    def try_out(self) -> None:
+        """See whether everything can be saved as it is now, so that this does not turn out after many syncs.
+
+        Raises:
+            ConfigurationError: It names what cannot be saved.
+        """
+        if self._every:
+            self._inner.try_out()
+
+    def restore(self, exchange: ResumableExchange, inner_steps: int) -> None:
+        """Take over what the rank's earlier lives have saved last, of those states that the run has not given up."""
+        self.behind = inner_steps
+        self._saved_at = exchange.position.sync
+        passed_over = False
+        for saved in exchange.saved_inner() if self._every else ():
+            try:
+                if exchange.given_up(saved.sync, saved.rollback()):
+                    _log.warning(
+                        "rank %d: the inner state in %s was saved after sync %d, and the run has gone back behind that",
+                        exchange.rank,
+                        saved.origin,
+                        saved.sync,
+                    )
+                    passed_over = True
+                    continue
+                steps = self._inner.restore(saved.data, saved.identity, saved.origin)
+            except CorruptedObjectError as error:
+                _log.error("rank %d: %s", exchange.rank, error)
+                passed_over = True
+                continue
+            self.behind = max(0, inner_steps - steps)
+            if self._inner.overwritten:
+                _log.log(
+                    logging.INFO if self._inner.scheduled else logging.WARNING,
+                    "rank %d: inner optimizers go on with the settings that were saved, not with those that they were made with "
+                    "now: %s. To change a setting of a run under way, set it in optimizer.param_groups inside the block.",
+                    exchange.rank,
+                    "; ".join(self._inner.overwritten),
+                )
+            if passed_over:
+                _log.warning(
+                    "rank %d takes the inner state after sync %d instead: %d batches are to be passed over",
+                    exchange.rank,
+                    saved.sync,
+                    self.behind,
+                )
+            return
+        if passed_over or (self.behind and self._every):
+            why = "" if passed_over else ", since the store holds none of this rank"
+            _log.warning(
+                "rank %d goes on with a fresh inner state%s: optimizer, random generators and stateful= begin anew, and a data "
+                "loader has to pass over the %d batches that the run has counted of this rank (batches_to_skip)",
+                exchange.rank,
+                why,
+                self.behind,
+            )
+
+    def save(self, exchange: ResumableExchange, inner_steps: int, *, leaving: bool = False) -> None:
+        """Save it, if it is time; not while something that was learned is still to be counted, or it could be lost."""
+        position = exchange.position
+        due = position.sync - self._saved_at >= (1 if leaving else self._every)
+        if self._every and due and position.inner_steps >= inner_steps and not self.overtaken:
+            exchange.save_inner(
+                lambda identity: self._inner.parts(inner_steps, identity, position.rollback)
+            )
+            self._saved_at = position.sync

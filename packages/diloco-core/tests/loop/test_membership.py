@@ -1,0 +1,74 @@
+"""How an outer loop runs is decided once, by the kind of its exchange."""
+
+import ast
+from pathlib import Path
+
+import pytest
+import torch
+
+import diloco_core
+from diloco_core import DiLoCo, ElasticExchange, SyncError, SyncReport, in_process
+from diloco_core._exchange._resumable import ResumableExchange
+from diloco_core._loop._membership import FixedMembership, ResumableMembership, membership_of
+
+
+class SaysThatItReloaded:
+    """An exchange of somebody else's, which has a replica alone, and says what it must not."""
+
+    rank, world_size = 0, 1
+
+    def __init__(self, inner):
+        self.inner = inner
+
+    def __getattr__(self, name):
+        return getattr(self.inner, name)
+
+    def sync(self, job, *, last=False):
+        report = self.inner.sync(job, last=last)
+        fields = {name: getattr(report, name) for name in SyncReport.__slots__}
+        return SyncReport(**{**fields, "reloaded": job.kind == "outer"})
+
+
+def test_an_exchange_that_keeps_no_state_cannot_have_reloaded_the_model():
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    exchange = SaysThatItReloaded(in_process(1)[0])
+    model(torch.ones(1, 2)).sum().backward()
+    said = "SaysThatItReloaded says that the model was reloaded"
+    with pytest.raises(SyncError, match=said), DiLoCo(model, optimizer, exchange, sync_every=1):
+        optimizer.step()
+
+
+def test_the_elastic_exchange_is_resumable_and_complete():
+    assert issubclass(ElasticExchange, ResumableExchange)
+    assert not ElasticExchange.__abstractmethods__
+
+
+def test_an_exchange_that_lacks_a_verb_cannot_be_made():
+    class Forgetful(ResumableExchange):
+        def restore(self, jobs):
+            return None
+
+    with pytest.raises(TypeError, match="behind"):
+        Forgetful()
+
+
+def test_other_exchanges_have_a_fixed_membership():
+    membership = membership_of(in_process(1)[0], [], {}, 10, {})
+    assert isinstance(membership, FixedMembership)
+    assert not membership.resumable
+    assert ResumableMembership.resumable
+
+
+def test_nothing_else_in_the_package_asks_of_what_kind_an_exchange_is():
+    package = Path(diloco_core.__file__).parent
+    asked = [
+        path.name
+        for path in sorted(package.rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Name)
+        and node.func.id in {"isinstance", "issubclass"}
+        and "Exchange" in ast.unparse(node.args[1])
+    ]
+    assert asked == ["_membership.py"]
