@@ -95,3 +95,76 @@ def test_the_readme_names_every_package():
     assert set(re.findall(r"^\| \[`([a-z-]+)`\]\(packages/\1\)", text, re.MULTILINE)) == set(
         PACKAGES
     )
+
+
+def test_the_issue_form_names_every_package():
+    text = (TOP / ".github/ISSUE_TEMPLATE/bug.yml").read_text(encoding="utf-8")
+    named = re.findall(r"- (diloco-[a-z]+)$", text, re.MULTILINE)
+    assert sorted(named) == sorted(PACKAGES)
+
+
+def hatch_commands():
+    """What can follow ``hatch run``."""
+    return {
+        script if name == "default" else f"{name}:{script}"
+        for name, environment in toml("hatch.toml")["envs"].items()
+        for script in environment.get("scripts", {})
+    }
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        ".pre-commit-config.yaml",
+        ".github/pull_request_template.md",
+        ".github/workflows/ci.yml",
+        ".github/workflows/release.yml",
+        *(f"packages/{package}/README.md" for package in PACKAGES),
+    ],
+)
+def test_the_commands_that_are_named_are_there(path):
+    text = (TOP / path).read_text(encoding="utf-8")
+    named = set(re.findall(r"hatch run ([a-z][a-z0-9:-]*)", text))
+    assert named <= hatch_commands()
+
+
+def test_the_workflows_run_on_the_pythons_that_packages_name():
+    text = (TOP / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    tested = re.search(r"python: \[(.*)\]", text)[1]
+    assert set(PYTHONS) <= set(re.findall(r'"([\d.]+)"', tested))
+
+
+def test_actions_are_named_by_commit():
+    for path in (TOP / ".github/workflows").glob("*.yml"):
+        for name in re.findall(r"uses: (.*)", path.read_text(encoding="utf-8")):
+            assert re.fullmatch(r"[\w-]+/[\w-]+@[0-9a-f]{40} # v[\d.]+", name), name
+
+
+def test_paths_in_the_guide_for_contributors_are_there():
+    text = (TOP / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = set(re.findall(r"`((?:packages|tools|integration-tests|\.github)/[^`\s]*)`", text))
+    assert len(paths) > 8
+    assert [path for path in sorted(paths) if not any(TOP.glob(path.rstrip("/")))] == []
+    table = re.findall(r"^\| ((?:`_\w+\.py`(?:, )?)+) \|", text, re.MULTILINE)
+    files = re.findall(r"`(\w+\.py)`", " ".join(table))
+    assert len(files) == 8
+    source = TOP / "packages/diloco-eks/src/diloco_eks"
+    assert [name for name in files if not (source / name).exists()] == []
+
+
+def test_its_example_of_a_message_is_the_real_one():
+    from diloco_core import ConfigurationError, Elastic
+
+    text = (TOP / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (message,) = re.findall(r"```text\n(min_replicas.*?)\n```", text)
+    with pytest.raises(ConfigurationError) as error:
+        Elastic(7).check(4, 1800.0)
+    assert str(error.value) == message
+
+
+def test_its_example_of_a_comment_is_in_the_sources():
+    text = (TOP / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (comment,) = re.findall(r"```python\n(# By process.*?)```", text, re.DOTALL)
+    assert comment in (TOP / "packages/diloco-core/src/diloco_core/_connect.py").read_text()

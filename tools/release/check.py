@@ -7,6 +7,7 @@ in a fresh environment; and runs the package's examples there, from the sdist. N
 from __future__ import annotations
 
 import argparse
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -91,8 +92,8 @@ def run_examples(release: Release, python: str, folder: Path) -> int:
     return len(programs)
 
 
-def check(package: str, tag: str | None) -> None:
-    """Everything, for one package."""
+def check(package: str, tag: str | None, keep: Path | None) -> None:
+    """Everything, for one package; what was checked is kept in the folder ``keep``."""
     with tempfile.TemporaryDirectory(prefix="release-") as name:
         folder = Path(name)
         release = build(package, folder / "dist")
@@ -110,6 +111,10 @@ def check(package: str, tag: str | None) -> None:
         run(sys.executable, "-m", "check_wheel_contents", str(release.wheel))
         python = install(release, folder / "siblings", folder / "venv")
         count = run_examples(release, python, folder / "sdist")
+        if keep is not None:
+            keep.mkdir(parents=True, exist_ok=True)
+            for path in (release.sdist, release.wheel):
+                shutil.copy2(path, keep)
     say(f"{package} {release.version} can be released ({count} examples ran)")
 
 
@@ -120,12 +125,13 @@ def main() -> int:
     parser.add_argument(
         "--tag", help="the tag of the release, which has to name package and version"
     )
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="put sdist and wheel there")
     options = parser.parse_args()
     if unknown := sorted(set(options.packages) - set(PACKAGES)):
         parser.error(f"no package {', '.join(unknown)}; there are {', '.join(PACKAGES)}")
     try:
         for package in options.packages:
-            check(package, options.tag)
+            check(package, options.tag, options.keep)
     except CheckFailedError as error:
         say(f"\nNot fit for a release: {error}")
         return 1

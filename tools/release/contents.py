@@ -80,8 +80,11 @@ def _of_version(release: Release, tag: str | None) -> list[str]:
     if tag is not None and tag != wanted:
         found.append(f"the tag is {tag}, and for what the sources say it would be {wanted}")
     changelog = release.in_sdist.get("CHANGELOG.md", b"").decode()
-    if not re.search(rf"^## \[?{re.escape(release.version)}\b", changelog, re.MULTILINE):
+    heading = re.search(rf"^## {re.escape(release.version)}(?![\w.]).*", changelog, re.MULTILINE)
+    if not heading:
         found.append(f"CHANGELOG.md has no heading for {release.version}")
+    elif tag is not None and "unreleased" in heading[0]:
+        found.append(f"CHANGELOG.md still says {heading[0]!r}: write the date of the release there")
     return found
 
 
