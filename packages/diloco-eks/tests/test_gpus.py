@@ -26,29 +26,29 @@ def admits(affinity, **labels):
 
 
 def test_names_counts_and_case():
-    assert (gpus.parse_gpu("H100").name, gpus.parse_gpu("H100").count) == ("H100", 1)
-    assert (gpus.parse_gpu("l40s:4").name, gpus.parse_gpu("l40s:4").count) == ("L40S", 4)
-    assert gpus.parse_gpu("2") == gpus.parse_gpu("any:2") == gpus.GpuRequest("any", 2, {})
+    assert (gpus.place_gpus("H100").name, gpus.place_gpus("H100").count) == ("H100", 1)
+    assert (gpus.place_gpus("l40s:4").name, gpus.place_gpus("l40s:4").count) == ("L40S", 4)
+    assert gpus.place_gpus("2") == gpus.place_gpus("any:2") == gpus.PlacedGpus("any", 2, {})
 
 
-@pytest.mark.parametrize("text", ["GB300", "H100x", "A10", "H-100"])
+@pytest.mark.parametrize("text", ["GB300", "H100x", "A10", "H-100", "H100 2"])
 def test_unknown_names_list_the_known_ones(text):
     with pytest.raises(
         InvalidRequestError, match=re.escape(", ".join([*sorted(gpus.MODELS), "any"]))
     ):
-        gpus.parse_gpu(text)
+        gpus.place_gpus(text)
 
 
-@pytest.mark.parametrize("text", ["H100:0", "H100:9", "V100:16", "any:17", "0"])
+@pytest.mark.parametrize("text", ["H100:9", "V100:16", "any:17"])
 def test_counts_that_no_node_has(text):
     with pytest.raises(InvalidRequestError, match="a replica runs on one node"):
-        gpus.parse_gpu(text)
+        gpus.place_gpus(text)
 
 
-@pytest.mark.parametrize("text", ["H100:", ":2", "H100:2:3", "H100:-1", "H100 2", ""])
+@pytest.mark.parametrize("text", ["H100:", ":2", "H100:2:3", "H100:-1", "H100:0", "0", ""])
 def test_forms_that_are_none(text):
-    with pytest.raises(InvalidRequestError, match="not of the form"):
-        gpus.parse_gpu(text)
+    with pytest.raises(InvalidRequestError, match="is not a request for GPUs"):
+        gpus.place_gpus(text)
 
 
 @given(st.sampled_from(sorted(gpus.MODELS)), st.integers(1, 8))
@@ -56,7 +56,7 @@ def test_every_kind_of_node_is_found_and_no_type_is_pinned(name, count):
     model = gpus.MODELS[name]
     if count > max(model.types.values()):
         return
-    affinity = gpus.node_affinity(gpus.parse_gpu(f"{name}:{count}").places, spot=None, chosen={})
+    affinity = gpus.node_affinity(gpus.place_gpus(f"{name}:{count}").places, spot=None, chosen={})
     if name != "A100-80GB":
         assert admits(affinity, **{gpus.KARPENTER: model.name})
         assert admits(affinity, **{gpus.AUTO_MODE: model.name})
@@ -70,14 +70,14 @@ def test_every_kind_of_node_is_found_and_no_type_is_pinned(name, count):
 
 
 def test_the_larger_a100_is_not_taken_for_the_smaller():
-    affinity = gpus.node_affinity(gpus.parse_gpu("A100-80GB").places, spot=None, chosen={})
+    affinity = gpus.node_affinity(gpus.place_gpus("A100-80GB").places, spot=None, chosen={})
     assert not admits(affinity, **{gpus.KARPENTER: "a100", gpus.INSTANCE_TYPE: "p4d.24xlarge"})
     assert admits(affinity, **{gpus.KARPENTER: "a100", gpus.INSTANCE_TYPE: "p4de.24xlarge"})
 
 
 @pytest.mark.parametrize("gpu", [None, "L4"])
 def test_spot_and_not_spot(gpu):
-    places = gpus.parse_gpu(gpu).places if gpu else {}
+    places = gpus.place_gpus(gpu).places if gpu else {}
     node = {gpus.KARPENTER: "l4"}
     spot, fixed = (gpus.node_affinity(places, spot=value, chosen={}) for value in (True, False))
     for label, word in ((gpus.KARPENTER_CAPACITY, "spot"), (gpus.NODE_GROUP_CAPACITY, "SPOT")):
@@ -89,7 +89,7 @@ def test_spot_and_not_spot(gpu):
 
 
 def test_the_callers_selector_wins():
-    places = gpus.parse_gpu("H100").places
+    places = gpus.place_gpus("H100").places
     assert gpus.node_affinity(places, spot=None, chosen={gpus.INSTANCE_TYPE: "p5.48xlarge"}) is None
     assert gpus.node_affinity(places, spot=None, chosen={"pool": "blue"}) is not None
     assert gpus.node_affinity({}, spot=True, chosen={gpus.KARPENTER_CAPACITY: "reserved"}) is None
@@ -98,10 +98,10 @@ def test_the_callers_selector_wins():
 
 def test_a_table_of_the_callers_own():
     own = gpus.check_table({"GB300": {"example.com/gpu": ["gb300"]}, "h100": {"pool": ["a", "b"]}})
-    assert gpus.parse_gpu("gb300:4", own).places == {"example.com/gpu": ("gb300",)}
-    assert gpus.parse_gpu("H100:16", own).places == {"pool": ("a", "b")}
+    assert gpus.place_gpus("gb300:4", own).places == {"example.com/gpu": ("gb300",)}
+    assert gpus.place_gpus("H100:16", own).places == {"pool": ("a", "b")}
     with pytest.raises(InvalidRequestError, match="GB300"):
-        gpus.parse_gpu("GB200", own)
+        gpus.place_gpus("GB200", own)
 
 
 @pytest.mark.parametrize(

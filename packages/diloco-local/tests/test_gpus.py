@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_local._gpus import Gpu, available_gpus, parse_gpu, parse_nvidia_smi, share_out
+from diloco_local._gpus import Gpu, available_gpus, parse_nvidia_smi, share_out
 from diloco_protocol import InvalidRequestError
 
 LISTING = """\
@@ -12,24 +12,21 @@ GPU 1: NVIDIA H200 (UUID: GPU-0b2c9a36-a1ae-4b33-9cbf-5a4b0d6a8c22)
 """
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("2", ("any", 2)),
-        ("any:3", ("any", 3)),
-        ("A100", ("A100", 1)),
-        ("A100:2", ("A100", 2)),
-        (" H200:1 ", ("H200", 1)),
-    ],
-)
-def test_requests(text, expected):
-    assert parse_gpu(text) == expected
+def test_a_model_is_found_by_part_of_its_name_and_shared_out():
+    listing = [
+        Gpu("0", "NVIDIA GeForce RTX 4090"),
+        Gpu("1", "NVIDIA A100"),
+        Gpu("2", "NVIDIA A100"),
+    ]
+    assert share_out("a100:2", 1, lambda: listing) == ["1,2"]
+    assert share_out("RTX 4090", 1, lambda: listing) == ["0"]
+    assert share_out("ANY:3", 1, lambda: listing) == ["0,1,2"]
 
 
 @pytest.mark.parametrize("text", ["", "0", "A100:0", "A100:", ":2", "A100:x", "any:-1"])
 def test_bad_requests(text):
-    with pytest.raises(InvalidRequestError, match="give a count"):
-        parse_gpu(text)
+    with pytest.raises(InvalidRequestError, match="is not a request for GPUs"):
+        share_out(text, 1, list)
 
 
 def test_listing():

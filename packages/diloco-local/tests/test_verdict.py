@@ -3,7 +3,7 @@ import signal
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_local._verdict import Stop, split_wait_status, verdict
+from diloco_local._verdict import Stop, verdict
 from diloco_protocol import Outcome, Reason, ReplicaState
 
 
@@ -104,9 +104,3 @@ def test_nothing_known_is_said():
         Reason.PLATFORM,
         None,
     )
-
-
-def test_wait_statuses():
-    assert split_wait_status(3 << 8) == (3, None)
-    assert split_wait_status(11) == (139, "SIGSEGV")
-    assert split_wait_status(40)[1] == "signal 40"

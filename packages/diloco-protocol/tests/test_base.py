@@ -124,6 +124,84 @@ def test_nothing_is_submitted_that_is_not_allowed(executor, change):
     assert executor.hooks == []
 
 
+class Asked(Memory):
+    """Keeps what it was asked for."""
+
+    def _check_request(self, request):
+        if request.spot:
+            raise InvalidRequestError("spot=True cannot be had in memory")
+        self.asked = request
+
+    def _submit(self, request):
+        assert request is self.asked
+        return super()._submit(request)
+
+
+class TestDefaultsOfTheConstructor:
+    def test_the_launch_wins_over_them(self):
+        executor = Asked({}, env={"A": "1", "B": "1"}, max_restarts=2)
+        executor.launch_replicas(1, "m:f")
+        assert (executor.asked.env, executor.asked.max_restarts) == ({"A": "1", "B": "1"}, 2)
+        executor.launch_replicas(1, "m:f", env={"B": "2", "C": "3"}, max_restarts=0)
+        assert executor.asked.env == {"A": "1", "B": "2", "C": "3"}
+        assert executor.asked.max_restarts == 0
+
+    def test_a_plan_has_them_too(self):
+        executor = Asked({}, env={"A": "1"}, max_restarts=2)
+        executor.plan(1, "m:f", env={"B": "2"})
+        assert (executor.asked.env, executor.asked.max_restarts) == ({"A": "1", "B": "2"}, 2)
+
+    def test_what_the_caller_keeps_is_not_what_the_executor_has(self):
+        given = {"A": "1"}
+        executor = Asked({}, env=given)
+        given["A"] = "2"
+        executor.plan(1, "m:f", env=None)
+        assert executor.asked.env == {"A": "1"}
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            ({"env": {"WORLD_SIZE": "1"}}, "env may not set WORLD_SIZE"),
+            ({"env": {"A": 1}}, "env must map text to text"),
+            ({"env": ["A"]}, "env must be a mapping"),
+            ({"max_restarts": -1}, "max_restarts must be a whole number from 0 to 1000, not -1"),
+            ({"max_restarts": None}, "max_restarts must be a whole number from 0 to 1000"),
+        ],
+    )
+    def test_they_are_checked_when_they_are_given(self, options, told):
+        with pytest.raises(InvalidRequestError, match=told):
+            Memory({}, **options)
+
+    @pytest.mark.parametrize("env", [["A=1"], "A=1", 3])
+    def test_a_launch_that_gives_something_else_is_told_so(self, env):
+        executor = Memory({}, env={"A": "1"})
+        with pytest.raises(InvalidRequestError, match="env must be a mapping of text to text, not"):
+            executor.launch_replicas(1, "m:f", env=env)
+        assert executor.hooks == []
+
+
+def test_a_backend_may_refuse_a_launch_and_a_plan():
+    executor = Asked({})
+    for verb in (executor.launch_replicas, executor.plan):
+        with pytest.raises(InvalidRequestError, match="cannot be had in memory"):
+            verb(1, "m:f", spot=True)
+    assert executor.hooks == []
+
+
+@pytest.mark.parametrize(("run_id", "named"), [("mine", True), (None, False)])
+def test_a_backend_is_told_whether_the_caller_named_the_run(run_id, named):
+    executor = Asked({}, run_id="prefix")
+    executor.launch_replicas(1, "m:f", run_id=run_id)
+    assert executor.asked.named is named
+
+
+def test_no_limit_may_be_written_as_a_number(executor):
+    handles = executor.launch_replicas(1, "m:f")
+    executor.world.update(dict.fromkeys(handles, DONE))
+    (result,) = executor.collect(handles, timeout=float("inf"))
+    assert result["status"] == "succeeded"
+
+
 def test_a_plan_submits_nothing(executor):
     plan = executor.plan(2, "m:f", {"a": [1]}, run_id="mine")
     assert plan.run_id == "mine"

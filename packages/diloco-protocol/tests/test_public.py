@@ -7,18 +7,25 @@ import sys
 import pytest
 
 import diloco_protocol
+from diloco_protocol import backend
 
 
-def test_all_is_sorted_and_complete():
-    names = {name for name, value in vars(diloco_protocol).items() if not name.startswith("_")}
-    modules = {name for name in names if type(getattr(diloco_protocol, name)) is type(sys)}
-    assert set(diloco_protocol.__all__) == names - modules
-    assert diloco_protocol.__all__ == sorted(diloco_protocol.__all__)
+@pytest.mark.parametrize("module", [diloco_protocol, backend])
+def test_all_is_sorted_and_complete(module):
+    names = {name for name, value in vars(module).items() if not name.startswith("_")}
+    modules = {name for name in names if type(getattr(module, name)) is type(sys)}
+    assert set(module.__all__) == names - modules
+    assert module.__all__ == sorted(module.__all__, key=lambda name: (not name.isupper(), name))
 
 
 @pytest.mark.parametrize("name", diloco_protocol.__all__)
 def test_public_names_are_documented(name):
     assert (getattr(diloco_protocol, name).__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("name", [name for name in backend.__all__ if not name.isupper()])
+def test_what_backends_are_made_of_is_documented(name):
+    assert (getattr(backend, name).__doc__ or "").strip()
 
 
 def test_the_import_is_light():

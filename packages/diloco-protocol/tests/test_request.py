@@ -85,6 +85,13 @@ class TestRequest:
                 != request(run_id="a").fingerprint()
             )
 
+    def test_a_launch_that_was_named_by_itself_can_be_launched_again_by_its_name(self):
+        first = request()
+        again = request(run_id=first.run_id)
+        assert (first.named, again.named) == (False, True)
+        assert first == again
+        assert first.fingerprint() == again.fingerprint()
+
     @pytest.mark.parametrize(
         ("change", "told"),
         [
@@ -115,6 +122,8 @@ class TestRequest:
             ({"run_prefix": "-"}, "cannot begin"),
             ({"gpu": ""}, "gpu"),
             ({"gpu": 1}, "gpu"),
+            ({"gpu": "8 x H100"}, "gpu='8 x H100' is not a request for GPUs"),
+            ({"gpu": "A100:0"}, "gpu='A100:0' is not a request for GPUs"),
             ({"memory": " "}, "memory"),
             ({"cpu": 0}, "cpu must be a positive number"),
             ({"cpu": True}, "cpu"),
@@ -130,7 +139,7 @@ class TestRequest:
                 "TOKEN would be set by env and by secrets",
             ),
             ({"env": {"A B": "1"}}, "name 'A B'"),
-            ({"env": {"A": 1}}, "'A' maps to a int"),
+            ({"env": {"A": 1}}, "'A' maps to a value of type int"),
             ({"env": {"WORLD_SIZE": "7"}}, "may not set WORLD_SIZE"),
             ({"env": {"REPLICA_RANK": "7"}}, "may not set REPLICA_RANK"),
             ({"env": {"DILOCO_SPEC_0": "7"}}, "may not set DILOCO_SPEC_0"),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,6 +23,7 @@ from diloco_protocol import (
     RunJournal,
     RunRequest,
 )
+from diloco_protocol.backend import check_restarts
 
 from . import _names as names
 from ._check import Finding, check_cluster, check_rendezvous
@@ -146,6 +146,8 @@ class EKSExecutor(LogVerbs):
             run_id=run_id,
             journal=journal,
             backoff=backoff or Backoff(first=1.0, factor=1.5, cap=15.0),
+            env=env,
+            max_restarts=check_restarts("backoff_limit", backoff_limit),
         )
         self._settings = check_settings(
             image=image, namespace=namespace, service_account_name=service_account_name, node_selector=node_selector,
@@ -172,8 +174,6 @@ class EKSExecutor(LogVerbs):
             retention=ttl_seconds_after_finished,
             failure_scope="gang" if on_replica_failure == "fail_run" else "replica",
         )
-        self._env = dict(env or {})
-        self._restarts = backoff_limit
         self._patience = float(retry_timeout)
         self._client = Client(
             context=context, kubeconfig=kubeconfig, batch_api=batch_api, core_api=core_api,
@@ -182,7 +182,6 @@ class EKSExecutor(LogVerbs):
         self._cluster = Cluster(self._client)
         self._runs = Runs(self._client, self._cluster)
         self._clock = clock
-        self._local = threading.local()
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
@@ -193,16 +192,6 @@ class EKSExecutor(LogVerbs):
         self._client.close()
 
     # --- launching ---
-
-    def _request(self, *arguments: Any, **options: Any) -> RunRequest:
-        env = options.get("env")
-        if self._env and (env is None or isinstance(env, Mapping)):
-            options["env"] = {**self._env, **(env or {})}
-        if options.get("max_restarts") is None:
-            options["max_restarts"] = self._restarts
-        # Whether the caller knows the run's name, should the launch be interrupted.
-        self._local.named = options.get("run_id") is not None
-        return super()._request(*arguments, **options)
 
     def plan(
         self,
@@ -293,7 +282,7 @@ class EKSExecutor(LogVerbs):
             raise
         except BaseException as interrupt:
             # A run that the caller has named may be an earlier launch's, whose replicas are not ours to end.
-            if self._local.named or not withdraw(
+            if request.named or not withdraw(
                 self._cluster, manifest, self._backoff, self._patience
             ):
                 interrupt.add_note(

@@ -9,6 +9,7 @@ from itertools import product
 from typing import Any
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import ANY, parse_gpu
 
 KARPENTER = "karpenter.k8s.aws/instance-gpu-name"
 AUTO_MODE = "eks.amazonaws.com/instance-gpu-name"
@@ -17,8 +18,8 @@ INSTANCE_TYPE = "node.kubernetes.io/instance-type"
 KARPENTER_CAPACITY = "karpenter.sh/capacity-type"
 NODE_GROUP_CAPACITY = "eks.amazonaws.com/capacityType"
 
-ANY = "any"
-_REQUEST = re.compile(r"(?P<count>\d+)|(?P<name>[A-Za-z][\w.-]*?)(:(?P<number>\d+))?", re.ASCII)
+_NAME = re.compile(r"[A-Za-z][\w.-]*", re.ASCII)
+_MOST_GPUS = 16  # of one node, where the model is not known
 Table = Mapping[str, Mapping[str, Sequence[str]]]
 
 
@@ -72,8 +73,8 @@ _AMBIGUOUS = frozenset({"A100-80GB"})
 
 
 @dataclass(frozen=True, slots=True)
-class GpuRequest:
-    """GPUs of one replica.
+class PlacedGpus:
+    """The GPUs of one replica, and where they are.
 
     Attributes:
         name: The model, or ``"any"``.
@@ -94,8 +95,7 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
     """
     checked: dict[str, dict[str, tuple[str, ...]]] = {}
     for name, places in (table or {}).items():
-        match = _REQUEST.fullmatch(name) if isinstance(name, str) else None
-        if match is None or match["name"] != name or name.lower() == ANY:
+        if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() == ANY:
             raise InvalidRequestError(
                 f"gpu_types has the name {name!r}: letters, digits, '-', '_' and '.' are allowed"
             )
@@ -116,28 +116,22 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
     return checked
 
 
-def parse_gpu(
+def place_gpus(
     text: str, own: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None
-) -> GpuRequest:
-    """``"H100"``, ``"A100:8"``, ``"2"`` or ``"any:2"`` (two of any model).
+) -> PlacedGpus:
+    """What ``gpu=`` asks for (see :func:`diloco_protocol.backend.parse_gpu`), and the nodes that have it.
 
     Args:
         text: What was asked for; names in any case.
         own: The caller's table, by upper-case name; it wins over ours.
 
     Raises:
-        InvalidRequestError: The name is unknown (lists the known ones), or no node has so many.
+        InvalidRequestError: The text has another form, the name is unknown (lists the known ones), or no node has so many.
     """
     own = own or {}
-    match = _REQUEST.fullmatch(text.strip())
-    known = ", ".join([*sorted({*MODELS, *own}), ANY])
-    if match is None:
-        raise InvalidRequestError(
-            f"gpu={text!r} is not of the form 'H100', 'H100:8' or '2'; known are {known}"
-        )
-    name = (match["name"] or ANY).upper()
-    count = int(match["count"] or match["number"] or 1)
-    most = 16
+    wanted = parse_gpu(text)
+    name, count = wanted.name.upper(), wanted.count
+    most = _MOST_GPUS
     places: Mapping[str, tuple[str, ...]] = {}
     if name in own:
         places = own[name]
@@ -145,15 +139,16 @@ def parse_gpu(
         model = MODELS[name]
         most = max(model.types.values())
         places = _places(name, model, count)
-    elif name != ANY.upper():
+    elif wanted.name != ANY:
+        known = ", ".join([*sorted({*MODELS, *own}), ANY])
         raise InvalidRequestError(
-            f"gpu={text!r}: there is no GPU {match['name']!r}; known are {known}"
+            f"gpu={text!r}: there is no GPU {wanted.name!r}; known are {known}; gpu_types= adds others"
         )
-    if not 1 <= count <= most:
+    if count > most:
         raise InvalidRequestError(
-            f"gpu={text!r}: a node has 1 to {most} of them, and a replica runs on one node"
+            f"gpu={text!r}: a node has at most {most} of these, and a replica runs on one node"
         )
-    return GpuRequest(ANY if name == ANY.upper() else name, count, places)
+    return PlacedGpus(ANY if wanted.name == ANY else name, count, places)
 
 
 def _places(name: str, model: Model, count: int) -> dict[str, tuple[str, ...]]:
@@ -173,7 +168,7 @@ def node_affinity(
     OR-ed: one that matches is enough.
 
     Args:
-        places: Label → values; see :class:`GpuRequest`.
+        places: Label → values; see :class:`PlacedGpus`.
         spot: True for interruptible capacity, False for any other, None for whatever there is.
         chosen: The caller's node selector. Where it speaks of the model or the capacity itself, we do not.
     """

@@ -7,12 +7,12 @@ from typing import TypeVar, cast
 
 from diloco_protocol import (
     BaseExecutor,
-    InvalidRequestError,
     LogQuery,
     ReplicaHandle,
     ReplicaNotFoundError,
     retry,
 )
+from diloco_protocol.backend import check_whole
 
 from ._cluster import Cluster
 from ._logs import LogSource, PodLog
@@ -51,8 +51,7 @@ class LogVerbs(BaseExecutor):
         if attempt is None and not previous:
             return super().stream_logs(handle, n_lines=n_lines)
         self._check(handle)
-        if type(n_lines) is not int or n_lines < 1:
-            raise InvalidRequestError(f"n_lines must be a whole number from 1, not {n_lines!r}")
+        check_whole("n_lines", n_lines, 1)
         return "\n".join(
             self._logs(handle, LogQuery(n_lines=n_lines)).of(attempt, previous=previous)
         )

@@ -15,6 +15,7 @@ from diloco_protocol import (
     UnavailableError,
     is_result_line,
 )
+from diloco_protocol.backend import check_whole
 
 from ._client import pieces
 from ._cluster import Cluster
@@ -91,10 +92,7 @@ class PodLog(Iterator[str]):
 
     def of(self, attempt: int | None, *, previous: bool) -> PodLog:
         """The same of another attempt than the newest."""
-        if attempt is not None and (type(attempt) is not int or attempt < 1):
-            raise InvalidRequestError(
-                f"attempt must be a whole number from 1 or None, not {attempt!r}"
-            )
+        check_whole("attempt", attempt, 1, none=True)
         if attempt is not None and previous:
             raise InvalidRequestError("attempt= and previous= exclude each other")
         self._attempt, self._previous = attempt, previous

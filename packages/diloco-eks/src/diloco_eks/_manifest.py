@@ -5,17 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import re
 import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import redact
 
 from . import _names as names
 from .__about__ import __version__
 from ._environment import container_environment, runner_arguments
-from ._gpus import GpuRequest, node_affinity, parse_gpu
+from ._gpus import PlacedGpus, node_affinity, place_gpus
 from ._overlay import apply_overlay
 from ._quantities import check_bytes, check_cpu
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 MESSAGE_PATH = "/dev/termination-log"
 # An object must fit into etcd, and every pod repeats its template.
 _MOST_BYTES = 1_000_000
-_SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE
-)
 
 
 def job_manifest(request: RunRequest, settings: Settings) -> dict[str, Any]:
@@ -112,8 +109,8 @@ def redacted(manifest: Mapping[str, Any]) -> dict[str, Any]:
     pod = shown["spec"]["template"]["spec"]
     for container in [*pod["containers"], *pod.get("initContainers", [])]:
         for entry in container.get("env") or []:
-            if "value" in entry and _SECRET_NAME.search(entry["name"]):
-                entry["value"] = "<redacted>"
+            if "value" in entry:
+                entry["value"] = redact(entry["name"], entry["value"])
     return shown
 
 
@@ -137,7 +134,7 @@ def _labels(request: RunRequest, settings: Settings) -> dict[str, str]:
 
 
 def _template(request: RunRequest, settings: Settings, labels: Mapping[str, str]) -> dict[str, Any]:
-    gpu = parse_gpu(request.gpu, settings.gpu_types) if request.gpu is not None else None
+    gpu = place_gpus(request.gpu, settings.gpu_types) if request.gpu is not None else None
     if gpu is not None and settings.runtime_class_name is not None:
         warnings.warn(
             f"runtime_class_name={settings.runtime_class_name!r} together with GPUs: gVisor and Kata pass only some GPUs "
@@ -197,7 +194,7 @@ def _template(request: RunRequest, settings: Settings, labels: Mapping[str, str]
 
 
 def _resources(
-    request: RunRequest, settings: Settings, gpu: GpuRequest | None
+    request: RunRequest, settings: Settings, gpu: PlacedGpus | None
 ) -> dict[str, dict[str, str]]:
     amounts = {
         "cpu": check_cpu("cpu", request.cpu if request.cpu is not None else settings.cpu_request),

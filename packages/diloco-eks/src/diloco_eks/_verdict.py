@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from dataclasses import dataclass
 
 from diloco_protocol import (
@@ -12,6 +11,7 @@ from diloco_protocol import (
     SpecVersionError,
     outcome_from_message,
 )
+from diloco_protocol.backend import signal_name
 
 from ._facts import PodFacts, parse_time
 
@@ -127,10 +127,7 @@ def _signal_name(number: object, exit_code: int | None) -> str | None:
     """The signal of a container whose runner could not report: as its first process, it exits with 128 + n."""
     if type(number) is not int or number == 0:
         number = exit_code - 128 if exit_code is not None and 128 < exit_code < 160 else None
-    try:
-        return None if number is None else signal.Signals(number).name
-    except ValueError:
-        return None
+    return signal_name(number) if type(number) is int and number > 0 else None
 
 
 def _text(value: object) -> str:

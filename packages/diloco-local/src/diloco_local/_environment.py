@@ -23,19 +23,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 import diloco_protocol
+from diloco_protocol.backend import is_reserved
 
 from ._processes import MARKER
-
-#: Variables by which a replica is told who it is; inherited from a launcher that is a replica they would be lies.
-OWN_VARIABLES = (
-    "REPLICA_RANK",
-    "WORLD_SIZE",
-    "RENDEZVOUS_URI",
-    "DILOCO_RUN_ID",
-    "DILOCO_ATTEMPT",
-    "DILOCO_SPEC*",
-    MARKER,
-)
 
 
 def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> dict[str, str]:
@@ -51,7 +41,8 @@ def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> 
         name: value
         for name, value in environ.items()
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        and not any(fnmatch.fnmatchcase(name, pattern) for pattern in OWN_VARIABLES)
+        # A launcher that is a replica itself: what tells it who it is would be wrong for others.
+        and not (is_reserved(name) or name == MARKER)
     }
 
 

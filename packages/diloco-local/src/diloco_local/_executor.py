@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import shutil
 import sys
@@ -26,6 +25,7 @@ from diloco_protocol import (
     RunRequest,
     environment,
 )
+from diloco_protocol.backend import check_seconds
 
 from . import _logs, _runs
 from ._check import check_entrypoint
@@ -101,13 +101,8 @@ class LocalProcessExecutor(BaseExecutor):
             run_id=run_id,
             journal=journal,
             backoff=backoff or Backoff(first=0.02, factor=1.5, cap=0.5),
+            env=env,
         )
-        if (
-            isinstance(grace, bool)
-            or not isinstance(grace, (int, float))
-            or not (math.isfinite(grace) and grace >= 0)
-        ):
-            raise InvalidRequestError(f"grace must be a number of seconds from 0, not {grace!r}")
         for name, value in (
             ("inherit_env", inherit_env),
             ("pythonpath", pythonpath),
@@ -121,12 +116,11 @@ class LocalProcessExecutor(BaseExecutor):
             raise InvalidRequestError(f"gpus={list(gpus)!r} names a GPU twice")
         self._root = Root(Path(os.path.abspath(root if root is not None else default_root())))  # noqa: PTH100
         self._python = os.fspath(python)
-        self._env = dict(env or {})
         self._inherit_env = inherit_env if isinstance(inherit_env, bool) else tuple(inherit_env)
         self._cwd = cwd
         self._pythonpath = None if pythonpath is None else tuple(pythonpath)
         self._gpus = None if gpus is None else tuple(gpus)
-        self._grace = float(grace)
+        self._grace = check_seconds("grace", grace)
         self._clock = clock
         self._sleep = sleep
 
@@ -158,13 +152,8 @@ class LocalProcessExecutor(BaseExecutor):
 
     # --- launching ---
 
-    def _request(self, *arguments: Any, **options: Any) -> RunRequest:
-        env = options.get("env")
-        if self._env and (env is None or isinstance(env, Mapping)):
-            options["env"] = {**self._env, **(env or {})}
-        request = super()._request(*arguments, **options)
+    def _check_request(self, request: RunRequest) -> None:
         check_request(request)
-        return request
 
     def _setting(self) -> Setting:
         # Looked up at every launch, since folder, environment and import path of this process may change.

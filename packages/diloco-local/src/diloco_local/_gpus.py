@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import ANY, parse_gpu
 
 _LINE = re.compile(r"^GPU (\d+): (.*?)(?: \(UUID: ([^)]+)\))?\s*$")
 
@@ -20,28 +21,6 @@ class Gpu:
 
     device: str
     model: str = ""
-
-
-def parse_gpu(text: str) -> tuple[str, int]:
-    """``"2"`` and ``"any:2"`` ask for two GPUs per replica, ``"A100"`` for one and ``"A100:2"`` for two of a model.
-
-    Returns:
-        The model ("any" for whatever there is) and the count per replica.
-
-    Raises:
-        InvalidRequestError: The text has another form, or asks for less than one.
-    """
-    name, colon, count = text.strip().partition(":")
-    if not colon and name.isdigit():
-        name, count = "any", name
-    elif not colon:
-        count = "1"
-    if not name or not count.isdigit() or int(count) < 1:
-        raise InvalidRequestError(
-            f'gpu={text!r} is not a request for GPUs: give a count per replica ("2", "any:2"), '
-            'a model ("A100") or both ("A100:2"), or None to leave CUDA_VISIBLE_DEVICES as it is'
-        )
-    return name, int(count)
 
 
 def parse_nvidia_smi(text: str) -> list[Gpu]:
@@ -83,8 +62,8 @@ def share_out(
     """``CUDA_VISIBLE_DEVICES`` of each replica; disjoint; None leaves the variable alone.
 
     Args:
-        request: The launch's ``gpu`` argument.
-        n_replicas: How many replicas want as many GPUs.
+        request: The launch's ``gpu`` argument; a model is found by any part of its name in nvidia-smi's list.
+        n_replicas: How many replicas are to have that many each.
         gpus: Called only when GPUs are asked for.
 
     Raises:
@@ -92,17 +71,21 @@ def share_out(
     """
     if request is None:
         return [None] * n_replicas
-    model, count = parse_gpu(request)
+    wanted = parse_gpu(request)
+    count = wanted.count
     present = list(gpus())
-    fitting = [gpu for gpu in present if model == "any" or model.lower() in gpu.model.lower()]
+    fitting = [
+        gpu for gpu in present if wanted.name == ANY or wanted.name.lower() in gpu.model.lower()
+    ]
     if len(fitting) < n_replicas * count:
         known = (
             ", ".join(f"{gpu.device} ({gpu.model or 'model unknown'})" for gpu in present) or "none"
         )
         raise InvalidRequestError(
             f"gpu={request!r} for {n_replicas} replica(s) needs {n_replicas * count} GPU(s), "
-            f"of which this machine offers {len(fitting)}. GPUs here: {known}. Ask for fewer, "
-            'ask for "any:N", name them with gpus=[...] in the constructor, or give gpu=None to share them'
+            f"and this machine offers {len(fitting)} of them. Its GPUs are: {known}. Ask for fewer, "
+            "ask for 'any:N', name them with gpus=[...] in the constructor, or leave gpu out, so that the "
+            "replicas share what CUDA_VISIBLE_DEVICES shows"
         )
     devices = [gpu.device for gpu in fitting]
     return [",".join(devices[k * count : (k + 1) * count]) for k in range(n_replicas)]

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, RunRequest
+from diloco_protocol.backend import redact
 
 from ._environment import compose
 from ._replica import Order
 from ._rundir import RunDir
-
-_SECRET_NAME = re.compile(
-    r"TOKEN|SECRET|PASSW|CREDENTIAL|API_?KEY|ACCESS_?KEY|PRIVATE", re.IGNORECASE
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +111,7 @@ def show_orders(
             "argv": files_in(order.argv, run, order.rank, 1),
             "cwd": order.cwd,
             "env": {
-                name: "<redacted>" if _SECRET_NAME.search(name) else value
+                name: redact(name, value)
                 for name, value in sorted(order.env.items())
                 if base.get(name) != value
             },

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import signal
 from dataclasses import dataclass
 from typing import Any
 
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus
+from diloco_protocol.backend import read_wait_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,20 +29,6 @@ class Stop:
     def to_dict(self) -> dict[str, Any]:
         """As JSON."""
         return {"reason": str(self.reason), "at": self.at}
-
-
-def signal_name(number: int) -> str:
-    """``"SIGKILL"`` for 9; real-time signals without a name of their own are ``"signal 40"``."""
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
-
-
-def split_wait_status(wait_status: int) -> tuple[int, str | None]:
-    """Exit code (128 + n after signal n, as shells count) and the signal's name from what ``waitpid`` said."""
-    code = os.waitstatus_to_exitcode(wait_status)
-    return (128 - code, signal_name(-code)) if code < 0 else (code, None)
 
 
 _STOPPED = {
@@ -83,7 +68,7 @@ def verdict(
         started_at = outcome.started_at if outcome.started_at is not None else started_at
         finished_at = outcome.finished_at if outcome.finished_at is not None else finished_at
     elif wait_status is not None:
-        exit_code, name = split_wait_status(wait_status)
+        exit_code, name = read_wait_status(wait_status)
         how = f"was killed by {name}" if name else f"exited with code {exit_code}"
         message = problem or f"the replica's runner {how} before it could report an outcome"
     else:

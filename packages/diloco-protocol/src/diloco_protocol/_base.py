@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
+from ._checks import check_seconds, check_whole
 from ._collect import Progress, collect
 from ._errors import BackendError, InvalidRequestError, LaunchError, ReplicaNotFoundError
 from ._hooks import Hooks, LogQuery, Option
-from ._request import LaunchOptions, Plan, RunRequest, make_request
+from ._request import LaunchOptions, Plan, RunRequest, check_restarts, make_request
+from ._variables import check_variables
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -33,6 +36,11 @@ class BaseExecutor(Hooks):
         run_id: Prefix of the names of runs that are not named by the caller.
         journal: Where launches and ends are written down, besides the backend's own records.
         backoff: Pauses of the wait loop, with its clock and sleep.
+        env: Environment variables for every launch; those of the launch itself win.
+        max_restarts: How often a failed attempt is started again where the launch does not say.
+
+    Raises:
+        InvalidRequestError: ``env`` holds what a launch could not set either, or ``max_restarts`` is not from 0 to 1000.
     """
 
     def __init__(
@@ -41,7 +49,11 @@ class BaseExecutor(Hooks):
         run_id: str | None = None,
         journal: RunJournal | None = None,
         backoff: Backoff | None = None,
+        env: Mapping[str, str] | None = None,
+        max_restarts: int = 0,
     ) -> None:
+        self._env = check_variables("env", env)
+        self._max_restarts = check_restarts("max_restarts", max_restarts)
         self._run_prefix = run_id
         self._journal = journal
         self._backoff = backoff or Backoff(first=0.2, factor=1.5, cap=5.0)
@@ -155,8 +167,7 @@ class BaseExecutor(Hooks):
             ReplicaNotFoundError: There is no record of it.
         """
         self._check(handle)
-        if type(n_lines) is not int or n_lines < 1:
-            raise InvalidRequestError(f"n_lines must be a whole number from 1, not {n_lines!r}")
+        check_whole("n_lines", n_lines, 1)
         return "\n".join(self._logs(handle, LogQuery(n_lines=n_lines)))
 
     def log_iter(
@@ -225,15 +236,13 @@ class BaseExecutor(Hooks):
         """
         for handle in handles:
             self._check(handle)
-        if timeout is not None and not (isinstance(timeout, (int, float)) and timeout >= 0):
-            raise InvalidRequestError(
-                f"timeout must be a number of seconds from 0, or None, not {timeout!r}"
-            )
+        # Endless is a way to say None; every other value that is not finite is refused.
+        limit = None if timeout == math.inf else check_seconds("timeout", timeout, none=True)
         return collect(
             handles,
             self._observe,
             self._result_of,
-            timeout=timeout,
+            timeout=limit,
             backoff=self._backoff,
             progress=progress,
         )
@@ -303,6 +312,12 @@ class BaseExecutor(Hooks):
     # --- shared pieces ---
 
     def _request(self, *arguments: Any, **options: Any) -> RunRequest:
+        """The checked arguments of a launch, with what the constructor says where the launch does not."""
+        env = options.get("env")
+        if env is None or isinstance(env, Mapping):  # anything else is refused by make_request
+            options["env"] = {**self._env, **(env or {})}
+        if options.get("max_restarts") is None:
+            options["max_restarts"] = self._max_restarts
         request = make_request(*arguments, **options, run_prefix=self._run_prefix)
         longest = self.capabilities.max_timeout
         if longest is not None and (request.timeout is None or request.timeout > longest):
@@ -310,6 +325,7 @@ class BaseExecutor(Hooks):
                 f"{self.backend_name} ends replicas after at most {longest:g} s, so timeout={request.timeout!r} cannot be "
                 "honoured: give a shorter one"
             )
+        self._check_request(request)
         return request
 
     def _check(self, handle: ReplicaHandle) -> None:

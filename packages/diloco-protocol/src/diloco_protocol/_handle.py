@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ._checks import check_whole
 from ._errors import InvalidRequestError, SpecVersionError
 from ._json import canonical, loads
 
@@ -19,10 +20,14 @@ class Metadata(Mapping[str, str]):
 
     def __init__(self, items: Mapping[str, str] = {}) -> None:
         if not isinstance(items, Mapping):
-            raise InvalidRequestError(f"metadata is a mapping of text to text, not {items!r}")
+            raise InvalidRequestError(
+                f"a handle's metadata must be a mapping of text to text, not {items!r}"
+            )
         for key, value in items.items():
             if type(key) is not str or type(value) is not str:
-                raise InvalidRequestError(f"metadata maps text to text, not {key!r} to {value!r}")
+                raise InvalidRequestError(
+                    f"a handle's metadata must map text to text, not {key!r} to {value!r}"
+                )
         self._items = dict(sorted(items.items()))
 
     def __getitem__(self, key: str) -> str:
@@ -65,20 +70,14 @@ class ReplicaHandle:
     world_size: int = field(default=1, kw_only=True)
 
     def __post_init__(self) -> None:
-        if type(self.rank) is not int or self.rank < 0:
-            raise InvalidRequestError(
-                f"a handle's rank is a whole number from 0, not {self.rank!r}"
-            )
-        if type(self.world_size) is not int or self.world_size < 1:
-            raise InvalidRequestError(
-                f"a handle's world_size is a whole number from 1, not {self.world_size!r}"
-            )
+        check_whole("a handle's rank", self.rank, 0)
+        check_whole("a handle's world_size", self.world_size, 1)
         if not self.backend_name or type(self.backend_name) is not str:
             raise InvalidRequestError(
-                f"a handle's backend_name is a name, not {self.backend_name!r}"
+                f"a handle's backend_name must be text that is not empty, not {self.backend_name!r}"
             )
         if type(self.run_id) is not str:
-            raise InvalidRequestError(f"a handle's run_id is text, not {self.run_id!r}")
+            raise InvalidRequestError(f"a handle's run_id must be text, not {self.run_id!r}")
         if not isinstance(self.metadata, Metadata):
             object.__setattr__(self, "metadata", Metadata(self.metadata))
 
@@ -103,10 +102,10 @@ class ReplicaHandle:
 
         Raises:
             SpecVersionError: It was written by another version.
-            InvalidRequestError: It is no handle.
+            InvalidRequestError: It is not a handle.
         """
         if not isinstance(data, Mapping) or "version" not in data:
-            raise InvalidRequestError(f"this is no handle: {data!r}")
+            raise InvalidRequestError(f"this is not a handle: {data!r}")
         if data["version"] != HANDLE_VERSION:
             raise SpecVersionError(
                 f"this handle has version {data['version']!r}, this code reads {HANDLE_VERSION}"

@@ -59,6 +59,13 @@ class Hooks(ABC):
     supports_inter_replica_network: bool
     capabilities: Capabilities
 
+    def _check_request(self, request: RunRequest) -> None:  # noqa: B027 - a backend may have nothing to refuse
+        """Refuse a launch or a plan of what this backend cannot do; called before anything else.
+
+        Raises:
+            InvalidRequestError: Says what was asked for and what to do instead.
+        """
+
     @abstractmethod
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         """The requests for a launch, as JSON values with secrets redacted; checks what only this backend can, calls nothing."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import re
 import time
@@ -10,15 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, TypedDict
 
+from ._checks import check_amount, check_seconds, check_text, check_texts, check_whole
 from ._entrypoint import entrypoint_name
 from ._errors import InvalidRequestError
 from ._json import canonical, check_json
-from ._spec import RANK_VARIABLE, ReplicaSpec, is_reserved
+from ._resources import parse_gpu
+from ._spec import ReplicaSpec
+from ._variables import RANK_VARIABLE, check_variables, is_reserved, is_variable_name
 
 MAX_REPLICAS = 10_000
 _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?")
 _PREFIX_LENGTH = 24  # leaves room for what makes a generated name unique
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class LaunchOptions(TypedDict, total=False):
@@ -59,6 +60,8 @@ class RunRequest:
         labels: To find the run by.
         spot: Whether interruptible capacity is wanted.
         max_restarts: How often a failed attempt is started again.
+        named: Whether the caller chose the run_id, and may have launched the same run before. It is not part of what two
+            launches must agree on: one that was named by itself can be launched again by its name.
     """
 
     run_id: str
@@ -77,6 +80,7 @@ class RunRequest:
     labels: dict[str, str] = field(default_factory=dict)
     spot: bool | None = None
     max_restarts: int = 0
+    named: bool = field(default=True, compare=False)
 
     def specs(self, *, grace: float = 10.0) -> list[ReplicaSpec]:
         """What each replica is told, in rank order."""
@@ -99,7 +103,7 @@ class RunRequest:
         """Digest of everything asked for: two launches with the same run_id must agree on it."""
         import hashlib  # slow to import
 
-        everything = {f.name: getattr(self, f.name) for f in fields(self)}
+        everything = {f.name: getattr(self, f.name) for f in fields(self) if f.compare}
         return hashlib.sha256(canonical(everything).encode()).hexdigest()
 
 
@@ -141,10 +145,12 @@ def make_request(
     Raises:
         InvalidRequestError: An argument is not allowed; says what was given and what is allowed.
     """
-    count = _whole("n_replicas", n_replicas, 1, MAX_REPLICAS)
-    offset = _whole("rank_offset", rank_offset, 0, MAX_REPLICAS)
+    count = check_whole("n_replicas", n_replicas, 1, MAX_REPLICAS)
+    offset = check_whole("rank_offset", rank_offset, 0, MAX_REPLICAS)
     world = (
-        count + offset if world_size is None else _whole("world_size", world_size, 1, MAX_REPLICAS)
+        count + offset
+        if world_size is None
+        else check_whole("world_size", world_size, 1, MAX_REPLICAS)
     )
     if offset + count > world:
         raise InvalidRequestError(
@@ -170,7 +176,7 @@ def make_request(
         raise InvalidRequestError(
             f"rendezvous_uri must be text that is a path or URI, not {rendezvous!r}"
         )
-    variables, references = _variables("env", env), _variables("secrets", secrets)
+    variables, references = check_variables("env", env), check_variables("secrets", secrets)
     if twice := variables.keys() & references.keys():
         raise InvalidRequestError(
             f"{', '.join(sorted(twice))} would be set by env and by secrets: choose one"
@@ -182,6 +188,8 @@ def make_request(
         )
     if spot is not None and not isinstance(spot, bool):
         raise InvalidRequestError(f"spot must be True, False or None, not {spot!r}")
+    if gpu is not None:
+        parse_gpu(check_text("gpu", gpu))
     return RunRequest(
         run_id=_run_id(run_id, run_prefix, token or _token),
         ranks=tuple(range(offset, offset + count)),
@@ -190,16 +198,26 @@ def make_request(
         kwargs=kwargs,
         rendezvous_uri=rendezvous,
         rank_env=rank_env,
-        gpu=_text("gpu", gpu),
-        timeout=_seconds("timeout", timeout),
-        cpu=_cpu(cpu),
-        memory=_text("memory", memory),
+        gpu=gpu,
+        timeout=check_seconds("timeout", timeout, positive=True, none=True),
+        cpu=check_amount("cpu", cpu),
+        memory=check_text("memory", memory, none=True),
         env=variables,
         secrets=references,
-        labels=_strings("labels", labels),
+        labels=check_texts("labels", labels),
         spot=spot,
-        max_restarts=0 if max_restarts is None else _whole("max_restarts", max_restarts, 0, 1000),
+        max_restarts=0 if max_restarts is None else check_restarts("max_restarts", max_restarts),
+        named=run_id is not None,
     )
+
+
+def check_restarts(name: str, value: object) -> int:
+    """How often an attempt may be started again.
+
+    Raises:
+        InvalidRequestError: It is not a whole number from 0 to 1000.
+    """
+    return check_whole(name, value, 0, 1000)
 
 
 def _token() -> str:
@@ -226,84 +244,13 @@ def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) ->
     return name
 
 
-def _whole(name: str, value: object, least: int, most: int) -> int:
-    if type(value) is not int or not least <= value <= most:
-        raise InvalidRequestError(
-            f"{name} must be a whole number from {least} to {most}, not {value!r}"
-        )
-    return value
-
-
-def _seconds(name: str, value: float | None) -> float | None:
-    if value is None:
-        return None
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or value <= 0
-    ):
-        raise InvalidRequestError(
-            f"{name} must be a positive number of seconds or None, not {value!r}"
-        )
-    return float(value)
-
-
-def _text(name: str, value: str | None) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value.strip()):
-        raise InvalidRequestError(f"{name} must be non-empty text or None, not {value!r}")
-    return value
-
-
-def _cpu(value: str | float | None) -> str | None:
-    if value is None or isinstance(value, str):
-        return _text("cpu", value)
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, (int, float))
-        or not math.isfinite(value)
-        or value <= 0
-    ):
-        raise InvalidRequestError(f"cpu must be a positive number, text or None, not {value!r}")
-    return f"{value:g}"
-
-
 def _rank_env(name: object) -> str:
     if (
         not isinstance(name, str)
-        or not _VARIABLE.fullmatch(name)
+        or not is_variable_name(name)
         or (name != RANK_VARIABLE and is_reserved(name))
     ):
         raise InvalidRequestError(
             f"rank_env must be the name of an environment variable that is free, not {name!r}"
         )
     return name
-
-
-def _strings(name: str, values: Mapping[str, str] | None) -> dict[str, str]:
-    if values is not None and not isinstance(values, Mapping):
-        raise InvalidRequestError(f"{name} must be a mapping of text to text, not {values!r}")
-    for key, value in (values or {}).items():
-        if not isinstance(key, str) or not isinstance(value, str):
-            raise InvalidRequestError(
-                f"{name} must map text to text; {key!r} maps to a {type(value).__name__}"
-            )
-    return dict(sorted((values or {}).items()))
-
-
-def _variables(name: str, values: Mapping[str, str] | None) -> dict[str, str]:
-    found = _strings(name, values)
-    for key, value in found.items():
-        if not _VARIABLE.fullmatch(key):
-            raise InvalidRequestError(
-                f"{name} has the name {key!r}: letters, digits and _ are allowed, no digit first"
-            )
-        if is_reserved(key):
-            raise InvalidRequestError(
-                f"{name} may not set {key}: the launch itself sets it for every replica"
-            )
-        if "\0" in value:
-            raise InvalidRequestError(
-                f"{name}[{key!r}] holds a NUL character, which no environment can carry"
-            )
-    return found

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import base64
-import math
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from ._checks import check_seconds, check_whole
 from ._errors import InvalidRequestError, SpecVersionError
 from ._json import canonical, check_json, dumps, loads
+from ._variables import (
+    ATTEMPT_VARIABLE,
+    RANK_VARIABLE,
+    RENDEZVOUS_VARIABLE,
+    RUN_ID_VARIABLE,
+    SPEC_PREFIX,
+    WORLD_SIZE_VARIABLE,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,12 +25,9 @@ SPEC_VERSION = 1
 
 # The kernel takes at most 128 KiB per environment string, name included.
 _ENVIRONMENT_PIECE = 120_000
-_ENVIRONMENT_NAME = "DILOCO_SPEC_"
 # Some clouds take at most 256 characters per argument.
 _ARGUMENT_PIECE = 220
 _ARGUMENT_NAME = "--spec-piece="
-
-RANK_VARIABLE = "REPLICA_RANK"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,33 +65,24 @@ class ReplicaSpec:
 
     def __post_init__(self) -> None:
         # A channel that hands on 0 or "" for what it has lost must not start a replica.
-        for name, value, least in (
+        for name, number, least in (
             ("rank", self.rank, 0),
             ("world_size", self.world_size, 1),
             ("attempt", self.attempt, 1),
         ):
-            if type(value) is not int or value < least:
-                raise InvalidRequestError(
-                    f"a spec's {name} is a whole number from {least}, not {value!r}"
-                )
+            check_whole(f"a spec's {name}", number, least)
         if self.rank >= self.world_size:
             raise InvalidRequestError(
-                f"a spec's rank is below its world_size of {self.world_size}, not {self.rank}"
+                f"a spec's rank must be below its world_size of {self.world_size}, not {self.rank}"
             )
         texts = {"entrypoint": self.entrypoint, "run_id": self.run_id, "rank_env": self.rank_env}
         for name, text in texts.items():
             if type(text) is not str:
-                raise InvalidRequestError(f"a spec's {name} is text, not {text!r}")
+                raise InvalidRequestError(f"a spec's {name} must be text, not {text!r}")
         if type(self.kwargs) is not dict:
-            raise InvalidRequestError(f"a spec's kwargs are a dict, not {self.kwargs!r}")
-        for name, seconds in (
-            ("timeout", 0.0 if self.timeout is None else self.timeout),
-            ("grace", self.grace),
-        ):
-            if type(seconds) not in {int, float} or not math.isfinite(seconds) or seconds < 0:
-                raise InvalidRequestError(
-                    f"a spec's {name} is a number of seconds from 0, not {seconds!r}"
-                )
+            raise InvalidRequestError(f"a spec's kwargs must be a dict, not {self.kwargs!r}")
+        check_seconds("a spec's timeout", self.timeout, none=True)
+        check_seconds("a spec's grace", self.grace)
 
     def __hash__(self) -> int:
         return hash(canonical(self._fields()))
@@ -132,24 +128,13 @@ def environment(spec: ReplicaSpec) -> dict[str, str]:
     variables = {
         spec.rank_env: str(spec.rank),
         RANK_VARIABLE: str(spec.rank),
-        "WORLD_SIZE": str(spec.world_size),
-        "DILOCO_RUN_ID": spec.run_id,
-        "DILOCO_ATTEMPT": str(spec.attempt),
+        WORLD_SIZE_VARIABLE: str(spec.world_size),
+        RUN_ID_VARIABLE: spec.run_id,
+        ATTEMPT_VARIABLE: str(spec.attempt),
     }
     if spec.rendezvous_uri is not None:
-        variables["RENDEZVOUS_URI"] = spec.rendezvous_uri
+        variables[RENDEZVOUS_VARIABLE] = spec.rendezvous_uri
     return variables
-
-
-RESERVED_VARIABLES = frozenset(
-    {RANK_VARIABLE, "WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT"}
-)
-"""Names that ``env=`` may not set, since the protocol does; the same holds for all that begin with ``DILOCO_SPEC_``."""
-
-
-def is_reserved(name: str) -> bool:
-    """Whether the protocol itself sets an environment variable."""
-    return name in RESERVED_VARIABLES or name.startswith(_ENVIRONMENT_NAME)
 
 
 def spec_to_environment(
@@ -159,10 +144,7 @@ def spec_to_environment(
 
     Base64, so that no shell, YAML or ``$(…)`` expansion on the way changes it, in pieces that an operating system takes.
     """
-    return {
-        f"{_ENVIRONMENT_NAME}{number}": piece
-        for number, piece in enumerate(_cut(spec, piece_bytes))
-    }
+    return {f"{SPEC_PREFIX}{number}": piece for number, piece in enumerate(_cut(spec, piece_bytes))}
 
 
 def spec_from_environment(environ: Mapping[str, str]) -> ReplicaSpec:
@@ -172,19 +154,15 @@ def spec_from_environment(environ: Mapping[str, str]) -> ReplicaSpec:
         InvalidRequestError: There is none, or a piece is missing or damaged.
         SpecVersionError: It was written by another version.
     """
-    pieces = {name: value for name, value in environ.items() if name.startswith(_ENVIRONMENT_NAME)}
+    pieces = {name: value for name, value in environ.items() if name.startswith(SPEC_PREFIX)}
     if not pieces:
         raise InvalidRequestError(
-            f"there is no replica spec in the environment ({_ENVIRONMENT_NAME}0 is not set)"
+            f"there is no replica spec in the environment ({SPEC_PREFIX}0 is not set)"
         )
-    missing = [
-        f"{_ENVIRONMENT_NAME}{n}"
-        for n in range(len(pieces))
-        if f"{_ENVIRONMENT_NAME}{n}" not in pieces
-    ]
+    missing = [f"{SPEC_PREFIX}{n}" for n in range(len(pieces)) if f"{SPEC_PREFIX}{n}" not in pieces]
     if missing:
         raise InvalidRequestError(f"the replica spec in the environment lacks {', '.join(missing)}")
-    return _join([pieces[f"{_ENVIRONMENT_NAME}{number}"] for number in range(len(pieces))])
+    return _join([pieces[f"{SPEC_PREFIX}{number}"] for number in range(len(pieces))])
 
 
 def spec_to_arguments(spec: ReplicaSpec, *, piece_characters: int = _ARGUMENT_PIECE) -> list[str]:

@@ -31,8 +31,10 @@ from ._errors import DilocoError, InvalidRequestError
 from ._message import outcome_to_message
 from ._outcome import Outcome
 from ._processes import Process, adopt_orphans, members, send
-from ._spec import ReplicaSpec, environment, is_reserved, spec_from_arguments, spec_from_environment
+from ._signals import read_wait_status
+from ._spec import ReplicaSpec, environment, spec_from_arguments, spec_from_environment
 from ._types import Reason
+from ._variables import is_reserved
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -170,9 +172,7 @@ def _signal_tree(group: int, left: list[Process], number: signal.Signals) -> Non
 def _outcome(
     status: int, reason: Reason | None, found: dict[str, Any], spec: ReplicaSpec, started_at: float
 ) -> Outcome:
-    number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
-    code = 128 + number if number is not None else os.WEXITSTATUS(status)
-    name = None if number is None else _signal_name(number)
+    code, name = read_wait_status(status)
     finished_at = time.time()
     error = found.get("error")
     if reason is Reason.TIMEOUT:
@@ -206,13 +206,6 @@ def _outcome(
         started_at=started_at,
         finished_at=finished_at,
     )
-
-
-def _signal_name(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 def write_outcome(outcome: Outcome, path: Path) -> None:

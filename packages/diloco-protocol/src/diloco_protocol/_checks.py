@@ -1,0 +1,139 @@
+"""Checks of what a caller gives: each returns the value, or names it and says what is allowed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Literal, TypeGuard, overload
+
+from ._errors import InvalidRequestError
+
+
+@overload
+def check_whole(
+    name: str,
+    value: object,
+    least: int,
+    most: int | None = ...,
+    *,
+    none: Literal[False] = ...,
+) -> int: ...
+@overload
+def check_whole(
+    name: str, value: object, least: int, most: int | None = ..., *, none: Literal[True]
+) -> int | None: ...
+def check_whole(
+    name: str, value: object, least: int, most: int | None = None, *, none: bool = False
+) -> int | None:
+    """A whole number from ``least`` to ``most``; ``True`` and ``2.0`` are none.
+
+    Args:
+        name: What to call the value in the error.
+        value: What was given.
+        least: The smallest number allowed.
+        most: The largest number allowed; None for no limit.
+        none: Whether None is allowed too.
+
+    Raises:
+        InvalidRequestError: It is something else.
+    """
+    if none and value is None:
+        return None
+    if type(value) is not int or value < least or (most is not None and value > most):
+        limits = f"from {least}" if most is None else f"from {least} to {most}"
+        raise _refused(name, f"a whole number {limits}", value, none=none)
+    return value
+
+
+@overload
+def check_seconds(
+    name: str, value: object, *, positive: bool = ..., none: Literal[False] = ...
+) -> float: ...
+@overload
+def check_seconds(
+    name: str, value: object, *, positive: bool = ..., none: Literal[True]
+) -> float | None: ...
+def check_seconds(
+    name: str, value: object, *, positive: bool = False, none: bool = False
+) -> float | None:
+    """A finite number of seconds.
+
+    Args:
+        name: What to call the value in the error.
+        value: What was given.
+        positive: Whether 0 is refused.
+        none: Whether None is allowed too.
+
+    Raises:
+        InvalidRequestError: It is something else.
+    """
+    if none and value is None:
+        return None
+    if not _is_number(value) or value < 0 or (positive and value == 0):
+        allowed = "a positive number of seconds" if positive else "a number of seconds from 0"
+        raise _refused(name, allowed, value, none=none)
+    return float(value)
+
+
+@overload
+def check_text(name: str, value: object, *, none: Literal[False] = ...) -> str: ...
+@overload
+def check_text(name: str, value: object, *, none: Literal[True]) -> str | None: ...
+def check_text(name: str, value: object, *, none: bool = False) -> str | None:
+    """Text that does not consist of blanks alone.
+
+    Args:
+        name: What to call the value in the error.
+        value: What was given.
+        none: Whether None is allowed too.
+
+    Raises:
+        InvalidRequestError: It is something else.
+    """
+    if none and value is None:
+        return None
+    if not isinstance(value, str) or not value.strip():
+        raise _refused(name, "non-empty text", value, none=none)
+    return value
+
+
+def check_amount(name: str, value: object) -> str | None:
+    """A positive number, or an amount in the backend's own words (text), or None; numbers become text.
+
+    Raises:
+        InvalidRequestError: It is something else.
+    """
+    if value is None or isinstance(value, str):
+        return check_text(name, value, none=True)
+    if not _is_number(value) or value <= 0:
+        raise _refused(name, "a positive number, text", value, none=True)
+    return f"{value:g}"
+
+
+def check_texts(name: str, values: object) -> dict[str, str]:
+    """A mapping of text to text, sorted by its keys; None is an empty one.
+
+    Raises:
+        InvalidRequestError: It is something else; names the first key that is wrong.
+    """
+    if values is None:
+        return {}
+    if not isinstance(values, Mapping):
+        raise InvalidRequestError(f"{name} must be a mapping of text to text, not {values!r}")
+    for key, value in values.items():
+        if not isinstance(key, str) or not isinstance(value, str):
+            # The value is not shown: it may be a secret.
+            raise InvalidRequestError(
+                f"{name} must map text to text; {key!r} maps to a value of type {type(value).__name__}"
+            )
+    return dict(sorted(values.items()))
+
+
+def _is_number(value: object) -> TypeGuard[int | float]:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _refused(name: str, allowed: str, value: object, *, none: bool) -> InvalidRequestError:
+    return InvalidRequestError(
+        f"{name} must be {allowed}{' or None' if none else ''}, not {value!r}"
+    )

@@ -1,0 +1,64 @@
+"""Environment variables: those that the protocol sets for every replica, and those that a caller may set."""
+
+from __future__ import annotations
+
+import re
+
+from ._checks import check_texts
+from ._errors import InvalidRequestError
+
+RANK_VARIABLE = "REPLICA_RANK"
+WORLD_SIZE_VARIABLE = "WORLD_SIZE"
+RENDEZVOUS_VARIABLE = "RENDEZVOUS_URI"
+RUN_ID_VARIABLE = "DILOCO_RUN_ID"
+ATTEMPT_VARIABLE = "DILOCO_ATTEMPT"
+SPEC_PREFIX = "DILOCO_SPEC_"
+"""Begins the names of the variables that carry a spec, piece by piece."""
+
+_RESERVED = frozenset(
+    {
+        RANK_VARIABLE,
+        WORLD_SIZE_VARIABLE,
+        RENDEZVOUS_VARIABLE,
+        RUN_ID_VARIABLE,
+        ATTEMPT_VARIABLE,
+    }
+)
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+
+
+def is_reserved(name: str) -> bool:
+    """Whether the protocol itself sets an environment variable, so that nobody else may."""
+    return name in _RESERVED or name.startswith(SPEC_PREFIX)
+
+
+def is_variable_name(name: str) -> bool:
+    """Whether every shell and container takes ``name`` as the name of an environment variable."""
+    return _NAME.fullmatch(name) is not None
+
+
+def check_variables(name: str, values: object) -> dict[str, str]:
+    """Environment variables that a caller may set, sorted by their names; None is an empty mapping.
+
+    Args:
+        name: What to call the mapping in the error.
+        values: What was given.
+
+    Raises:
+        InvalidRequestError: A name or value cannot be an environment variable's, or the protocol itself sets it.
+    """
+    variables = check_texts(name, values)
+    for key, value in variables.items():
+        if not is_variable_name(key):
+            raise InvalidRequestError(
+                f"{name} has the name {key!r}: letters, digits and _ are allowed, and no digit at the beginning"
+            )
+        if is_reserved(key):
+            raise InvalidRequestError(
+                f"{name} may not set {key}: the launch itself sets it for every replica"
+            )
+        if "\0" in value:
+            raise InvalidRequestError(
+                f"{name}[{key!r}] contains a NUL character, which no environment can carry"
+            )
+    return variables

@@ -1,0 +1,29 @@
+"""What whoever writes a backend needs besides :class:`BaseExecutor`: checks, resources, redaction, signals.
+
+Nothing here is needed to use a backend, so it is not in the package itself.
+"""
+
+from ._checks import check_amount, check_seconds, check_text, check_texts, check_whole
+from ._redact import REDACTED, redact
+from ._request import check_restarts
+from ._resources import ANY, GpuRequest, parse_gpu
+from ._signals import read_wait_status, signal_name
+from ._variables import check_variables, is_reserved
+
+__all__ = [
+    "ANY",
+    "REDACTED",
+    "GpuRequest",
+    "check_amount",
+    "check_restarts",
+    "check_seconds",
+    "check_text",
+    "check_texts",
+    "check_variables",
+    "check_whole",
+    "is_reserved",
+    "parse_gpu",
+    "read_wait_status",
+    "redact",
+    "signal_name",
+]

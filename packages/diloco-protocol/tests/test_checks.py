@@ -1,0 +1,114 @@
+"""What a caller gives is returned, or named with what is allowed."""
+
+import math
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import (
+    check_amount,
+    check_restarts,
+    check_seconds,
+    check_text,
+    check_texts,
+    check_variables,
+    check_whole,
+)
+
+NOT_A_NUMBER = [True, "1", [1], math.nan, math.inf, -math.inf]
+
+
+def refused(message):
+    return pytest.raises(InvalidRequestError, match=f"^{re.escape(message)}$")
+
+
+@given(st.integers(-3, 8))
+def test_whole_numbers_have_limits(number):
+    if 0 <= number <= 5:
+        assert check_whole("size", number, 0, 5) == number
+    else:
+        with refused(f"size must be a whole number from 0 to 5, not {number}"):
+            check_whole("size", number, 0, 5)
+
+
+@pytest.mark.parametrize("value", [*NOT_A_NUMBER, 2.0, None, -1])
+def test_what_is_not_a_whole_number(value):
+    with refused(f"size must be a whole number from 0, not {value!r}"):
+        check_whole("size", value, 0)
+
+
+def test_a_whole_number_or_none():
+    assert check_whole("size", None, 0, none=True) is None
+    assert check_whole("size", 10**30, 0, none=True) == 10**30
+    with refused("size must be a whole number from 0 or None, not -1"):
+        check_whole("size", -1, 0, none=True)
+
+
+def test_seconds_become_a_float():
+    assert repr(check_seconds("pause", 3)) == "3.0"
+    assert check_seconds("pause", 0) == 0.0
+    assert check_seconds("pause", None, none=True) is None
+
+
+@pytest.mark.parametrize("value", [*NOT_A_NUMBER, None, -0.1])
+def test_what_is_not_a_number_of_seconds(value):
+    with refused(f"pause must be a number of seconds from 0, not {value!r}"):
+        check_seconds("pause", value)
+
+
+def test_zero_seconds_where_time_must_pass():
+    with refused("pause must be a positive number of seconds or None, not 0"):
+        check_seconds("pause", 0, positive=True, none=True)
+
+
+def test_text_is_more_than_blanks():
+    assert check_text("name", " a ") == " a "
+    assert check_text("name", None, none=True) is None
+    for value in ("", " \n", 1, None):
+        with refused(f"name must be non-empty text, not {value!r}"):
+            check_text("name", value)
+
+
+def test_amounts_are_text_in_the_end():
+    assert [check_amount("cpu", value) for value in (2, 0.5, "500m", None)] == [
+        "2", "0.5", "500m", None,
+    ]  # fmt: skip
+    for value in (0, -1, True, math.inf, [1]):
+        with refused(f"cpu must be a positive number, text or None, not {value!r}"):
+            check_amount("cpu", value)
+
+
+def test_texts_are_sorted_copies():
+    given_texts = {"b": "1", "a": "2"}
+    checked = check_texts("labels", given_texts)
+    assert list(checked.items()) == [("a", "2"), ("b", "1")]
+    assert check_texts("labels", None) == {}
+    with refused("labels must be a mapping of text to text, not 'a=1'"):
+        check_texts("labels", "a=1")
+
+
+@pytest.mark.parametrize("check", [check_texts, check_variables])
+def test_a_value_that_may_be_a_secret_is_not_in_the_error(check):
+    with pytest.raises(
+        InvalidRequestError, match="'TOKEN' maps to a value of type bytes"
+    ) as caught:
+        check("env", {"TOKEN": b"hunter2"})
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(InvalidRequestError, match="NUL") as caught:
+        check_variables("env", {"TOKEN": "hunter2\0"})
+    assert "hunter2" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["1A", "A-B", "", "WORLD_SIZE", "DILOCO_SPEC_7"])
+def test_names_that_no_variable_of_a_caller_may_have(name):
+    with pytest.raises(InvalidRequestError, match=re.escape(name or "''")):
+        check_variables("env", {name: "x"})
+
+
+def test_restarts_have_a_limit():
+    assert check_restarts("max_restarts", 1000) == 1000
+    with refused("max_restarts must be a whole number from 0 to 1000, not 1001"):
+        check_restarts("max_restarts", 1001)
