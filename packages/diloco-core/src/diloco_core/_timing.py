@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from ._checks import check_positive
 from ._errors import ConfigurationError
@@ -81,6 +81,22 @@ class Timing:
             )
 
 
+class Moment(NamedTuple):
+    """Where a wait stands.
+
+    Attributes:
+        elapsed: Seconds since it began.
+        look: Whether it is time to look around.
+        expired: Whether it has lasted as long as it may.
+        now: The same by its clock.
+    """
+
+    elapsed: float
+    look: bool
+    expired: bool
+    now: float
+
+
 class Wait:
     """One wait for others: polls quickly at first, then ever more slowly, and looks around from time to time.
 
@@ -127,19 +143,34 @@ class Wait:
 
     def pause(self) -> None:
         """Sleep once. Calls ``look_around`` when it is time to, and raises what ``expired`` returns past the deadline."""
+        moment = self.moment()
+        if moment.look:
+            self._look_around()
+        if moment.expired:
+            raise self._expired()
+        self.sleep(moment)
+
+    def moment(self) -> Moment:
+        """Where it stands now, for who decides by himself what to do then; :meth:`sleep` comes next.
+
+        That it is time to look around is said once.
+        """
         now = self._now()
         rang = bool(self._alarms) and now >= self._alarms[0]
-        if rang or now - self._looked >= self._look_every:
+        look = rang or now - self._looked >= self._look_every
+        if look:
             self._alarms = [alarm for alarm in self._alarms if alarm > now]
             self._looked = now
-            self._look_around()
-        if now >= self._deadline:
-            raise self._expired()
+        return Moment(now - self._start, look, now >= self._deadline, now)
+
+    def sleep(self, moment: Moment) -> None:
+        """Say what is to be said of the wait at this moment, and sleep once."""
+        now = moment.now
         if now >= self._notice_at:
             self._notice_at = now + NOTICE_SECONDS
-            if text := self._notice(now - self._start):
+            if text := self._notice(moment.elapsed):
                 _log.warning("%s", text)
-        pause = min(max(self._shortest, (now - self._start) / 20), self._longest)
+        pause = min(max(self._shortest, moment.elapsed / 20), self._longest)
         self._timing.sleep(
             min(pause, *(alarm - now for alarm in self._alarms), self._deadline - now)
         )

@@ -7,9 +7,9 @@ import torch
 from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic._life import RolledBack
 from diloco_core._elastic._log._keys import commit_key, commit_sync
 from diloco_core._elastic._log._records import Rollback, read_record
+from diloco_core._elastic._round._reload import Reload
 from diloco_core._elastic._states import _rollback as _elastic_rollback
 from diloco_core._elastic._sync import _catchup as _elastic_catchup
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
@@ -146,7 +146,7 @@ def test_two_lives_that_go_back_at_the_same_time(monkeypatch):
                 )
         try:
             return is_whole(*args)
-        except RolledBack as reason:
+        except Reload as reason:
             raised.append(reason)
             raise
 

@@ -34,19 +34,20 @@ from .._store._patient import Patient
 from .._store._reread import read_again
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, claim, watch_claim
-from ._life import Life, Progress, Reload, RolledBack, layout_bytes
+from ._life import Life, Progress, layout_bytes
 from ._log._farewell import farewell
 from ._log._keys import Hint, inner_key, parse_inner
 from ._log._records import Rollback
 from ._repair import read_commit
+from ._round._reload import Reload, Why
 from ._settings import Elastic
 from ._start import check_run, open_run, watch_manifest
 from ._states._history import given_up_since
 from ._states._publish import finish
 from ._states._rollback import obey_rollback, saying_what_to_do
-from ._sync._catchup import catch_up
+from ._sync._catchup import catch_up, unhealed
 from ._sync._fork import look_back
-from ._sync._sync import Changed, Differs, ElasticSync, GaveUp
+from ._sync._sync import ElasticSync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -219,7 +220,7 @@ class ElasticExchange(ResumableExchange):
         try:
             if read_commit(life, life.sync + 1) is not None:
                 return True
-        except (RolledBack, CorruptedObjectError, RunExistsError):
+        except (Reload, CorruptedObjectError, RunExistsError):
             return True  # it is there, and the sync sees to it
         if self._first and ElasticSync(life).stands_in():
             return True
@@ -263,28 +264,31 @@ class ElasticExchange(ResumableExchange):
         sync = ElasticSync(life, 2 * self.settings.grace if last else None)
         try:
             report = sync.run()
+        except Reload as reload:
+            self._start_again(life, reload)
+            return sync.after_reloading()
+        if report.committed:
             life.differed = False
             if life.sync % WATCH_EVERY == 0:
                 watch_manifest(life)
                 watch_claim(life)
                 self._watch_unsynced(life)
-        except GaveUp:
-            report = self._nothing(life, job, "none" if life.open is None else "open")
-        except Reload as reason:
-            if isinstance(reason, RolledBack):
-                obey_rollback(life, reason.rollback)
-            if isinstance(reason, (Differs, Changed)):
-                if life.differed:
-                    raise reason.again(self.rank) from None
-                life.differed = True
-            elif reason.__cause__ is not None:
-                text = "rank %d: %s. Reloading the published state."
-                _log.warning(text, self.rank, str(reason.__cause__).rstrip("."))
-            before = life.rollback
-            catch_up(life)
-            self._obey_since(life, before)
-            report = sync.after_reloading()
         return report
+
+    def _start_again(self, life: Life, reload: Reload) -> None:
+        """Take what is published, where what this life holds is of no use. Twice the same is not healed by that."""
+        if reload.rollback is not None:
+            obey_rollback(life, reload.rollback)
+        if reload.why in {Why.DIFFERS, Why.CHANGED}:
+            if life.differed:
+                raise unhealed(reload.why, self.rank) from None
+            life.differed = True
+        elif reload.__cause__ is not None:
+            text = "rank %d: %s. Reloading the published state."
+            _log.warning(text, self.rank, str(reload.__cause__).rstrip("."))
+        before = life.rollback
+        catch_up(life)
+        self._obey_since(life, before)
 
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
         """Keep what belongs to this replica alone, for the next life of its rank; replaces what was kept before.
@@ -414,20 +418,6 @@ class ElasticExchange(ResumableExchange):
             record = life.log(life.rollback)
             if record is not None and isinstance(record[0], Rollback):
                 obey_rollback(life, record[0])
-
-    @staticmethod
-    def _nothing(life: Life, job: SyncJob, contribution: str) -> SyncReport:
-        return SyncReport(
-            sync=life.sync,
-            fragment=job.name,
-            committed=False,
-            members=0,
-            bytes_sent=life.traffic.sent,
-            bytes_received=life.traffic.received,
-            wait_seconds=life.traffic.waited,
-            exchange_seconds=0.0,
-            contribution=contribution,
-        )
 
     @staticmethod
     def _say_goodbye(life: Life, error: BaseException | None, ahead: int = 1) -> None:

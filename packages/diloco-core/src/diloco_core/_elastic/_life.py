@@ -14,7 +14,7 @@ from .._wire._sections import seed
 from ._log._attendance import Attendance
 from ._log._delta import DeltaFormat
 from ._log._keys import commit_key, done_key, shard_key
-from ._log._records import Done, Rollback, digest, of_run, read_record, state_digest
+from ._log._records import Done, digest, of_run, read_record, state_digest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,28 +26,10 @@ if TYPE_CHECKING:
     from .._store._patient import Patient
     from .._timing import Timing
     from ._log._keys import Delta, Hint
-    from ._log._records import Commit, Manifest
+    from ._log._records import Commit, Manifest, Rollback
     from ._settings import Elastic
 
 T = TypeVar("T")
-
-
-class Reload(Exception):  # noqa: N818 - never leaves the exchange
-    """What this life holds is of no use: start again from the newest published state."""
-
-
-class RolledBack(Reload):
-    """The run goes on from older states.
-
-    Attributes:
-        rollback: What was decided.
-        record: Digest of its record.
-    """
-
-    def __init__(self, rollback: Rollback, record: str) -> None:
-        super().__init__()
-        self.rollback = rollback
-        self.record = record
 
 
 @dataclass(slots=True)
@@ -276,7 +258,6 @@ class Life:
     def wait(
         self,
         timeout: float,
-        look_around: Callable[[], None],
         expired: Callable[[], Exception],
         alarms: Iterable[float],
         notice: Callable[[float], str] = lambda _: "",
@@ -286,7 +267,7 @@ class Life:
             self.timing,
             self.store.near,
             timeout,
-            look_around,
+            lambda: None,
             expired,
             alarms,
             downtime=lambda: self.store.downtime,
@@ -341,17 +322,25 @@ class Life:
         Raises:
             CorruptedObjectError: It does not follow the one before it.
         """
+        if not self.follows(commit):
+            raise self.does_not_follow(commit)
+
+    def follows(self, commit: Commit) -> bool:
+        """Whether a record is the next one of the log, as far as this life has read that."""
         follows = (commit.sync, commit.fragment) == (self.sync + 1, self.index(self.sync + 1))
         if self.previous:
             follows = follows and (commit.previous, commit.rollback) == (
                 self.previous,
                 self.rollback,
             )
-        if not follows or not self._counts_on(commit):
-            raise CorruptedObjectError(
-                f"{self.origin(commit_key(commit.sync))} is whole, but does not follow the record before it, as this replica "
-                "has read that: objects of two runs are mixed below this prefix, or records were removed and written again"
-            )
+        return follows and self._counts_on(commit)
+
+    def does_not_follow(self, commit: Commit) -> CorruptedObjectError:
+        """The error of a record that is not the next one of the log."""
+        return CorruptedObjectError(
+            f"{self.origin(commit_key(commit.sync))} is whole, but does not follow the record before it, as this replica "
+            "has read that: objects of two runs are mixed below this prefix, or records were removed and written again"
+        )
 
     def _counts_on(self, commit: Commit) -> bool:
         """Whether a record counts on from the state before it; of a state that is in memory already, that is not known."""

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError
 from .._wire._published import shard_metadata
-from ._life import RolledBack
 from ._log._keys import Hint, commit_key, commit_sync, done_key
 from ._log._records import Commit, Done, Rollback, digest
+from ._round._reload import Reload, Why
 
 if TYPE_CHECKING:
     from .._store._api import ObjectReader
@@ -62,7 +62,7 @@ def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit
         decided: The record is known to have been there.
 
     Raises:
-        RolledBack: In its place the run went back to older states.
+        Reload: In its place the run went back to older states.
         CorruptedObjectError: It is damaged, and nothing here knows what it said.
     """
     try:
@@ -78,7 +78,7 @@ def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit
         return None
     record, of_record = found
     if isinstance(record, Rollback):
-        raise RolledBack(record, of_record)
+        raise Reload(Why.WENT_BACK, record)
     return record, of_record
 
 

@@ -8,10 +8,10 @@ from damage_lab import run_of
 from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic._life import Reload, RolledBack
 from diloco_core._elastic._log._keys import Delta, commit_key, shard_key
 from diloco_core._elastic._log._records import Commit, Rollback
 from diloco_core._elastic._repair import read_commit
+from diloco_core._elastic._round._reload import Reload, Why
 from diloco_core._elastic._sync._fork import look_back
 from diloco_core._elastic._sync._sync import ElasticSync
 from diloco_core.testing import (
@@ -59,7 +59,7 @@ def test_a_record_that_was_lost_is_not_written_over_a_rollback():
             return create(other, data)
 
         exchange.store.create = raced
-        with pytest.raises(RolledBack):
+        with pytest.raises(Reload, match=Why.WENT_BACK.value):
             read_commit(life, 3, decided=True)
         assert store.objects[key] == record
         assert store.changed == []
@@ -80,7 +80,7 @@ def test_an_earlier_life_looks_what_has_become_of_the_record_that_it_stands_at()
         look_back(life)
         assert store.objects[key] == whole, "lost, and written again"
         store.damage(key, Rollback(3, (2,), (), {0: 1}, run=run_of(store)).to_json())
-        with pytest.raises(RolledBack):
+        with pytest.raises(Reload, match=Why.WENT_BACK.value):
             look_back(life)
 
     assert _alone(act) is None
@@ -130,7 +130,7 @@ def test_an_earlier_life_that_reloads_for_another_reason_stops_too(monkeypatch):
         store.write(commit_key(4), Rollback(4, (3,), (), {0: 1}, run=run_of(store)).to_json())
 
         def reload(_):
-            raise Reload
+            raise Reload(Why.SUPERSEDED)
 
         monkeypatch.setattr(ElasticSync, "run", reload)
         exchange.sync(life.fragments[0].job)

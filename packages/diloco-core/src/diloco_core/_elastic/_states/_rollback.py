@@ -7,11 +7,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, FencedError
-from .._life import RolledBack
 from .._log._keys import Delta, commit_key, highest_epochs
 from .._log._records import Rollback
 from .._log._rules import states
 from .._repair import check_shard, read_done, readable_done
+from .._round._reload import Reload
 from ._history import History
 from ._kept import keep
 from ._load import NothingWholeError
@@ -172,8 +172,8 @@ def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool:
             error,
         )
         return False
-    except RolledBack as reason:
-        if reason.rollback.sync not in recorded:
+    except Reload as reload:
+        if reload.rollback is None or reload.rollback.sync not in recorded:
             raise
         return False  # its number was closed, since its record was lost
     return True

@@ -16,9 +16,9 @@ from ..._store._ahead import open_ahead
 from ..._store._patient import PAUSES
 from ..._store._reread import read_again
 from ..._wire._published import shard_metadata
-from .._life import Reload
 from .._log._rules import done_states, newest_done
 from .._repair import check_shard, computed_otherwise, read_commit, readable_done, rewrite_shard
+from .._round._reload import Reload, Why
 from .._states._kept import bring_back
 from .._states._publications import Publications
 from .._states._publish import publish_previous, write_done
@@ -166,7 +166,7 @@ class Adoption:
             if pending and not arrived:
                 if self._unreadable is not None and elapsed >= life.settings.grace + max(turns):
                     raise self._unreadable
-                wait = wait or life.wait(life.timing.sync_timeout, lambda: None, expired, turns)
+                wait = wait or life.wait(life.timing.sync_timeout, expired, turns)
                 wait.pause()
         if wait is not None:
             life.traffic.waited += wait.elapsed()
@@ -330,7 +330,7 @@ class Adoption:
     ) -> None:
         """What comes of an error in an update: another try after ``pause``, loading again, or the end."""
         if isinstance(error, PreviousStateError):
-            raise Reload from error
+            raise Reload(Why.DAMAGED) from error
         if pause is None or (
             self._life.store.store.retries and isinstance(error, StoreUnavailableError)
         ):
@@ -339,7 +339,7 @@ class Adoption:
         if (
             self._life.gather
         ):  # what was updated in part can only be had again from what is published
-            raise Reload from error
+            raise Reload(Why.DAMAGED) from error
         if isinstance(error, StoreUnavailableError):
             read_commit(
                 self._life, self._commit.sync
@@ -486,7 +486,7 @@ class Adoption:
             done_states(life.store.list("state/"), len(life.fragments), rollbacks)[index], default=0
         )
         if newest > sync or (newest == sync and not self._mending):
-            raise Reload
+            raise Reload(Why.SUPERSEDED)
         result = (
             f"Its result is damaged as well: {life.reasons[index].rstrip('.')}. "
             if self._mending

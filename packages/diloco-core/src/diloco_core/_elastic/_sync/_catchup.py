@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 from ..._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
 from ..._store._ahead import open_ahead
 from ..._store._reread import read_again
-from .._life import Reload
 from .._log._keys import commit_key, commit_sync
 from .._log._rules import in_force, newest_done, states
 from .._repair import ask_for_repair, mend_published, read_commit
+from .._round._reload import Reload, Why
 from .._states._load import load
 from .._states._rollback import roll_back
 from ._adopt import Adoption, make_again
@@ -97,8 +97,8 @@ def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | No
             load(life)
             replay(life)
             _hold_own_part(life)
-        except Reload as reason:
-            cause = reason.__cause__
+        except Reload as reload:
+            cause = reload.__cause__
             life.timing.sleep(pause)
         except (CorruptedObjectError, NonFiniteUpdateError) as error:
             return error
@@ -121,7 +121,7 @@ def replay(life: Life) -> None:
         sync = life.sync + 1
         if sync in turns:
             if not life.stands_at(turns[sync][0]):
-                raise Reload
+                raise Reload(Why.WENT_BACK, turns[sync][0])
             life.turn_back(*turns[sync])
             continue
         if not in_force(sync, life.index(sync), known):
@@ -216,7 +216,18 @@ def _hold_or_make_again(
         return  # it was removed while it was read: the others have gone on
     if not make_again(life, index, shard, damage):
         life.bad.add((index, progress.sync))
-        raise Reload from damage or CorruptedObjectError(f"{life.origin(key)} is gone")
+        gone = CorruptedObjectError(f"{life.origin(key)} is gone")
+        raise Reload(Why.DAMAGED) from damage or gone
+
+
+def unhealed(why: Why, rank: int) -> DivergedError:
+    """The error of a replica whose state is wrong again after it has started again from the published one."""
+    if why is Why.DIFFERS:
+        return diverged(rank)
+    return DivergedError(
+        f"the global copy of rank {rank} has changed in memory between two syncs, again after reloading: something in "
+        "this process writes to it, or the machine's memory is bad. Nothing of it was sent."
+    )
 
 
 def diverged(rank: int) -> DivergedError:

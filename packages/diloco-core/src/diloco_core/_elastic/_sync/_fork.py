@@ -10,9 +10,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
-from .._life import Reload, RolledBack
 from .._log._keys import commit_key
 from .._repair import read_commit
+from .._round._reload import Reload, Why
 
 if TYPE_CHECKING:
     from .._life import Life
@@ -27,8 +27,7 @@ def look_back(life: Life) -> None:
     Where it is gone it is written again, as long as nothing else has its number.
 
     Raises:
-        RolledBack: In its place the run went back to older states.
-        Reload: Something else was decided in its place.
+        Reload: Something else was decided in its place, or the run went back to older states there.
     """
     if not (life.late and life.sync and life.previous):
         return
@@ -41,28 +40,28 @@ def look_back(life: Life) -> None:
     else:
         try:
             found = read_commit(life, life.sync, decided=True)
-        except RolledBack:
+        except Reload:
             _say(life)
             raise
     if found is None or found[1] != life.previous:
         _say(life)
-        raise Reload
+        raise Reload(Why.REPLACED)
 
 
-def check_next(life: Life, commit: Commit) -> None:
-    """Refuse a record that is not the next one of the log.
+def not_next(life: Life, commit: Commit) -> Exception:
+    """What a life raises that has read a record which is not the next one of the log.
 
-    Raises:
-        Reload: It follows another record than the one that this life stands at, which was decided in that one's place.
-        CorruptedObjectError: It does not follow the one before it.
+    Returns:
+        ``Reload`` where it follows another record than the one that this life stands at, which was decided in that one's
+        place; otherwise the error that the log does not hang together.
     """
-    try:
-        life.verify(commit)
-    except CorruptedObjectError as error:
-        if life.previous and commit.previous != life.previous and _found(life) == commit.previous:
-            _say(life)
-            raise Reload from error
-        raise
+    error = life.does_not_follow(commit)
+    if life.previous and commit.previous != life.previous and _found(life) == commit.previous:
+        _say(life)
+        reload = Reload(Why.REPLACED)
+        reload.__cause__ = error
+        return reload
+    return error
 
 
 def _found(life: Life) -> str | None:

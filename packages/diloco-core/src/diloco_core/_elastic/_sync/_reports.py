@@ -1,0 +1,56 @@
+"""The reports of elastic syncs: one that was completed, one that was left out, one after which this life has started again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._exchange._base import SyncReport
+
+if TYPE_CHECKING:
+    from ..._arithmetic._sync_job import SyncJob
+    from .._life import Life
+    from .._log._records import Commit
+
+
+def completed(
+    life: Life, job: SyncJob, commit: Commit, contribution: str, *, since: float
+) -> SyncReport:
+    """Of a sync whose record was obeyed; ``since``: when it began, by the life's clock."""
+    return SyncReport(
+        sync=commit.sync,
+        fragment=job.name,
+        committed=True,
+        members=len(commit.members),
+        bytes_sent=life.traffic.sent,
+        bytes_received=life.traffic.received,
+        wait_seconds=life.traffic.waited,
+        exchange_seconds=life.timing.clock() - since - life.traffic.waited,
+        contribution=contribution,
+    )
+
+
+def left(life: Life, job: SyncJob) -> SyncReport:
+    """Of a last sync that this life did not wait for to its end."""
+    return _not_completed(life, job, None, "none" if life.open is None else "open")
+
+
+def reloaded(life: Life, job: SyncJob, commit: Commit | None, contribution: str) -> SyncReport:
+    """Of a sync in which this life started again from the published state; ``commit``: its record, if that state holds it."""
+    return _not_completed(life, job, commit, contribution, reloaded=True)
+
+
+def _not_completed(
+    life: Life, job: SyncJob, commit: Commit | None, contribution: str, *, reloaded: bool = False
+) -> SyncReport:
+    return SyncReport(
+        sync=life.sync,
+        fragment=job.name,
+        committed=commit is not None,
+        members=0 if commit is None else len(commit.members),
+        bytes_sent=life.traffic.sent,
+        bytes_received=life.traffic.received,
+        wait_seconds=life.traffic.waited,
+        exchange_seconds=0.0,
+        contribution=contribution,
+        reloaded=reloaded,
+    )
