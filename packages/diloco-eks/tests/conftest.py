@@ -5,42 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from diloco_eks import EKSExecutor
-from diloco_eks._settings import check_settings
+from diloco_eks import EKSExecutor, EKSOptions
 from diloco_localcloud import KubernetesStandIn
 from diloco_protocol import Backoff, Outcome, Reason, make_request, outcome_to_message
 
 sys.path.insert(0, str(Path(__file__).parent))  # the world of the standard suite
 
-DEFAULTS = {
-    "image": "registry.example/team/trainer:1",
-    "namespace": "default",
-    "service_account_name": None,
-    "node_selector": None,
-    "tolerations": None,
-    "runtime_class_name": None,
-    "command": None,
-    "cpu_request": "4",
-    "memory_request": "16Gi",
-    "ttl_seconds_after_finished": 3600,
-    "gpu_resource_key": "nvidia.com/gpu",
-    "gpu_types": None,
-    "labels": None,
-    "annotations": None,
-    "owner": None,
-    "on_replica_failure": "fail_run",
-    "pending_timeout": 3600,
-    "grace": 10.0,
-    "queue": None,
-    "ephemeral_storage": None,
-    "shm_size": None,
-    "efa": 0,
-    "pod_overlay": None,
-}
 
-
-def make_settings(**values):
-    return check_settings(**{**DEFAULTS, **values})
+def make_options(**values):
+    return EKSOptions(**{"image": "registry.example/team/trainer:1", **values})
 
 
 def make(n=4, entrypoint="trainer:train", kwargs=None, **options):
@@ -48,8 +21,8 @@ def make(n=4, entrypoint="trainer:train", kwargs=None, **options):
 
 
 @pytest.fixture
-def settings():
-    return make_settings
+def options_for():
+    return make_options
 
 
 @pytest.fixture

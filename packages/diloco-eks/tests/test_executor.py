@@ -1,7 +1,10 @@
 """A run's life, over real HTTP with the real client."""
 
+import inspect
+
 import pytest
 
+from diloco_eks import EKSExecutor
 from diloco_protocol import (
     InvalidRequestError,
     Reason,
@@ -216,10 +219,6 @@ def test_the_constructors_values_are_defaults(bench):
 
 
 def test_options_are_the_constructors(bench):
-    import inspect
-
-    from diloco_eks import EKSExecutor
-
     names = [name for name in inspect.signature(EKSExecutor.__init__).parameters if name != "self"]
     assert [option.name for option in bench.executor().options()] == [
         name for name in names if name != "clock"

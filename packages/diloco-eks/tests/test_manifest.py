@@ -3,8 +3,7 @@
 import json
 
 import pytest
-from hypothesis import HealthCheck, given
-from hypothesis import settings as settings_of_hypothesis
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from diloco_eks import _names as names
@@ -21,8 +20,8 @@ def container_of(manifest):
     return container
 
 
-def test_one_indexed_job(settings, request_for):
-    manifest = job_manifest(request_for(4, timeout=100, max_restarts=2), settings())
+def test_one_indexed_job(options_for, request_for):
+    manifest = job_manifest(request_for(4, timeout=100, max_restarts=2), options_for())
     spec = manifest["spec"]
     assert (spec["completions"], spec["parallelism"], spec["completionMode"]) == (4, 4, "Indexed")
     assert (spec["backoffLimitPerIndex"], spec["maxFailedIndexes"]) == (2, 0)
@@ -39,17 +38,17 @@ def test_one_indexed_job(settings, request_for):
     assert spec["template"]["metadata"]["annotations"] == {"karpenter.sh/do-not-disrupt": "true"}
 
 
-def test_elastic_runs_survive_a_loss(settings, request_for):
+def test_elastic_runs_survive_a_loss(options_for, request_for):
     assert (
         "maxFailedIndexes"
-        not in job_manifest(request_for(), settings(on_replica_failure="continue"))["spec"]
+        not in job_manifest(request_for(), options_for(on_replica_failure="continue"))["spec"]
     )
 
 
-def test_it_can_be_found_again(settings, request_for):
+def test_it_can_be_found_again(options_for, request_for):
     manifest = job_manifest(
         request_for(2, rank_offset=3, world_size=9, labels={"team": "vision"}),
-        settings(
+        options_for(
             owner="ada", labels={"stage": "test"}, annotations={"example.com/note": "any text: ü"}
         ),
     )
@@ -65,9 +64,9 @@ def test_it_can_be_found_again(settings, request_for):
     assert annotations["example.com/note"] == "any text: ü"
 
 
-def test_the_container(settings, request_for):
+def test_the_container(options_for, request_for):
     manifest = job_manifest(
-        request_for(kwargs={"a": [None, {"b": 1.5}], "rendezvous_uri": "s3://b/r"}), settings()
+        request_for(kwargs={"a": [None, {"b": 1.5}], "rendezvous_uri": "s3://b/r"}), options_for()
     )
     container = container_of(manifest)
     assert container["command"] == ["python", "-m", "diloco_protocol.runner"]
@@ -83,8 +82,8 @@ def test_the_container(settings, request_for):
     assert pod_of(manifest)["terminationGracePeriodSeconds"] == 15
 
 
-def test_gpus(settings, request_for):
-    manifest = job_manifest(request_for(gpu="A100:8", cpu=90, memory="1Ti"), settings(efa=4))
+def test_gpus(options_for, request_for):
+    manifest = job_manifest(request_for(gpu="A100:8", cpu=90, memory="1Ti"), options_for(efa=4))
     limits = container_of(manifest)["resources"]["limits"]
     assert limits == {
         "cpu": "90",
@@ -106,32 +105,34 @@ def test_gpus(settings, request_for):
     )
 
 
-def test_the_gpus_toleration_is_added_to_the_callers(settings, request_for):
+def test_the_gpus_toleration_is_added_to_the_callers(options_for, request_for):
     own = {"key": "team", "operator": "Equal", "value": "vision", "effect": "NoSchedule"}
-    tolerations = pod_of(job_manifest(request_for(gpu="L4"), settings(tolerations=[own])))[
+    tolerations = pod_of(job_manifest(request_for(gpu="L4"), options_for(tolerations=[own])))[
         "tolerations"
     ]
     assert tolerations == [
         own,
         {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"},
     ]
-    assert pod_of(job_manifest(request_for(), settings(tolerations=[own])))["tolerations"] == [own]
+    assert pod_of(job_manifest(request_for(), options_for(tolerations=[own])))["tolerations"] == [
+        own
+    ]
 
 
-def test_a_runtime_class_with_gpus_warns(settings, request_for):
+def test_a_runtime_class_with_gpus_warns(options_for, request_for):
     with pytest.warns(UserWarning, match="gvisor"):
-        job_manifest(request_for(gpu="L4"), settings(runtime_class_name="gvisor"))
+        job_manifest(request_for(gpu="L4"), options_for(runtime_class_name="gvisor"))
     assert (
-        pod_of(job_manifest(request_for(), settings(runtime_class_name="gvisor")))[
+        pod_of(job_manifest(request_for(), options_for(runtime_class_name="gvisor")))[
             "runtimeClassName"
         ]
         == "gvisor"
     )
 
 
-def test_queue_storage_and_shared_memory(settings, request_for):
+def test_queue_storage_and_shared_memory(options_for, request_for):
     manifest = job_manifest(
-        request_for(), settings(queue="gpu-queue", ephemeral_storage="100Gi", shm_size="8Gi")
+        request_for(), options_for(queue="gpu-queue", ephemeral_storage="100Gi", shm_size="8Gi")
     )
     assert manifest["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpu-queue"
     assert "suspend" not in manifest["spec"]
@@ -141,10 +142,10 @@ def test_queue_storage_and_shared_memory(settings, request_for):
 
 
 @given(st.floats(0.01, 1e9) | st.none(), st.integers(0, 1000), st.floats(0, 1e9) | st.none())
-@settings_of_hypothesis(suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_deadline_is_a_backstop(settings, request_for, timeout, restarts, pending):
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_deadline_is_a_backstop(options_for, request_for, timeout, restarts, pending):
     spec = job_manifest(
-        request_for(timeout=timeout, max_restarts=restarts), settings(pending_timeout=pending)
+        request_for(timeout=timeout, max_restarts=restarts), options_for(pending_timeout=pending)
     )["spec"]
     if timeout is None or pending is None:
         assert "activeDeadlineSeconds" not in spec
@@ -154,33 +155,33 @@ def test_the_deadline_is_a_backstop(settings, request_for, timeout, restarts, pe
     assert deadline == 2**31 - 1 if needed > 2**31 - 1 else needed <= deadline < needed + 1
 
 
-def test_equal_launches_have_equal_manifests(settings, request_for):
-    one, two = (job_manifest(request_for(kwargs={"a": 1}), settings()) for _ in range(2))
+def test_equal_launches_have_equal_manifests(options_for, request_for):
+    one, two = (job_manifest(request_for(kwargs={"a": 1}), options_for()) for _ in range(2))
     assert json.dumps(one) == json.dumps(two)
     prints = {
         job_manifest(request, setting)["metadata"]["annotations"][names.FINGERPRINT]
         for request, setting in [
-            (request_for(), settings()),
-            (request_for(kwargs={"a": 2}), settings()),
-            (request_for(5), settings()),
-            (request_for(env={"A": "1"}), settings()),
-            (request_for(), settings(image="other:1")),
-            (request_for(timeout=7), settings()),
+            (request_for(), options_for()),
+            (request_for(kwargs={"a": 2}), options_for()),
+            (request_for(5), options_for()),
+            (request_for(env={"A": "1"}), options_for()),
+            (request_for(), options_for(image="other:1")),
+            (request_for(timeout=7), options_for()),
         ]
     }
     assert len(prints) == 6
 
 
-def test_arguments_that_no_cluster_keeps(settings, request_for):
-    assert job_manifest(request_for(kwargs={"table": "x" * 600_000}), settings())
+def test_arguments_that_no_cluster_keeps(options_for, request_for):
+    assert job_manifest(request_for(kwargs={"table": "x" * 600_000}), options_for())
     with pytest.raises(InvalidRequestError, match="put large arguments into the store"):
-        job_manifest(request_for(kwargs={"table": "x" * 800_000}), settings())
+        job_manifest(request_for(kwargs={"table": "x" * 800_000}), options_for())
 
 
-def test_a_plan_shows_no_secrets(settings, request_for):
+def test_a_plan_shows_no_secrets(options_for, request_for):
     manifest = job_manifest(
         request_for(env={"WANDB_API_KEY": "k-1", "MODE": "fast"}, secrets={"TOKEN": "hub/t"}),
-        settings(),
+        options_for(),
     )
     shown = redacted(manifest)
     entries = {entry["name"]: entry for entry in container_of(shown)["env"]}
@@ -235,19 +236,19 @@ MANY = [
 
 @pytest.mark.parametrize(("launch", "setting"), MANY)
 @pytest.mark.parametrize("version", ["1.33", "1.35"])
-def test_the_schemas_of_kubernetes_agree(settings, request_for, launch, setting, version):
+def test_the_schemas_of_kubernetes_agree(options_for, request_for, launch, setting, version):
     validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not installed"
     )
-    manifest = job_manifest(request_for(**launch), settings(**setting))
+    manifest = job_manifest(request_for(**launch), options_for(**setting))
     validate.validate(manifest, version, strict=True)
 
 
-def test_the_schemas_can_disagree(settings, request_for):
+def test_the_schemas_can_disagree(options_for, request_for):
     validate = pytest.importorskip(
         "kubernetes_validate", reason="kubernetes-validate is not installed"
     )
-    manifest = job_manifest(request_for(), settings())
+    manifest = job_manifest(request_for(), options_for())
     manifest["spec"]["backoffLimitPerIndex"] = "0"
     with pytest.raises(validate.ValidationError):
         validate.validate(manifest, "1.33", strict=True)

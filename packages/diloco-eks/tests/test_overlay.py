@@ -11,8 +11,8 @@ from diloco_protocol import InvalidRequestError
 
 
 @pytest.fixture
-def template(settings, request_for):
-    return job_manifest(request_for(gpu="L4", env={"A": "1"}), settings(shm_size="1Gi"))["spec"][
+def template(options_for, request_for):
+    return job_manifest(request_for(gpu="L4", env={"A": "1"}), options_for(shm_size="1Gi"))["spec"][
         "template"
     ]
 

@@ -21,7 +21,8 @@ def results(executor, handles, timeout=15):
 def test_public_names():
     assert diloco_local.__all__ == sorted(diloco_local.__all__)
     assert {name for name in vars(diloco_local) if not name.startswith("_")} - {"os"} <= {
-        "LocalProcessExecutor"
+        "LocalOptions",
+        "LocalProcessExecutor",
     }
     executor = LocalProcessExecutor()
     assert isinstance(executor, BaseExecutor)
@@ -30,15 +31,6 @@ def test_public_names():
         "local_process",
         True,
     )
-
-
-def test_options_are_the_constructor_s():
-    import inspect
-
-    parameters = inspect.signature(LocalProcessExecutor).parameters
-    assert {option.name for option in LocalProcessExecutor().options()} == set(parameters) - {
-        "journal", "backoff", "clock", "sleep",
-    }  # fmt: skip
 
 
 def test_nothing_is_written_before_a_launch(tmp_path):

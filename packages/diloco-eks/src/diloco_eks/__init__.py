@@ -3,5 +3,6 @@
 from .__about__ import __version__
 from ._check import Finding
 from ._executor import EKSExecutor
+from ._options import EKSOptions
 
-__all__ = ["EKSExecutor", "Finding", "__version__"]
+__all__ = ["EKSExecutor", "EKSOptions", "Finding", "__version__"]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -20,10 +18,9 @@ from diloco_protocol import (
     Plan,
     ReplicaHandle,
     ReplicaStatus,
-    RunJournal,
     RunRequest,
 )
-from diloco_protocol.backend import check_restarts
+from diloco_protocol.backend import options_of, takes
 
 from . import _names as names
 from ._check import Finding, check_cluster, check_rendezvous
@@ -34,9 +31,8 @@ from ._handles import check_handle, find_job, make_handles
 from ._launch import UnknownLaunchError, check_service_account, create, withdraw
 from ._log_verbs import LogVerbs
 from ._manifest import job_manifest, redacted
-from ._options import OPTIONS
+from ._options import EKSOptions
 from ._runs import Runs
-from ._settings import check_settings
 
 
 class EKSExecutor(LogVerbs):
@@ -48,49 +44,10 @@ class EKSExecutor(LogVerbs):
     ``gpu``: ``"H100"``, ``"A100:8"``, ``"L40S:4"``, or ``"2"`` for two of any model. ``secrets``: ``"name/key"`` of
     Secrets in the run's namespace. Cancel ends the whole run. See the README for what the cluster must allow.
 
-    Args:
-        image: The replicas' container image.
-        namespace: Where runs are launched and looked for.
-        service_account_name: Of the pods; where IRSA or Pod Identity hang their AWS role on. Must exist.
-        node_selector: Of the pods. Where it names a GPU model, instance type or capacity itself, our affinity does not.
-        tolerations: Of the pods; the one for GPU nodes is added.
-        runtime_class_name: gVisor, Kata and the like; warns together with GPUs.
-        command: What starts the runner, which gets its arguments behind it; default ``python -m diloco_protocol.runner``.
-        cpu_request: CPU of a replica where the launch does not say; request and limit.
-        memory_request: Memory likewise.
-        ttl_seconds_after_finished: Seconds after its end for which a run can be asked about; None for ever. Later there is
-            only the journal.
-        backoff_limit: Restarts of a failed replica where the launch does not say (``max_restarts``).
-        gpu_resource_key: The extended resource of GPUs.
-        run_id: Prefix of the names of runs that are not named by the caller.
-        batch_api: A ``kubernetes.client.BatchV1Api`` to use; then ``context`` and ``kubeconfig`` are not read.
-        core_api: A ``kubernetes.client.CoreV1Api`` to use with it.
-        context: Of the kubeconfig.
-        kubeconfig: A file. Without these two: the pod's own account in a cluster, else ``$KUBECONFIG``, else
-            ``~/.kube/config``.
-        env: Variables for every launch; the launch's own ``env`` wins.
-        labels: Labels of Jobs and pods.
-        annotations: Annotations of Jobs; any text.
-        owner: Label ``diloco.dev/owner``.
-        on_replica_failure: ``"fail_run"``: one replica that has failed for good ends the run. ``"continue"``: the others go
-            on, for elastic membership.
-        pending_timeout: Seconds that the wait for nodes and images may add to the run before the cluster ends it; with
-            ``timeout`` this makes the Job's deadline. None: no deadline but the runners'.
-        grace: Seconds between SIGTERM and SIGKILL.
-        queue: Kueue's local queue.
-        gpu_types: GPU name → node label → values, to add to our table or replace entries of it.
-        ephemeral_storage: Local disk of a replica, such as ``"100Gi"``.
-        shm_size: Size of ``/dev/shm``, such as ``"8Gi"``; counts as memory.
-        efa: EFA devices of a replica.
-        pod_overlay: A pod template that is merged over ours by name (volumes, pull secrets, security context, …).
-        request_timeout: Seconds for a connection to the cluster, and between two pieces of an answer.
-        retry_timeout: Seconds for which calls other than polls are tried again while the cluster throttles or fails.
-        journal: Where launches and ends are written down beyond the TTL.
-        backoff: Pauses of `collect` and of retries, with clock and sleep.
-        clock: Unix seconds, for tests.
+    Its arguments are the fields of :class:`EKSOptions`: ``image`` first, the others by name.
 
     Raises:
-        InvalidRequestError: A value is not allowed.
+        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
     """
 
     backend_name = "eks"
@@ -103,89 +60,37 @@ class EKSExecutor(LogVerbs):
         remembers_ended=False,
     )
 
-    def __init__(
-        self,
-        image: str,
-        *,
-        namespace: str = "default",
-        service_account_name: str | None = None,
-        node_selector: Mapping[str, str] | None = None,
-        tolerations: Sequence[Mapping[str, Any]] | None = None,
-        runtime_class_name: str | None = None,
-        command: Sequence[str] | None = None,
-        cpu_request: str = "4",
-        memory_request: str = "16Gi",
-        ttl_seconds_after_finished: int | None = 3600,
-        backoff_limit: int = 0,
-        gpu_resource_key: str = "nvidia.com/gpu",
-        run_id: str | None = None,
-        batch_api: Any = None,
-        core_api: Any = None,
-        context: str | None = None,
-        kubeconfig: str | os.PathLike[str] | None = None,
-        env: Mapping[str, str] | None = None,
-        labels: Mapping[str, str] | None = None,
-        annotations: Mapping[str, str] | None = None,
-        owner: str | None = None,
-        on_replica_failure: Literal["fail_run", "continue"] = "fail_run",
-        pending_timeout: float | None = 3600,
-        grace: float = 10.0,
-        queue: str | None = None,
-        gpu_types: Mapping[str, Mapping[str, Sequence[str]]] | None = None,
-        ephemeral_storage: str | None = None,
-        shm_size: str | None = None,
-        efa: int = 0,
-        pod_overlay: Mapping[str, Any] | None = None,
-        request_timeout: float = 30.0,
-        retry_timeout: float = 30.0,
-        journal: RunJournal | None = None,
-        backoff: Backoff | None = None,
-        clock: Callable[[], float] = time.time,
-    ) -> None:
+    @takes(EKSOptions)
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        chosen = EKSOptions(*arguments, **options)
         super().__init__(
-            run_id=run_id,
-            journal=journal,
-            backoff=backoff or Backoff(first=1.0, factor=1.5, cap=15.0),
-            env=env,
-            max_restarts=check_restarts("backoff_limit", backoff_limit),
+            run_id=chosen.run_id,
+            journal=chosen.journal,
+            backoff=chosen.backoff or Backoff(first=1.0, factor=1.5, cap=15.0),
+            env=chosen.env,
+            max_restarts=chosen.backoff_limit,
         )
-        self._settings = check_settings(
-            image=image, namespace=namespace, service_account_name=service_account_name, node_selector=node_selector,
-            tolerations=tolerations, runtime_class_name=runtime_class_name, command=command, cpu_request=cpu_request,
-            memory_request=memory_request, ttl_seconds_after_finished=ttl_seconds_after_finished,
-            gpu_resource_key=gpu_resource_key, gpu_types=gpu_types, labels=labels, annotations=annotations, owner=owner,
-            on_replica_failure=on_replica_failure, pending_timeout=pending_timeout, grace=grace, queue=queue,
-            ephemeral_storage=ephemeral_storage, shm_size=shm_size, efa=efa, pod_overlay=pod_overlay,
-        )  # fmt: skip
-        for name, seconds in (
-            ("request_timeout", request_timeout),
-            ("retry_timeout", retry_timeout),
-        ):
-            if (
-                isinstance(seconds, bool)
-                or not isinstance(seconds, (int, float))
-                or not 0 <= seconds < 86400
-            ):
-                raise InvalidRequestError(
-                    f"{name} must be a number of seconds from 0, not {seconds!r}"
-                )
+        self._options = chosen
         self.capabilities = replace(
             type(self).capabilities,
-            retention=ttl_seconds_after_finished,
-            failure_scope="gang" if on_replica_failure == "fail_run" else "replica",
+            retention=chosen.ttl_seconds_after_finished,
+            failure_scope="gang" if chosen.on_replica_failure == "fail_run" else "replica",
         )
-        self._patience = float(retry_timeout)
+        self._patience = chosen.retry_timeout
+        self._clock = chosen.clock
         self._client = Client(
-            context=context, kubeconfig=kubeconfig, batch_api=batch_api, core_api=core_api,
-            request_timeout=float(request_timeout) or 0.001,
-        )  # fmt: skip
+            context=chosen.context,
+            kubeconfig=chosen.kubeconfig,
+            batch_api=chosen.batch_api,
+            core_api=chosen.core_api,
+            request_timeout=chosen.request_timeout or 0.001,
+        )
         self._cluster = Cluster(self._client)
         self._runs = Runs(self._client, self._cluster)
-        self._clock = clock
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
-        return list(OPTIONS)
+        return options_of(EKSOptions)
 
     def close(self) -> None:
         """Close idle connections; see :meth:`BaseExecutor.close`."""
@@ -219,7 +124,7 @@ class EKSExecutor(LogVerbs):
         if dry_run is None:
             return super().plan(n_replicas, entrypoint, entrypoint_args, **options)
         request = self._request(n_replicas, entrypoint, entrypoint_args, **options)
-        manifest = job_manifest(request, self._settings)
+        manifest = job_manifest(request, self._options)
         self._check_service_account()
         self._patiently(lambda: self._cluster.create_job(manifest, dry_run=True))
         return Plan(request.run_id, (redacted(manifest),))
@@ -251,9 +156,9 @@ class EKSExecutor(LogVerbs):
             InvalidRequestError: The launch itself would be refused.
         """
         manifest = job_manifest(
-            self._request(n_replicas, "check:check", None, **options), self._settings
+            self._request(n_replicas, "check:check", None, **options), self._options
         )
-        found = check_cluster(self._cluster, manifest, self._settings.service_account_name)
+        found = check_cluster(self._cluster, manifest, self._options.service_account_name)
         if rendezvous_uri is not None and all(finding.ok is not False for finding in found):
             small: dict[str, Any] = {
                 name: options[name] for name in ("env", "secrets") if name in options
@@ -262,16 +167,16 @@ class EKSExecutor(LogVerbs):
         return found
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
-        return [redacted(job_manifest(request, self._settings))]
+        return [redacted(job_manifest(request, self._options))]
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
-        manifest = job_manifest(request, self._settings)
+        manifest = job_manifest(request, self._options)
         server = self._client.server
         self._check_service_account()
         try:
             facts = create(self._cluster, manifest, self._backoff, self._patience)
         except UnknownLaunchError as error:
-            space, count = self._settings.namespace, len(request.ranks)
+            space, count = self._options.namespace, len(request.ranks)
             raise LaunchError(
                 str(error),
                 make_handles(
@@ -292,7 +197,7 @@ class EKSExecutor(LogVerbs):
         return self._handles(facts, server)
 
     def _check_service_account(self) -> None:
-        name, space = self._settings.service_account_name, self._settings.namespace
+        name, space = self._options.service_account_name, self._options.namespace
         if name is None or self._patiently(
             lambda: check_service_account(self._cluster, space, name)
         ):
@@ -305,7 +210,7 @@ class EKSExecutor(LogVerbs):
         logging.getLogger("diloco_eks").warning(text, space, name)
 
     def _handles(self, facts: JobFacts, server: str) -> list[ReplicaHandle]:
-        space = self._settings.namespace
+        space = self._options.namespace
         return make_handles(
             facts.run_id,
             facts.uid,
@@ -338,7 +243,7 @@ class EKSExecutor(LogVerbs):
     def _list_runs(self) -> list[str]:
         jobs = self._patiently(
             lambda: self._cluster.list_jobs(
-                self._settings.namespace, f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"
+                self._options.namespace, f"{names.MANAGED_BY}={names.MANAGER},{names.RUN}"
             )
         )
         known = sorted(
@@ -347,7 +252,7 @@ class EKSExecutor(LogVerbs):
         return [run_id for _, run_id in known]
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        space, server = self._settings.namespace, self._client.server
+        space, server = self._options.namespace, self._client.server
         facts = self._patiently(lambda: find_job(self._cluster, space, run_id))
         return self._handles(facts, server)
 

@@ -116,9 +116,7 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
     return checked
 
 
-def place_gpus(
-    text: str, own: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None
-) -> PlacedGpus:
+def place_gpus(text: str, own: Table | None = None) -> PlacedGpus:
     """What ``gpu=`` asks for (see :func:`diloco_protocol.backend.parse_gpu`), and the nodes that have it.
 
     Args:
@@ -134,7 +132,7 @@ def place_gpus(
     most = _MOST_GPUS
     places: Mapping[str, tuple[str, ...]] = {}
     if name in own:
-        places = own[name]
+        places = {label: tuple(values) for label, values in own[name].items()}
     elif name in MODELS:
         model = MODELS[name]
         most = max(model.types.values())

@@ -16,20 +16,21 @@ from . import _names as names
 from .__about__ import __version__
 from ._environment import container_environment, runner_arguments
 from ._gpus import PlacedGpus, node_affinity, place_gpus
+from ._options import RUNNER
 from ._overlay import apply_overlay
 from ._quantities import check_bytes, check_cpu
 
 if TYPE_CHECKING:
     from diloco_protocol import RunRequest
 
-    from ._settings import Settings
+    from ._options import EKSOptions
 
 MESSAGE_PATH = "/dev/termination-log"
 # An object must fit into etcd, and every pod repeats its template.
 _MOST_BYTES = 1_000_000
 
 
-def job_manifest(request: RunRequest, settings: Settings) -> dict[str, Any]:
+def job_manifest(request: RunRequest, options: EKSOptions) -> dict[str, Any]:
     """The Job of a run. Equal arguments give equal manifests.
 
     Indexed, all pods at once; every index has its own restarts, so the one that failed is named; a disruption is no
@@ -41,8 +42,8 @@ def job_manifest(request: RunRequest, settings: Settings) -> dict[str, Any]:
     """
     count = len(request.ranks)
     name = names.job_name(request.run_id, count)
-    labels = _labels(request, settings)
-    template = apply_overlay(_template(request, settings, labels), settings.pod_overlay)
+    labels = _labels(request, options)
+    template = apply_overlay(_template(request, options, labels), options.pod_overlay)
     spec: dict[str, Any] = {
         "completionMode": "Indexed",
         "completions": count,
@@ -59,15 +60,15 @@ def job_manifest(request: RunRequest, settings: Settings) -> dict[str, Any]:
         },
         "template": template,
     }
-    if settings.on_replica_failure == "fail_run":
+    if options.on_replica_failure == "fail_run":
         spec["maxFailedIndexes"] = 0
-    if settings.ttl_seconds_after_finished is not None:
-        spec["ttlSecondsAfterFinished"] = settings.ttl_seconds_after_finished
-    deadline = deadline_seconds(request, settings)
+    if options.ttl_seconds_after_finished is not None:
+        spec["ttlSecondsAfterFinished"] = options.ttl_seconds_after_finished
+    deadline = deadline_seconds(request, options)
     if deadline is not None:
         spec["activeDeadlineSeconds"] = deadline
     annotations = {
-        **settings.annotations,
+        **(options.annotations or {}),
         names.WORLD_SIZE: str(request.world_size),
         names.FIRST_RANK: str(request.ranks[0]),
         names.ENTRYPOINT: request.entrypoint,
@@ -77,8 +78,8 @@ def job_manifest(request: RunRequest, settings: Settings) -> dict[str, Any]:
         "kind": "Job",
         "metadata": {
             "name": name,
-            "namespace": settings.namespace,
-            "labels": {**labels, **({names.QUEUE: settings.queue} if settings.queue else {})},
+            "namespace": options.namespace,
+            "labels": {**labels, **({names.QUEUE: options.queue} if options.queue else {})},
             "annotations": annotations,
         },
         "spec": spec,
@@ -93,12 +94,12 @@ def job_manifest(request: RunRequest, settings: Settings) -> dict[str, Any]:
     return manifest
 
 
-def deadline_seconds(request: RunRequest, settings: Settings) -> int | None:
+def deadline_seconds(request: RunRequest, options: EKSOptions) -> int | None:
     """When the cluster ends the Job although no runner did: seconds from the start of its first pod's wait."""
-    if request.timeout is None or settings.pending_timeout is None:
+    if request.timeout is None or options.pending_timeout is None:
         return None
     return min(
-        math.ceil(settings.pending_timeout + request.timeout * (1 + request.max_restarts)),
+        math.ceil(options.pending_timeout + request.timeout * (1 + request.max_restarts)),
         2**31 - 1,
     )
 
@@ -120,10 +121,10 @@ def _fingerprint(manifest: Mapping[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _labels(request: RunRequest, settings: Settings) -> dict[str, str]:
-    owner = {names.OWNER: settings.owner} if settings.owner else {}
+def _labels(request: RunRequest, options: EKSOptions) -> dict[str, str]:
+    owner = {names.OWNER: options.owner} if options.owner else {}
     return {
-        **settings.labels,
+        **(options.labels or {}),
         **names.check_labels("labels", request.labels),
         **owner,
         names.APPLICATION: "diloco",
@@ -133,54 +134,56 @@ def _labels(request: RunRequest, settings: Settings) -> dict[str, str]:
     }
 
 
-def _template(request: RunRequest, settings: Settings, labels: Mapping[str, str]) -> dict[str, Any]:
-    gpu = place_gpus(request.gpu, settings.gpu_types) if request.gpu is not None else None
-    if gpu is not None and settings.runtime_class_name is not None:
+def _template(
+    request: RunRequest, options: EKSOptions, labels: Mapping[str, str]
+) -> dict[str, Any]:
+    gpu = place_gpus(request.gpu, options.gpu_types) if request.gpu is not None else None
+    if gpu is not None and options.runtime_class_name is not None:
         warnings.warn(
-            f"runtime_class_name={settings.runtime_class_name!r} together with GPUs: gVisor and Kata pass only some GPUs "
+            f"runtime_class_name={options.runtime_class_name!r} together with GPUs: gVisor and Kata pass only some GPUs "
             "through; check that the class does",
             UserWarning,
             stacklevel=2,
         )
     container: dict[str, Any] = {
         "name": names.CONTAINER,
-        "image": settings.image,
-        "command": list(settings.command),
+        "image": options.image,
+        "command": list(options.command or RUNNER),
         "args": runner_arguments(MESSAGE_PATH),
         "env": container_environment(
-            request.specs(grace=settings.grace)[0], request.env, request.secrets
+            request.specs(grace=options.grace)[0], request.env, request.secrets
         ),
-        "resources": _resources(request, settings, gpu),
+        "resources": _resources(request, options, gpu),
         "terminationMessagePath": MESSAGE_PATH,
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     pod: dict[str, Any] = {
         "restartPolicy": "Never",
         # The runner ends its tree within the grace; the kubelet's own is a little longer.
-        "terminationGracePeriodSeconds": math.ceil(settings.grace) + 5,
+        "terminationGracePeriodSeconds": math.ceil(options.grace) + 5,
         "automountServiceAccountToken": False,  # replicas do not talk to the cluster; IRSA and Pod Identity bring their own
         "enableServiceLinks": False,
         "containers": [container],
     }
-    if settings.shm_size is not None:
+    if options.shm_size is not None:
         container["volumeMounts"] = [{"name": "shm", "mountPath": "/dev/shm"}]
         pod["volumes"] = [
-            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": settings.shm_size}}
+            {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": options.shm_size}}
         ]
-    if settings.service_account_name is not None:
-        pod["serviceAccountName"] = settings.service_account_name
-    if settings.runtime_class_name is not None:
-        pod["runtimeClassName"] = settings.runtime_class_name
-    if settings.node_selector:
-        pod["nodeSelector"] = dict(settings.node_selector)
+    if options.service_account_name is not None:
+        pod["serviceAccountName"] = options.service_account_name
+    if options.runtime_class_name is not None:
+        pod["runtimeClassName"] = options.runtime_class_name
+    if options.node_selector:
+        pod["nodeSelector"] = dict(options.node_selector)
     affinity = node_affinity(
-        {} if gpu is None else gpu.places, spot=request.spot, chosen=settings.node_selector
+        {} if gpu is None else gpu.places, spot=request.spot, chosen=options.node_selector or {}
     )
     if affinity is not None:
         pod["affinity"] = affinity
-    tolerations = [dict(toleration) for toleration in settings.tolerations]
+    tolerations = [dict(toleration) for toleration in options.tolerations or ()]
     if gpu is not None:
-        own = {"key": settings.gpu_resource_key, "operator": "Exists", "effect": "NoSchedule"}
+        own = {"key": options.gpu_resource_key, "operator": "Exists", "effect": "NoSchedule"}
         tolerations += [own] if own not in tolerations else []
     if tolerations:
         pod["tolerations"] = tolerations
@@ -194,18 +197,18 @@ def _template(request: RunRequest, settings: Settings, labels: Mapping[str, str]
 
 
 def _resources(
-    request: RunRequest, settings: Settings, gpu: PlacedGpus | None
+    request: RunRequest, options: EKSOptions, gpu: PlacedGpus | None
 ) -> dict[str, dict[str, str]]:
     amounts = {
-        "cpu": check_cpu("cpu", request.cpu if request.cpu is not None else settings.cpu_request),
+        "cpu": check_cpu("cpu", request.cpu if request.cpu is not None else options.cpu_request),
         "memory": check_bytes(
-            "memory", request.memory if request.memory is not None else settings.memory_request
+            "memory", request.memory if request.memory is not None else options.memory_request
         ),
     }
-    if settings.ephemeral_storage is not None:
-        amounts["ephemeral-storage"] = settings.ephemeral_storage
+    if options.ephemeral_storage is not None:
+        amounts["ephemeral-storage"] = options.ephemeral_storage
     if gpu is not None:
-        amounts[settings.gpu_resource_key] = str(gpu.count)
-    if settings.efa:
-        amounts["vpc.amazonaws.com/efa"] = str(settings.efa)
+        amounts[options.gpu_resource_key] = str(gpu.count)
+    if options.efa:
+        amounts["vpc.amazonaws.com/efa"] = str(options.efa)
     return {"requests": amounts, "limits": dict(amounts)}

@@ -1,67 +1,215 @@
-"""What the executor's constructor takes, as a help page shows it."""
+"""The options of an executor: its arguments, checked once."""
 
-from diloco_protocol import Option
+from __future__ import annotations
 
-OPTIONS = (
-    Option("image", "text", "(required)", "the replicas' container image"),
-    Option("namespace", "text", "default", "where runs are launched and looked for"),
-    Option(
-        "service_account_name",
-        "text",
-        "the namespace's default",
-        "of the pods; carries their AWS role",
-    ),
-    Option("node_selector", "text to text", "{}", "of the pods"),
-    Option("tolerations", "list of mappings", "[]", "of the pods; the one for GPU nodes is added"),
-    Option("runtime_class_name", "text", "none", "gVisor, Kata and the like"),
-    Option(
-        "command", "list of words", "python -m diloco_protocol.runner", "what starts the runner"
-    ),
-    Option("cpu_request", "quantity", "4", "CPU of a replica; request and limit"),
-    Option("memory_request", "quantity", "16Gi", "memory of a replica; request and limit"),
-    Option(
-        "ttl_seconds_after_finished",
-        "seconds",
-        "3600",
-        "how long a run can be asked about after its end",
-    ),
-    Option(
-        "backoff_limit",
-        "number",
-        "0",
-        "restarts of a failed replica, where the launch does not say",
-    ),
-    Option("gpu_resource_key", "text", "nvidia.com/gpu", "the extended resource of GPUs"),
-    Option("run_id", "text", "run", "prefix of the names of runs"),
-    Option("batch_api", "BatchV1Api", "none", "a client to use instead of our own"),
-    Option("core_api", "CoreV1Api", "none", "a client to use instead of our own"),
-    Option("context", "text", "the current one", "of the kubeconfig"),
-    Option(
-        "kubeconfig", "path", "in-cluster, $KUBECONFIG, ~/.kube/config", "how to reach the cluster"
-    ),
-    Option("env", "text to text", "{}", "variables for every launch"),
-    Option("labels", "text to text", "{}", "of Jobs and pods"),
-    Option("annotations", "text to text", "{}", "of Jobs"),
-    Option("owner", "text", "none", "label diloco.dev/owner"),
-    Option(
-        "on_replica_failure", "fail_run or continue", "fail_run", "whether one failure ends the run"
-    ),
-    Option(
-        "pending_timeout", "seconds", "3600", "what waiting for nodes and images may add to the run"
-    ),
-    Option("grace", "seconds", "10", "between SIGTERM and SIGKILL"),
-    Option("queue", "text", "none", "Kueue's local queue"),
-    Option("gpu_types", "name to label to values", "{}", "GPUs beyond our table"),
-    Option("ephemeral_storage", "quantity", "none", "local disk of a replica"),
-    Option("shm_size", "quantity", "none", "size of /dev/shm"),
-    Option("efa", "number", "0", "EFA devices of a replica"),
-    Option("pod_overlay", "pod template", "none", "merged over ours by name"),
-    Option(
-        "request_timeout", "seconds", "30", "for a connection, and between two pieces of an answer"
-    ),
-    Option("retry_timeout", "seconds", "30", "how long calls other than polls are tried again"),
-    Option(
-        "journal", "RunJournal", "none", "where launches and ends are written down beyond the TTL"
-    ),
-    Option("backoff", "Backoff", "1 s to 15 s", "pauses of collect and of retries"),
+import json
+import os
+import shlex
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from typing import Any, Literal
+
+from diloco_protocol import Backoff, InvalidRequestError, RunJournal
+from diloco_protocol.backend import (
+    Options,
+    check_restarts,
+    check_seconds,
+    check_texts,
+    check_variables,
+    check_whole,
+    details,
+    option,
+    or_none,
 )
+
+from ._gpus import Table, check_table
+from ._names import check_dns_label, check_key, check_labels, check_object_name
+from ._quantities import check_bytes, check_cpu
+
+RUNNER = ("python", "-m", "diloco_protocol.runner")
+FAILURE_CHOICES = ("fail_run", "continue")
+_DAY = 86_400
+_TOLERATION_FIELDS = frozenset({"key", "operator", "value", "effect", "tolerationSeconds"})
+
+
+def _check_image(name: str, value: object) -> str:
+    if not isinstance(value, str) or not value or any(character.isspace() for character in value):
+        raise InvalidRequestError(f"{name} must be the name of a container image, not {value!r}")
+    return value
+
+
+def _check_choice(name: str, value: object) -> str:
+    if not isinstance(value, str) or value not in FAILURE_CHOICES:
+        raise InvalidRequestError(
+            f"{name} must be one of {', '.join(FAILURE_CHOICES)}, not {value!r}"
+        )
+    return value
+
+
+def _check_node_selector(name: str, values: object) -> dict[str, str]:
+    selector = check_texts(name, values)
+    for key in selector:
+        check_key(name, key)
+    return selector
+
+
+def _check_labels(name: str, values: object) -> dict[str, str]:
+    return check_labels(name, check_texts(name, values))
+
+
+def _check_annotations(name: str, values: object) -> dict[str, str]:
+    annotations = check_texts(name, values)
+    for key in annotations:
+        check_key(name, key)
+        if key.startswith("diloco.dev/"):
+            raise InvalidRequestError(f"{name} may not set {key}: the launch sets it")
+    return annotations
+
+
+def _check_tolerations(
+    name: str, values: Sequence[Mapping[str, Any]] | None
+) -> tuple[dict[str, Any], ...]:
+    if isinstance(values, (str, Mapping)):
+        raise InvalidRequestError(f"{name} must be a list of mappings, not {values!r}")
+    for value in values or ():
+        if not isinstance(value, Mapping) or not value or value.keys() - _TOLERATION_FIELDS:
+            raise InvalidRequestError(
+                f"a toleration is a mapping with some of {', '.join(sorted(_TOLERATION_FIELDS))}, not {value!r}"
+            )
+    return tuple(dict(value) for value in values or ())
+
+
+def _check_command(name: str, value: Sequence[str] | None) -> tuple[str, ...]:
+    if value is None:
+        return RUNNER
+    if isinstance(value, str):
+        raise InvalidRequestError(
+            f"{name} must be a list of words, not text: write {shlex.split(value)!r}"
+        )
+    if not value or not all(isinstance(word, str) and word for word in value):
+        raise InvalidRequestError(f"{name} must be a list of words, not {value!r}")
+    return tuple(value)
+
+
+def _check_label_value(name: str, value: str) -> str:
+    if not value:
+        raise InvalidRequestError(f"{name} must be text or None, not {value!r}")
+    return check_labels(name, {"value": value})["value"]
+
+
+def _check_ttl(name: str, value: object) -> int | None:
+    return check_whole(name, value, 0, 2**31 - 1, none=True)
+
+
+def _check_efa(name: str, value: object) -> int:
+    return check_whole(name, value, 0, 64)
+
+
+def _check_patience(name: str, value: object) -> float:
+    return check_seconds(name, value, most=_DAY)
+
+
+def _check_overlay(name: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError) as error:
+        raise InvalidRequestError(f"{name} must hold JSON values: {error}") from None
+    return value
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class EKSOptions(Options):
+    """The options of an :class:`EKSExecutor`: what its constructor takes, checked. Immutable.
+
+    Attributes:
+        image: The replicas' container image.
+        namespace: Where runs are launched and looked for.
+        service_account_name: The service account of the pods, which carries their AWS role (IRSA or Pod Identity). It must
+            exist.
+        node_selector: Node selector of the pods. Where it names a GPU model, an instance type or a capacity type, the
+            executor adds no node affinity of its own for that.
+        tolerations: Tolerations of the pods; the one for GPU nodes is added.
+        runtime_class_name: RuntimeClass of the pods (gVisor, Kata and the like); warns together with GPUs.
+        command: What starts the runner; the runner's own arguments are put behind it.
+        cpu_request: CPU of a replica where the launch does not say; both request and limit.
+        memory_request: Memory of a replica where the launch does not say; both request and limit.
+        ttl_seconds_after_finished: Seconds for which a run can be asked about after its end; None for ever. Later only the
+            journal knows how it ended.
+        backoff_limit: Restarts of a failed replica where the launch does not say (``max_restarts``).
+        gpu_resource_key: The extended resource that counts GPUs.
+        run_id: Prefix of the names of runs that the caller does not name.
+        batch_api: A ``kubernetes.client.BatchV1Api`` to use; ``context`` and ``kubeconfig`` are not read then.
+        core_api: A ``kubernetes.client.CoreV1Api`` to use with it.
+        context: The kubeconfig's context.
+        kubeconfig: The kubeconfig file.
+        env: Environment variables for every launch; those of the launch itself win.
+        labels: Labels of Jobs and pods.
+        annotations: Annotations of Jobs; any text.
+        owner: Value of the label ``diloco.dev/owner``.
+        on_replica_failure: ``fail_run``: one replica that has failed for good ends the run. ``continue``: the others go on,
+            for elastic membership.
+        pending_timeout: Seconds that waiting for nodes and images may add to a run before the cluster ends it; together with
+            ``timeout`` it makes the Job's deadline. None: no deadline but those of the runners.
+        grace: Seconds between SIGTERM and SIGKILL.
+        queue: Kueue's local queue.
+        gpu_types: GPU name → node label → values of that label, added to the built-in table or replacing its entries.
+        ephemeral_storage: Local disk of a replica, such as ``100Gi``.
+        shm_size: Size of ``/dev/shm``, such as ``8Gi``; counts as memory.
+        efa: EFA devices of a replica.
+        pod_overlay: A pod template that is merged over the executor's own by name (volumes, pull secrets, security context
+            and so on).
+        request_timeout: Seconds for a connection to the cluster, and between two pieces of an answer.
+        retry_timeout: Seconds for which calls other than polls are tried again while the cluster throttles or fails.
+        journal: Where launches and ends are written down for longer than the cluster keeps them.
+        backoff: Pauses of ``collect`` and between tries, with their clock and sleep.
+        clock: Unix seconds, for tests.
+
+    Raises:
+        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
+    """
+
+    image: str = field(metadata=details(check=_check_image))
+    _: KW_ONLY
+    namespace: str = option("default", check=check_dns_label)
+    service_account_name: str | None = option(
+        None, check=or_none(check_object_name), shown="the namespace's default"
+    )
+    node_selector: Mapping[str, str] | None = option(None, check=_check_node_selector)
+    tolerations: Sequence[Mapping[str, Any]] | None = option(None, check=_check_tolerations)
+    runtime_class_name: str | None = option(None, check=or_none(check_object_name))
+    command: Sequence[str] | None = option(None, check=_check_command, shown=" ".join(RUNNER))
+    cpu_request: str = option("4", check=check_cpu, type="quantity")
+    memory_request: str = option("16Gi", check=check_bytes, type="quantity")
+    ttl_seconds_after_finished: int | None = option(3600, check=_check_ttl)
+    backoff_limit: int = option(0, check=check_restarts)
+    gpu_resource_key: str = option("nvidia.com/gpu", check=check_key)
+    run_id: str | None = option(None, shown="run")
+    batch_api: Any = option(None, type="BatchV1Api", shown="one of the executor's own")
+    core_api: Any = option(None, type="CoreV1Api", shown="one of the executor's own")
+    context: str | None = option(None, shown="the current one")
+    kubeconfig: str | os.PathLike[str] | None = option(
+        None, shown="the pod's own account in a cluster, else `$KUBECONFIG`, else `~/.kube/config`"
+    )
+    env: Mapping[str, str] | None = option(None, check=check_variables)
+    labels: Mapping[str, str] | None = option(None, check=_check_labels)
+    annotations: Mapping[str, str] | None = option(None, check=_check_annotations)
+    owner: str | None = option(None, check=or_none(_check_label_value))
+    on_replica_failure: Literal["fail_run", "continue"] = option("fail_run", check=_check_choice)
+    pending_timeout: float | None = option(3600, check=or_none(check_seconds))
+    grace: float = option(10.0, check=check_seconds)
+    queue: str | None = option(None, check=or_none(_check_label_value))
+    gpu_types: Table | None = option(
+        None, check=lambda _, table: check_table(table), type="name to label to values"
+    )
+    ephemeral_storage: str | None = option(None, check=or_none(check_bytes), type="quantity")
+    shm_size: str | None = option(None, check=or_none(check_bytes), type="quantity")
+    efa: int = option(0, check=_check_efa)
+    pod_overlay: Mapping[str, Any] | None = option(
+        None, check=or_none(_check_overlay), type="pod template"
+    )
+    request_timeout: float = option(30.0, check=_check_patience)
+    retry_timeout: float = option(30.0, check=_check_patience)
+    journal: RunJournal | None = option(None)
+    backoff: Backoff | None = option(None, shown="1 s to 15 s")
+    clock: Callable[[], float] = option(time.time, hidden=True)

@@ -7,5 +7,6 @@ if os.name != "posix":
 
 from .__about__ import __version__
 from ._executor import LocalProcessExecutor
+from ._options import LocalOptions
 
-__all__ = ["LocalProcessExecutor", "__version__"]
+__all__ = ["LocalOptions", "LocalProcessExecutor", "__version__"]

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-import sys
-import time
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +19,10 @@ from diloco_protocol import (
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaStatus,
-    RunJournal,
     RunRequest,
     environment,
 )
-from diloco_protocol.backend import check_seconds
+from diloco_protocol.backend import options_of, takes
 
 from . import _logs, _runs
 from ._check import check_entrypoint
@@ -34,6 +31,7 @@ from ._gpus import available_gpus, share_out
 from ._identity import host_name, pid_namespace
 from ._launch import start_supervisor
 from ._observe import observe_replica
+from ._options import LocalOptions
 from ._orders import Setting, check_request, fingerprint, make_orders, show_orders
 from ._record import RunRecord, read_record
 from ._replica import Order
@@ -51,25 +49,10 @@ class LocalProcessExecutor(BaseExecutor):
     machine's GPUs, ``"A100"`` one and ``"A100:2"`` two of a model, disjoint among the replicas of the launch. Not
     honoured and therefore refused: ``cpu``, ``memory``, ``secrets``, ``spot=True``.
 
-    Args:
-        root: Where the runs are; default ``$XDG_STATE_HOME/diloco`` or ``~/.local/state/diloco``. Must be on a local disk.
-        python: The replicas' interpreter.
-        env: Variables for every launch; the launch's own ``env`` wins.
-        inherit_env: How much of the launcher's environment replicas inherit: True for all, False for nothing, or names
-            and patterns such as ``["PATH", "AWS_*"]``.
-        cwd: The replicas' working directory; default the launcher's at the launch.
-        pythonpath: Folders in which replicas find modules, ahead of their installation; default the launcher's own
-            import path, so that a module beside the launching script is found.
-        gpus: The GPUs to share out, as ``CUDA_VISIBLE_DEVICES`` names them; default that variable, else nvidia-smi.
-        grace: Seconds between SIGTERM and SIGKILL when a replica is ended.
-        run_id: Prefix of the names of runs that are not named by the caller.
-        journal: A second place for launches and ends to be written down, which outlives `purge`.
-        backoff: Pauses of `collect`, with its clock and sleep.
-        clock: Unix seconds, for tests.
-        sleep: Sleeps so many seconds between two looks at a followed log, for tests.
+    Its arguments are the fields of :class:`LocalOptions`, all by name.
 
     Raises:
-        InvalidRequestError: A value is not allowed.
+        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
     """
 
     backend_name = _runs.BACKEND
@@ -80,75 +63,22 @@ class LocalProcessExecutor(BaseExecutor):
         log_streams=("combined", "stderr", "stdout"),
     )
 
-    def __init__(
-        self,
-        *,
-        root: str | os.PathLike[str] | None = None,
-        python: str | os.PathLike[str] = sys.executable,
-        env: Mapping[str, str] | None = None,
-        inherit_env: bool | Iterable[str] = True,
-        cwd: str | os.PathLike[str] | None = None,
-        pythonpath: Iterable[str | os.PathLike[str]] | None = None,
-        gpus: Sequence[str] | None = None,
-        grace: float = 10.0,
-        run_id: str | None = None,
-        journal: RunJournal | None = None,
-        backoff: Backoff | None = None,
-        clock: Callable[[], float] = time.time,
-        sleep: Callable[[float], None] = time.sleep,
-    ) -> None:
+    @takes(LocalOptions)
+    def __init__(self, **options: Any) -> None:
+        chosen = LocalOptions(**options)
         super().__init__(
-            run_id=run_id,
-            journal=journal,
-            backoff=backoff or Backoff(first=0.02, factor=1.5, cap=0.5),
-            env=env,
+            run_id=chosen.run_id,
+            journal=chosen.journal,
+            backoff=chosen.backoff or Backoff(first=0.02, factor=1.5, cap=0.5),
+            env=chosen.env,
         )
-        for name, value in (
-            ("inherit_env", inherit_env),
-            ("pythonpath", pythonpath),
-            ("gpus", gpus),
-        ):
-            if isinstance(value, str):
-                raise InvalidRequestError(
-                    f"{name} must be a list, not the text {value!r}: write [{value!r}]"
-                )
-        if gpus is not None and len(set(gpus)) < len(gpus):
-            raise InvalidRequestError(f"gpus={list(gpus)!r} names a GPU twice")
-        self._root = Root(Path(os.path.abspath(root if root is not None else default_root())))  # noqa: PTH100
-        self._python = os.fspath(python)
-        self._inherit_env = inherit_env if isinstance(inherit_env, bool) else tuple(inherit_env)
-        self._cwd = cwd
-        self._pythonpath = None if pythonpath is None else tuple(pythonpath)
-        self._gpus = None if gpus is None else tuple(gpus)
-        self._grace = check_seconds("grace", grace)
-        self._clock = clock
-        self._sleep = sleep
+        self._options = chosen
+        root = default_root() if chosen.root is None else chosen.root
+        self._root = Root(Path(os.path.abspath(root)))  # noqa: PTH100
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
-        return [
-            Option("root", "path", "$XDG_STATE_HOME/diloco", "where the runs are; on a local disk"),
-            Option("python", "path", "this interpreter", "the replicas' interpreter"),
-            Option("env", "text to text", "{}", "variables for every launch"),
-            Option(
-                "inherit_env",
-                "bool or list of patterns",
-                "True",
-                "the part of this environment that replicas get",
-            ),
-            Option("cwd", "path", "the current one", "the replicas' working directory"),
-            Option(
-                "pythonpath", "list of paths", "this import path", "where replicas find modules"
-            ),
-            Option(
-                "gpus",
-                "list of text",
-                "CUDA_VISIBLE_DEVICES or nvidia-smi",
-                "the GPUs to share out",
-            ),
-            Option("grace", "seconds", "10", "between SIGTERM and SIGKILL"),
-            Option("run_id", "text", "run", "prefix of the names of runs"),
-        ]
+        return options_of(LocalOptions)
 
     # --- launching ---
 
@@ -157,20 +87,29 @@ class LocalProcessExecutor(BaseExecutor):
 
     def _setting(self) -> Setting:
         # Looked up at every launch, since folder, environment and import path of this process may change.
-        found = shutil.which(self._python)
-        if found is None:
+        chosen = self._options
+        program = shutil.which(chosen.python)
+        if program is None:
             raise InvalidRequestError(
-                f"python={self._python!r} is not an interpreter that can be started"
+                f"python={os.fspath(chosen.python)!r} is not an interpreter that can be started"
             )
-        cwd = os.path.abspath(self._cwd if self._cwd is not None else Path.cwd())  # noqa: PTH100
+        cwd = os.path.abspath(self._options.cwd if self._options.cwd is not None else Path.cwd())  # noqa: PTH100
         if not Path(cwd).is_dir():
             raise InvalidRequestError(f"the working directory cwd={cwd!r} is not a folder")
-        python = os.path.abspath(found)  # noqa: PTH100  # a link into a virtual environment must stay one
-        folders = tuple(import_path(self._pythonpath, python))
-        return Setting(python, cwd, folders, self._grace, inherited(os.environ, self._inherit_env))
+        python = os.path.abspath(program)  # noqa: PTH100  # a link into a virtual environment must stay one
+        folders = tuple(import_path(self._options.pythonpath, python))
+        return Setting(
+            python,
+            cwd,
+            folders,
+            self._options.grace,
+            inherited(os.environ, self._options.inherit_env),
+        )
 
     def _orders(self, request: RunRequest, setting: Setting) -> list[Order]:
-        devices = share_out(request.gpu, len(request.ranks), lambda: available_gpus(self._gpus))
+        devices = share_out(
+            request.gpu, len(request.ranks), lambda: available_gpus(self._options.gpus)
+        )
         return make_orders(request, setting, devices)
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
@@ -180,8 +119,8 @@ class LocalProcessExecutor(BaseExecutor):
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
         setting = self._setting()
-        cwd = None if self._cwd is None else setting.cwd
-        folders = None if self._pythonpath is None else setting.folders
+        cwd = None if self._options.cwd is None else setting.cwd
+        folders = None if self._options.pythonpath is None else setting.folders
         digest = fingerprint(request, setting.python, cwd, folders, setting.grace)
         known = _runs.known_launch(self._root, request.run_id, digest)
         if known is not None:
@@ -200,7 +139,7 @@ class LocalProcessExecutor(BaseExecutor):
             grace=setting.grace,
             timeout=request.timeout,
             max_restarts=request.max_restarts,
-            created_at=self._clock(),
+            created_at=self._options.clock(),
             host=host_name(),
             namespace=pid_namespace(),
             labels=dict(request.labels),
@@ -247,8 +186,8 @@ class LocalProcessExecutor(BaseExecutor):
             until=query.until,
             regex=query.regex,
             streams=query.streams,
-            sleep=self._sleep,
-            clock=self._clock,
+            sleep=self._options.sleep,
+            clock=self._options.clock,
         )
 
     # --- ending and finding ---

@@ -47,14 +47,29 @@ def check_whole(
 
 @overload
 def check_seconds(
-    name: str, value: object, *, positive: bool = ..., none: Literal[False] = ...
+    name: str,
+    value: object,
+    *,
+    positive: bool = ...,
+    most: float = ...,
+    none: Literal[False] = ...,
 ) -> float: ...
 @overload
 def check_seconds(
-    name: str, value: object, *, positive: bool = ..., none: Literal[True]
+    name: str,
+    value: object,
+    *,
+    positive: bool = ...,
+    most: float = ...,
+    none: Literal[True],
 ) -> float | None: ...
 def check_seconds(
-    name: str, value: object, *, positive: bool = False, none: bool = False
+    name: str,
+    value: object,
+    *,
+    positive: bool = False,
+    most: float = math.inf,
+    none: bool = False,
 ) -> float | None:
     """A finite number of seconds.
 
@@ -62,6 +77,7 @@ def check_seconds(
         name: What to call the value in the error.
         value: What was given.
         positive: Whether 0 is refused.
+        most: The largest number allowed.
         none: Whether None is allowed too.
 
     Raises:
@@ -69,8 +85,11 @@ def check_seconds(
     """
     if none and value is None:
         return None
-    if not _is_number(value) or value < 0 or (positive and value == 0):
+    if not _is_number(value) or not 0 <= value <= most or (positive and value == 0):
         allowed = "a positive number of seconds" if positive else "a number of seconds from 0"
+        allowed += (
+            "" if most == math.inf else f" to {most:g}" if not positive else f" up to {most:g}"
+        )
         raise _refused(name, allowed, value, none=none)
     return float(value)
 

@@ -1,9 +1,10 @@
-"""What whoever writes a backend needs besides :class:`BaseExecutor`: checks, resources, redaction, signals.
+"""What whoever writes a backend needs besides :class:`BaseExecutor`: options, checks, resources, redaction, signals.
 
 Nothing here is needed to use a backend, so it is not in the package itself.
 """
 
 from ._checks import check_amount, check_seconds, check_text, check_texts, check_whole
+from ._options import Options, details, option, options_of, options_table, or_none, takes
 from ._redact import REDACTED, redact
 from ._request import check_restarts
 from ._resources import ANY, GpuRequest, parse_gpu
@@ -14,6 +15,7 @@ __all__ = [
     "ANY",
     "REDACTED",
     "GpuRequest",
+    "Options",
     "check_amount",
     "check_restarts",
     "check_seconds",
@@ -21,9 +23,15 @@ __all__ = [
     "check_texts",
     "check_variables",
     "check_whole",
+    "details",
     "is_reserved",
+    "option",
+    "options_of",
+    "options_table",
+    "or_none",
     "parse_gpu",
     "read_wait_status",
     "redact",
     "signal_name",
+    "takes",
 ]

@@ -1,0 +1,106 @@
+"""What an executor is made with."""
+
+import inspect
+import re
+from dataclasses import MISSING, FrozenInstanceError, fields
+from pathlib import Path
+
+import pytest
+
+from diloco_eks import EKSExecutor, EKSOptions
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import options_of, options_table
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"image": ""}, "image must be"),
+        ({"image": "a b"}, "image must be"),
+        ({"image": None}, "image must be"),
+        ({"namespace": "Team_A"}, "namespace must be"),
+        ({"service_account_name": "Trainer"}, "service_account_name must be"),
+        ({"runtime_class_name": "g/visor"}, "runtime_class_name must be"),
+        ({"command": "python -m x"}, "write ['python', '-m', 'x']"),
+        ({"command": []}, "command must be"),
+        ({"cpu_request": "many"}, "cpu_request must be"),
+        ({"memory_request": "16GB"}, "say '16G'"),
+        ({"ttl_seconds_after_finished": -1}, "ttl_seconds_after_finished must be"),
+        ({"ttl_seconds_after_finished": 1.5}, "ttl_seconds_after_finished must be"),
+        ({"gpu_resource_key": "nvidia.com/"}, "gpu_resource_key has"),
+        ({"node_selector": {"a": 1}}, "node_selector must map"),
+        ({"node_selector": {"a b": "c"}}, "node_selector has"),
+        ({"tolerations": "x"}, "tolerations must be a list"),
+        ({"tolerations": [{"keys": "x"}]}, "a toleration is"),
+        ({"labels": {"a": "b c"}}, "annotations="),
+        ({"annotations": {"diloco.dev/x": "y"}}, "annotations may not set"),
+        ({"owner": "ada lovelace"}, "owner"),
+        ({"queue": ""}, "queue must be"),
+        ({"on_replica_failure": "restart"}, "one of fail_run, continue"),
+        ({"pending_timeout": -1}, "pending_timeout must be"),
+        ({"grace": None}, "grace must be"),
+        ({"grace": float("inf")}, "grace must be"),
+        ({"shm_size": "8GB"}, "shm_size must be"),
+        ({"efa": True}, "efa must be"),
+        ({"backoff_limit": -1}, "backoff_limit must be a whole number from 0 to 1000, not -1"),
+        ({"env": {"WORLD_SIZE": "1"}}, "env may not set WORLD_SIZE"),
+        ({"request_timeout": True}, "request_timeout must be a number of seconds from 0 to 86400"),
+        ({"retry_timeout": 1e6}, "retry_timeout must be a number of seconds from 0 to 86400"),
+        ({"pod_overlay": {"spec": {1, 2}}}, "pod_overlay must hold JSON"),
+    ],
+)
+def test_values_that_are_refused(options_for, values, what):
+    with pytest.raises(InvalidRequestError, match=re.escape(what)):
+        options_for(**values)
+
+
+def test_a_wrapper_may_start_the_runner(options_for):
+    command = ["tini", "--", "/opt/venv/bin/python", "-m", "diloco_protocol.runner"]
+    assert options_for(command=command).command == tuple(command)
+
+
+def test_what_was_given_is_not_what_is_kept(options_for):
+    labels = {"team": "a"}
+    options = options_for(labels=labels, pending_timeout=60, cpu_request=8)
+    labels["team"] = "b"
+    assert options.labels == {"team": "a"}
+    assert (options.pending_timeout, options.cpu_request) == (60.0, "8")
+    with pytest.raises(FrozenInstanceError):
+        options.namespace = "other"
+
+
+def test_secrets_among_the_variables_are_not_in_the_representation(options_for):
+    assert "hunter2" not in repr(options_for(env={"TOKEN": "hunter2"}))
+
+
+def test_the_constructor_takes_the_fields_by_name():
+    parameters = inspect.signature(EKSExecutor).parameters
+    assert list(parameters) == [each.name for each in fields(EKSOptions)]
+    first, *others = parameters.values()
+    assert (first.name, first.kind, first.default) == (
+        "image", first.POSITIONAL_OR_KEYWORD, first.empty,
+    )  # fmt: skip
+    assert {each.kind for each in others} == {first.KEYWORD_ONLY}
+    for each in fields(EKSOptions):
+        assert each.default is MISSING or parameters[each.name].default is each.default
+
+
+@pytest.mark.parametrize("arguments", [(), ("image", "default")])
+def test_arguments_that_the_constructor_does_not_have(arguments):
+    with pytest.raises(TypeError, match=r"image|positional"):
+        EKSExecutor(*arguments)
+    with pytest.raises(TypeError, match="namespce"):
+        EKSExecutor("image", namespce="default")
+
+
+def test_every_option_says_what_it_is_for():
+    listed = options_of(EKSOptions)
+    assert [each.name for each in listed if len(each.help) < 15] == []
+    assert {each.name for each in fields(EKSOptions)} - {each.name for each in listed} == {"clock"}
+    assert EKSExecutor.__init__.__doc__.count("\n    ") == len(fields(EKSOptions))
+
+
+def test_the_readme_has_the_options():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- options -->\n")[2].partition("\n<!-- /options -->")[0]
+    assert table == options_table(EKSOptions), "print(options_table(EKSOptions)) is the new table"

@@ -1,0 +1,85 @@
+"""The options of an executor: its arguments, checked once."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Any
+
+from diloco_protocol import Backoff, InvalidRequestError, RunJournal
+from diloco_protocol.backend import (
+    Options,
+    check_seconds,
+    check_variables,
+    option,
+    or_none,
+)
+
+
+def _check_list(name: str, value: Iterable[Any]) -> tuple[Any, ...]:
+    if isinstance(value, str):
+        raise InvalidRequestError(
+            f"{name} must be a list, not the text {value!r}: write [{value!r}]"
+        )
+    return tuple(value)
+
+
+def _check_inherit_env(name: str, value: bool | Iterable[str]) -> bool | tuple[str, ...]:
+    return value if isinstance(value, bool) else _check_list(name, value)
+
+
+def _check_gpus(name: str, value: Iterable[str]) -> tuple[str, ...]:
+    devices = _check_list(name, value)
+    if len(set(devices)) < len(devices):
+        raise InvalidRequestError(f"{name}={list(devices)!r} names a GPU twice")
+    return devices
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class LocalOptions(Options):
+    """The options of a :class:`LocalProcessExecutor`: what its constructor takes, checked. Immutable.
+
+    Attributes:
+        root: The folder that holds the runs. Must be on a local disk.
+        python: The replicas' interpreter.
+        env: Environment variables for every launch; those of the launch itself win.
+        inherit_env: How much of the launcher's environment replicas inherit: all, nothing, or names and patterns such as
+            ``["PATH", "AWS_*"]``.
+        cwd: The replicas' working directory.
+        pythonpath: Folders in which replicas look for modules before those of their installation. By default a module
+            beside the launching script is found.
+        gpus: The GPUs to share out, as ``CUDA_VISIBLE_DEVICES`` names them.
+        grace: Seconds between SIGTERM and SIGKILL when a replica is ended.
+        run_id: Prefix of the names of runs that the caller does not name.
+        journal: A second record of launches and ends, which outlives ``purge``.
+        backoff: Pauses of ``collect``, with its clock and sleep.
+        clock: Unix seconds, for tests.
+        sleep: Sleeps so many seconds between two looks at a followed log, for tests.
+
+    Raises:
+        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
+    """
+
+    _: KW_ONLY
+    root: str | os.PathLike[str] | None = option(
+        None, shown="`$XDG_STATE_HOME/diloco` or `~/.local/state/diloco`"
+    )
+    python: str | os.PathLike[str] = option(sys.executable, shown="this interpreter")
+    env: Mapping[str, str] | None = option(None, check=check_variables)
+    inherit_env: bool | Iterable[str] = option(True, check=_check_inherit_env)
+    cwd: str | os.PathLike[str] | None = option(None, shown="the current folder at the launch")
+    pythonpath: Iterable[str | os.PathLike[str]] | None = option(
+        None, check=or_none(_check_list), shown="this process's import path"
+    )
+    gpus: Sequence[str] | None = option(
+        None, check=or_none(_check_gpus), shown="`CUDA_VISIBLE_DEVICES`, else `nvidia-smi -L`"
+    )
+    grace: float = option(10.0, check=check_seconds)
+    run_id: str | None = option(None, shown="run")
+    journal: RunJournal | None = option(None)
+    backoff: Backoff | None = option(None, shown="0.02 s to 0.5 s")
+    clock: Callable[[], float] = option(time.time, hidden=True)
+    sleep: Callable[[float], None] = option(time.sleep, hidden=True)

@@ -1,0 +1,73 @@
+"""What an executor is made with."""
+
+import inspect
+import re
+from dataclasses import fields
+from pathlib import Path
+
+import pytest
+
+from diloco_local import LocalOptions, LocalProcessExecutor
+from diloco_protocol import InvalidRequestError
+from diloco_protocol.backend import options_of, options_table
+
+FOR_TESTS = {"clock", "sleep"}
+
+
+@pytest.mark.parametrize(
+    ("values", "what"),
+    [
+        ({"grace": -1}, "grace must be a number of seconds from 0, not -1"),
+        ({"grace": float("inf")}, "grace must be"),
+        ({"grace": True}, "grace must be"),
+        (
+            {"inherit_env": "PATH"},
+            "inherit_env must be a list, not the text 'PATH': write ['PATH']",
+        ),
+        ({"pythonpath": "/src"}, "write ['/src']"),
+        ({"gpus": "0"}, "write ['0']"),
+        ({"gpus": ["0", "1", "0"]}, "gpus=['0', '1', '0'] names a GPU twice"),
+        ({"env": {"REPLICA_RANK": "1"}}, "env may not set REPLICA_RANK"),
+        ({"env": {"A": 1}}, "'A' maps to a value of type int"),
+    ],
+)
+def test_values_that_are_refused(values, what):
+    with pytest.raises(InvalidRequestError, match=re.escape(what)):
+        LocalProcessExecutor(**values)
+
+
+def test_what_can_be_read_only_once_is_kept():
+    options = LocalOptions(
+        inherit_env=iter(["PATH"]), pythonpath=(folder for folder in ["/a", "/b"]), gpus=iter("01")
+    )
+    assert (options.inherit_env, options.pythonpath, options.gpus) == (
+        ("PATH",), ("/a", "/b"), ("0", "1"),
+    )  # fmt: skip
+
+
+def test_the_constructor_takes_the_fields_by_name():
+    parameters = inspect.signature(LocalProcessExecutor).parameters
+    assert list(parameters) == [each.name for each in fields(LocalOptions)]
+    for each in fields(LocalOptions):
+        assert parameters[each.name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameters[each.name].default is each.default
+    with pytest.raises(TypeError, match="roof"):
+        LocalProcessExecutor(roof="/")
+    with pytest.raises(TypeError, match="positional"):
+        LocalProcessExecutor("/")
+
+
+def test_options_are_the_constructors():
+    listed = LocalProcessExecutor().options()
+    assert listed == options_of(LocalOptions)
+    names = {each.name for each in listed}
+    assert names == {each.name for each in fields(LocalOptions)} - FOR_TESTS
+    assert [each.name for each in listed if len(each.help) < 15] == []
+
+
+def test_the_readme_has_the_options():
+    text = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    table = text.partition("<!-- options -->\n")[2].partition("\n<!-- /options -->")[0]
+    assert table == options_table(LocalOptions), (
+        "print(options_table(LocalOptions)) is the new table"
+    )

@@ -1,0 +1,178 @@
+"""The options of a backend's constructor, said once.
+
+A backend has one frozen dataclass, derived from :class:`Options`. Its fields are the constructor's arguments: their
+names, types and defaults are the signature, its docstring says what they are for, each may have a check, and
+``options()`` and the table of the README are made from it::
+
+    @dataclass(frozen=True, eq=False, repr=False)
+    class ToyOptions(Options):
+        \"\"\"The options of a toy.
+
+Attributes:
+            color: Of the toy.
+            grace: Seconds between being asked to end and being ended.
+        \"\"\"
+
+        color: str = field(metadata=details(check=check_text))
+        _: KW_ONLY
+        grace: float = option(10.0, check=check_seconds)
+
+
+    class ToyExecutor(BaseExecutor):
+        @takes(ToyOptions)
+        def __init__(self, *arguments, **options):
+            self._options = ToyOptions(*arguments, **options)
+
+        def options(self):
+            return options_of(ToyOptions)
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Callable
+from dataclasses import MISSING, Field, dataclass, field, fields
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from ._hooks import Option
+
+P = ParamSpec("P")
+T = TypeVar("T")
+Check = Callable[[str, Any], Any]
+
+_WORDS = {
+    "Any": "any",
+    "Iterable[str | os.PathLike[str]]": "list of paths",
+    "Mapping[str, Any]": "mapping",
+    "Mapping[str, str]": "mapping of text to text",
+    "Sequence[Mapping[str, Any]]": "list of mappings",
+    "Sequence[str]": "list of text",
+    "bool | Iterable[str]": "True, False or list of text",
+    "float": "number",
+    "int": "whole number",
+    "str": "text",
+    "str | os.PathLike[str]": "path",
+}
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Options:
+    """Base of the options of a backend: checks every field that has a check when it is made.
+
+    Its subclasses have no ``repr`` of their fields either, since an ``env`` may hold secrets.
+
+    Raises:
+        InvalidRequestError: A value is not allowed; says what was given and what is allowed.
+    """
+
+    def __post_init__(self) -> None:
+        for each in fields(self):
+            check = each.metadata.get("check")
+            if check is not None:
+                object.__setattr__(self, each.name, check(each.name, getattr(self, each.name)))
+
+
+def details(
+    *,
+    check: Check | None = None,
+    type: str | None = None,  # noqa: A002 - as in Option
+    shown: str | None = None,
+    hidden: bool = False,
+) -> dict[str, Any]:
+    """The metadata of a field of :class:`Options`.
+
+    Args:
+        check: Called with the field's name and its value, the default too; returns the value to keep, or raises.
+        type: The type in words, where those for its annotation do not tell enough.
+        shown: The default in words, where the value itself does not tell enough.
+        hidden: Whether it is left out of ``options()`` and the README, as what only tests need is.
+    """
+    return {"check": check, "type": type, "shown": shown, "hidden": hidden}
+
+
+def option(default: T, **metadata: Any) -> T:
+    """A field of :class:`Options` that has a default; see :func:`details` for the other arguments.
+
+    One without a default is written ``field(metadata=details(...))``, so that type checkers see that it has none.
+    """
+    value: T = field(default=default, metadata=details(**metadata))
+    return value
+
+
+def or_none(check: Check) -> Check:
+    """A check that lets None pass."""
+    return lambda name, value: None if value is None else check(name, value)
+
+
+def takes(
+    options: Callable[P, Options],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Gives a constructor the signature of a class of options, for type checkers, editors and ``inspect``.
+
+    Args:
+        options: The class. The constructor itself takes ``*arguments`` and ``**options`` and hands them to it.
+    """
+
+    def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        taken = inspect.signature(options)
+        first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+        parameters = [first, *taken.parameters.values()]
+        constructor.__signature__ = taken.replace(  # type: ignore[attr-defined]
+            parameters=parameters, return_annotation=None
+        )
+        helps = _helps(options)
+        constructor.__doc__ = "Args:\n" + "\n".join(
+            f"    {name}: {text}" for name, text in helps.items()
+        )
+        return constructor
+
+    return decorate
+
+
+def options_of(options: type[Options]) -> list[Option]:
+    """What a class of options has, in order, for a page of help; hidden ones are left out."""
+    helps = _helps(options)
+    return [
+        Option(
+            each.name,
+            each.metadata.get("type") or _type_in_words(each.type),
+            each.metadata.get("shown") or _default_in_words(each),
+            helps.get(each.name, ""),
+        )
+        for each in fields(options)
+        if not each.metadata.get("hidden")
+    ]
+
+
+def options_table(options: type[Options]) -> str:
+    """The same as a table in Markdown, as a README has it."""
+    rows = [
+        f"| `{each.name}` | {each.type} | {each.default} | {each.help} |"
+        for each in options_of(options)
+    ]
+    return "\n".join(["| | type | default | |", "|---|---|---|---|", *rows])
+
+
+def _helps(options: object) -> dict[str, str]:
+    """What the section "Attributes" of a docstring says of each name; nothing where Python has removed the docstrings."""
+    _, _, section = (inspect.getdoc(options) or "").partition("\nAttributes:\n")
+    section, _, _ = section.partition("\n\n")
+    entries = re.findall(r"^ {4}(\w+): (.*(?:\n {8}.*)*)", section, re.MULTILINE)
+    return {name: " ".join(text.replace("``", "`").split()) for name, text in entries}
+
+
+def _type_in_words(annotation: object) -> str:
+    text = annotation if isinstance(annotation, str) else inspect.formatannotation(annotation)
+    name = text.removesuffix(" | None")
+    choices = re.findall(r"[\"']([^\"']*)[\"']", name) if name.startswith("Literal[") else []
+    return " or ".join(choices) or _WORDS.get(name, name)
+
+
+def _default_in_words(each: Field[Any]) -> str:
+    value = each.default
+    if value is MISSING:
+        return "(required)"
+    if value is None:
+        return "none"
+    return f"{value:g}" if type(value) is float else str(value)
