@@ -38,7 +38,7 @@ def leave_contributions(exchange: Any, folder: Path, counted: Callable[[], int])
     from diloco_core._arithmetic._layout import Piece
 
     folder.mkdir(parents=True, exist_ok=True)
-    sync, number = exchange.sync, 0
+    begin, number = exchange.begin, 0
 
     def watched(job: Any, **options: Any) -> Any:
         nonlocal number
@@ -50,9 +50,9 @@ def leave_contributions(exchange: Any, folder: Path, counted: Callable[[], int])
             target = folder / f"{number:08}.{exchange.rank:05}.safetensors"
             save_file(groups, target, {"to": str(counted())})
         number += 1
-        return sync(job, **options)
+        return begin(job, **options)
 
-    exchange.sync = watched
+    exchange.begin = watched
 
 
 class StrictReader(Reader):

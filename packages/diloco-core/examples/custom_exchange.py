@@ -42,6 +42,21 @@ class Board:
             self._changed.notify_all()
 
 
+class Sync:
+    """A sync that was begun."""
+
+    def __init__(self, exchange, job):
+        self._exchange, self._job = exchange, job
+
+    def ready(self):
+        """Whether finish() would not have to wait; True where that is not known."""
+        return True
+
+    def finish(self):
+        """Wait for the others, and adopt what comes out."""
+        return self._exchange.finish(self._job)
+
+
 class BoardExchange:
     """One replica's connection to the others, through a board.
 
@@ -67,7 +82,11 @@ class BoardExchange:
         """Everything in one."""
         return 1
 
-    def sync(self, job, *, last=False):
+    def begin(self, job, *, last=False):
+        """A sync has two halves. Here nothing can be done before all are there, so that the second half is all of it."""
+        return Sync(self, job)
+
+    def finish(self, job):
         """Contribute, add up, update, adopt; piece by piece."""
         number, sent, received = self._syncs, 0, 0
         for piece in job.layout.shard(0):

@@ -28,8 +28,10 @@ from ._errors import (
     UnequalSyncsError,
     UnseenStepsError,
 )
-from ._exchange._base import Exchange, SyncReport
+from ._exchange._base import Exchange
+from ._exchange._pending import Pending
 from ._exchange._process_group import ProcessGroupExchange
+from ._exchange._report import SyncReport
 from ._exchange._threads import InProcessExchange, in_process
 from ._export._export import export
 from ._loop._diloco import DiLoCo
@@ -64,6 +66,7 @@ __all__ = [
     "ObjectNotFoundError",
     "ObjectStoreAllReduce",
     "ObjectStoreExchange",
+    "Pending",
     "ProcessGroupExchange",
     "RendezvousError",
     "RendezvousTimeoutError",

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from ._arithmetic._layout import Piece
-    from ._exchange._base import Exchange, SyncReport
+    from ._exchange._base import Exchange
+    from ._exchange._report import SyncReport
 
 
 class Mean(Fragment):
@@ -94,7 +95,7 @@ class ObjectStoreAllReduce:
     ) -> None:
         if uri is None or isinstance(uri, (str, os.PathLike)):
             self.exchange: Exchange = connect(uri, rank=rank, world_size=world_size, **options)
-        elif callable(getattr(uri, "sync", None)):
+        elif callable(getattr(uri, "begin", None)):
             given = [
                 name
                 for name, value in {"rank": rank, "world_size": world_size, **options}.items()
@@ -124,7 +125,7 @@ class ObjectStoreAllReduce:
         job = Mean(tensors, self.exchange.world_size, [] if self._last is None else [self._last])
         self.exchange.join(Schema({}, {"operation": "mean"}))
         job.begin()
-        report = self.exchange.sync(job)
+        report = self.exchange.begin(job).finish()
         job.finish()
         self._last = report.sync
         return report

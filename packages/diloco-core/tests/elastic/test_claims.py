@@ -124,15 +124,15 @@ def _sleeper(meddle, seconds=20.0, syncs=6):
     store, training = SimulatedStore(), SimulatedTraining(syncs=syncs, sizes=(12,), save_every=100)
 
     def train(node):
-        sync = node.exchange.sync
+        begin = node.exchange.begin
 
         def slow(*args, **options):
             if commit_key(3) in store.objects and commit_key(4) not in store.objects:
                 node.sleep(seconds)
                 meddle(store)
-            return sync(*args, **options)
+            return begin(*args, **options)
 
-        node.exchange.sync = slow
+        node.exchange.begin = slow
         return training(node)
 
     settings = Elastic(1, grace=5.0, topology="sharded")

@@ -341,14 +341,14 @@ def test_an_initial_state_that_is_left_over_late_does_not_stay_for_good(monkeypa
     store, left = SimulatedStore(), shard_key(0, 0, 0, "f" * 16)
 
     def train(node):
-        step = node.exchange.sync
+        begin = node.exchange.begin
 
-        def sync(*args, **options):
+        def noticed(*args, **options):
             if node.exchange.position.sync == 6:
                 store.write(left, b"whatever")
-            return step(*args, **options)
+            return begin(*args, **options)
 
-        node.exchange.sync = sync
+        node.exchange.begin = noticed
         return SimulatedTraining(syncs=10, sizes=(12,))(node)
 
     settings = Elastic(1, grace=30.0, topology="sharded", publish_every=1, retention=1)

@@ -17,7 +17,7 @@ class Untouched:
     def refuse(self, *_):
         raise AssertionError("the exchange was used before the arguments were checked")
 
-    join = sync = shards = leave = abort = refuse
+    join = begin = shards = leave = abort = refuse
 
 
 def make(model=None, **options):

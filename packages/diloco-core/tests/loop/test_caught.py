@@ -19,13 +19,17 @@ def parts(lab, exchange, dtype=torch.float32, **options):
 
 def interrupted_after(outer):
     """Ctrl-C when the exchange is through with a sync, and the loop has not counted it yet."""
-    sync, adopted = outer._exchange.sync, []
+    begin, adopted = outer._exchange.begin, []
 
-    def noticed(*args, **options):
-        adopted.append(sync(*args, **options))
-        return adopted[-1]
+    class Noticed:
+        def __init__(self, *args, **options):
+            self.pending = begin(*args, **options)
 
-    outer._exchange.sync = noticed
+        def finish(self):
+            adopted.append(self.pending.finish())
+            return adopted[-1]
+
+    outer._exchange.begin = Noticed
 
     def seen():
         if adopted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -23,8 +23,10 @@ from .._errors import (
     RunExistsError,
     SyncError,
 )
-from .._exchange._base import Schema, SyncReport
+from .._exchange._base import Schema
 from .._exchange._endings import as_text
+from .._exchange._pending import Syncs
+from .._exchange._report import SyncReport
 from .._exchange._resumable import Position, ResumableExchange
 from .._inner._state import SavedInner, check_inner
 from .._model._unsynced_watch import UnsyncedWatch
@@ -53,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from .._arithmetic._sync_job import SyncJob
+    from .._exchange._pending import Pending, Steps
     from .._exchange._resumable import ResumableJob
     from .._store._api import Buffer, Store
 
@@ -111,6 +114,7 @@ class ElasticExchange(ResumableExchange):
         self.when_ended: Callable[[], object] = bool  # told when this replica has left or failed
         self._ended = ""
         self._first = True
+        self._syncs = Syncs()
         self._hinted = 0
         self._unsynced: UnsyncedWatch | None = None
 
@@ -230,8 +234,8 @@ class ElasticExchange(ResumableExchange):
             self._hinted = life.sync + 1
         return False
 
-    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
-        """Contribute, obey the record, adopt; see :meth:`._base.Exchange.sync`.
+    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
+        """Contribute; ``finish()`` obeys the record and adopts. See :meth:`._base.Exchange.begin`.
 
         With ``reloaded=True`` in the report this replica has reloaded the published state, and trains on from there. The
         sync may have been decided and adopted all the same, with its contribution.
@@ -248,22 +252,38 @@ class ElasticExchange(ResumableExchange):
             DivergedError: This replica computes other values than the others, even after reloading.
         """
         self._check_open()
-        life = self._running()
+        return self._syncs.begin(job.name, self._sync(self._running(), job, last), self._guarded)
+
+    @contextmanager
+    def _guarded(self) -> Iterator[None]:
+        """Whoever fails tells the others."""
         try:
-            check_claim(life)
-            with saying_what_to_do(life, going_back=False):
-                return self._sync(life, job, last)
+            yield
         except BaseException as error:
             self.abort(error)
             raise
 
-    def _sync(self, life: Life, job: SyncJob, last: bool) -> SyncReport:
-        if job is not life.fragments[life.index(life.sync + 1)].job:
-            raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
-        self._first = False
-        sync = ElasticSync(life, 2 * self.settings.grace if last else None)
+    def _sync(self, life: Life, job: SyncJob, last: bool) -> Steps:
+        found_out: Reload | None = None
+        with saying_what_to_do(life, going_back=False):
+            check_claim(life)
+            if job is not life.fragments[life.index(life.sync + 1)].job:
+                raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
+            self._first = False
+            sync = ElasticSync(life, 2 * self.settings.grace if last else None)
+            try:
+                sync.contribute()
+            except Reload as reload:
+                found_out = reload
+        yield sync.ready if found_out is None else lambda: True
+        with saying_what_to_do(life, going_back=False):
+            return self._finish(life, sync, found_out)
+
+    def _finish(self, life: Life, sync: ElasticSync, found_out: Reload | None) -> SyncReport:
         try:
-            report = sync.run()
+            if found_out is not None:
+                raise found_out
+            report = sync.finish()
         except Reload as reload:
             self._start_again(life, reload)
             return sync.after_reloading()
@@ -368,6 +388,7 @@ class ElasticExchange(ResumableExchange):
     def leave(self) -> None:
         """Tell the others that this replica is done, and see to it that the run can be resumed; repeatable."""
         if not self._ended:
+            self._syncs.check("this replica cannot leave")
             self._ended = "left"
             self.when_ended()
             try:
@@ -384,6 +405,7 @@ class ElasticExchange(ResumableExchange):
 
     def abort(self, error: BaseException) -> None:
         """Tell the others not to wait for this replica; repeatable, never raises."""
+        self._syncs.give_up()
         if self._ended:
             return
         self._ended = f"failed ({as_text(error)})"

@@ -6,6 +6,7 @@ same bytes, and the result is bit for bit that of the exchange over a store.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -25,19 +26,24 @@ from .._errors import (
     SyncTimeoutError,
 )
 from .._timing import Timing
-from ._base import Schema, SyncReport
+from ._base import Exchange, Schema
 from ._endings import Ending, Progress, conclude, describe, failure
+from ._pending import Syncs
+from ._report import SyncReport
 from ._schemas import compare_schemas
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from .._arithmetic._layout import Piece
     from .._arithmetic._sharded import Source
+    from ._pending import Pending, Steps
 
 GROUP_CHUNK_BYTES = 4 * 2**20
 """Default size of a chunk in bytes: large enough to hide a message's latency, small beside a model."""
 
 
-class ProcessGroupExchange:
+class ProcessGroupExchange(Exchange):
     """One replica's side of an exchange over a process group; see :class:`._base.Exchange`.
 
     Needs no store, keeps nothing for a restart, and membership is fixed: if a replica dies, the others' collectives fail
@@ -79,6 +85,7 @@ class ProcessGroupExchange:
         self._scratch = Scratch(chunk_bytes)
         self._schema: Schema | None = None
         self._progress = Progress()
+        self._syncs = Syncs()
         self._talking = False  # with the others, in a sync
         self._refused: NonFiniteUpdateError | None = None
         self._ended = False
@@ -96,24 +103,13 @@ class ProcessGroupExchange:
                 "this exchange has already joined with another model or other settings"
             )
 
-    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:  # noqa: ARG002 - who has left has told all at once
-        """Contribute, reduce, update, adopt; see :meth:`._base.Exchange.sync`."""
+    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - who has left has told all at once
+        """Nothing yet: collectives take all replicas at once. ``finish()`` does the whole sync, and ``ready()`` says True."""
         if self._schema is None or self._ended:
             raise SyncError(
                 "this exchange has ended" if self._ended else "join() comes before the first sync"
             )
-        try:
-            report = self._sync(job)
-        except BaseException as error:
-            if not self._talking:
-                self.abort(error)  # the others wait to hear what comes next
-            self._ended = True
-            # What collectives raise: a peer is gone, or the time is up.
-            if self._talking and isinstance(error, RuntimeError):
-                raise _translated(error, describe(job.kind, job.name, self._progress)) from error
-            raise
-        self._progress = self._progress.plus(job.kind)
-        return report
+        return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, job))
 
     def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
         """One for every replica."""
@@ -122,11 +118,13 @@ class ProcessGroupExchange:
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
         if not self._ended and self._schema is not None:
+            self._syncs.check("this replica cannot leave")
             self._ended = True
             self._everybodys(("", Ending(self.rank, "left", self._progress)))
 
     def abort(self, error: BaseException) -> None:
         """Tell the others, at their next sync, that this replica has failed; repeatable, never raises."""
+        self._syncs.give_up()
         if not self._ended and self._schema is not None:
             self._ended = True
             try:
@@ -134,7 +132,22 @@ class ProcessGroupExchange:
             except RuntimeError:
                 return  # they are gone, too
 
-    def _sync(self, job: SyncJob) -> SyncReport:
+    @contextmanager
+    def _guarded(self, job: SyncJob) -> Iterator[None]:
+        """Where a sync fails, so does the exchange: the others wait in collectives that nobody joins any more."""
+        try:
+            yield
+        except BaseException as error:
+            if not self._talking:
+                self.abort(error)  # the others wait to hear what comes next
+            self._ended = True
+            # What collectives raise: a peer is gone, or the time is up.
+            if self._talking and isinstance(error, RuntimeError):
+                raise _translated(error, describe(job.kind, job.name, self._progress)) from error
+            raise
+
+    def _sync(self, job: SyncJob) -> Steps:
+        yield lambda: True
         clock, layout = self._timing.clock, job.layout
         start = clock()
         self._talking = False
@@ -159,8 +172,9 @@ class ProcessGroupExchange:
                     sent += size * gathered
                     received += size
         self._check_all()
+        number, self._progress = self._progress.number, self._progress.plus(job.kind)
         return SyncReport(
-            sync=self._progress.number,
+            sync=number,
             fragment=job.name,
             committed=True,
             members=self.world_size,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -20,14 +21,19 @@ from .._errors import (
     UnequalSyncsError,
 )
 from .._timing import Timing
-from ._base import Schema, SyncReport
+from ._base import Exchange, Schema
 from ._endings import Ending, Progress, conclude, describe, failure
+from ._pending import Syncs
+from ._report import SyncReport
 from ._schemas import compare_schemas
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
 
     from .._arithmetic._layout import Piece
+    from ._pending import Pending, Steps
 
 
 def in_process(
@@ -61,22 +67,28 @@ class _Hub:
         self.rounds: dict[tuple[str, int], dict[int, object]] = {}
         self.endings: dict[int, Ending] = {}
 
+    def arrive(self, rank: int, what: str, progress: Progress, value: object) -> None:
+        """Put a value down for the others; once per round."""
+        with self.changed:
+            self.rounds.setdefault((what, progress.number), {})[rank] = value
+            self.changed.notify_all()
+
+    def settled(self, what: str, progress: Progress) -> bool:
+        """Whether nobody is to be waited for in a round any more: all are there, or one has ended without it."""
+        with self.changed:
+            arrived = self.rounds[what, progress.number]
+            return len(arrived) == self.world_size or any(
+                other not in arrived for other in self.endings
+            )
+
     def meet(
         self, rank: int, what: str, progress: Progress, value: object, timeout: float
     ) -> list[Any]:
         """Everybody's values in rank order. Raises ``_Missing`` after ``timeout`` seconds."""
-        key = (what, progress.number)
+        self.arrive(rank, what, progress, value)
         with self.changed:
-            arrived = self.rounds.setdefault(key, {})
-            arrived[rank] = value
-            self.changed.notify_all()
-
-            def settled() -> bool:
-                return len(arrived) == self.world_size or any(
-                    other not in arrived for other in self.endings
-                )
-
-            self.changed.wait_for(settled, timeout)
+            arrived = self.rounds[what, progress.number]
+            self.changed.wait_for(partial(self.settled, what, progress), timeout)
             missing = [other for other in range(self.world_size) if other not in arrived]
             if not missing:
                 # The round is kept until the next one of its kind is complete: slower threads still look at it.
@@ -98,7 +110,7 @@ class _Missing(Exception):  # noqa: N818 - never leaves this file
         self.ranks = ranks
 
 
-class InProcessExchange:
+class InProcessExchange(Exchange):
     """One thread's side; see :class:`._base.Exchange` and :func:`in_process`."""
 
     def __init__(self, hub: _Hub, rank: int, timing: Timing, chunk_bytes: int) -> None:
@@ -110,6 +122,7 @@ class InProcessExchange:
         self._scratch = Scratch(chunk_bytes)
         self._schema: Schema | None = None
         self._progress = Progress()
+        self._syncs = Syncs()
         self._ended = False
 
     def join(self, schema: Schema) -> None:
@@ -132,20 +145,13 @@ class InProcessExchange:
                 "this exchange has already joined with another model or other settings"
             )
 
-    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
-        """Contribute, reduce, update, adopt; see :meth:`._base.Exchange.sync`."""
+    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
+        """Put the contribution down for the others; see :meth:`._base.Exchange.begin`."""
         if self._schema is None or self._ended:
             raise SyncError(
                 "this exchange has ended" if self._ended else "join() comes before the first sync"
             )
-        try:
-            report = self._sync(job)
-        except BaseException as error:
-            if not (last and isinstance(error, UnequalSyncsError)):
-                self.abort(error)
-            raise
-        self._progress = self._progress.plus(job.kind)
-        return report
+        return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, last))
 
     def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
         """One for every replica."""
@@ -154,21 +160,37 @@ class InProcessExchange:
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
         if not self._ended:
+            self._syncs.check("this replica cannot leave")
             self._ended = True
             self._hub.end(Ending(self.rank, "left", self._progress))
 
     def abort(self, error: BaseException) -> None:
         """Tell the others that this replica has failed; repeatable, never raises."""
+        self._syncs.give_up()
         if not self._ended:
             self._ended = True
             self._hub.end(failure(self.rank, self._progress, error))
 
-    def _sync(self, job: SyncJob) -> SyncReport:
+    @contextmanager
+    def _guarded(self, last: bool) -> Iterator[None]:
+        """Whoever fails tells the others; who can do without the sync just leaves."""
+        try:
+            yield
+        except BaseException as error:
+            if not (last and isinstance(error, UnequalSyncsError)):
+                self.abort(error)
+            raise
+
+    def _sync(self, job: SyncJob) -> Steps:
         clock = self._timing.clock
         layout, start = job.layout, clock()
         for shard in range(layout.shards):
             for _ in contributions(job, shard, self.rank, self._chunk_bytes, self._scratch):
                 pass
+        self._hub.arrive(self.rank, "contribute", self._progress, job)
+        busy = clock() - start
+        yield partial(self._hub.settled, "contribute", self._progress)
+        start = clock() - busy  # what was done between the halves is no part of the sync
         ready = clock()
         jobs = self._meet("contribute", job)
         waited = clock() - ready
@@ -198,8 +220,9 @@ class InProcessExchange:
             "adopt", job
         )  # what is published may be the caller's own tensor, who is free to change it now
         waited += clock() - ready
+        number, self._progress = self._progress.number, self._progress.plus(job.kind)
         return SyncReport(
-            sync=self._progress.number,
+            sync=number,
             fragment=job.name,
             committed=True,
             members=self.world_size,

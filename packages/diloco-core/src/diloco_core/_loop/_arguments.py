@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from .._inner._state import Stateful
 
-_EXCHANGE_METHODS = ("join", "sync", "shards", "leave", "abort")
+_EXCHANGE_METHODS = ("join", "begin", "shards", "leave", "abort")
 
 
 def check_parties(model: object, exchange: object, on_sync: object) -> None:

@@ -47,7 +47,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from .._exchange._base import Exchange, Schema, SyncReport
+    from .._exchange._base import Exchange, Schema
+    from .._exchange._report import SyncReport
     from .._inner._state import Stateful
     from .._outer._optimizer import OuterOptimizerFactory
 
@@ -506,7 +507,7 @@ class DiLoCo:
         counted = self._membership.counted
         try:
             with _ordinary_mode():
-                report = self._membership.sync(fragment, last=last)
+                report = self._membership.begin_sync(fragment, last=last).finish()
                 fragment.finish()
             report = self._account_for(report, number, inner_steps, counted)
         except BaseException as error:

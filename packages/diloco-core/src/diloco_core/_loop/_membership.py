@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .._exchange._base import Exchange, SyncReport
+    from .._exchange._base import Exchange
+    from .._exchange._pending import Pending
     from .._exchange._resumable import Position
     from .._inner._state import Stateful
     from .._outer._fragment import Fragment
@@ -71,8 +72,8 @@ class Membership(Protocol):
         """Whether there is a sync that this replica can take without contributing."""
         ...
 
-    def sync(self, fragment: Fragment, *, last: bool) -> SyncReport:
-        """Sync a fragment.
+    def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
+        """Begin the sync of a fragment.
 
         Args:
             fragment: Whose turn it is.
@@ -159,7 +160,7 @@ class FixedMembership:
         """Take rank 0's values, or see that all have the same."""
         for number, fragment in enumerate(fragments):
             fragment.begin()
-            report = self._exchange.sync(Initial(fragment, into_model=not restored))
+            report = self._exchange.begin(Initial(fragment, into_model=not restored)).finish()
             fragment.finish()
             count.published[number] = report.sync
 
@@ -167,9 +168,9 @@ class FixedMembership:
         """Nothing is decided without this replica."""
         return False
 
-    def sync(self, fragment: Fragment, *, last: bool) -> SyncReport:  # noqa: ARG002
-        """Sync a fragment. It may always be the last one: another replica may have left before this one."""
-        return self._exchange.sync(fragment, last=True)
+    def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:  # noqa: ARG002
+        """Begin a sync. It may always be the last one: another replica may have left before this one."""
+        return self._exchange.begin(fragment, last=True)
 
     def overtaken(self) -> None:
         """Ranks have one life only."""
@@ -228,9 +229,9 @@ class ResumableMembership:
         """Whether a sync was committed without this replica."""
         return self._exchange.behind()
 
-    def sync(self, fragment: Fragment, *, last: bool) -> SyncReport:
-        """Sync a fragment."""
-        return self._exchange.sync(fragment, last=last)
+    def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
+        """Begin the sync of a fragment."""
+        return self._exchange.begin(fragment, last=last)
 
     def overtaken(self) -> None:
         """Nothing is saved from now on: the data loader does not stand where the counted steps end."""

@@ -31,8 +31,9 @@ from .._arithmetic._sharded import Scratch
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_identity, check_whole
 from .._errors import ConfigurationError, RunExistsError, SyncError, UnequalSyncsError
-from .._exchange._base import Schema, SyncReport
+from .._exchange._base import Exchange, Schema
 from .._exchange._endings import Ending, Progress, failure
+from .._exchange._pending import Syncs
 from .._model._unsynced_watch import UnsyncedWatch
 from .._planner._warning import fragment_bytes, warn_of_long_syncs
 from .._store._api import check_size
@@ -44,15 +45,16 @@ from ._rendezvous import claim, meet, watch_own
 from ._sync import Participant, StoreSync
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
+    from .._exchange._pending import Pending, Steps
     from .._store._api import Buffer, Store
     from ._records import Claim
 
 _TELL_SECONDS = 10.0
 
 
-class ObjectStoreExchange:
+class ObjectStoreExchange(Exchange):
     """Replicas meet in an object store, and nowhere else; see :class:`._base.Exchange`.
 
     Rank k reduces, updates and publishes the shards k, k + world_size, …; per sync it sends its contribution to all other
@@ -99,6 +101,7 @@ class ObjectStoreExchange:
         self._participant: Participant | None = None
         self._schema: Schema | None = None
         self._progress = Progress()
+        self._syncs = Syncs()
         self._last: StoreSync | None = None
         self._obsolete: list[str] = []
         self._unsynced: UnsyncedWatch | None = None
@@ -167,14 +170,21 @@ class ObjectStoreExchange:
         )
         self._schema = schema
 
-    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
-        """Contribute, reduce, update, adopt; see :meth:`._base.Exchange.sync`."""
+    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
+        """Store the contribution; see :meth:`._base.Exchange.begin`."""
         self._check_open()
         if self._participant is None:
             raise SyncError("join() comes before the first sync")
         sync = StoreSync(self._participant, self._progress, job, self._last)
+        return self._syncs.begin(
+            job.name, self._sync(sync, job), partial(self._guarded, sync, last)
+        )
+
+    @contextlib.contextmanager
+    def _guarded(self, sync: StoreSync, last: bool) -> Iterator[None]:
+        """Whoever fails tells the others; who can do without the sync takes its contribution back."""
         try:
-            report = sync.run(self._obsolete)
+            yield
         except BaseException as error:
             if last and isinstance(error, UnequalSyncsError):
                 # Nobody can commit to it without the one that has left.
@@ -182,6 +192,11 @@ class ObjectStoreExchange:
             else:
                 self.abort(error)
             raise
+
+    def _sync(self, sync: StoreSync, job: SyncJob) -> Steps:
+        sync.contribute()
+        yield sync.ready
+        report = sync.finish(self._obsolete)
         self._obsolete = sync.obsolete_keys()
         self._last = sync
         self._progress = self._progress.plus(job.kind)
@@ -200,6 +215,7 @@ class ObjectStoreExchange:
     def leave(self) -> None:
         """Tell the others that this replica is done; repeatable."""
         if not self._ended:
+            self._syncs.check("this replica cannot leave")
             self._ended = "left"
             self.when_ended()
             self._last = None
@@ -214,6 +230,7 @@ class ObjectStoreExchange:
 
     def abort(self, error: BaseException) -> None:
         """Tell the others that this replica has failed; repeatable, never raises."""
+        self._syncs.give_up()
         if self._ended:
             return
         ending = failure(self.rank, self._progress, error)

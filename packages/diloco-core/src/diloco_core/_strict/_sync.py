@@ -13,8 +13,8 @@ from .._arithmetic._layout import Rule
 from .._arithmetic._reduction import blocks, reduce_shards
 from .._arithmetic._sharded import carried_groups, carries, contributions, may_carry, with_unchanged
 from .._errors import CorruptedObjectError, MismatchError, SyncTimeoutError
-from .._exchange._base import SyncReport
 from .._exchange._endings import describe
+from .._exchange._report import SyncReport
 from .._store._ahead import open_ahead
 from .._store._api import block_bytes_of
 from .._store._reread import read_again
@@ -67,7 +67,7 @@ class Participant:
 
 
 class StoreSync:
-    """One sync of one replica. Run once; after that it can write its shards again.
+    """One sync of one replica, in two halves. Run once; after that it can write its shards again.
 
     Args:
         participant: What stays the same from sync to sync.
@@ -103,13 +103,25 @@ class StoreSync:
         self._previous = previous
         self._sent = 0
         self._received = 0
+        self._contributing = 0.0
         self._waited = 0.0
 
-    def run(self, obsolete: Iterable[str]) -> SyncReport:
-        """Run the sync. ``obsolete`` are own keys that nobody needs once all have contributed to it."""
+    def contribute(self) -> None:
+        """The first half: store the own contribution."""
+        start = self._p.timing.clock()
+        self._sent += self._p.store.put(
+            self._delta_key(self._p.rank, self._groups), self._delta_parts
+        )
+        self._contributing = self._p.timing.clock() - start
+
+    def ready(self) -> bool:
+        """Whether all have contributed."""
+        return not self._missing_ranks()
+
+    def finish(self, obsolete: Iterable[str]) -> SyncReport:
+        """The second half. ``obsolete`` are own keys that nobody needs once all have contributed to this sync."""
         clock = self._p.timing.clock
         start = clock()
-        self._contribute()
         self._wait_for_commit()
         # Everybody has contributed to this sync, so everybody is through with the one before.
         self._previous = None
@@ -124,7 +136,7 @@ class StoreSync:
             bytes_sent=self._sent,
             bytes_received=self._received,
             wait_seconds=self._waited,
-            exchange_seconds=clock() - start - self._waited,
+            exchange_seconds=self._contributing + clock() - start - self._waited,
         )
 
     @property
@@ -161,11 +173,6 @@ class StoreSync:
             )
             self._publish(shard)
             self._repairs.done(shard)
-
-    def _contribute(self) -> None:
-        self._sent += self._p.store.put(
-            self._delta_key(self._p.rank, self._groups), self._delta_parts
-        )
 
     def _delta_parts(self) -> Iterator[Buffer]:
         # The own shards are not sent, but they are checked: what is not finite must stop before anybody commits to it.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -12,8 +13,10 @@ from .._arithmetic._layout import CHUNK_BYTES, Rule
 from .._arithmetic._sharded import Scratch, contributions
 from .._checks import check_identity
 from .._errors import ConfigurationError, MismatchError
-from .._exchange._base import SyncReport
+from .._exchange._base import Exchange
 from .._exchange._endings import Progress
+from .._exchange._pending import Syncs
+from .._exchange._report import SyncReport
 from .._outer._initial import Initial
 from ._agreement import compared, compared_copy, first_difference, numbers
 from ._manager import MockManager
@@ -24,6 +27,7 @@ if TYPE_CHECKING:
     from .._arithmetic._layout import Layout
     from .._arithmetic._sync_job import SyncJob
     from .._exchange._base import Schema
+    from .._exchange._pending import Pending, Steps
     from .._outer._fragment import Fragment
     from ._agreement import Compared
     from ._manager import Manager
@@ -41,7 +45,7 @@ _MEMBERS = (
 _STATE_KEY = "diloco_core.ManagerExchange"
 
 
-class ManagerExchange:
+class ManagerExchange(Exchange):
     """Our outer loop over a torchft-shaped manager; see :class:`._base.Exchange`.
 
     Every replica averages everything and takes the whole outer step itself. The manager decides who takes part, and votes
@@ -84,6 +88,7 @@ class ManagerExchange:
         self._manager = manager
         self._scratch = Scratch(CHUNK_BYTES)
         self._progress = Progress()
+        self._syncs = Syncs()
         self._schema: Schema | None = None
         self._things: list[Compared] = []
         self._fragments: list[Fragment] = []
@@ -109,12 +114,16 @@ class ManagerExchange:
             self._manager.register_state_dict_fn(_STATE_KEY, self._heal, self._state)
         self._schema, self._things = schema, compared(schema)
 
-    def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:  # noqa: ARG002 - the manager knows who is there
-        """Compare, average, vote, update; see :meth:`._base.Exchange.sync`.
+    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - the manager knows who is there
+        """Nothing yet. ``finish()`` compares, averages, votes and updates, and ``ready()`` says True.
 
         Raises:
             MismatchError: The replicas differ in what all must have in common, or the others are further than this one.
         """
+        return self._syncs.begin(job.name, self._sync(job), nullcontext)
+
+    def _sync(self, job: SyncJob) -> Steps:
+        yield lambda: True
         start = time.monotonic()
         committed, contribution = True, "counted"
         if job.kind == "initial":
@@ -143,8 +152,9 @@ class ManagerExchange:
     def leave(self) -> None:
         """Nothing to do: the manager belongs to the caller."""
 
-    def abort(self, error: BaseException) -> None:
-        """Nothing to do: the manager belongs to the caller."""
+    def abort(self, error: BaseException) -> None:  # noqa: ARG002 - nobody is told
+        """The manager belongs to the caller, and is told nothing; a sync under way is given up."""
+        self._syncs.give_up()
 
     def _begin(self, job: SyncJob) -> None:
         if isinstance(job, Initial):

@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from .._arithmetic._sync_job import SyncJob
-    from .._exchange._base import Exchange, SyncReport
+    from .._exchange._base import Exchange
+    from .._exchange._report import SyncReport
 
 
 class Work(Protocol):
@@ -102,7 +103,7 @@ class MockManager:
 
     def share(self, job: SyncJob) -> SyncReport:
         """Sync something else than an average: the initial values, which all take from rank 0."""
-        report = self.exchange.sync(job)
+        report = self.exchange.begin(job).finish()
         self._last.append(report.sync)  # the next average removes what was published
         return report
 
@@ -119,7 +120,7 @@ class MockManager:
         self.start_quorum()
         job = Mean([tensor], self.exchange.world_size, self._last)
         job.begin()
-        self._last = [self.exchange.sync(job).sync]
+        self._last = [self.exchange.begin(job).finish().sync]
         job.finish()
         return CompletedWork(tensor)
 

@@ -16,7 +16,7 @@ from .._loop._diloco import DiLoCo
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from .._exchange._base import SyncReport
+    from .._exchange._report import SyncReport
     from ._simulation import Node, Outcome
     from ._store import SimulatedStore
 

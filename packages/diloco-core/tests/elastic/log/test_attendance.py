@@ -224,14 +224,14 @@ def test_a_replica_that_fails_is_named_with_its_error(caplog):
     training = SimulatedTraining(syncs=9, sizes=(40,))
 
     def train(node):
-        sync = node.exchange.sync
+        begin = node.exchange.begin
 
         def fail(job, **options):
             if node.rank == 1 and node.exchange.position.sync == 3:
                 raise RuntimeError("no space for s3://AKIA:hunter2@bucket/run")
-            return sync(job, **options)
+            return begin(job, **options)
 
-        node.exchange.sync = fail
+        node.exchange.begin = fail
         try:
             return training(node)
         except RuntimeError as error:

@@ -132,7 +132,7 @@ def test_an_earlier_life_that_reloads_for_another_reason_stops_too(monkeypatch):
         def reload(_):
             raise Reload(Why.SUPERSEDED)
 
-        monkeypatch.setattr(ElasticSync, "run", reload)
+        monkeypatch.setattr(ElasticSync, "finish", reload)
         exchange.sync(life.fragments[0].job)
 
     assert isinstance(_alone(act), FencedError)

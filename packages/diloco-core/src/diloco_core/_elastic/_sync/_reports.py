@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..._exchange._base import SyncReport
+from ..._exchange._report import SyncReport
 
 if TYPE_CHECKING:
     from ..._arithmetic._sync_job import SyncJob

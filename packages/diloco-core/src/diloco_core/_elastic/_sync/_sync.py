@@ -20,6 +20,7 @@ from .._round._membership import (
     Differ,
     Expired,
     Folder,
+    KeepWaiting,
     Leave,
     NotNext,
     Round,
@@ -40,14 +41,14 @@ from ._said import notice, say_what_is_lost, say_who_is_missing, timed_out
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ..._exchange._base import SyncReport
+    from ..._exchange._report import SyncReport
     from .._life import Life
 
 _log = logging.getLogger("diloco_core")
 
 
 class ElasticSync:
-    """The next sync of one life. Used once.
+    """The next sync of one life, in two halves. Used once.
 
     Args:
         life: The life.
@@ -86,23 +87,45 @@ class ElasticSync:
             may_leave=patience is not None,
         )
         self._folder = Folder({}, {}, ())
+        self._found: tuple[Commit, str] | None = None
+        self._contributing = 0.0
 
-    def run(self) -> SyncReport:
-        """Run it; afterwards this life stands at the sync's state, unless it was left out.
+    def contribute(self) -> None:
+        """The first half: store the own contribution, unless the sync is decided already.
 
         Raises:
             Reload: This life's state is of no use.
-            SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
             NonFiniteDeltaError: The own contribution holds NaN or infinity; nothing was sent.
         """
         life = self._life
         life.traffic = Traffic()
         start = life.timing.clock()
-        found = commit_mended(life, self._sync)
-        if found is None:
-            if self._own is None and self._job.steps is not None:
-                self._contribute(*self._job.steps)
-            found = self._wait()
+        self._found = commit_mended(life, self._sync)
+        if self._found is None and self._own is None and self._job.steps is not None:
+            self._contribute(*self._job.steps)
+        self._contributing = life.timing.clock() - start
+
+    def ready(self) -> bool:
+        """Whether the sync is decided, or this life would not wait any longer for others."""
+        try:
+            self._found = self._found or commit_mended(self._life, self._sync)
+            if self._found is not None:
+                return True
+            decision = on_look(self._round, self._look(), overdue=False, expired=False)
+        except Reload:
+            return True  # the second half comes across it again
+        return not isinstance(decision, KeepWaiting)
+
+    def finish(self) -> SyncReport:
+        """The second half; afterwards this life stands at the sync's state, unless it was left out.
+
+        Raises:
+            Reload: This life's state is of no use.
+            SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
+        """
+        life = self._life
+        start = life.timing.clock() - self._contributing
+        found = self._found or self._wait()
         if found is None:
             life.open = self._own
             return left(life, self._job)

@@ -1,0 +1,216 @@
+"""A sync in two halves, in every exchange: the halves together are a sync, and nothing else may be done between them."""
+
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+
+import pytest
+import torch
+
+from diloco_core import (
+    ElasticExchange,
+    ManagerExchange,
+    MockManager,
+    NonFiniteDeltaError,
+    ReplicaLostError,
+    SyncError,
+    connect,
+    in_process,
+)
+from diloco_core._arithmetic._layout import Rule
+from diloco_core._exchange._base import Schema
+from diloco_core._exchange._pending import Syncs
+from diloco_core._model._partition import NamedTensor
+from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
+
+KINDS = ("in process", "strict", "elastic", "manager")
+TELLING = ("in process", "strict", "elastic")
+"""Those that can tell whether the others have contributed."""
+REPLICAS = 2
+START = torch.arange(12.0)
+LEARNED = [torch.full((12,), 3.0), torch.arange(12.0) / 4]
+"""What each replica has subtracted from the parameters when it contributes."""
+
+
+class Replica:
+    """One replica that syncs one fragment of 12 parameters."""
+
+    def __init__(self, exchange):
+        self.exchange = exchange
+        self.parameter = torch.nn.Parameter(START.clone())
+        tensors = [NamedTensor("weight", self.parameter, Rule.OUTER)]
+        outer = OuterOptimizer(outer_factory(None, 0.5, 0.0, False))
+        self.job = Fragment("0", tensors, outer, exchange.shards(48))
+        self.job.take_snapshot()
+        tables = [self.job.table()]
+        exchange.join(Schema(self.job.schema(), {"fragments": "1"}, tables))
+        if isinstance(exchange, ElasticExchange):
+            exchange.restore([self.job])
+
+    def learn(self):
+        with torch.no_grad():
+            self.parameter -= LEARNED[self.exchange.rank]
+        self.job.steps = (0, 1)
+        self.job.begin()
+
+
+def exchanges_of(kind, folder):
+    if kind in {"in process", "manager"}:
+        exchanges = in_process(REPLICAS)
+        if kind == "in process":
+            return exchanges
+        return [
+            ManagerExchange(MockManager(exchange), rank=exchange.rank, world_size=REPLICAS)
+            for exchange in exchanges
+        ]
+    options = {"min_replicas": REPLICAS} if kind == "elastic" else {}
+    return [
+        connect(f"{folder}/run", rank=rank, world_size=REPLICAS, **options)
+        for rank in range(REPLICAS)
+    ]
+
+
+@pytest.fixture
+def replicas(request, tmp_path):
+    """Two replicas that have met, and have learned something."""
+    made = at_once(Replica, exchanges_of(request.param, tmp_path))
+    at_once(Replica.learn, made)
+    yield made
+    for replica in made:
+        replica.exchange.abort(RuntimeError("the test is over"))
+
+
+def at_once(act, things):
+    with ThreadPoolExecutor(len(things)) as pool:
+        return list(pool.map(act, things))
+
+
+def begin(replica):
+    return replica.exchange.begin(replica.job)
+
+
+def finish(pending):
+    return pending.finish()
+
+
+def expected():
+    return START - 0.5 * (LEARNED[0] + LEARNED[1]) / 2
+
+
+def each(*kinds):
+    return pytest.mark.parametrize("replicas", kinds, indirect=True)
+
+
+@each(*KINDS)
+def test_the_halves_together_are_a_sync(replicas):
+    pending = at_once(begin, replicas)
+    for replica in replicas:  # nothing is adopted before the second half
+        assert torch.equal(replica.parameter, START - LEARNED[replica.exchange.rank])
+    reports = at_once(finish, pending)
+    for replica, report in zip(replicas, reports, strict=True):
+        replica.job.finish()
+        assert torch.equal(replica.parameter, expected())
+        assert (report.committed, report.members, report.contribution) == (True, 2, "counted")
+
+
+@each(*KINDS)
+def test_a_sync_is_both_halves(replicas):
+    at_once(lambda replica: replica.exchange.sync(replica.job), replicas)
+    for replica in replicas:
+        replica.job.finish()
+        assert torch.equal(replica.parameter, expected())
+
+
+@each(*TELLING)
+def test_it_is_ready_when_all_have_contributed(replicas):
+    first, second = replicas
+    early = begin(first)
+    assert [early.ready(), early.ready()] == [False, False]
+    late = begin(second)
+    assert [early.ready(), late.ready()] == [True, True]
+    at_once(finish, [early, late])
+
+
+@each("manager")
+def test_an_exchange_that_cannot_tell_says_that_it_is_ready(replicas):
+    assert begin(replicas[0]).ready()
+
+
+@each(*KINDS)
+def test_one_sync_is_under_way_at_a_time(replicas):
+    pending = at_once(begin, replicas)
+    for replica in replicas:
+        with pytest.raises(
+            SyncError, match="the sync of 0 cannot be begun: the sync of 0 has been begun"
+        ):
+            replica.exchange.begin(replica.job)
+    at_once(finish, pending)
+    for other in pending:
+        with pytest.raises(SyncError, match="the sync of 0 is over: begin another one"):
+            other.finish()
+        with pytest.raises(SyncError, match="is over"):
+            other.ready()
+
+
+@each(*TELLING)
+def test_nobody_leaves_with_a_sync_under_way(replicas):
+    pending = at_once(begin, replicas)
+    for replica in replicas:
+        with pytest.raises(SyncError, match="cannot leave: the sync of 0 has been begun and not"):
+            replica.exchange.leave()
+    at_once(finish, pending)
+    for replica in replicas:
+        replica.job.finish()
+    at_once(lambda replica: replica.exchange.leave(), replicas)
+
+
+@each("in process", "strict")
+def test_a_sync_that_is_given_up_is_told_to_the_others(replicas):
+    first, second = at_once(begin, replicas)
+    replicas[1].exchange.abort(RuntimeError("out of coffee"))
+    with pytest.raises(ReplicaLostError, match="out of coffee") as caught:
+        first.finish()
+    assert caught.value.rank == 1
+    with pytest.raises(SyncError):
+        second.finish()
+
+
+@each(*TELLING)
+def test_what_is_not_finite_stops_where_it_is_seen_and_the_others_hear_of_it(replicas):
+    good, bad = replicas
+    with torch.no_grad():
+        bad.parameter[3] = torch.nan
+    with pytest.raises(NonFiniteDeltaError):
+        bad.exchange.begin(bad.job).finish()
+    with pytest.raises(SyncError, match="ended"):
+        bad.exchange.begin(bad.job)
+    if not isinstance(good.exchange, ElasticExchange):
+        with pytest.raises(ReplicaLostError, match="NonFiniteDeltaError"):
+            good.exchange.sync(good.job)
+
+
+@each(*TELLING)
+def test_the_contribution_is_checked_in_the_first_half(replicas):
+    with torch.no_grad():
+        replicas[0].parameter[0] = torch.inf
+    with pytest.raises(NonFiniteDeltaError):
+        begin(replicas[0])
+
+
+def test_a_function_that_yields_twice_is_no_sync():
+    def steps():
+        yield lambda: True
+        yield lambda: True
+
+    class Guard:
+        def __enter__(self):
+            entered.append(1)
+
+        def __exit__(self, *error):
+            entered.append(-1)
+
+    entered = []
+    pending = Syncs().begin("x", steps(), Guard)
+    with pytest.raises(RuntimeError, match="has two halves only"):
+        pending.finish()
+    assert [a + b for a, b in pairwise(entered)][::2] == [0, 0]  # around each half
