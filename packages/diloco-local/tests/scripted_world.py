@@ -14,7 +14,7 @@ from diloco_local._orders import show_orders
 from diloco_local._record import read_record, status_to_dict
 from diloco_local._rundir import RunDir
 from diloco_local._verdict import Stop, verdict
-from diloco_protocol import Outcome, Reason, ReplicaSpec, environment
+from diloco_protocol import Outcome, Reason, environment
 
 NO_API = "files and processes have no API that could be disturbed"
 CANNOT = {
@@ -156,7 +156,7 @@ class ScriptedHarness(Harness):
     def advance(self, seconds):
         self.time.sleep(seconds)
         for run, rank, life in list(self.living_replicas()):
-            timeout = life.order.spec["timeout"]
+            timeout = life.order.spec.timeout
             if life.started_at is not None and self.clock() - life.started_at > timeout:
                 self.end(run, rank, code=124, stop=Stop(Reason.TIMEOUT, self.clock()))
 
@@ -181,7 +181,7 @@ class ScriptedHarness(Harness):
 
     def told(self, handle):
         _, life = self.find(handle)
-        spec = ReplicaSpec(**life.order.spec)
+        spec = life.order.spec
         return Told(
             spec.rank, spec.world_size, spec.kwargs, {**life.order.env, **environment(spec)}
         )

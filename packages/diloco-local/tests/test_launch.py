@@ -1,14 +1,20 @@
 """Launching: validation, plan, idempotency, races, environment of real processes."""
 
 import os
+import shutil
+import subprocess
 import sys
+import sysconfig
 import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import diloco_local
+import diloco_protocol
 from diloco_local import LocalProcessExecutor
+from diloco_local._launch import _ISOLATED, _PATH
 from diloco_local._processes import members
 from diloco_local._runs import locate
 from diloco_protocol import (
@@ -293,3 +299,21 @@ def test_a_root_that_cannot_be_written_is_named(make, tmp_path):
     make()  # for the trainer module
     with pytest.raises(InvalidRequestError, match="cannot be written below root"):
         executor.launch_replicas(1, "trainer:echo", {})
+
+
+def test_the_supervisor_is_of_the_launchers_version_whatever_is_installed(tmp_path):
+    for package in (diloco_local, diloco_protocol):
+        folder = Path(package.__file__).parent
+        shutil.copytree(folder, tmp_path / folder.name, ignore=shutil.ignore_patterns("*.pyc"))
+    (tmp_path / "json.py").write_text("raise ImportError('the standard library comes first')")
+    program = _PATH.format(folders=[str(tmp_path)])
+    program += "; import json, diloco_local._supervisor as a, diloco_protocol as b"
+    program += "; print(a.__file__); print(b.__file__); print(*sys.path, sep='\\n')"
+    done = subprocess.run(
+        [sys.executable, *_ISOLATED, "-c", program],
+        capture_output=True, text=True, check=True, cwd=tmp_path,
+    )  # fmt: skip
+    local, protocol, *path = done.stdout.splitlines()
+    assert Path(local).parent == tmp_path / "diloco_local"
+    assert Path(protocol).parent == tmp_path / "diloco_protocol"
+    assert path.index(str(tmp_path)) < path.index(sysconfig.get_path("purelib")), "psutil is found"

@@ -19,7 +19,7 @@ def test_orders_follow_the_request():
         assert order.env["A"] == "own"
         assert order.env["PYTHONPATH"] == "/mods"
         assert order.cwd == "/work"
-        assert (order.spec["kwargs"], order.spec["timeout"], order.spec["grace"]) == (
+        assert (order.spec.kwargs, order.spec.timeout, order.spec.grace) == (
             {"x": [1, {"y": None}]},
             5.0,
             2.0,

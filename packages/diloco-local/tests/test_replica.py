@@ -3,15 +3,19 @@
 import json
 import os
 import sys
+from dataclasses import replace
 
 import pytest
 
 from diloco_local._identity import ProcessId
 from diloco_local._oom import OomWatch
+from diloco_local._order import Order
 from diloco_local._record import status_from_dict
-from diloco_local._replica import Order, Phase, Replica, Rules
+from diloco_local._replica import Phase, Replica, Rules
 from diloco_local._rundir import ReplicaDir
-from diloco_protocol import Reason, ReplicaState
+from diloco_protocol import Reason, ReplicaSpec, ReplicaState
+
+SPEC = ReplicaSpec("trainer:train", {"x": [1]}, rank=0, world_size=1, timeout=5)
 
 
 @pytest.fixture
@@ -23,7 +27,7 @@ def machine(tmp_path, nothing_survives, until):
         directory.path.mkdir()
         if cancel:
             directory.cancel.write_text("{}")
-        order = Order(0, {}, ("/bin/sh", "-c", command), dict(os.environ), str(tmp_path))
+        order = Order(SPEC, ("/bin/sh", "-c", command), dict(os.environ), str(tmp_path))
 
         def reap(pid):
             found, status = os.waitpid(pid, os.WNOHANG)
@@ -95,6 +99,15 @@ def test_an_outcome_that_cannot_be_read_is_a_failure_that_says_so(machine, tmp_p
 
 def test_every_attempt_counts(machine):
     assert machine("exit 3", restarts=2).attempt == 3
+
+
+def test_every_attempt_is_told_its_number_and_all_else_as_ordered(machine, tmp_path):
+    machine("exit 3", restarts=2)
+    told = [
+        ReplicaSpec.from_json((tmp_path / f"replica-0/attempt-{k}/spec.json").read_text())
+        for k in (1, 2, 3)
+    ]
+    assert told == [replace(SPEC, attempt=k) for k in (1, 2, 3)]
 
 
 def test_what_the_runner_left_behind_is_ended_first(machine, tmp_path, until):

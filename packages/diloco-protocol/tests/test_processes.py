@@ -7,8 +7,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from diloco_protocol._processes import Process, from_proc, from_ps, members, processes
+from diloco_protocol._processes import (
+    Process,
+    descendants,
+    from_proc,
+    from_ps,
+    members,
+    parse_stat,
+    processes,
+    read_process,
+)
 
 TREE = """
 import subprocess, sys
@@ -47,9 +58,41 @@ def tree():
 def test_the_table_has_parents_and_groups(table):
     with tree() as (parent, child):
         found = {process.pid: process for process in table()}
-        assert found[parent] == Process(parent, os.getpid(), parent)
-        assert found[child] == Process(child, parent, parent)
+        assert found[parent][:3] == (parent, os.getpid(), parent)
+        assert found[child][:3] == (child, parent, parent)
         assert os.getpid() in found
+
+
+@given(st.lists(st.integers(0, 30), max_size=30), st.sets(st.integers(1, 31), max_size=4))
+def test_descendants_are_a_closure(parents, roots):
+    table = dict(enumerate(parents, start=1))
+    below = descendants(table, roots)
+    assert below >= roots & set(table)
+    for pid, parent in table.items():
+        assert (pid in below) == (pid in roots or (parent in below and parent in table))
+
+
+@given(st.text(st.characters(exclude_characters="\x00\n"), max_size=15))
+def test_the_name_of_a_program_does_not_confuse(name):
+    rest = "S 11 22 33 " + " ".join(str(k) for k in range(7, 22)) + " 987654 0 0"
+    assert parse_stat(5, f"5 ({name}) {rest}") == Process(5, 11, 22, "987654")
+
+
+@pytest.mark.parametrize("text", ["", "5 (a) Z 1 1", "5 (a) S 1 2 3"])
+def test_what_is_cut_off_or_a_zombie_is_no_process(text):
+    assert parse_stat(5, text) is None
+    assert parse_stat(5, "5 (a) Z " + "1 " * 30) is None
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
+def test_a_process_keeps_its_start_and_another_has_another():
+    with tree() as (parent, child):
+        alone = {process.pid: process for process in from_proc()}
+        assert read_process(parent) == alone[parent]
+        assert read_process(child).parent == parent
+        assert alone[parent].start
+        assert read_process(os.getpid()).start != alone[parent].start
+    assert read_process(parent) is None
 
 
 def test_a_listing_does_not_find_itself():

@@ -141,6 +141,16 @@ class TestSpec:
         with pytest.raises(InvalidRequestError, match=told):
             channel(spec)
 
+    def test_a_dict_is_the_same_without_the_text(self):
+        spec = ReplicaSpec("m:f", {"a": [1, {"b": None}]}, rank=0, world_size=1)
+        data = spec.to_dict()
+        assert json.loads(spec.to_json()) == data
+        assert ReplicaSpec.from_dict(data) == spec
+        with pytest.raises(InvalidRequestError, match="is not a replica spec"):
+            ReplicaSpec.from_dict([data])
+        with pytest.raises(InvalidRequestError, match=r"kwargs\.a is a builtins\.object"):
+            ReplicaSpec("m:f", {"a": object()}, rank=0, world_size=1).to_dict()
+
     @pytest.mark.parametrize(
         ("change", "told"),
         [

@@ -32,9 +32,9 @@ from ._identity import host_name, pid_namespace
 from ._launch import start_supervisor
 from ._observe import observe_replica
 from ._options import LocalOptions
+from ._order import Order
 from ._orders import Setting, check_request, fingerprint, make_orders, show_orders
 from ._record import RunRecord, read_record
-from ._replica import Order
 from ._rundir import Root, default_root
 
 

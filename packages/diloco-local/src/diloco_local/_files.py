@@ -23,7 +23,12 @@ def _write_temporary(path: Path, data: bytes) -> Path:
 
 def write_json(path: Path, value: Any) -> None:
     """Replace ``path`` by the JSON of ``value``; a reader sees the old content or the new, never a part."""
-    _write_temporary(path, json.dumps(value).encode()).replace(path)
+    write_text(path, json.dumps(value))
+
+
+def write_text(path: Path, text: str) -> None:
+    """Replace ``path`` by ``text``; a reader sees the old content or the new, never a part."""
+    _write_temporary(path, text.encode()).replace(path)
 
 
 def create_json(path: Path, value: Any) -> bool:

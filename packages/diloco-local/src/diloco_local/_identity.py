@@ -11,6 +11,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from diloco_protocol.backend import read_process
+
 _PROC = Path("/proc")
 
 
@@ -41,26 +43,11 @@ def host_name() -> str:
     return platform.node()
 
 
-def parse_stat(text: str) -> tuple[str, int, int, int, str]:
-    """State, parent, process group, session and start time (clock ticks since boot) from ``/proc/<pid>/stat``.
-
-    The second field is the program's name in brackets and may itself hold blanks and brackets, so the fields are
-    counted from the last closing bracket.
-    """
-    fields = text[text.rindex(")") + 2 :].split()
-    return fields[0], int(fields[1]), int(fields[2]), int(fields[3]), fields[19]
-
-
 def start_time(pid: int) -> str | None:
     """When the process with this pid started, in an opaque, exact form; None if it is gone or a zombie."""
     if has_proc():
-        try:
-            state, _, _, _, start = parse_stat(
-                (_PROC / str(pid) / "stat").read_text(errors="replace")
-            )
-        except (FileNotFoundError, ProcessLookupError):
-            return None
-        return None if state in "ZX" else start
+        living = read_process(pid)
+        return None if living is None else living.start
     import psutil
 
     try:

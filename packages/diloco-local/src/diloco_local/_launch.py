@@ -9,17 +9,18 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 import diloco_protocol
 
-from ._replica import Order
+from ._order import Order
 from ._rundir import RunDir
 
-# -I keeps the supervisor apart from the user's modules; it finds its own two packages by their folders, at the end
-# of the path. It imports nothing else that is not in the standard library.
-_BOOT = "import sys; sys.path += {folders!r}; from diloco_local._supervisor import main; main({lock}, {ready})"
+# The supervisor is kept apart from the user's modules. It finds its own two packages by the launcher's folders: after the
+# standard library, since such a folder may hold anything, and before what is installed, which may be another version.
+_ISOLATED = ("-I", "-S")
+_PATH = "import sys; sys.path += {folders!r}; import site; site.main()"
+_MAIN = "from diloco_local._supervisor import main; main({lock}, {ready})"
 
 
 class SupervisorError(Exception):
@@ -68,11 +69,15 @@ def _spawn(run: RunDir, lock: int, writer: int, orders: Sequence[Order], *, reco
     folders = list(
         dict.fromkeys(str(Path(file).parents[1]) for file in (__file__, diloco_protocol.__file__))
     )
-    program = _BOOT.format(folders=folders, lock=lock, ready=writer)
-    job = {"run": str(run.path), "recover": recover, "orders": [asdict(order) for order in orders]}
+    program = f"{_PATH.format(folders=folders)}; {_MAIN.format(lock=lock, ready=writer)}"
+    job = {
+        "run": str(run.path),
+        "recover": recover,
+        "orders": [order.to_dict() for order in orders],
+    }
     with run.log.open("ab") as log:
         process = subprocess.Popen(
-            [sys.executable, "-I", "-c", program],
+            [sys.executable, *_ISOLATED, "-c", program],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=log,

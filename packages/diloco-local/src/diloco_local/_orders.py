@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from diloco_protocol import InvalidRequestError, RunRequest
 from diloco_protocol.backend import redact
 
 from ._environment import compose
-from ._replica import Order
+from ._order import OUTCOME_FILE, SPEC_FILE, Order
 from ._rundir import RunDir
 
 
@@ -80,19 +80,18 @@ def fingerprint(request: RunRequest, *chosen: object) -> str:
 def make_orders(
     request: RunRequest, setting: Setting, devices: Sequence[str | None]
 ) -> list[Order]:
-    """What the supervisor starts, in rank order; ``{spec}`` and ``{outcome}`` stand for an attempt's files."""
+    """What the supervisor starts, in rank order."""
     return [
         Order(
-            rank=spec.rank,
-            spec=asdict(spec),
+            spec=spec,
             argv=(
                 setting.python,
                 "-m",
                 "diloco_protocol.runner",
                 "--spec",
-                "{spec}",
+                SPEC_FILE,
                 "--outcome",
-                "{outcome}",
+                OUTCOME_FILE,
             ),
             env=compose(setting.base, [request.env], setting.folders, share),
             cwd=setting.cwd,
@@ -108,7 +107,7 @@ def show_orders(
     return [
         {
             "rank": order.rank,
-            "argv": files_in(order.argv, run, order.rank, 1),
+            "argv": order.command(run.replica(order.rank).attempt(1)),
             "cwd": order.cwd,
             "env": {
                 name: redact(name, value)
@@ -118,14 +117,7 @@ def show_orders(
             "inherited": sorted(
                 name for name, value in order.env.items() if base.get(name) == value
             ),
-            "spec": order.spec,
+            "spec": order.spec.to_dict(),
         }
         for order in orders
     ]
-
-
-def files_in(argv: Sequence[str], run: RunDir, rank: int, attempt: int) -> list[str]:
-    """A command line with the files of an attempt filled in."""
-    files = run.replica(rank).attempt(attempt)
-    paths = {"{spec}": str(files.spec), "{outcome}": str(files.outcome)}
-    return [paths.get(word, word) for word in argv]

@@ -7,15 +7,15 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from diloco_protocol import Reason, ReplicaState, ReplicaStatus
 
-from ._files import create_json, read_json, write_json
+from ._files import create_json, read_json, write_json, write_text
 from ._identity import ProcessId
 from ._oom import OomWatch
+from ._order import Order
 from ._processes import MARKER, ProcessEntry, members
 from ._record import outcome_of, status_to_dict
 from ._rundir import ReplicaDir
@@ -33,17 +33,6 @@ class Phase(enum.StrEnum):
     RUNNING = "running"
     SWEEPING = "sweeping"  # the runner is gone; what it left behind is being ended
     DONE = "done"
-
-
-@dataclass(frozen=True, slots=True)
-class Order:
-    """What the supervisor is told about a replica; the environment is never written to disk."""
-
-    rank: int
-    spec: dict[str, Any]
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    cwd: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,14 +115,13 @@ class Replica:
         self._known, self._told = {}, set()
         files = self._dir.attempt(self._attempt)
         files.path.mkdir(mode=0o700, exist_ok=True)
-        write_json(files.spec, {**self._order.spec, "attempt": self._attempt})
+        write_text(files.spec, replace(self._order.spec, attempt=self._attempt).to_json())
         self.phase = Phase.STARTING
         self._started_at = time.time()
         self._save()
-        words = {"{spec}": str(files.spec), "{outcome}": str(files.outcome)}
         with files.log("stdout").open("ab") as out, files.log("stderr").open("ab") as err:
             self._popen = subprocess.Popen(
-                [words.get(word, word) for word in self._order.argv],
+                self._order.command(files),
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=err,

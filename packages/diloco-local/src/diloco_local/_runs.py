@@ -25,9 +25,10 @@ from ._files import create_json, is_locked, open_lock, try_lock, write_json
 from ._identity import host_name
 from ._launch import SupervisorError, start_supervisor
 from ._observe import observe_replica
+from ._order import Order
 from ._processes import members, process_table
 from ._record import RunRecord, outcome_of, read_record
-from ._replica import MARGIN, Order
+from ._replica import MARGIN
 from ._rundir import Root, RunDir
 
 BACKEND = "local_process"

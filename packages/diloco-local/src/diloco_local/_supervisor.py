@@ -27,13 +27,15 @@ from pathlib import Path
 from typing import Any
 
 from diloco_protocol import Reason
+from diloco_protocol.backend import adopt_orphans
 
 from ._files import try_lock, write_json
 from ._identity import ProcessId
 from ._oom import OomWatch
-from ._processes import become_subreaper, descendants, process_table
+from ._order import Order
+from ._processes import below, process_table
 from ._record import RunRecord, read_record
-from ._replica import Order, Replica, Rules
+from ._replica import Replica, Rules
 from ._rundir import RunDir
 from ._times import SAMPLE_SECONDS
 
@@ -142,7 +144,7 @@ class Supervisor:
     def _end_strays(self) -> bool:
         table = process_table()
         me = os.getpid()
-        found = descendants(table, [pid for pid, entry in table.items() if entry.parent == me])
+        found = below(table, [pid for pid, entry in table.items() if entry.parent == me])
         if not found:
             return True
         first = self._stray_kill_at is None
@@ -225,12 +227,12 @@ def _guard(
     run: RunDir, record: RunRecord, orders: Sequence[Order], ready: _Ready, *, recover: bool
 ) -> int:
     """The guardian: forks the supervisor, and becomes it if it dies before its work is done."""
-    become_subreaper()
+    adopt_orphans()
     # Blocked over the fork, so that a signal meets a handler on either side.
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     child = os.fork()
     if child == 0:
-        become_subreaper()
+        adopt_orphans()
         code = 70
         try:
             _supervise(run, record, orders, ready, take_over=recover)
@@ -288,7 +290,7 @@ def main(lock: int, ready_descriptor: int) -> None:
         elif not try_lock(lock, wait=1.0 if job["recover"] else 10.0):
             ready.tell(None)  # somebody else supervises already
         else:
-            orders = [Order(**{**order, "argv": tuple(order["argv"])}) for order in job["orders"]]
+            orders = [Order.from_dict(order) for order in job["orders"]]
             code = _guard(run, record, orders, ready, recover=job["recover"])
     except BaseException as error:  # noqa: BLE001  # nobody above would say it
         traceback.print_exc()

@@ -3,30 +3,59 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import signal
-import subprocess
 import sys
-from pathlib import Path
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 _PR_SET_CHILD_SUBREAPER = 36
 
 
 class Process(NamedTuple):
-    """A living process: its id, its parent's, its group's."""
+    """A living process.
+
+    Attributes:
+        pid: Its id.
+        parent: Its parent's id.
+        group: Its process group's id.
+        start: When it started, in an opaque, exact form (Linux: clock ticks since the boot); a later process with the same
+            id has another one. Empty where the system does not tell (macOS).
+    """
 
     pid: int
     parent: int
     group: int
+    start: str = ""
 
 
 def adopt_orphans() -> None:
-    """Let orphaned descendants become children of this process (Linux), so that none can slip away."""
+    """Let orphaned descendants become children of this process (Linux), so that a double fork hides none of them."""
     if sys.platform == "linux":
+        import ctypes  # slow to import
+
         with contextlib.suppress(OSError, AttributeError):
             ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+def descendants(parents: Mapping[int, int], roots: Iterable[int]) -> set[int]:
+    """The ids of the processes below ``roots``, and of the roots that live.
+
+    Args:
+        parents: Id of every living process → id of its parent.
+        roots: Where to begin; ids that are not in ``parents`` are passed over.
+    """
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    below: set[int] = set()
+    waiting = [pid for pid in roots if pid in parents]
+    while waiting:
+        pid = waiting.pop()
+        if pid not in below:
+            below.add(pid)
+            waiting.extend(children.get(pid, ()))
+    return below
 
 
 def members(root: int, group: int) -> list[Process]:
@@ -34,23 +63,13 @@ def members(root: int, group: int) -> list[Process]:
 
     Where orphans are not adopted (macOS), one that has left the group as well cannot be found.
     """
-    table = processes()
-    children: dict[int, list[Process]] = {}
-    for process in table:
-        children.setdefault(process.parent, []).append(process)
-    found = {
-        process.pid: process for process in table if process.group == group and process.pid != root
-    }
-    open_ends = [root, *found]
-    while open_ends:
-        for process in children.get(open_ends.pop(), []):
-            if process.pid not in found and process.pid != root:
-                found[process.pid] = process
-                open_ends.append(process.pid)
-    return list(found.values())
+    table = {process.pid: process for process in processes()}
+    parents = {process.pid: process.parent for process in table.values()}
+    roots = [root, *(process.pid for process in table.values() if process.group == group)]
+    return [table[pid] for pid in descendants(parents, roots) if pid != root]
 
 
-def send(pids: list[int], number: signal.Signals) -> None:
+def send(pids: Iterable[int], number: signal.Signals) -> None:
     """Send a signal to processes that may be gone already."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -58,18 +77,21 @@ def send(pids: list[int], number: signal.Signals) -> None:
 
 
 def processes() -> list[Process]:
-    """Every living process that this one can see."""
-    return from_proc() if Path("/proc/self/stat").exists() else from_ps()
+    """Every living process that this one can see, in no order. About 30 microseconds a process on Linux."""
+    return from_proc() if os.path.exists("/proc/self/stat") else from_ps()  # noqa: PTH110 - fast
 
 
 def from_proc() -> list[Process]:
     """The table of processes of Linux."""
-    found = (_from_stat(entry) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
-    return [process for process in found if process is not None]
+    # Names only: Path.iterdir costs twice as much.
+    table = (read_process(int(name)) for name in os.listdir("/proc") if name.isdecimal())  # noqa: PTH208
+    return [process for process in table if process is not None]
 
 
 def from_ps() -> list[Process]:
     """The table of processes of any Unix."""
+    import subprocess  # slow to import
+
     with subprocess.Popen(
         ["ps", "-axo", "pid=,ppid=,pgid=,stat="], stdout=subprocess.PIPE, text=True
     ) as ps:
@@ -87,12 +109,22 @@ def from_ps() -> list[Process]:
     ]
 
 
-def _from_stat(entry: Path) -> Process | None:
+def read_process(pid: int) -> Process | None:
+    """One process of Linux; None if it is gone or a zombie."""
     try:
-        # The command's name stands in parentheses and may hold anything, parentheses included.
-        state, parent, group = (
-            (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()[:3]
-        )
-    except (OSError, ValueError):
-        return None  # gone while we looked
-    return None if state in "ZX" else Process(int(entry.name), int(parent), int(group))
+        with open(f"/proc/{pid}/stat", errors="replace") as stat:  # noqa: PTH123 - once per process
+            return parse_stat(pid, stat.read())
+    except OSError:
+        return None
+
+
+def parse_stat(pid: int, text: str) -> Process | None:
+    """A process in the words of ``/proc/<pid>/stat``; None if it is a zombie, or the text was cut off as it ended.
+
+    The second field is the program's name in parentheses, and may itself hold blanks and parentheses: the fields are
+    counted from the last closing one.
+    """
+    fields = text.rpartition(")")[2].split()
+    if len(fields) < 20 or fields[0] in "ZX":
+        return None
+    return Process(pid, int(fields[1]), int(fields[2]), fields[19])

@@ -87,29 +87,41 @@ class ReplicaSpec:
     def __hash__(self) -> int:
         return hash(canonical(self._fields()))
 
+    def to_dict(self) -> dict[str, Any]:
+        """The spec as JSON values; the kwargs in it are the spec's own and not a copy.
+
+        Raises:
+            InvalidRequestError: JSON cannot carry the kwargs exactly; names the path to the value.
+        """
+        check_json(self.kwargs, "kwargs")
+        return self._fields()
+
     def to_json(self) -> str:
         """The spec as compact JSON.
 
         Raises:
             InvalidRequestError: JSON cannot carry the kwargs exactly; names the path to the value.
         """
-        check_json(self.kwargs, "kwargs")
-        return dumps(self._fields())
+        return dumps(self.to_dict())
 
     def _fields(self) -> dict[str, Any]:
         return {f.name: getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def from_json(cls, text: str) -> ReplicaSpec:
-        """The inverse of :meth:`to_json`.
+        """The inverse of :meth:`to_json`; raises as :meth:`from_dict` does."""
+        return cls.from_dict(loads(text, "this spec"))
+
+    @classmethod
+    def from_dict(cls, data: object) -> ReplicaSpec:
+        """The inverse of :meth:`to_dict`.
 
         Raises:
             SpecVersionError: It was written by another version; names both.
-            InvalidRequestError: It is no spec.
+            InvalidRequestError: It is not a spec.
         """
-        data = loads(text, "this spec")
         if not isinstance(data, dict) or "version" not in data:
-            raise InvalidRequestError("this is no replica spec: it has no version")
+            raise InvalidRequestError("this is not a replica spec: it has no version")
         if data["version"] != SPEC_VERSION:
             raise SpecVersionError(
                 f"this replica's spec has version {data['version']!r}, but its diloco-protocol reads version {SPEC_VERSION}: "
@@ -190,7 +202,9 @@ def spec_from_arguments(arguments: Sequence[str]) -> ReplicaSpec:
             place, _, piece = argument.removeprefix(_ARGUMENT_NAME).partition(":")
             number, _, count = place.partition("/")
             if not (number.isdecimal() and count.isdecimal()):
-                raise InvalidRequestError(f"this is no piece of a replica spec: {argument[:40]!r}")
+                raise InvalidRequestError(
+                    f"this is not a piece of a replica spec: {argument[:40]!r}"
+                )
             pieces[int(number)] = piece
             counts.add(int(count))
     if len(counts) != 1 or sorted(pieces) != list(range(counts.pop())):

@@ -1,10 +1,11 @@
-"""What whoever writes a backend needs besides :class:`BaseExecutor`: options, checks, resources, redaction, signals.
+"""What whoever writes a backend needs besides :class:`BaseExecutor`: options, checks, resources, redaction, signals, processes.
 
 Nothing here is needed to use a backend, so it is not in the package itself.
 """
 
 from ._checks import check_amount, check_seconds, check_text, check_texts, check_whole
 from ._options import Options, details, option, options_of, options_table, or_none, takes
+from ._processes import Process, adopt_orphans, descendants, processes, read_process
 from ._redact import REDACTED, redact
 from ._request import check_restarts
 from ._resources import ANY, GpuRequest, parse_gpu
@@ -16,6 +17,8 @@ __all__ = [
     "REDACTED",
     "GpuRequest",
     "Options",
+    "Process",
+    "adopt_orphans",
     "check_amount",
     "check_restarts",
     "check_seconds",
@@ -23,6 +26,7 @@ __all__ = [
     "check_texts",
     "check_variables",
     "check_whole",
+    "descendants",
     "details",
     "is_reserved",
     "option",
@@ -30,6 +34,8 @@ __all__ = [
     "options_table",
     "or_none",
     "parse_gpu",
+    "processes",
+    "read_process",
     "read_wait_status",
     "redact",
     "signal_name",

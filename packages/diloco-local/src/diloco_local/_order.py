@@ -1,0 +1,56 @@
+"""What the supervisor is told about one replica."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diloco_protocol import ReplicaSpec
+
+from ._rundir import AttemptDir
+
+#: Stand in a command line for the files of an attempt.
+SPEC_FILE, OUTCOME_FILE = "{spec}", "{outcome}"
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """How to start a replica. The environment is never written to disk.
+
+    Attributes:
+        spec: What its runner is told; every attempt gets it with its own number.
+        argv: The runner's command line, with placeholders for the files of an attempt.
+        env: Its environment.
+        cwd: Its working directory.
+    """
+
+    spec: ReplicaSpec
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    cwd: str
+
+    @property
+    def rank(self) -> int:
+        """The replica's rank."""
+        return self.spec.rank
+
+    def command(self, files: AttemptDir) -> list[str]:
+        """The command line of one attempt."""
+        paths = {SPEC_FILE: str(files.spec), OUTCOME_FILE: str(files.outcome)}
+        return [paths.get(word, word) for word in self.argv]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As JSON values, for the pipe to the supervisor."""
+        return {
+            "spec": self.spec.to_dict(),
+            "argv": list(self.argv),
+            "env": dict(self.env),
+            "cwd": self.cwd,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Order:
+        """The inverse of :meth:`to_dict`."""
+        spec = ReplicaSpec.from_dict(data["spec"])
+        return cls(spec, tuple(data["argv"]), data["env"], data["cwd"])

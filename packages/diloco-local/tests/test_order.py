@@ -1,0 +1,42 @@
+"""What the supervisor is told arrives as it was ordered."""
+
+import json
+
+import pytest
+
+from diloco_local._order import OUTCOME_FILE, SPEC_FILE, Order
+from diloco_local._rundir import AttemptDir
+from diloco_protocol import InvalidRequestError, ReplicaSpec, SpecVersionError
+
+SPEC = ReplicaSpec(
+    "trainer:train", {"deep": [{"a": None}], "text": "\u2026"}, rank=3, world_size=5, timeout=2.5
+)
+ORDER = Order(SPEC, ("python", SPEC_FILE, "--", OUTCOME_FILE), {"A": "1"}, "/work")
+
+
+def test_it_comes_back_through_the_pipe():
+    back = Order.from_dict(json.loads(json.dumps(ORDER.to_dict())))
+    assert back == ORDER
+    assert type(back.spec) is ReplicaSpec
+    assert back.rank == 3
+
+
+def test_the_arguments_are_not_copied_on_the_way_to_the_pipe():
+    assert ORDER.to_dict()["spec"]["kwargs"] is SPEC.kwargs
+
+
+def test_the_files_of_an_attempt_are_filled_in(tmp_path):
+    files = AttemptDir(tmp_path)
+    assert ORDER.command(files) == [
+        "python", str(tmp_path / "spec.json"), "--", str(tmp_path / "outcome.json"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "error"), [({"version": 99}, SpecVersionError), ({"rank": 5}, InvalidRequestError)]
+)
+def test_a_spec_that_is_wrong_is_refused(change, error):
+    data = ORDER.to_dict()
+    data["spec"] |= change
+    with pytest.raises(error):
+        Order.from_dict(data)
