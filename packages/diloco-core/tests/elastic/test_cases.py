@@ -17,6 +17,7 @@ from diloco_core import (
 from diloco_core._elastic._log._keys import commit_key
 from diloco_core._elastic._log._records import Commit
 from diloco_core._elastic._sync._adopt import Adoption
+from diloco_core._elastic._sync._compute import Computation
 from diloco_core._retry import Retries
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._remote import RemoteStore
@@ -173,7 +174,7 @@ def test_a_store_that_is_down_for_good_is_noticed_within_the_timeout(tmp_path):
 @pytest.mark.parametrize("quorum", [1, 2])
 def test_gather_of_two_replicas_that_differ_the_wrong_one_does_not_win(monkeypatch, quorum):
     # Nobody is a majority. Both must reload what is published; the lower rank is not right for being lower.
-    update, spoiled = Adoption._update, []
+    update, spoiled = Computation._update, []
 
     def other(self, batch, inputs):
         update(self, batch, inputs)
@@ -181,7 +182,7 @@ def test_gather_of_two_replicas_that_differ_the_wrong_one_does_not_win(monkeypat
             spoiled.append(True)
             self._job.copy[0][3] += 2**-10
 
-    monkeypatch.setattr(Adoption, "_update", other)
+    monkeypatch.setattr(Computation, "_update", other)
     training = SimulatedTraining(syncs=6, sizes=(40,))
     settings = Elastic(quorum, grace=5.0, topology="gather", publish_every=1)
     outcome = simulate(training, Schedule(2, latency=0.01), settings)

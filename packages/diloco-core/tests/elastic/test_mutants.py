@@ -16,6 +16,7 @@ from diloco_core._elastic._log._records import Commit, Rollback
 from diloco_core._elastic._log._rules import newest_done
 from diloco_core._elastic._repair import read_commit
 from diloco_core._elastic._round import _membership
+from diloco_core._elastic._round._shares import Shares
 from diloco_core._elastic._states import _publish as _elastic_publish
 from diloco_core._elastic._sync import _adopt as _elastic_adopt
 from diloco_core._elastic._sync import _catchup as _elastic_catchup
@@ -124,7 +125,7 @@ def record_before_payload(monkeypatch):
 
 
 def owner_only_update(monkeypatch):
-    monkeypatch.setattr(Adoption, "turn", lambda self, shard: 1e9)
+    monkeypatch.setattr(Shares, "turn", lambda self, shard: 1e9)
 
 
 def overwrite_instead_of_create(monkeypatch):
@@ -169,7 +170,7 @@ def done_before_the_shards(monkeypatch):
     run = Adoption.run
 
     def early(self):
-        if self.designated:
+        if self._shares.designated:
             _elastic_adopt.write_done(self._life, self._commit)
         run(self)
 

@@ -5,7 +5,9 @@ import torch
 
 from diloco_core import CorruptedObjectError, Elastic
 from diloco_core._elastic._repair import check_shard, readable_done
-from diloco_core._elastic._sync._adopt import Adoption, PreviousStateError
+from diloco_core._elastic._round._reload import Reload
+from diloco_core._elastic._sync._compute import Computation
+from diloco_core._elastic._sync._result import Result
 from diloco_core._wire._published import shard_metadata
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 
@@ -22,7 +24,7 @@ def _with_life(act):
         training(node)
         try:
             act(node.exchange._life, store)
-        except CorruptedObjectError as error:
+        except (CorruptedObjectError, Reload) as error:
             caught.append(error)
 
     settings = Elastic(1, grace=5.0, topology="sharded")
@@ -61,7 +63,7 @@ def test_the_state_before_is_the_one_that_was_adopted(what, before):
         progress.job.begin()
         if before == "gone":
             store.damage("state/00000002/000.00000.safetensors", b"")
-        made_again = Adoption(life, progress.commit, local=False)._prepare(0)
+        made_again = Computation(Result.of(life, progress.commit), local=False)._prepare(0)
         assert made_again == (what != "nothing")
         assert progress.values_at[0] == progress.outer_at[0] == 3
         assert torch.equal(progress.job.copy[0], copy)
@@ -69,7 +71,7 @@ def test_the_state_before_is_the_one_that_was_adopted(what, before):
 
     error = _with_life(act)
     assert (error is None) == (what == "nothing" or before == "there")
-    assert error is None or (isinstance(error, PreviousStateError) and _KEY in str(error))
+    assert error is None or (isinstance(error, Reload) and _KEY in str(error.__cause__))
 
 
 def test_a_state_that_is_gone_is_made_again_too(caplog):
@@ -79,7 +81,7 @@ def test_a_state_that_is_gone_is_made_again_too(caplog):
         progress.outer_at[0] = None
         store.remove(_KEY)
         progress.job.begin()
-        assert Adoption(life, progress.commit, local=False)._prepare(0)
+        assert Computation(Result.of(life, progress.commit), local=False)._prepare(0)
         assert store.objects[_KEY] == whole
 
     assert _with_life(act) is None
@@ -97,12 +99,12 @@ def test_a_shard_is_not_made_again_from_other_contributions_or_another_state():
         progress.rests[0] += 1
         progress.job.begin()
         try:
-            Adoption(life, progress.commit, local=False)._prepare(0)
+            Computation(Result.of(life, progress.commit), local=False)._prepare(0)
         finally:
             assert store.objects[_KEY] == b"damaged"
             assert progress.values_at[0] is progress.outer_at[0] is None
 
-    assert isinstance(_with_life(act), PreviousStateError)
+    assert isinstance(_with_life(act), Reload)
 
 
 @pytest.mark.parametrize("part", ["values", "outer state", "header", "nothing"])
@@ -140,14 +142,14 @@ def test_gather_who_computes_other_values_mends_nothing(monkeypatch):
     simulate(first, Schedule(2, latency=0.01), settings, store=store)
     store.damage("state/00000003/000.00001.safetensors", b"")
     before = dict(store.objects)
-    update = Adoption._update
+    update = Computation._update
 
     def other(self, batch, inputs):
         update(self, batch, inputs)
         if 0 in batch and self._commit.sync == 3:
             self._job.copy[0][3] += 2**-10
 
-    monkeypatch.setattr(Adoption, "_update", other)
+    monkeypatch.setattr(Computation, "_update", other)
     again = SimulatedTraining(syncs=4, sizes=(40,), salts=dict(first.salts))
     outcome = simulate(
         again, Schedule(2, latency=0.01), settings, store=store, most_lives=1, limit=500.0

@@ -12,8 +12,8 @@ import torch
 from damage_lab import flip
 
 from diloco_core import Elastic
-from diloco_core._elastic._sync import _adopt as _elastic_adopt
 from diloco_core._elastic._sync import _catchup as _elastic_catchup
+from diloco_core._elastic._sync import _compute as _elastic_compute
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 from diloco_core.testing._checks import read_log
 from diloco_core.testing._store import Connection
@@ -171,7 +171,7 @@ def test_who_resumes_alone_mends_the_parts_of_others_when_their_turn_comes(
 def test_where_it_cannot_be_made_again_like_that_the_whole_state_is_loaded_and_what_is_lost_is_said(
     run, undamaged, caplog, monkeypatch, alone
 ):
-    for module in (_elastic_adopt, _elastic_catchup):
+    for module in (_elastic_compute, _elastic_catchup):
         monkeypatch.setattr(module, "make_again", lambda *_: False)
     key = _key(0, 1)
     outcome, training = run.resumed({key: flip(run.objects[key], 100)}, alone=alone)

@@ -5,7 +5,7 @@ import pytest
 from diloco_core import DivergedError, Elastic
 from diloco_core._elastic._log._keys import Delta, commit_key, deltas
 from diloco_core._elastic._log._records import Commit
-from diloco_core._elastic._sync._adopt import Adoption
+from diloco_core._elastic._sync._compute import Computation
 from diloco_core.testing import (
     Fault,
     Schedule,
@@ -21,14 +21,14 @@ def spoil(monkeypatch):
     """Makes rank 1 compute other values where ``when(epoch, sync)`` is true."""
 
     def spoil_when(when):
-        update = Adoption._update
+        update = Computation._update
 
         def other(self, batch, inputs):
             update(self, batch, inputs)
             if self._life.rank == 1 and 0 in batch and when(self._life.epoch, self._commit.sync):
                 self._job.copy[0][3] += 2**-10
 
-        monkeypatch.setattr(Adoption, "_update", other)
+        monkeypatch.setattr(Computation, "_update", other)
 
     return spoil_when
 

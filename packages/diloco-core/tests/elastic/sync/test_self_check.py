@@ -5,20 +5,20 @@ import logging
 import pytest
 
 from diloco_core import DivergedError, Elastic
-from diloco_core._elastic._sync._adopt import Adoption
+from diloco_core._elastic._sync._compute import Computation
 from diloco_core.testing import Schedule, SimulatedTraining, simulate, violations
 
 
 def _spoil(monkeypatch, when):
     """Rank 1 computes other values in the syncs for which ``when`` is true."""
-    update = Adoption._update
+    update = Computation._update
 
     def other(self, batch, inputs):
         update(self, batch, inputs)
         if self._life.rank == 1 and 0 in batch and when(self._commit.sync):
             self._job.copy[0][3] += 2**-10
 
-    monkeypatch.setattr(Adoption, "_update", other)
+    monkeypatch.setattr(Computation, "_update", other)
 
 
 @pytest.mark.parametrize("topology", ["sharded", "gather"])

@@ -15,7 +15,8 @@ from .._repair import ask_for_repair, mend_published, read_commit
 from .._round._reload import Reload, Why
 from .._states._load import load
 from .._states._rollback import roll_back
-from ._adopt import Adoption, make_again
+from ._adopt import Adoption
+from ._compute import make_again
 from ._held import begin_to_hold, hold
 
 if TYPE_CHECKING:

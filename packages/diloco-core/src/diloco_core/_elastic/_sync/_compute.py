@@ -1,0 +1,278 @@
+"""Computing shards of a sync's result from the contributions that its record names, and publishing them."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..._arithmetic._reduction import reduce_shards
+from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
+from ..._store._patient import PAUSES
+from ..._wire._published import shard_metadata
+from .._log._rules import done_states, newest_done
+from .._repair import computed_otherwise, read_commit, rewrite_shard
+from .._round._reload import Reload, Why
+from .._round._shares import inputs_are_superseded
+from .._states._kept import bring_back
+from .._states._publications import Publications
+from ._held import begin_to_hold, hold, state_before
+from ._inputs import Inputs
+from ._published import adopt
+from ._result import Result
+from ._unchanged import watched
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ..._wire._published import Sums
+    from .._life import Life
+
+_log = logging.getLogger("diloco_core")
+
+
+class Computation:
+    """Updates shards of a result, and publishes them in the sharded topology. Used once.
+
+    Args:
+        result: What is computed.
+        local: Whether this life's own contribution is named, so that it need not be read back.
+    """
+
+    def __init__(self, result: Result, *, local: bool) -> None:
+        self._result = result
+        self._local = local
+        self._life = result.life
+        self._commit = result.commit
+        self._progress = result.progress
+        self._job = result.job
+        self._inputs: Inputs | None = None
+
+    def run(self, batches: Sequence[Sequence[int]]) -> None:
+        """Update shards. Those of a batch are updated together, and published before the next one's turn.
+
+        Raises:
+            Reload: Inputs are gone because newer state is complete, or the state before is damaged.
+            CorruptedObjectError: Inputs are gone or damaged, and nothing newer is there; or something else comes out.
+        """
+        # Where memory was written to since the contribution was made, it has to be read from the store.
+        self._local = self._local and all(
+            self._progress.values_at[shard] == self._result.previous
+            for batch in batches
+            for shard in batch
+        )
+        publications = Publications(self._life.store.store)
+        try:
+            for number, batch in enumerate(batches):
+                computed = batch if self._computes(batches[number:]) else ()
+                if self._life.gather:
+                    self._compare(computed)
+                else:
+                    for shard in computed:
+                        self._publish(shard, publications)
+            publications.finish()
+        finally:
+            self._close()
+            publications.abandon()
+
+    def _computes(self, batches: Sequence[Sequence[int]]) -> bool:
+        """Update the first of these batches in memory. False where its result was there already, and has been adopted."""
+        pauses: Iterator[float | None] = iter((*PAUSES, None))
+        batch = batches[0]
+        while True:
+            try:
+                self._open(batches)
+                if not any([self._prepare(shard) for shard in batch]):  # noqa: C419 - all of them
+                    self._update(batch, self._open(batches))
+                    return True
+                # A shard had to be made again, so the model does not hold the own contribution any more.
+                self._close()
+            except ObjectNotFoundError as error:
+                self._close()
+                if next(pauses) is not None and self._life.rollback and bring_back(self._life):
+                    continue
+                for shard in batch:
+                    self._look_again(shard, error)
+                return False
+            except (StoreUnavailableError, CorruptedObjectError) as error:
+                self._close()
+                self._consider(error, next(pauses))
+            self._local = False  # parts of the own values may be updated already
+
+    def _open(self, batches: Sequence[Sequence[int]]) -> Inputs:
+        """The contributions, opened for all that is still to be computed."""
+        if self._inputs is None:
+            self._inputs = Inputs(
+                self._life, self._progress, self._commit, batches, local=self._local
+            )
+        return self._inputs
+
+    def _close(self) -> None:
+        if self._inputs is not None:
+            self._inputs.close()
+            self._inputs = None
+
+    def _update(self, batch: Sequence[int], inputs: Inputs) -> None:
+        """Update the shards of a batch in memory."""
+        for shard in batch:
+            self._progress.values_at[shard] = None
+        first, unchanged = watched(self._result, batch, inputs.sources[0])
+
+        def verify() -> None:
+            inputs.verify(batch)
+            unchanged()
+
+        reduce_shards(
+            self._job,
+            batch,
+            [first, *inputs.sources[1:]],
+            self._life.chunk_bytes,
+            self._life.scratch,
+            sync=self._commit.sync,
+            block_bytes=inputs.block_bytes,
+            everything=True,
+            verify=verify,
+        )
+        for shard in batch:
+            self._progress.outer_at[shard] = self._commit.sync
+
+    def _consider(
+        self, error: StoreUnavailableError | CorruptedObjectError, pause: float | None
+    ) -> None:
+        """What comes of an error in an update: another try after ``pause``, loading again, or the end."""
+        if pause is None or (
+            self._life.store.store.retries and isinstance(error, StoreUnavailableError)
+        ):
+            raise error
+        self._life.timing.sleep(pause)
+        if self._life.gather:
+            # What was updated in part can only be had again from what is published.
+            raise Reload(Why.DAMAGED) from error
+        if isinstance(error, StoreUnavailableError):
+            # Which waits for the store as long as it is waited for anywhere.
+            read_commit(self._life, self._commit.sync)
+
+    def _compare(self, batch: Sequence[int]) -> None:
+        """Gather: note what was computed, and see that it is what the record of a mended state says."""
+        result = self._result
+        for shard in batch:
+            values = result.shard(shard).digest()
+            if result.done is not None and values != result.done.sums[shard]:
+                raise computed_otherwise(self._life, result.key(shard))
+            result.settle(shard, values, None)
+
+    def _prepare(self, shard: int) -> bool:
+        """See to it that memory holds the values and the outer state that the update starts from.
+
+        Returns:
+            Whether the shard was damaged in the store and has been made again. The model's values of it are lost then.
+
+        Raises:
+            Reload: It is damaged, and could not be made again like that: loading makes it again from the state before it.
+        """
+        life, progress, index = self._life, self._progress, self._commit.fragment
+        if not begin_to_hold(life, progress, shard):
+            return False
+        key = life.key(progress.sync, index, shard)
+
+        def read() -> None:
+            with life.store.store.open(key) as reader:
+                hold(life, progress, index, shard, reader)
+
+        try:
+            life.again(read)
+        except ObjectNotFoundError:
+            newest = newest_done(life.store.list("state/"), len(life.fragments))[index]
+            if (
+                newest <= progress.sync
+                and not self._result.mending
+                and make_again(life, index, shard, None)
+            ):
+                return True
+            raise
+        except CorruptedObjectError as error:
+            if not self._result.mending and make_again(life, index, shard, error):
+                return True
+            life.bad.add((index, self._result.previous))
+            raise Reload(Why.DAMAGED) from error
+        return False
+
+    def _publish(self, shard: int, publications: Publications) -> None:
+        life, result = self._life, self._result
+        if shard in result.damaged or result.mending:
+            damage = result.damaged.pop(shard, None)
+            sums = rewrite_shard(life, self._progress, result.sync, shard, damage, result.done)
+            result.settle(shard, *sums)
+            return
+        written: list[Sums] = []
+        stored = result.shard(shard)
+        metadata = shard_metadata(self._job, result.sync)
+        created = False
+
+        def upload() -> None:
+            nonlocal created
+            created = life.create(result.key(shard), lambda: stored.parts(metadata, written.append))
+
+        def use() -> None:
+            if created:
+                result.settle(shard, *written[-1])
+            elif adopt(result, shard):
+                pass  # somebody was faster: there is one version, and everybody takes it
+            elif shard in result.damaged:
+                Computation(result, local=self._local).run([[shard]])
+            else:
+                self._look_again(shard, f"{result.key(shard)} was there, and has vanished")
+
+        publications.add(upload, use)
+
+    def _look_again(self, shard: int, missing: object) -> None:
+        """Inputs are gone: then the result is there, or newer state is complete.
+
+        Where the result is known to be damaged, neither helps: only what is newer than it is of use.
+        """
+        life, result = self._life, self._result
+        if not life.gather and not result.mending and adopt(result, shard):
+            return
+        rollbacks = [rollback for rollback, _ in life.rollbacks]
+        complete = done_states(life.store.list("state/"), len(life.fragments), rollbacks)
+        newest = max(complete[result.index], default=0)
+        if inputs_are_superseded(newest, result.sync, mending=result.mending):
+            raise Reload(Why.SUPERSEDED)
+        damaged = ""
+        if result.mending:
+            reason = life.reasons[result.index].rstrip(".")
+            damaged = f"Its result is damaged as well: {reason}. "
+        raise CorruptedObjectError(
+            f"sync {result.sync} in {life.store.uri} is decided, and something that it is computed from is gone: "
+            f"{str(missing).rstrip('.')}. {damaged}No newer state is complete."
+        )
+
+
+def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError | None) -> bool:
+    """Compute a shard of the state in memory again that is damaged or gone in the store, and write it there as it was.
+
+    That takes the state before and the contributions to its sync, which stay until the next state is complete. Nothing else
+    in memory is touched: other shards and fragments keep what they hold and what this replica has learned since.
+
+    Returns:
+        Whether it was possible. If so, memory holds the values and the outer state of the shard as they were published.
+    """
+    progress = life.fragments[index]
+    if life.gather or progress.commit is None:
+        return False
+    progress.values_at[number] = None
+    progress.forget_outer(number, life.chunk_bytes)
+    key = life.key(progress.sync, index, number)
+    life.reasons[index] = str(damage or f"{life.origin(key)} is gone")
+    try:
+        before = state_before(life, index)
+        if before is None:
+            return False
+        result = Result.again(life, progress.commit, before)
+        if damage is not None:
+            result.damaged[number] = str(damage)
+        Computation(result, local=False).run([[number]])
+    except (CorruptedObjectError, Reload) as error:
+        _log.error("rank %d: %s could not be made again: %s", life.rank, life.origin(key), error)
+        return False
+    progress.values_at[number] = progress.outer_at[number] = progress.sync
+    return True
