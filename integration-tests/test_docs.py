@@ -1,0 +1,238 @@
+"""Every code block of the pages in packages/*/docs, and of the READMEs' unnamed ones, is run; every name in them is there.
+
+Python blocks of a page run one after the other in one namespace, in a folder of their own. One that begins with ``# name.py``
+is a file of that name instead. Lines of sh blocks are run if they begin with ``python``. A text block after either is what it
+prints, with ``...`` for what differs from run to run. A block of no language is a drawing.
+"""
+
+import contextlib
+import doctest
+import io
+import logging
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[1]
+PAGES = sorted(TOP.glob("packages/*/docs/*.md"))
+FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.MULTILINE | re.DOTALL)
+NOT_RUN = ("hatch run ", "pip install ", "export ", "kubectl ", "aws ", "git ")
+FLAGS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+
+# What the unnamed blocks of a README take for granted, and what in them is replaced by what is there.
+PRELUDES = {
+    "diloco-core": """
+import torch, types
+torch.manual_seed(0)
+class Model(torch.nn.Linear):
+    def forward(self, x):
+        return types.SimpleNamespace(loss=super().forward(x).square().mean())
+model = Model(4, 1)
+inner_optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def batches():
+    for _ in range(20):
+        yield torch.randn(8, 4)
+class Loader:
+    def __init__(self): self.left = batches()
+    def __iter__(self): return self.left
+    def __next__(self): return next(self.left, torch.randn(8, 4))
+    def state_dict(self): return {}
+    def load_state_dict(self, state): pass
+loader = Loader()
+rank = 0
+def train_one_step():
+    model(torch.randn(8, 4)).loss.backward()
+    inner_optimizer.step()
+    inner_optimizer.zero_grad()
+""",
+    "diloco-protocol": """
+import pathlib, sys
+pathlib.Path("my_package").mkdir()
+pathlib.Path("my_package/trainer.py").write_text("def train(steps):\\n    return steps\\n")
+""",
+}
+REPLACED = {
+    "diloco-core": {
+        ", rank=0, world_size=4": ", rank=0, world_size=1",
+        "world_size=8, min_replicas=4": "world_size=1, min_replicas=1",
+        "sync_every=500": "sync_every=5",
+        "outer.committed < 1000": "outer.committed < 3",
+    },
+    "diloco-protocol": {"launch_replicas(4,": "launch_replicas(2,"},
+}
+
+
+class Page:
+    """What is written in one page, run in one folder."""
+
+    def __init__(self, folder, replaced=()):
+        self.folder = folder
+        self.replaced = {"/tmp/": f"{folder}/", **dict(replaced)}
+        self.names = {"__name__": "page"}
+        self.printed = ""
+
+    def run(self, language, code, where):
+        """Run one block, or compare it with what the one before has printed."""
+        for old, new in self.replaced.items():
+            code = code.replace(old, new)
+        if language == "python" and (name := re.match(r"# ([\w.-]+)\n", code)):
+            (self.folder / name[1]).write_text(code, encoding="utf-8")
+        elif language == "python":
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                exec(compile(code, where, "exec"), self.names)
+            self.printed = out.getvalue()
+        elif language == "sh":
+            self.printed = "".join(map(self.line, code.splitlines()))
+        elif language == "text":
+            assert doctest.OutputChecker().check_output(code, self.printed, FLAGS), (
+                f"{where} says\n{code}and the code before it prints\n{self.printed}"
+            )
+            self.printed = ""
+        elif language == "toml":
+            assert tomllib.loads(code)
+        else:
+            assert not language, f"{where} is {language}: nobody knows how to try that"
+
+    def line(self, line):
+        """What a line for a shell prints."""
+        if not line.startswith("python "):
+            assert line.startswith(NOT_RUN), f"nobody knows whether this runs: {line}"
+            return ""
+        words = shlex.split(line)[1:]
+        if words[:1] == ["-m"] and words[1].startswith("diloco_core."):
+            return in_this_process(words[1], words[2:])  # which has imported torch already
+        done = subprocess.run(
+            [sys.executable, *words],
+            cwd=self.folder,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(self.folder), *sys.path])},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+
+def in_this_process(module, arguments):
+    """What ``python -m module`` prints."""
+    out = io.StringIO()
+    with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out):
+        patch.setattr(sys, "argv", [module, *arguments])
+        patch.delitem(sys.modules, module, raising=False)
+        with pytest.raises(SystemExit) as end:
+            runpy.run_module(module, run_name="__main__", alter_sys=False)
+    assert not end.value.code
+    return out.getvalue()
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """Where a page's code stands, finds its files, and keeps what it makes."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    modules, variables = set(sys.modules), dict(os.environ)
+    yield tmp_path
+    os.environ.clear()
+    os.environ.update(variables)
+    for name in set(sys.modules) - modules:  # files of a page
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+    logging.getLogger("diloco_core").setLevel(logging.NOTSET)
+
+
+def name_of(path):
+    return path.relative_to(TOP / "packages").as_posix()
+
+
+def blocks(path):
+    """Language, text and line of every block of a page."""
+    text = path.read_text(encoding="utf-8")
+    for fence in FENCE.finditer(text):
+        indent, language, code = fence.groups()
+        where = f"{name_of(path)}:{text[: fence.start()].count(chr(10)) + 1}"
+        yield language, re.sub(rf"^{indent}", "", code, flags=re.MULTILINE), where
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_the_code_of_a_page(path, folder):
+    page, found = Page(folder), list(blocks(path))
+    for block in found:
+        page.run(*block)
+    for file in folder.glob("*.py"):
+        uses = [code for _, code, _ in found if not code.startswith(f"# {file.name}\n")]
+        assert any(file.stem in code for code in uses), f"nothing runs {file.name}"
+
+
+@pytest.mark.parametrize("package", PRELUDES)
+def test_the_unnamed_code_of_a_readme(package, folder):
+    """The named files of READMEs are run by the tests of their packages."""
+    page = Page(folder, REPLACED[package])
+    exec(PRELUDES[package], page.names)
+    count = 0
+    for language, code, where in blocks(TOP / "packages" / package / "README.md"):
+        if language == "python":
+            for old in [text for text in REPLACED[package] if text in code]:
+                assert old in code
+            code = re.sub(r'"s3://bucket/[\w-]+"', repr(f"{folder}/run-{count}"), code)
+            page.run("python", code, where)
+            count += 1
+    assert count
+
+
+def test_no_readme_has_unnamed_code_that_nobody_runs():
+    for path in TOP.glob("packages/*/README.md"):
+        unnamed = [
+            where
+            for language, code, where in blocks(path)
+            if language == "python" and not re.match(r"# [\w.-]+\n", code)
+        ]
+        # The one of diloco-eks is a piece of a manifest.
+        assert not unnamed or path.parent.name in {*PRELUDES, "diloco-eks"}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_of)
+def test_the_files_that_a_page_names_are_there(path):
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    package = path.parents[1]
+    (source,) = (package / "src").iterdir()
+    roots = [TOP, package, source, path.parent]
+    missing = [
+        name
+        for name in re.findall(r"`([\w./-]+(?:\.py|\.md|\.toml|/))`", text)
+        if not any((root / name).exists() for root in roots)
+    ]
+    assert missing == []
+
+
+@pytest.mark.parametrize("path", [*PAGES, *TOP.glob("*.md"), *TOP.glob("packages/*/*.md")], ids=str)
+def test_every_link_leads_somewhere(path):
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        file, _, anchor = target.partition("#")
+        found = path.parent / file if file else path
+        assert found.exists(), target
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", found.read_text(encoding="utf-8"), re.MULTILINE)
+            slugs = {
+                re.sub(r"[^\w -]", "", heading.replace("`", "")).strip().lower().replace(" ", "-")
+                for heading in headings
+            }
+            assert anchor in slugs, target
+
+
+def test_the_pages_of_the_site_are_all_pages():
+    text = (TOP / "tools/docs/site.toml").read_text(encoding="utf-8")
+    assert {path.relative_to(TOP).as_posix() for path in PAGES} <= set(
+        re.findall(r'"([^"]+\.md)"', text)
+    )
