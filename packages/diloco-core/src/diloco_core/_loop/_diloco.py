@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 import os
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
@@ -27,8 +24,8 @@ from .._outer._optimizer import OuterOptimizer, check_settings, outer_factory
 from .._outer._trial import try_out
 from . import _notices as notices
 from ._arguments import check_parties, fragments_of, stateful_of, steps_per_cycle
-from ._counters import Counters
 from ._membership import membership_of
+from ._outer_steps import OuterSteps
 from ._place import Place
 from ._schedule import Schedule
 from ._state import (
@@ -44,15 +41,12 @@ from ._state import (
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from .._exchange._base import Exchange, Schema
     from .._exchange._report import SyncReport
     from .._inner._state import Stateful
     from .._outer._optimizer import OuterOptimizerFactory
-
-_log = logging.getLogger("diloco_core")
 
 
 class DiLoCo:
@@ -167,7 +161,6 @@ class DiLoCo:
             names,
         )
         self._buffers = policy
-        self._on_sync = on_sync
         self._outers = [OuterOptimizer(factory) for _ in parts]
         self._outer_settings = self._outers[0].settings
         check_settings(self._outers, self._outer_settings)
@@ -189,7 +182,6 @@ class DiLoCo:
             model, optimizers, None if policy is Buffers.NONE else synced_buffers
         )
         self._frozen = FrozenValues(self._watch.frozen)
-        self._count = Counters([0] * len(parts))
         self._restored = False
         self._loaded_model: dict[str, str | None] = {}
         self._had_inner_state: list[bool] = []
@@ -197,9 +189,6 @@ class DiLoCo:
         self._entered = False
         self._process = os.getpid()
         self._has_values = False
-        self._failure = ""
-        self._parted: tuple[str, int] | None = None  # what UnequalSyncsError says
-        self._dropped_steps = 0
         self._steps = StepCounter(len(optimizers))
         self._steps_outside = [0] * len(optimizers)
         self._idle = set(range(len(optimizers)))  # those that have not stepped since the last sync
@@ -208,6 +197,16 @@ class DiLoCo:
         self._tried_own_state = False
         trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
         self._unseen = UnseenChanges(trained, self._schedule.sync_every)
+        self._outer_steps = OuterSteps(
+            self._fragments,
+            self._schedule,
+            self._membership,
+            exchange.rank,
+            before=self._check_before_sync,
+            adopted=self._unseen.seen,
+            on_sync=on_sync,
+        )
+        self._count = self._outer_steps.count
         self._place = Place(self._synced_tensors, self._held_tensors, exchange)
         self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
         self._watch_steps(self._place.check)
@@ -271,15 +270,13 @@ class DiLoCo:
                     fragment.take_snapshot()
             self._has_values = True
             self._exchange.join(self._schema())
-            self._membership.begin(
-                self._fragments, self._count, restored=self._restored, catch_up=self._catch_up
-            )
+            self._outer_steps.begin(restored=self._restored)
         except BaseException as error:
             self._stop()
             self._exchange.abort(error)
             raise
         self._inner_steps_before = self.inner_steps
-        self._entered = self._inner.in_use = True
+        self._entered = self._inner.in_use = self._outer_steps.training = True
         self._unseen.watch()
         return self
 
@@ -307,9 +304,9 @@ class DiLoCo:
             else:
                 self._check_whole()
                 self._look_at_model()
-                self._catch_up()
+                self._outer_steps.catch_up()
                 self._say_nothing_was_synced()
-                self._drop_open_steps()
+                self._outer_steps.drop_open_steps()
             self._settle()
         except BaseException as late:
             self._exchange.abort(late)
@@ -339,9 +336,9 @@ class DiLoCo:
             if not any(self._count.since_sync):
                 break
             try:
-                report = self._sync(last=True)
+                report = self._outer_steps.sync(last=True)
             except UnequalSyncsError as error:
-                self._part(error)
+                self._outer_steps.part(error)
                 break
             reports.append(report)
             if not report.committed:
@@ -440,8 +437,7 @@ class DiLoCo:
         if self._entered:
             self._check_process()
             self._unseen.steps()
-        if self._parted is not None and self._dropped_steps >= self._schedule.sync_every:
-            self._refuse_to_go_on(*self._parted)
+        self._outer_steps.check_not_parted()
         if self._entered and self._steps.before(optimizer, self._inner.has_used_gradient):
             self._count.count()
 
@@ -467,9 +463,9 @@ class DiLoCo:
         if self._schedule.due(self._count.since_event, half_taken=half_taken).adopt:
             self._tell_of_idle()
             try:
-                self._sync()
+                self._outer_steps.sync()
             except UnequalSyncsError as error:
-                self._part(error)
+                self._outer_steps.part(error)
 
     def _tell_of_idle(self) -> None:
         """Once: a sync came late, since an inner optimizer was waited for that has not stepped at all."""
@@ -481,120 +477,10 @@ class DiLoCo:
             )
         self._idle = set(range(len(self._steps_outside)))
 
-    def _catch_up(self) -> None:
-        """Take the syncs that were committed without this replica."""
-        while self._membership.behind():
-            self._sync_once(last=True)  # if the others have gone, there is nothing to wait for
-
-    def _sync(self, last: bool = False) -> SyncReport:
-        report = self._sync_once(last)
-        self._catch_up()
-        self._membership.save_own_state(self.inner_steps)
-        return report
-
-    def _sync_once(self, last: bool = False) -> SyncReport:
-        self._check_whole()
-        if self._parted is not None:
-            raise UnequalSyncsError(*self._parted)
-        self._look_at_model()
-        count = self._count
-        number = self._schedule.turn(count.decisions)
-        fragment = self._fragments[number]
-        previous = count.published[number]
-        fragment.supersedes = [] if previous is None else [previous]
-        fragment.steps, inner_steps = count.steps(number), count.since_sync[number]
-        fragment.begin()
-        counted = self._membership.counted
-        try:
-            with _ordinary_mode():
-                report = self._membership.begin_sync(fragment, last=last).finish()
-                fragment.finish()
-            report = self._account_for(report, number, inner_steps, counted)
-        except BaseException as error:
-            if not isinstance(error, UnequalSyncsError):
-                self._failure = f"{type(error).__name__}: {error}"  # not the error itself, which holds on to many frames
-            raise
-        _log.debug("rank %d: %s", self._exchange.rank, report)
-        if self._on_sync is not None:
-            self._on_sync(report)
-        return report
-
-    def _account_for(
-        self, report: SyncReport, number: int, inner_steps: int, counted: int
-    ) -> SyncReport:
-        """Count what a sync has brought; its report, complete.
-
-        Args:
-            report: What the exchange says of it.
-            number: Of which fragment it was.
-            inner_steps: How many inner steps this replica had taken for it.
-            counted: How many inner steps of this rank the run had counted before it.
-        """
-        count = self._count
-        self._unseen.seen()
-        if report.contribution in {"carried", "open"}:
-            inner_steps = 0  # the fragment's next sync covers them, and its report counts them
-        else:
-            count.since_sync[number] = 0
-        count.since_event = 0
-        if report.committed:
-            count.published[number] = report.sync
-            count.committed += 1
-        if report.reloaded:
-            count.stand_at(self._membership.position)
-            self._say_what_is_lost(number, inner_steps if report.contribution == "dropped" else 0)
-            count.close_all()
-            if self._membership.counted < counted and self._entered:
-                notices.went_back(self._exchange.rank, self._membership.counted, count.inner_steps)
-        return dataclasses.replace(
-            report,
-            sync=count.committed,
-            inner_steps=inner_steps,
-            batches_to_skip=self._jump(),
-            total_inner_steps=count.inner_steps,
-        )
-
-    def _say_what_is_lost(self, number: int, inner_steps: int) -> None:
-        """This replica has reloaded the whole model.
-
-        Args:
-            number: Of which fragment the sync was.
-            inner_steps: How many inner steps are dropped of that one.
-        """
-        steps = list(self._count.since_sync)
-        steps[number] = inner_steps
-        lost = [
-            (fragment.name, count)
-            for fragment, count in zip(self._fragments, steps, strict=True)
-            if count
-        ]
-        notices.reloaded(self._exchange.rank, self.committed, lost)
-
-    def _jump(self) -> int:
-        """Go to where the run counts this rank's inner steps; returns how many of them this life has not taken.
-
-        An earlier life of this rank had a part in the sync: its data is not to be learned again. Fragments with open steps
-        start again, since between those and the next ones there are steps now that they never took.
-        """
-        count = self._count
-        skipped = self._membership.counted - count.inner_steps
-        if skipped <= 0:
-            return 0
-        count.inner_steps += skipped
-        self._drop_open_steps()
-        if not self._entered:
-            return 0  # the inner state is still to be restored: batches_to_skip will tell
-        self._membership.overtaken()
-        notices.overtaken(self._exchange.rank, skipped)
-        return skipped
-
     def _settle(self) -> None:
         """End as the last committed state: what was changed after it without a step would differ between the replicas."""
         self._look_at_model()
-        open_steps = zip(self._fragments, self._count.since_sync, strict=True)
-        changed = [
-            name for fragment, steps in open_steps if not steps for name in fragment.settle()
-        ]
+        changed = self._outer_steps.settle()
         if not changed:
             return
         if self.inner_steps == self._inner_steps_before:
@@ -611,41 +497,11 @@ class DiLoCo:
         """What the last syncs of an elastic run have not taken would be in this replica's model alone."""
         if any(self._count.since_sync):
             notices.left_out(self._exchange.rank, max(self._count.since_sync), self.committed)
-            self._drop_open_steps()
-
-    def _part(self, error: UnequalSyncsError) -> None:
-        """Another replica has left, so there can be no more syncs: end with what all have, unless training goes on."""
-        notices.parted(self._exchange.rank, str(error), max(self._count.since_sync), self.committed)
-        self._dropped_steps += self._count.since_event
-        self._drop_open_steps()
-        self._parted = str(error), error.rank
-
-    def _refuse_to_go_on(self, why: str, rank: int) -> None:
-        error = UnequalSyncsError(
-            f"{why} This replica still trains, but nothing that it learns could become part of the model any more. Rank "
-            f"{rank} has taken fewer inner steps: its gradient scaler may have skipped some, or its data has come to an end. "
-            "Let all replicas train until `outer.committed` has the same value, or give all the same number of steps.",
-            rank,
-        )
-        self._failure = f"{type(error).__name__}: {error}"
-        raise error
-
-    def _drop_open_steps(self) -> None:
-        """Take the fragments with inner steps since their last sync back to what that sync has left."""
-        for fragment, steps in zip(self._fragments, self._count.since_sync, strict=True):
-            if steps:
-                fragment.start_over()
-        self._count.close_all()
+            self._outer_steps.drop_open_steps()
 
     def _check_whole(self) -> None:
-        """Refuse to go on after a sync that has failed, whoever has caught its error: copies and model are undefined."""
         self._check_process()
-        if self._failure:
-            raise SyncError(
-                "an earlier sync of this outer loop has failed, so what this replica holds is undefined, although the error "
-                "was caught. Let it leave the block, and begin again from a checkpoint or, in an elastic run, by connecting "
-                f"again. The error was {self._failure}"
-            )
+        self._outer_steps.check_whole()
 
     def _check_process(self) -> None:
         if os.getpid() != self._process:
@@ -659,6 +515,10 @@ class DiLoCo:
         open_steps = self._count.since_event
         if open_steps and open_steps >= self.inner_steps - self._inner_steps_before:
             notices.left_before_a_sync(self._exchange.rank, open_steps, self._schedule.period)
+
+    def _check_before_sync(self) -> None:
+        self._check_process()
+        self._look_at_model()
 
     def _look_at_model(self) -> None:
         """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""
@@ -699,8 +559,3 @@ class DiLoCo:
             self._model, [named for fragment in self._fragments for named in fragment.followed()]
         )
         return describe(self._fragments, settings, compared, unsynced, values=values)
-
-
-def _ordinary_mode() -> AbstractContextManager[Any]:
-    """Optimizer state that is made inside torch.inference_mode(), where somebody flushes, could not be written to later."""
-    return torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()

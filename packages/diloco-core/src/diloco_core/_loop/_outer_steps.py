@@ -1,0 +1,244 @@
+"""The outer steps of one replica: whose turn it is, and what has become of what this replica has learned."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from contextlib import nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from .._errors import SyncError, UnequalSyncsError
+from . import _notices as notices
+from ._counters import Counters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
+
+    from .._exchange._report import SyncReport
+    from .._outer._fragment import Fragment
+    from ._membership import Membership
+    from ._schedule import Schedule
+
+_log = logging.getLogger("diloco_core")
+
+
+class OuterSteps:
+    """Syncs the fragments in turn and counts what comes of it. Not thread-safe.
+
+    Args:
+        fragments: All of them, in the order of their turns.
+        schedule: Whose turn it is.
+        membership: How the replicas belong together.
+        rank: This replica.
+        before: Called before every sync: refuses what must not be synced.
+        adopted: Called when values were adopted, before anything is counted.
+        on_sync: Called with every report, or None.
+
+    Attributes:
+        count: How far this replica has come.
+        training: Whether inner steps are taken between the syncs; not while a replica begins.
+    """
+
+    def __init__(
+        self,
+        fragments: Sequence[Fragment],
+        schedule: Schedule,
+        membership: Membership,
+        rank: int,
+        *,
+        before: Callable[[], None],
+        adopted: Callable[[], None],
+        on_sync: Callable[[SyncReport], None] | None,
+    ) -> None:
+        self.count = Counters([0] * len(fragments))
+        self.training = False
+        self._fragments = fragments
+        self._schedule = schedule
+        self._membership = membership
+        self._rank = rank
+        self._before = before
+        self._adopted = adopted
+        self._on_sync = on_sync
+        self._failure = ""
+        self._parted: UnequalSyncsError | None = None
+        self._dropped_steps = 0
+
+    def begin(self, *, restored: bool) -> None:
+        """Come to the same values as the others; see :meth:`.Membership.begin`."""
+        self._membership.begin(
+            self._fragments, self.count, restored=restored, catch_up=self.catch_up
+        )
+
+    def sync(self, *, last: bool = False) -> SyncReport:
+        """Sync the fragment whose turn it is, and take what was committed meanwhile.
+
+        Args:
+            last: This replica leaves afterwards.
+
+        Raises:
+            UnequalSyncsError: Another replica of a strict run has left after fewer syncs. :meth:`part` is to follow.
+            SyncError: It has failed; see :meth:`._base.Exchange.sync`.
+        """
+        report = self._next(last)
+        self.catch_up()
+        self._membership.save_own_state(self.count.inner_steps)
+        return report
+
+    def catch_up(self) -> None:
+        """Take the syncs that were committed without this replica."""
+        while self._membership.behind():
+            self._next(last=True)  # if the others have gone, there is nothing to wait for
+
+    def drop_open_steps(self) -> None:
+        """Take the fragments with inner steps since their last sync back to what that sync has left."""
+        for fragment, steps in zip(self._fragments, self.count.since_sync, strict=True):
+            if steps:
+                fragment.start_over()
+        self.count.close_all()
+
+    def settle(self) -> list[str]:
+        """Put back what was changed after the last sync without a step; returns the parameters among that."""
+        open_steps = zip(self._fragments, self.count.since_sync, strict=True)
+        return [name for fragment, steps in open_steps if not steps for name in fragment.settle()]
+
+    def part(self, error: UnequalSyncsError) -> None:
+        """Another replica has left, so there can be no more syncs: end with what all have, unless training goes on."""
+        notices.parted(self._rank, str(error), max(self.count.since_sync), self.count.committed)
+        self._dropped_steps += self.count.since_event
+        self.drop_open_steps()
+        self._parted = UnequalSyncsError(str(error), error.rank)  # without its frames
+
+    def check_not_parted(self) -> None:
+        """Refuse inner steps that could not become part of the model any more, once they are as many as between two syncs.
+
+        Raises:
+            UnequalSyncsError: Another replica has left, and this one still trains.
+        """
+        if self._parted is None or self._dropped_steps < self._schedule.sync_every:
+            return
+        error = UnequalSyncsError(
+            f"{self._parted} This replica still trains, but nothing that it learns could become part of the model any more. "
+            f"Rank {self._parted.rank} has taken fewer inner steps: its gradient scaler may have skipped some, or its data has "
+            "come to an end. Let all replicas train until `outer.committed` has the same value, or give all the same number of "
+            "steps.",
+            self._parted.rank,
+        )
+        self._failure = f"{type(error).__name__}: {error}"
+        raise error
+
+    def check_whole(self) -> None:
+        """Refuse to go on after a sync that has failed, whoever has caught its error: copies and model are undefined.
+
+        Raises:
+            SyncError: One has failed.
+        """
+        if self._failure:
+            raise SyncError(
+                "an earlier sync of this outer loop has failed, so what this replica holds is undefined, although the error "
+                "was caught. Let it leave the block, and begin again from a checkpoint or, in an elastic run, by connecting "
+                f"again. The error was {self._failure}"
+            )
+
+    def _next(self, last: bool) -> SyncReport:
+        self.check_whole()
+        if self._parted is not None:
+            raise UnequalSyncsError(str(self._parted), self._parted.rank)
+        self._before()
+        count = self.count
+        number = self._schedule.turn(count.decisions)
+        fragment = self._fragments[number]
+        previous = count.published[number]
+        fragment.supersedes = [] if previous is None else [previous]
+        fragment.steps, inner_steps = count.steps(number), count.since_sync[number]
+        fragment.begin()
+        counted = self._membership.counted
+        try:
+            with _ordinary_mode():
+                report = self._membership.begin_sync(fragment, last=last).finish()
+                fragment.finish()
+            report = self._complete(report, number, inner_steps, counted)
+        except BaseException as error:
+            if not isinstance(error, UnequalSyncsError):
+                # Not the error itself, which holds on to many frames.
+                self._failure = f"{type(error).__name__}: {error}"
+            raise
+        _log.debug("rank %d: %s", self._rank, report)
+        if self._on_sync is not None:
+            self._on_sync(report)
+        return report
+
+    def _complete(
+        self, report: SyncReport, number: int, inner_steps: int, counted: int
+    ) -> SyncReport:
+        """Count what a sync has brought; its report with what the exchange cannot know.
+
+        Args:
+            report: What the exchange says of it.
+            number: Of which fragment it was.
+            inner_steps: How many inner steps this replica had taken for it.
+            counted: How many inner steps of this rank the run had counted before it.
+        """
+        count = self.count
+        self._adopted()
+        if report.contribution in {"carried", "open"}:
+            inner_steps = 0  # the fragment's next sync covers them, and its report counts them
+        else:
+            count.since_sync[number] = 0
+        count.since_event = 0
+        if report.committed:
+            count.published[number] = report.sync
+            count.committed += 1
+        if report.reloaded:
+            count.stand_at(self._membership.position)
+            self._say_what_is_lost(number, inner_steps if report.contribution == "dropped" else 0)
+            count.close_all()
+            if self._membership.counted < counted and self.training:
+                notices.went_back(self._rank, self._membership.counted, count.inner_steps)
+        return dataclasses.replace(
+            report,
+            sync=count.committed,
+            inner_steps=inner_steps,
+            batches_to_skip=self._jump(),
+            total_inner_steps=count.inner_steps,
+        )
+
+    def _say_what_is_lost(self, number: int, inner_steps: int) -> None:
+        """This replica has reloaded the whole model.
+
+        Args:
+            number: Of which fragment the sync was.
+            inner_steps: How many inner steps are dropped of that one.
+        """
+        steps = list(self.count.since_sync)
+        steps[number] = inner_steps
+        lost = [
+            (fragment.name, count)
+            for fragment, count in zip(self._fragments, steps, strict=True)
+            if count
+        ]
+        notices.reloaded(self._rank, self.count.committed, lost)
+
+    def _jump(self) -> int:
+        """Go to where the run counts this rank's inner steps; returns how many of them this life has not taken.
+
+        An earlier life of this rank had a part in the sync: its data is not to be learned again. Fragments with open steps
+        start again, since between those and the next ones there are steps now that they never took.
+        """
+        skipped = self._membership.counted - self.count.inner_steps
+        if skipped <= 0:
+            return 0
+        self.count.inner_steps += skipped
+        self.drop_open_steps()
+        if not self.training:
+            return 0  # the inner state is still to be restored: batches_to_skip will tell
+        self._membership.overtaken()
+        notices.overtaken(self._rank, skipped)
+        return skipped
+
+
+def _ordinary_mode() -> AbstractContextManager[Any]:
+    """Optimizer state that is made inside torch.inference_mode(), where somebody flushes, could not be written to later."""
+    return torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()
