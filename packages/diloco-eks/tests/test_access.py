@@ -12,6 +12,7 @@ from diloco_eks import EKSExecutor
 from diloco_localcloud import KubernetesStandIn
 from diloco_protocol import (
     AuthError,
+    BackendError,
     ForbiddenError,
     InvalidRequestError,
     ReplicaHandle,
@@ -234,3 +235,38 @@ def test_times_that_are_none(bench):
     for name in ("request_timeout", "retry_timeout"):
         with pytest.raises(InvalidRequestError, match=name):
             EKSExecutor("image", **{name: -1})
+
+
+def test_no_right_to_the_status_subresource_is_needed(bench):
+    """Polling and cancelling need no RBAC on jobs/status."""
+    for verb in ("get", "patch", "update"):
+        bench.stand_in.access.deny(verb, "jobs/status")
+    run = bench.launch(1)
+    assert run.states() == ["running"]
+    run.executor.cancel(run.handles[0])
+
+
+def test_the_global_configuration_is_left_alone_and_the_pod_can_be_shaped(bench, tmp_path):
+    """A context can be chosen; pull secrets, volumes and the like are within reach."""
+    from kubernetes import client
+
+    before = client.Configuration.get_default_copy()
+    overlay = {
+        "spec": {
+            "imagePullSecrets": [{"name": "pull"}],
+            "priorityClassName": "high",
+            "securityContext": {"runAsUser": 1000},
+            "automountServiceAccountToken": True,
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        }
+    }
+    context = bench.stand_in.kubeconfig_dict()["current-context"]
+    run = bench.launch(1, executor=bench.executor(context=context, pod_overlay=overlay))
+    assert client.Configuration.get_default_copy().host == before.host
+    pod = run.pod(0).json["spec"]
+    assert pod["imagePullSecrets"] == [{"name": "pull"}]
+    assert pod["securityContext"]["runAsUser"] == 1000
+    assert pod["automountServiceAccountToken"] is True
+    with pytest.raises(BackendError) as caught:
+        EKSExecutor("image", kubeconfig=tmp_path / "none").list_runs()
+    assert not isinstance(caught.value, UnavailableError)

@@ -5,6 +5,7 @@ import pytest
 from diloco_eks._cancel import cancel_patch
 from diloco_eks._facts import read_job
 from diloco_protocol import (
+    BackendError,
     FolderJournal,
     ForbiddenError,
     Reason,
@@ -195,3 +196,68 @@ def test_the_ttl_is_no_cancel(bench, report, tmp_path):
         (lost,) = executor.collect(run.handles, timeout=5)
         assert (lost["status"], lost["reason"], lost["exit_code"]) == ("failed", "lost", None)
     assert bench.executor(journal=journal).collect(run.handles, timeout=5) == [before]
+
+
+def refuses_with_conflict(cluster, name):
+    """Have another writer always be first: the real server then answers 409."""
+    call = getattr(cluster, name)
+
+    def late(space, job, *arguments):
+        body = {"metadata": {"annotations": {"somebody": str(len(late.calls))}}}
+        late.calls.append(type(cluster).patch_job(cluster, space, job, body))
+        if name == "delete_job":
+            uid, *_ = arguments
+            return call(space, job, uid, late.calls[0]["metadata"]["resourceVersion"] + "0")
+        return call(space, job, *arguments)
+
+    late.calls = []
+    setattr(cluster, name, late)
+    return lambda: delattr(cluster, name)
+
+
+def test_cancelled_is_said_when_the_pods_are_gone_and_the_evidence_stays(bench, report):
+    """Deleting the Job at once would leave pods running unseen, and lose logs and evidence."""
+    run = bench.launch(2)
+    run.pod(0).log("epoch 1\n")
+    run.pod(0).succeed(report("kept")[0])
+    bench.world.settle()
+    run.executor.cancel(run.handles[0])
+    pod = run.pod(1)
+    while pod.alive:
+        assert run.states() == ["succeeded", "running"]
+        bench.world.advance(0.2)
+    bench.world.settle()
+    assert run.states() == ["succeeded", "cancelled"]
+    assert run.executor.stream_logs(run.handles[0]) == "epoch 1"
+    assert bench.world.job("run-1")
+
+
+@pytest.mark.parametrize("verb", ["cancel", "purge"])
+def test_a_conflict_is_not_taken_for_success(bench, verb):
+    """A 409 does not mean that the Job is being deleted already."""
+    run = bench.launch(1)
+    if verb == "purge":
+        run.executor.cancel(run.handles[0])
+        bench.world.settle()
+    cluster = run.executor._cluster
+    refuse = refuses_with_conflict(cluster, "patch_job" if verb == "cancel" else "delete_job")
+    with pytest.raises(BackendError, match=r"changes all the time|Precondition failed"):
+        getattr(run.executor, verb)(run.handles[0])
+    refuse()
+    assert bench.world.job("run-1")["metadata"].get("deletionTimestamp") is None
+
+
+def test_a_later_job_of_the_same_name_is_spared(bench):
+    """A handle ends and deletes its own run only, never a newer one by its name."""
+    old = bench.launch(1)
+    old.executor.cancel(old.handles[0])
+    bench.world.settle()
+    old.executor.purge(old.handles[0])
+    bench.world.settle()
+    new = bench.launch(1)
+    old.executor.cancel(old.handles[0])
+    old.executor.purge(old.handles[0])
+    with pytest.raises(BackendError):
+        old.executor._cluster.delete_job("default", "run-1", old.handles[0].metadata["job_uid"])
+    bench.world.settle()
+    assert new.states() == ["running"]

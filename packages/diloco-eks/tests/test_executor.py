@@ -269,3 +269,121 @@ def test_no_threads_no_global_configuration(bench):
     before = client.Configuration.get_default_copy().host
     bench.launch(1)
     assert client.Configuration.get_default_copy().host == before
+
+
+def test_a_run_whose_ttl_is_over_is_not_found_and_not_cancelled(bench, report):
+    """A missing Job says nothing about how the run ended."""
+    run = bench.launch(1, executor=bench.executor(ttl_seconds_after_finished=10))
+    run.pod(0).succeed(report()[0])
+    bench.world.settle(within=20)
+    with pytest.raises(ReplicaNotFoundError):
+        run.executor.poll(run.handles[0])
+    (result,) = run.executor.collect(run.handles, timeout=1)
+    assert (result["status"], result["reason"]) == ("failed", "lost")
+
+
+def test_one_running_pod_does_not_make_every_rank_running(bench):
+    """Ranks that cannot start are pending, and say why."""
+    run = bench.launch(3, start=False)
+    run.pod(0).start()
+    run.pod(1).image_error()
+    bench.world.settle()
+    assert run.states() == ["running", "pending", "pending"]
+    assert run.describe(1).reason is Reason.IMAGE
+
+
+def test_a_rank_that_is_being_ended_never_goes_back_to_pending(bench):
+    """While the pods of a failed Job end, its other ranks are still running."""
+    run = bench.launch(3)
+    run.pod(0).ignore_term()
+    run.pod(1).fail(1)
+    told = []
+    for _ in range(60):
+        bench.world.advance(0.5)
+        told.append(str(run.describe(0).state))
+    assert "pending" not in told
+    assert list(dict.fromkeys(told)) == ["running", "failed"]
+
+
+def test_only_the_rank_that_failed_has_its_exit_code(bench):
+    """The failure of one rank is not reported as that of all ranks."""
+    run = bench.launch(3)
+    run.pod(1).fail(7)
+    bench.world.settle()
+    assert [run.describe(rank).reason for rank in range(3)] == [
+        Reason.GANG_FAILED,
+        Reason.ERROR,
+        Reason.GANG_FAILED,
+    ]
+    assert [run.describe(rank).exit_code for rank in range(3)] == [None, 7, None]
+
+
+def test_a_node_drain_begins_the_next_attempt_and_fails_nothing(bench):
+    """An eviction does not end the run."""
+    run = bench.launch(2)
+    run.pod(0).evict()
+    bench.world.settle(within=30)
+    run.pod(0).start()
+    assert run.states() == ["running", "running"]
+    assert run.describe(0).attempt == 2
+    (job,) = run.executor.plan(1, "trainer:train").requests
+    template = job["spec"]["template"]
+    assert template["metadata"]["annotations"]["karpenter.sh/do-not-disrupt"] == "true"
+
+
+def test_a_lost_answer_and_passing_faults_cost_nothing(bench, report):
+    """The create is idempotent, and no single fault ends a collect of hours."""
+    bench.stand_in.faults.add("ambiguous", verb="create", resource="jobs")
+    run = bench.launch(2)
+    assert run.executor.list_runs() == ["run-1"]
+    for rank in (0, 1):
+        run.pod(rank).succeed(report(rank)[0])
+    for kind in ("server_error", "throttle", "unauthorized", "cut", "unavailable"):
+        bench.stand_in.faults.add(kind)
+    assert [r["result"] for r in run.executor.collect(run.handles, timeout=60)] == [0, 1]
+
+
+def test_each_run_is_asked_once_and_results_are_kept_apart(bench, report):
+    """One read of the Job and one list of pods per run and look, however many ranks are collected."""
+    one = bench.launch(3, run_id="one")
+    two = bench.launch(3, run_id="two", executor=one.executor)
+    for run in (one, two):
+        for rank in range(3):
+            run.pod(rank).succeed(report([run.name, rank])[0])
+    bench.world.settle()
+    bench.stand_in.calls.clear()
+    handles = [two.handles[2], one.handles[0], two.handles[2], one.handles[2]]
+    results = one.executor.collect(handles, timeout=10)
+    assert [r["result"] for r in results] == [["two", 2], ["one", 0], ["two", 2], ["one", 2]]
+    assert (
+        bench.stand_in.calls.count("get", "jobs"),
+        bench.stand_in.calls.count("list", "pods"),
+    ) == (2, 2)
+
+
+def test_exit_codes_reasons_and_messages_of_the_pods_are_told(bench, report):
+    """Image errors, OOM kills, exit codes and the runner's message reach the caller."""
+    run = bench.launch(4, executor=bench.executor(on_replica_failure="continue"))
+    run.pod(0).oom()
+    run.pod(1).fail(9, report(exit_code=9, error="disk full", reason=Reason.ERROR)[0])
+    run.pod(2).start_error()
+    bench.world.settle()
+    found = [run.describe(rank) for rank in range(3)]
+    assert [status.reason for status in found] == [Reason.OOM, Reason.ERROR, Reason.START_FAILED]
+    assert [status.exit_code for status in found] == [137, 9, 128]
+    assert found[1].message == "disk full"
+    assert "executable file not found" in found[2].message
+    bench.world.schedulable = False
+    waiting = bench.launch(1, run_id="run-2", start=False)
+    assert waiting.describe(0).reason is Reason.UNSCHEDULABLE
+    assert "Insufficient nvidia.com/gpu" in waiting.describe(0).message
+
+
+def test_a_run_can_be_found_by_its_id_and_its_labels(bench):
+    """Pods carry the run, its owner and our version."""
+    run = bench.launch(2, executor=bench.executor(owner="ada"))
+    labels = run.pod(0).json["metadata"]["labels"]
+    assert labels["diloco.dev/run-id"] == "run-1"
+    assert labels["diloco.dev/owner"] == "ada"
+    assert labels["app.kubernetes.io/version"]
+    assert bench.executor().attach("run-1") == run.handles

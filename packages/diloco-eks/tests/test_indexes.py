@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from diloco_eks._facts import read_job
 from diloco_eks._indexes import compress_ranks, expand_indexes
 from diloco_protocol import BackendError
 
@@ -59,3 +60,11 @@ def test_malformed_text_is_an_error(text):
 
 def test_ranks_for_a_person():
     assert compress_ranks([9, 0, 1, 2, 4]) == "0-2, 4, 9"
+
+
+def test_a_job_whose_indexes_make_no_sense_is_an_error(bench, a_job):
+    """No token is dropped in silence, which would leave a rank with a wrong state."""
+    with pytest.raises(BackendError, match="lists the indexes"):
+        read_job(a_job(4, {"completedIndexes": "0,x-2"}))
+    run = bench.launch(2)
+    assert "rank" not in run.handles[1].metadata

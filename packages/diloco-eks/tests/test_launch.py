@@ -1,11 +1,14 @@
 """Launching: all or nothing, once, whatever happens to the answer."""
 
 import json
+import re
 import signal
 import threading
+from pathlib import Path
 
 import pytest
 
+from diloco_eks import EKSExecutor
 from diloco_eks import _names as names
 from diloco_protocol import (
     ForbiddenError,
@@ -14,7 +17,10 @@ from diloco_protocol import (
     RunConflictError,
     ThrottledError,
     UnavailableError,
+    spec_from_environment,
 )
+
+README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 JOBS = {"verb": "create", "resource": "jobs"}
 
@@ -263,3 +269,113 @@ def test_the_launchs_labels_select_its_job_and_pods(bench):
     for key, value in (("team", "vision"), (names.OWNER, "ada"), (names.RUN, "run-1")):
         assert len(executor._cluster.list_jobs("default", f"{key}={value}")) == 1
         assert len(executor._cluster.list_pods("default", f"{key}={value}")) == 2
+
+
+def job_of(bench, **options):
+    """The Job that a launch creates."""
+    executor = options.pop("executor", None) or bench.executor()
+    (job,) = executor.plan(
+        options.pop("n", 2), "trainer:train", options.pop("kwargs", None), **options
+    ).requests
+    return job
+
+
+def container_of(job):
+    return job["spec"]["template"]["spec"]["containers"][0]
+
+
+def test_nested_arguments_arrive_exactly_or_are_refused(bench):
+    """No dict, list or None among the arguments is dropped in silence."""
+    kwargs = {
+        "trainer_kwargs": {"lr": [1e-3, None], "deep": {"er": True}},
+        "none": None,
+        "flag": False,
+    }
+    entries = container_of(job_of(bench, kwargs=kwargs))["env"]
+    assert (
+        spec_from_environment({e["name"]: e["value"] for e in entries if "value" in e}).kwargs
+        == kwargs
+    )
+    with pytest.raises(InvalidRequestError, match=r"entrypoint_args\.a is a builtins\.tuple"):
+        job_of(bench, kwargs={"a": (1, 2)})
+
+
+def test_arguments_set_no_variables_of_the_environment(bench):
+    """Arguments cannot override PATH, AWS_* or the launch's own variables."""
+    plain = {entry["name"] for entry in container_of(job_of(bench))["env"]}
+    kwargs = {
+        "path": "/x",
+        "world_size": 99,
+        "replica_rank": 5,
+        "aws_region": "x",
+        "ld_library_path": "x",
+    }
+    assert {entry["name"] for entry in container_of(job_of(bench, kwargs=kwargs))["env"]} == plain
+    for env in (
+        {"WORLD_SIZE": "1"},
+        {"REPLICA_RANK": "1"},
+        {"a-b": "1"},
+        {"A": 1},
+        {"A": "x" * 140_000},
+    ):
+        with pytest.raises(InvalidRequestError):
+            job_of(bench, env=env)
+
+
+@pytest.mark.parametrize("name", ["My_Run", "a" * 60, "-a", "a.b", ""])
+def test_a_run_id_that_no_job_can_have_is_refused_before_any_call(bench, name):
+    """Nothing is sent to find out that a name is wrong."""
+    with pytest.raises(InvalidRequestError, match="is not allowed"):
+        bench.launch(4, run_id=name)
+    with pytest.raises(InvalidRequestError):
+        EKSExecutor("image", run_id=name or "A").plan(4, "a:b")
+    assert len(bench.stand_in.calls) == 0
+
+
+def test_gpus_have_counts_and_no_pinned_instance_type(bench):
+    """Requests equal limits, and the caller's tolerations stay."""
+    toleration = {"key": "team", "operator": "Exists"}
+    job = job_of(
+        bench,
+        gpu="L40S:4",
+        executor=bench.executor(tolerations=[toleration], shm_size="8Gi", efa=1),
+    )
+    resources = container_of(job)["resources"]
+    assert resources["limits"]["nvidia.com/gpu"] == "4"
+    assert resources["requests"] == resources["limits"]
+    pod = job["spec"]["template"]["spec"]
+    assert {entry["key"] for entry in pod["tolerations"]} == {"team", "nvidia.com/gpu"}
+    text = json.dumps(pod["affinity"])
+    assert all(
+        kind in text
+        for kind in (
+            "g6e.12xlarge",
+            "g6e.24xlarge",
+            "g6e.48xlarge",
+            "karpenter.k8s.aws",
+            "eks.amazonaws.com",
+        )
+    )
+    assert "g6e.xlarge" not in text
+    assert "nodeSelector" not in pod
+    with pytest.raises(InvalidRequestError, match="known are"):
+        job_of(bench, gpu="GB300")
+
+
+def test_the_deadline_adds_the_wait_to_the_timeout(bench):
+    """The Job's own clock counts pulls and pending pods, which the timeout does not."""
+    job = job_of(bench, timeout=100, max_restarts=2, executor=bench.executor(pending_timeout=600))
+    assert job["spec"]["activeDeadlineSeconds"] == 900
+    entries = container_of(job)["env"]
+    assert (
+        spec_from_environment({e["name"]: e["value"] for e in entries if "value" in e}).timeout
+        == 100
+    )
+    assert re.search(r"pending_timeout \+ timeout", README)
+
+
+def test_numbers_reach_the_cluster_in_the_types_that_it_takes(bench):
+    """The newest client's models refuse a float where Kubernetes wants a whole number."""
+    run = bench.launch(1, timeout=10.5, cpu=2, memory="1e9", start=False)
+    assert type(bench.world.job("run-1")["spec"]["activeDeadlineSeconds"]) is int
+    assert run.states() == ["pending"]

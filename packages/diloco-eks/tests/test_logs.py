@@ -156,3 +156,18 @@ def test_a_connection_that_breaks_is_opened_again(bench, report):
     pod.succeed(report()[0])
     bench.world.settle()
     assert list(lines) == ["two", "three"]
+
+
+def test_the_log_is_that_of_the_newest_attempt_or_an_error(bench):
+    """No text stands in for a log that cannot be read, and no other pod's log is shown."""
+    run = bench.launch(1, max_restarts=1)
+    run.pod(0).log("old life\n")
+    run.pod(0).fail(1)
+    bench.world.settle(within=30)
+    run.pod(0).start()
+    run.pod(0).log("new life\n")
+    assert run.executor.stream_logs(run.handles[0]) == "new life"
+    assert run.executor.stream_logs(run.handles[0], previous=True) == "old life"
+    bench.stand_in.access.deny("get", "pods/log")
+    with pytest.raises(ForbiddenError):
+        run.executor.stream_logs(run.handles[0])

@@ -42,3 +42,20 @@ def test_the_example(bench, report, tmp_path):
     findings = "True cluster\nTrue rights\nTrue rights\nTrue rights\nTrue manifest\nTrue quota\n"
     assert output == findings + "0 succeeded {'rank': 0}\n1 succeeded {'rank': 1}\n", errors
     assert process.returncode == 0
+
+
+def test_it_does_not_call_scheduling_atomic(bench):
+    """A Job is not gang-scheduled; Kueue's queue is the way to have that."""
+    assert re.search(r"not\s+gang-scheduled", README.read_text(encoding="utf-8"))
+    (job,) = bench.executor(queue="gpus").plan(2, "trainer:train").requests
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+
+
+def test_it_tells_irsa_from_pod_identity():
+    """They inject different variables."""
+    text = " ".join(README.read_text(encoding="utf-8").split())
+    assert "IRSA sets `AWS_ROLE_ARN` and `AWS_WEB_IDENTITY_TOKEN_FILE`" in text
+    assert (
+        "Pod Identity sets `AWS_CONTAINER_CREDENTIALS_FULL_URI` and `AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE`"
+        in text
+    )

@@ -421,3 +421,13 @@ def test_nothing_is_invented(status, pods, cancelled, suspend, deleting, seen):
             if seen[index].state is ReplicaState.RUNNING and status.state is ReplicaState.PENDING:
                 assert status.attempt > seen[index].attempt
         assert (last.state, last.attempt) == (status.state, status.attempt)
+
+
+def test_a_complete_job_leaves_no_rank_pending(a_job):
+    """With a success policy, a Job can be complete without listing every rank."""
+    complete = {"type": "Complete", "status": "True", "reason": "SuccessPolicy"}
+    job = read_job(a_job(2, {"completedIndexes": "0", "conditions": [complete]}))
+    assert [str(status.state) for status, _ in map_states(job, [], range(2)).values()] == [
+        "succeeded",
+        "failed",
+    ]

@@ -74,3 +74,15 @@ def test_streams_and_filters(make):
         executor.log_iter(handle, streams="syslog")
     with pytest.raises(InvalidRequestError, match="not a regular expression"):
         executor.log_iter(handle, regex="(")
+
+
+def test_what_a_replica_prints_is_in_its_log(waiting, until):
+    """A replica that prints nothing has an empty log, and no placeholder."""
+    run = waiting()
+    until(lambda: run.executor.stream_logs(run.handle).strip() == "waiting")
+    run.go()
+    run.executor.collect(run.handles, timeout=10)
+    assert run.executor.stream_logs(run.handle).split("\n")[:2] == ["waiting", "went on"]
+    (quiet,) = run.executor.launch_replicas(1, "trainer:environment", {})
+    run.executor.collect([quiet], timeout=10)
+    assert run.executor.stream_logs(quiet) == ""

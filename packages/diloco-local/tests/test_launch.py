@@ -19,6 +19,7 @@ from diloco_local._processes import members
 from diloco_local._runs import locate
 from diloco_protocol import (
     InvalidRequestError,
+    LaunchError,
     ReplicaHandle,
     ReplicaNotFoundError,
     ReplicaState,
@@ -317,3 +318,107 @@ def test_the_supervisor_is_of_the_launchers_version_whatever_is_installed(tmp_pa
     assert Path(local).parent == tmp_path / "diloco_local"
     assert Path(protocol).parent == tmp_path / "diloco_protocol"
     assert path.index(str(tmp_path)) < path.index(sysconfig.get_path("purelib")), "psutil is found"
+
+
+def test_a_launch_is_all_or_nothing(make, folder, tmp_path, nothing_survives, monkeypatch):
+    """When one replica cannot be started, those before it are ended."""
+    with pytest.raises(InvalidRequestError, match="lambda"):
+        make().launch_replicas(2, lambda: None, {})
+    executor = make()
+    orders = LocalProcessExecutor._orders
+
+    def spoil(self, request, setting):
+        first, second, third = orders(self, request, setting)
+        return [first, second, replace(third, argv=("/no/such/interpreter", *third.argv[1:]))]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalProcessExecutor, "_orders", spoil)
+        with pytest.raises(LaunchError, match="/no/such/interpreter") as caught:
+            executor.launch_replicas(3, "trainer:wait", {"folder": str(folder)}, run_id="half")
+    assert caught.value.survivors == ()
+    assert (
+        nothing_survives() == []
+    )  # at once: the launch returns when those that were started are gone
+    assert executor.list_runs() == []
+    # And the name is free again.
+    (folder / "go").touch()
+    handles = executor.launch_replicas(3, "trainer:wait", {"folder": str(folder)}, run_id="half")
+    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [0, 1, 2]
+
+
+def test_environment_and_folder_can_be_chosen(make, tmp_path, monkeypatch):
+    """Rank and rendezvous are set, and only what is wanted is inherited."""
+    monkeypatch.setenv("LEAKED", "yes")
+    (tmp_path / "elsewhere").mkdir()
+    executor = make(
+        inherit_env=["PATH", "DILOCO_LOCAL_TEST"],
+        env={"A": "1", "B": "1"},
+        cwd=tmp_path / "elsewhere",
+    )
+    handles = executor.launch_replicas(2, "trainer:echo", {"rendezvous_uri": "file:///meet"})
+    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [
+        {"rendezvous_uri": "file:///meet"}
+    ] * 2
+    (handle,) = executor.launch_replicas(1, "trainer:environment", {}, env={"B": "2"})
+    seen = executor.collect([handle], timeout=10)[0]["result"]
+    assert (seen["A"], seen["B"], seen["REPLICA_RANK"], seen["WORLD_SIZE"]) == ("1", "2", "0", "1")
+    assert "LEAKED" not in seen
+    assert "OMP_NUM_THREADS" not in seen
+    (handle,) = executor.launch_replicas(1, "trainer:where", {})
+    seen = executor.collect([handle], timeout=10)[0]["result"]
+    assert Path(seen["cwd"]).samefile(tmp_path / "elsewhere")
+
+
+def test_gpus_are_shared_out_among_the_replicas(make):
+    """Each replica sees its own, and too few are an error before the start."""
+    executor = make(gpus=["0", "1", "2", "3"])
+    handles = executor.launch_replicas(2, "trainer:environment", {}, gpu="2")
+    seen = [r["result"]["CUDA_VISIBLE_DEVICES"] for r in executor.collect(handles, timeout=10)]
+    assert seen == ["0,1", "2,3"]
+    with pytest.raises(InvalidRequestError, match="needs 6 GPU"):
+        executor.launch_replicas(3, "trainer:echo", {}, gpu="2")
+
+
+def test_the_launcher_may_end_before_its_replicas(tmp_path, folder, make, until):
+    """It leaves without a warning, and others go on with the handles."""
+    program = """if True:
+        import sys
+        from diloco_local import LocalProcessExecutor
+        with LocalProcessExecutor(root=sys.argv[1], pythonpath=[sys.argv[2]]) as executor:
+            handles = executor.launch_replicas(2, "trainer:wait", {"folder": sys.argv[3]})
+        executor.close()
+        print(handles[1].to_json())
+    """
+    make()
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-W",
+            "error",
+            "-c",
+            program,
+            str(tmp_path / "state"),
+            str(tmp_path),
+            str(folder),
+        ],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.stderr == ""
+    handle = ReplicaHandle.from_json(done.stdout)
+    executor = LocalProcessExecutor()
+    assert executor.poll(handle) in {ReplicaState.PENDING, ReplicaState.RUNNING}
+    (folder / "go").touch()
+    assert executor.collect([handle], timeout=20)[0]["result"] == 1
+
+
+def test_the_launcher_has_no_zombies(waiting):
+    """Ended replicas are nobody's to poll for."""
+    run = waiting(2)
+    run.go()
+    run.executor.collect(run.handles, timeout=10)
+    with pytest.raises(ChildProcessError):
+        os.waitpid(-1, os.WNOHANG)  # no child at all, dead or alive

@@ -1,12 +1,16 @@
 """Ending and finding runs: cancel, restarts, purge, handles in other places."""
 
 import os
+import signal
+import subprocess
+import sys
 from dataclasses import replace
 from importlib import metadata
 
 import pytest
 
 from diloco_local import LocalProcessExecutor
+from diloco_local._identity import ProcessId
 from diloco_protocol import (
     InvalidRequestError,
     Reason,
@@ -166,3 +170,152 @@ def test_the_name_in_the_registry():
     except metadata.PackageNotFoundError:
         pytest.skip("diloco-local is on the path and not installed")
     assert get_executor("local_process") is LocalProcessExecutor
+
+
+def statuses(executor, handles):
+    return [str(executor.poll(handle)) for handle in handles]
+
+
+def test_a_failure_stays_a_failure_however_often_it_is_asked_for(make, until):
+    """Neither polling nor collecting twice turns it into a success."""
+    executor = make()
+    handles = executor.launch_replicas(2, "trainer:fail", {})
+    until(lambda: statuses(executor, handles) == ["failed", "failed"])
+    first = executor.collect(handles, timeout=10)
+    assert [(r["status"], r["exit_code"]) for r in first] == [("failed", 1)] * 2
+    assert executor.collect(handles, timeout=10) == first
+    assert statuses(executor, handles) == ["failed", "failed"]
+
+
+def test_polling_does_not_lose_results(make, until):
+    """What was polled before it was collected still has its return value."""
+    executor = make()
+    handles = executor.launch_replicas(2, "trainer:echo", {"a": [1, {"b": None}]})
+    until(lambda: statuses(executor, handles) == ["succeeded", "succeeded"])
+    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [
+        {"a": [1, {"b": None}]}
+    ] * 2
+
+
+def test_what_was_cancelled_is_called_cancelled(waiting):
+    """It is not a failure with exit code -15."""
+    run = waiting()
+    run.executor.cancel(run.handle)
+    (result,) = run.executor.collect(run.handles, timeout=10)
+    assert (result["status"], result["exit_code"]) == ("cancelled", None)
+    assert run.executor.poll(run.handle) is ReplicaState.CANCELLED
+    assert run.executor.describe(run.handle).reason is Reason.CANCEL_REQUESTED
+    assert run.executor.describe(run.handle).signal == "SIGTERM"
+
+
+def test_a_second_launch_leaves_the_first_alone(waiting):
+    """Its handles show their own replicas, and a cancel ends those and no others."""
+    first = waiting()
+    second = first.executor.launch_replicas(1, "trainer:echo", {"k": 2})
+    assert first.executor.collect(second, timeout=10)[0]["result"] == {"k": 2}
+    assert first.executor.poll(first.handle) is ReplicaState.RUNNING
+    victim = ProcessId.of(first.pid())
+    first.executor.cancel(first.handle)
+    assert first.executor.collect(first.handles, timeout=10)[0]["status"] == "cancelled"
+    assert not victim.alive()
+    assert first.executor.poll(second[0]) is ReplicaState.SUCCEEDED
+
+
+def test_any_process_can_use_a_handle(waiting):
+    """Another process polls, reads logs, cancels and collects as well as the launcher."""
+    run = waiting()
+    program = """if True:
+        import sys
+        from diloco_local import LocalProcessExecutor
+        from diloco_protocol import ReplicaHandle
+        handle = ReplicaHandle.from_json(sys.stdin.read())
+        executor = LocalProcessExecutor()
+        print(executor.poll(handle), executor.stream_logs(handle).strip())
+        executor.cancel(handle)
+        print(executor.collect([handle], timeout=10)[0]["status"])
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=run.handle.to_json(),
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+    assert done.stdout.splitlines() == ["running waiting", "cancelled"]
+    assert run.executor.poll(run.handle) is ReplicaState.CANCELLED
+
+
+def test_a_result_may_be_larger_than_the_buffer_of_a_pipe(make):
+    """Collect does not hang on it."""
+    executor = make()
+    handles = executor.launch_replicas(1, "trainer:big", {"size": 20_000_000})
+    (result,) = executor.collect(handles, timeout=30)
+    assert result["status"] == "succeeded"
+    assert len(result["result"]) == 20_000_000
+
+
+def test_a_result_that_is_not_json_is_a_failure(make):
+    """It is not a success with result None."""
+    executor = make()
+    (result,) = executor.collect(
+        executor.launch_replicas(1, "trainer:unserialisable", {}), timeout=10
+    )
+    assert result["status"] == "failed"
+    assert result["result"] is None
+    assert "object" in result["error"]
+
+
+def test_results_belong_to_their_handles(make):
+    """Handles of several runs are collected together, in any order."""
+    executor = make()
+    a = executor.launch_replicas(2, "trainer:echo", {"run": "a"})
+    b = executor.launch_replicas(2, "trainer:echo", {"run": "b"})
+    order = [b[1], a[0], b[0], a[1], a[0]]
+    results = executor.collect(order, timeout=10)
+    assert [r["result"]["run"] for r in results] == ["b", "a", "b", "a", "a"]
+    assert [r["rank"] for r in results] == [1, 0, 0, 1, 0]
+
+
+def test_a_terminal_replica_has_its_result(make, until):
+    """No result is still on its way when the state is terminal."""
+    executor = make()
+    for k in range(3):
+        handles = executor.launch_replicas(2, "trainer:echo", {"k": k})
+        until(lambda handles=handles: all(executor.poll(handle).terminal for handle in handles))
+        assert [r["result"] for r in executor.collect(handles, timeout=0)] == [{"k": k}] * 2
+
+
+def test_collect_ends_nothing_when_its_time_is_up(waiting):
+    """The replicas go on, and can be collected again."""
+    run = waiting(2)
+    results = run.executor.collect(run.handles, timeout=0.2)
+    assert [(r["status"], r["exit_code"]) for r in results] == [("running", None)] * 2
+    assert all(ProcessId.of(run.pid(rank)) for rank in (0, 1))
+    run.go()
+    assert [r["result"] for r in run.executor.collect(run.handles, timeout=10)] == [0, 1]
+
+
+@pytest.mark.parametrize(
+    ("function", "kwargs", "exit_code", "name", "words"),
+    [
+        ("fail", {"message": "the cause"}, 1, None, "ValueError: the cause"),
+        ("leave", {"code": 7}, 7, None, "7"),
+        ("leave", {"code": "no data"}, 1, None, "no data"),
+        ("interrupt", {}, 1, None, "KeyboardInterrupt"),
+        ("hard_exit", {"code": 9}, 9, None, "9"),
+        ("die", {"number": int(signal.SIGSEGV)}, 139, "SIGSEGV", "SIGSEGV"),
+        ("die", {"number": int(signal.SIGKILL)}, 137, "SIGKILL", "SIGKILL"),
+    ],
+)
+def test_every_kind_of_end_is_told_truly(make, function, kwargs, exit_code, name, words):
+    """Exceptions, exits and signals have their exit code, name and words, and a traceback where there is one."""
+    executor = make()
+    handles = executor.launch_replicas(1, f"trainer:{function}", kwargs)
+    (result,) = executor.collect(handles, timeout=10)
+    status = executor.describe(handles[0])
+    assert (result["status"], result["exit_code"]) == ("failed", exit_code)
+    assert (status.exit_code, status.signal) == (exit_code, name)
+    assert words in result["error"]
+    if function == "fail":
+        assert "Traceback" in executor.stream_logs(handles[0])

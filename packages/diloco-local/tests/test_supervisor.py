@@ -264,3 +264,43 @@ def test_the_supervisor_is_small(waiting, watch):
         assert kilobytes < 40_000
         maps = Path(f"/proc/{process.pid}/maps").read_text()
         assert "torch" not in maps
+
+
+def test_the_timeout_is_enforced_and_nothing_is_left(waiting):
+    """It is not merely stored."""
+    began = time.monotonic()
+    run = waiting(timeout=1.0)
+    (result,) = run.executor.collect(run.handles, timeout=15)
+    status = run.executor.describe(run.handle)
+    assert (result["status"], status.reason) == ("failed", Reason.TIMEOUT)
+    assert time.monotonic() - began < 8
+    assert ProcessId.of(run.pid()) is None
+
+
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="orphans without a marker are found by the kernel's subreaper"
+)
+def test_the_whole_tree_ends_with_sessions_and_orphans(waiting, folder, nothing_survives):
+    """Grandchildren end too: those in sessions of their own, and orphans."""
+    run = waiting(function="family")
+    family = [
+        ProcessId.of(int((folder / f"pid-{name}").read_text()))
+        for name in ("group", "session", "orphan")
+    ]
+    assert all(member.alive() for member in family)
+    run.executor.cancel(run.handle)
+    assert run.executor.collect(run.handles, timeout=10)[0]["status"] == "cancelled"
+    # Cancelled is said only when all of it is gone, so no waiting here.
+    assert not any(member.alive() for member in family)
+
+
+def test_stubborn_replicas_share_one_grace(waiting):
+    """Ending n replicas that ignore SIGTERM does not take n times the grace."""
+    run = waiting(4, "stubborn")
+    began = time.monotonic()
+    for handle in run.handles:
+        run.executor.cancel(handle)
+    results = run.executor.collect(run.handles, timeout=20)
+    assert [r["status"] for r in results] == ["cancelled"] * 4
+    assert 1.0 <= time.monotonic() - began < 3.5  # the grace is 1 s
+    assert {run.executor.describe(handle).signal for handle in run.handles} == {"SIGKILL"}
