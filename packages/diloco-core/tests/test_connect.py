@@ -17,6 +17,7 @@ from diloco_core import (
     RunExistsError,
     StoreUnavailableError,
     SyncError,
+    Timing,
     Transfer,
     connect,
     in_process,
@@ -192,6 +193,68 @@ class TestElastic:
             train("tuesday", 5)
         assert train("tuesday", 5, resume=True) == 5
         assert train("monday", 6) == 6
+
+
+class TestTogether:
+    """The limits in one Timing, and the settings of elastic membership in one Elastic."""
+
+    def test_they_are_what_the_exchange_has(self, tmp_path):
+        elastic, timing = Elastic(1, grace=7.0, late="drop"), Timing(sync_timeout=77.0)
+        exchange = connect(tmp_path, rank=0, world_size=2, elastic=elastic, timing=timing)
+        assert (exchange.settings, exchange._timing) == (elastic, timing)
+        exchange.leave()
+
+    def test_a_strict_run_has_limits_too(self, tmp_path):
+        timing = Timing(join_timeout=11.0)
+        exchange = connect(tmp_path, rank=0, world_size=1, timing=timing)
+        assert isinstance(exchange, ObjectStoreExchange)
+        assert exchange._timing is timing
+        exchange.leave()
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            (
+                {"elastic": Elastic(1), "grace": 60.0},
+                r"grace= and elastic= say the same thing twice: put grace into Elastic\(\.\.\.\), or leave elastic= out",
+            ),
+            (
+                {"elastic": Elastic(1), "min_replicas": 1, "late": "carry"},
+                "min_replicas=, late= and elastic= say the same thing twice: put min_replicas, late into",
+            ),
+            (
+                {"timing": Timing(), "sync_timeout": 1800.0},
+                "sync_timeout= and timing= say the same thing twice: put sync_timeout into Timing",
+            ),
+            (
+                {"elastic": 2},
+                "elastic must be an Elastic such as Elastic.min_replicas=2., not an int",
+            ),
+            ({"elastic": Elastic}, "elastic must be an Elastic"),
+            (
+                {"timing": 600},
+                "timing must be a Timing such as Timing.sync_timeout=600., not an int",
+            ),
+            ({"elastic": Elastic(3)}, "min_replicas must be one of 1 … 2"),
+            ({"elastic": Elastic(1), "timing": Timing(sync_timeout=30.0)}, "grace must be less"),
+        ],
+    )
+    def test_what_is_said_twice_or_is_something_else_is_refused(self, tmp_path, options, told):
+        with pytest.raises(ConfigurationError, match=told):
+            connect(tmp_path / "run", rank=0, world_size=2, **options)
+        assert not (tmp_path / "run").exists()
+
+    def test_asking_twice_may_say_it_in_either_way(self, tmp_path):
+        place = {"uri": tmp_path, "rank": 0, "world_size": 2}
+        exchange = connect(**place, elastic=Elastic(1, grace=9.0), timing=Timing(lost_after=99.0))
+        assert connect(**place, min_replicas=1, grace=9.0, lost_after=99.0) is exchange
+        assert connect(**place, elastic=Elastic(1, grace=9.0)) is exchange
+        assert connect(**place, timing=Timing(lost_after=99.0)) is exchange
+        with pytest.raises(ConfigurationError, match=r"already connected .* with grace=9.0, and"):
+            connect(**place, elastic=Elastic(1))
+        with pytest.raises(ConfigurationError, match=r"with lost_after=99.0, and cannot be with"):
+            connect(**place, timing=Timing())
+        exchange.leave()
 
 
 class TestArguments:

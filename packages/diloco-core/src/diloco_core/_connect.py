@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import os
-import re
 import threading
 from collections.abc import Mapping
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Literal, NamedTuple, TypeAlias
 
 from ._arithmetic._layout import CHUNK_BYTES
 from ._checks import check_identity, whole
+from ._connect_arguments import (
+    elastic_of,
+    given,
+    number_of,
+    numbers_of,
+    settings_of,
+    timing_of,
+    uri_of,
+)
 from ._elastic._exchange import ElasticExchange
 from ._elastic._settings import Elastic
 from ._errors import ConfigurationError
@@ -25,7 +32,6 @@ from ._timing import Timing
 
 Exchange: TypeAlias = ObjectStoreExchange | ElasticExchange
 
-_TIMING = ("join_timeout", "sync_timeout", "beat_interval", "lost_after")
 _MOST_CHUNK_BYTES = 2**30
 
 
@@ -71,6 +77,8 @@ def connect(
     publish_every: int | None = None,
     retention: int | None = None,
     resume: bool | Literal["newest-whole"] | None = None,
+    elastic: Elastic | None = None,
+    timing: Timing | None = None,
     environ: Mapping[str, str] | None = None,
 ) -> Exchange:
     """Connect this replica to the others through an object store.
@@ -87,6 +95,9 @@ def connect(
     Membership is strict unless ``min_replicas`` is given: all ranks, from start to end, each living once. With it,
     membership is elastic: replicas may die, come back, join late and leave, and a sync needs ``min_replicas`` of them.
     The options after it are for elastic runs only; see :class:`Elastic`, which also says their defaults.
+
+    These options may be given together, as ``elastic=Elastic(2, grace=30)``, and the limits in seconds as
+    ``timing=Timing(sync_timeout=600)``. The single ones are for launchers, which have them as plain numbers.
 
     Args:
         uri: A prefix that belongs to this run alone: a folder, ``s3://bucket/run``, ``gs://…``, ``az://…``, ``memory://…``.
@@ -111,6 +122,8 @@ def connect(
         retention: How many syncs a replica may lag without having to reload; more of them means more objects.
         resume: Go on with the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also agrees to going
             back behind a state that is damaged and that nothing can make again.
+        elastic: Makes the run elastic, and says how it behaves; instead of ``min_replicas`` and the options after it.
+        timing: The limits in seconds; instead of ``join_timeout``, ``sync_timeout``, ``beat_interval`` and ``lost_after``.
         environ: Instead of ``os.environ``.
 
     Raises:
@@ -123,33 +136,22 @@ def connect(
     environ = os.environ if environ is None else environ
     if not isinstance(environ, Mapping):
         raise ConfigurationError(f"environ must be a mapping such as os.environ, not {environ!r}")
-    place = _uri(uri, environ)
+    place = uri_of(uri, environ)
     rank, world_size = check_identity(
-        _number(rank, "rank", "REPLICA_RANK", environ),
-        _number(world_size, "world_size", "WORLD_SIZE", environ),
+        number_of(rank, "rank", "REPLICA_RANK", environ),
+        number_of(world_size, "world_size", "WORLD_SIZE", environ),
     )
     run_id = environ.get("DILOCO_RUN_ID", "") if run_id is None else run_id
     if not isinstance(run_id, str):
         raise ConfigurationError(f"run_id must be text, not {run_id!r}")
-    limits = _given(
+    limits = given(
         join_timeout=join_timeout,
         sync_timeout=sync_timeout,
         beat_interval=beat_interval,
         lost_after=lost_after,
     )
-    timing = Timing(**limits)
-    chunks = whole("chunk_bytes", CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
-    if chunks > _MOST_CHUNK_BYTES:
-        raise ConfigurationError(
-            f"chunk_bytes must be at most {_MOST_CHUNK_BYTES}, not {chunks}: buffers have this size"
-        )
-    asked, transfer = transfer, Transfer() if transfer is None else transfer
-    if not isinstance(transfer, Transfer):
-        raise ConfigurationError(
-            f"transfer must be a Transfer such as Transfer(connections=32), not {transfer!r}"
-        )
-    transfer.check()
-    options = _given(
+    membership = given(
+        min_replicas=min_replicas,
         grace=grace,
         late=late,
         topology=topology,
@@ -157,33 +159,36 @@ def connect(
         retention=retention,
         resume=resume,
     )
-    elastic = _elastic(min_replicas, options)
+    all_limits = timing_of(timing, limits)
+    asked = {**limits, **membership, **given(chunk_bytes=chunk_bytes, transfer=transfer)}
+    asked |= {} if timing is None else numbers_of(all_limits)
+    timing, elastic = all_limits, elastic_of(elastic, membership)
+    asked |= {} if elastic is None or membership else settings_of(elastic)
     if elastic is not None:
         elastic.check(world_size, timing.sync_timeout)
-        options["min_replicas"] = min_replicas
-    given = {
-        "world_size": world_size,
-        "run_id": run_id,
-        **limits,
-        **_given(chunk_bytes=chunk_bytes, transfer=asked),
-        **options,
-    }
+    chunks = whole("chunk_bytes", CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
+    if chunks > _MOST_CHUNK_BYTES:
+        raise ConfigurationError(
+            f"chunk_bytes must be at most {_MOST_CHUNK_BYTES}, not {chunks}: buffers have this size"
+        )
+    transfer = Transfer() if transfer is None else transfer
+    if not isinstance(transfer, Transfer):
+        raise ConfigurationError(
+            f"transfer must be a Transfer such as Transfer(connections=32), not {transfer!r}"
+        )
+    transfer.check()
+    identity = {"world_size": world_size, "run_id": run_id}
     with _lock:
         for key in [key for key, connected in _open.items() if connected.exchange.ended]:
             del _open[key]
         key = os.getpid(), _normal(place), rank
         connected = _open.get(key)
         if connected is not None:
-            _check_same(connected.settings, given, redact_uri(place), rank)
+            _check_same(connected.settings, {**identity, **asked}, redact_uri(place), rank)
             return connected.exchange
         exchange = _new(place, rank, world_size, run_id, elastic, timing, chunks, transfer)
-        settings = {name: getattr(timing, name) for name in _TIMING} | {
-            "chunk_bytes": chunks,
-            "min_replicas": None,
-        }
-        settings |= {"transfer": transfer}
-        settings |= {} if elastic is None else asdict(elastic)
-        settings |= {"world_size": world_size, "run_id": run_id}
+        settings = {**identity, **numbers_of(timing), "chunk_bytes": chunks, "transfer": transfer}
+        settings |= {"min_replicas": None} if elastic is None else settings_of(elastic)
         exchange.when_ended = partial(_forget, key)
         _open[key] = _Connected(exchange, settings)
         return exchange
@@ -194,10 +199,6 @@ def _forget(key: _Key) -> None:
     with _lock:
         if key in _open and _open[key].exchange.ended:
             del _open[key]
-
-
-def _given(**arguments: Any) -> dict[str, Any]:
-    return {name: value for name, value in arguments.items() if value is not None}
 
 
 def _check_same(
@@ -214,17 +215,6 @@ def _check_same(
             f"this process is already connected to {uri} as rank {rank} with {current}, and cannot be with {asked} too. "
             "Leave these arguments out to use that connection, or give the same."
         )
-
-
-def _elastic(min_replicas: int | None, options: dict[str, Any]) -> Elastic | None:
-    if min_replicas is not None:
-        return Elastic(min_replicas, **options)
-    for name, value in options.items():
-        raise ConfigurationError(
-            f"{name}={value!r} is for elastic runs: pass min_replicas= too, or leave it out (strict membership waits for "
-            "all replicas and uses the sharded topology)"
-        )
-    return None
 
 
 def _new(
@@ -251,36 +241,6 @@ def _new(
         raise
 
 
-def _uri(given: object, environ: Mapping[str, str]) -> str:
-    value = environ.get("RENDEZVOUS_URI") if given is None else given
-    if isinstance(value, os.PathLike):
-        value = os.fspath(value)
-    if value is None or value == "":
-        raise ConfigurationError(
-            "pass uri= or set RENDEZVOUS_URI: neither says where the replicas meet"
-        )
-    if not isinstance(value, str):
-        raise ConfigurationError(
-            f"uri must be text such as 's3://bucket/run', or a folder's path, not {value!r}"
-        )
-    if not value.strip() or not value.isprintable():
-        raise ConfigurationError(
-            f"uri (or RENDEZVOUS_URI) must be text that can be printed, not {redact_uri(value)!r}"
-        )
-    return value
-
-
 def _normal(uri: str) -> str:
     """Different spellings of one place are one place."""
     return uri.rstrip("/") if "://" in uri else Path(uri).expanduser().absolute().as_uri()
-
-
-def _number(given: int | None, argument: str, variable: str, environ: Mapping[str, str]) -> int:
-    if given is not None:
-        return given
-    text = environ.get(variable)
-    if text is None:
-        raise ConfigurationError(f"pass {argument}= or set {variable}: neither is set")
-    if not re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", text, re.ASCII):
-        raise ConfigurationError(f"{variable} must be a whole number, not {text!r}")
-    return int(text)

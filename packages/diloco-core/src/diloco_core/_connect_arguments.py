@@ -1,0 +1,130 @@
+"""What :func:`connect` is asked for: arguments, or what a launcher put into the environment. Nothing is opened here."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ._checks import kind_of
+from ._elastic._settings import Elastic
+from ._errors import ConfigurationError
+from ._redact import redact_uri
+from ._timing import Timing
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_LIMITS = ("join_timeout", "sync_timeout", "beat_interval", "lost_after")
+
+
+def given(**arguments: Any) -> dict[str, Any]:
+    """Those arguments that were not left out."""
+    return {name: value for name, value in arguments.items() if value is not None}
+
+
+def timing_of(timing: object, limits: Mapping[str, Any]) -> Timing:
+    """How long an exchange waits.
+
+    Args:
+        timing: All limits together, or None.
+        limits: Single ones, by name.
+
+    Raises:
+        ConfigurationError: A limit is not allowed, or both are given.
+    """
+    if timing is None:
+        return Timing(**limits)
+    if not isinstance(timing, Timing):
+        raise ConfigurationError(
+            f"timing must be a Timing such as Timing(sync_timeout=600), not {kind_of(timing)}"
+        )
+    _check_once("timing", "Timing", limits)
+    return timing
+
+
+def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
+    """How elastic membership behaves; None for strict membership.
+
+    Args:
+        elastic: All settings together, or None.
+        options: Single ones, by name.
+
+    Raises:
+        ConfigurationError: Both are given, or there are settings without ``min_replicas``.
+    """
+    if elastic is not None:
+        if not isinstance(elastic, Elastic):
+            raise ConfigurationError(
+                f"elastic must be an Elastic such as Elastic(min_replicas=2), not {kind_of(elastic)}"
+            )
+        _check_once("elastic", "Elastic", options)
+        return elastic
+    if "min_replicas" in options:
+        return Elastic(**options)
+    for name, value in options.items():
+        raise ConfigurationError(
+            f"{name}={value!r} is for elastic runs: pass min_replicas= too, or leave it out (strict membership waits for "
+            "all replicas and uses the sharded topology)"
+        )
+    return None
+
+
+def numbers_of(timing: Timing) -> dict[str, object]:
+    """The limits in seconds by name, without the clock."""
+    return {name: getattr(timing, name) for name in _LIMITS}
+
+
+def settings_of(elastic: Elastic) -> dict[str, object]:
+    """The settings by name."""
+    return asdict(elastic)
+
+
+def _check_once(whole: str, kind: str, single: Mapping[str, Any]) -> None:
+    """Refuse what is said twice, even where both say the same: which of them counts could not be seen."""
+    if single:
+        names = ", ".join(f"{name}=" for name in single)
+        raise ConfigurationError(
+            f"{names} and {whole}= say the same thing twice: put {names.replace('=', '')} into {kind}(...), or leave {whole}= out"
+        )
+
+
+def uri_of(given: object, environ: Mapping[str, str]) -> str:
+    """Where the replicas meet.
+
+    Raises:
+        ConfigurationError: That is not said, or is no URI.
+    """
+    value = environ.get("RENDEZVOUS_URI") if given is None else given
+    if isinstance(value, os.PathLike):
+        value = os.fspath(value)
+    if value is None or value == "":
+        raise ConfigurationError(
+            "pass uri= or set RENDEZVOUS_URI: neither says where the replicas meet"
+        )
+    if not isinstance(value, str):
+        raise ConfigurationError(
+            f"uri must be text such as 's3://bucket/run', or a folder's path, not {value!r}"
+        )
+    if not value.strip() or not value.isprintable():
+        raise ConfigurationError(
+            f"uri (or RENDEZVOUS_URI) must be text that can be printed, not {redact_uri(value)!r}"
+        )
+    return value
+
+
+def number_of(given: int | None, argument: str, variable: str, environ: Mapping[str, str]) -> int:
+    """A number that is an argument, or else a variable.
+
+    Raises:
+        ConfigurationError: Neither is given, or the variable is no number.
+    """
+    if given is not None:
+        return given
+    text = environ.get(variable)
+    if text is None:
+        raise ConfigurationError(f"pass {argument}= or set {variable}: neither is set")
+    if not re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", text, re.ASCII):
+        raise ConfigurationError(f"{variable} must be a whole number, not {text!r}")
+    return int(text)
