@@ -28,16 +28,23 @@ class Pages:
     def text(self, path: Path) -> str:
         """A page's text, with links that lead to the same things in the site.
 
-        What a link leads to in the repository and the site does not have keeps its text and loses the link.
+        What a link leads to in the repository and the site does not have keeps its text and loses the link. What belongs to a
+        point of a list by three spaces gets the four that Python's Markdown wants.
         """
         text = path.read_text(encoding="utf-8")
         pieces, last = [], 0
         for fence in FENCE.finditer(text):  # code stays as it is
-            pieces += [self._linked(path, text[last : fence.start()]), fence[0]]
+            code = (
+                fence[0]
+                if fence[1] != " " * 3
+                else re.sub("^ {3}", " " * 4, fence[0], flags=re.MULTILINE)
+            )
+            pieces += [self._linked(path, text[last : fence.start()]), code]
             last = fence.end()
         return "".join([*pieces, self._linked(path, text[last:])])
 
     def _linked(self, path: Path, text: str) -> str:
+        text = re.sub(r"^ {3}(?=\S)", " " * 4, text, flags=re.MULTILINE)
         return LINK.sub(lambda link: self._link(path, *link.groups()), text)
 
     def _link(self, path: Path, mark: str, shown: str, target: str) -> str:

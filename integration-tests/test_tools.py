@@ -1,0 +1,246 @@
+"""The release check finds what is missing in an sdist or wheel, and the site's builder what leads nowhere."""
+
+import importlib
+import io
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+TOP = Path(__file__).parents[1]
+NAME = "diloco-tiny"
+METADATA = """Metadata-Version: 2.4
+Name: diloco-tiny
+Version: 1.2.0
+Summary: Small.
+Author: The diloco authors
+Keywords: diloco
+License-Expression: Apache-2.0
+License-File: LICENSE
+Requires-Python: >=3.11
+"""
+
+
+def tool(folder, name):
+    """A module of a tool."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TOP / "tools" / folder)
+        module = importlib.import_module(name)
+    del sys.modules[name]
+    return module
+
+
+class Tiny:
+    """A package with all that a release needs; what is in its sdist and wheel may be changed before they are made."""
+
+    def __init__(self, folder):
+        self.top = folder
+        self.source = folder / "packages" / NAME
+        files = {
+            "LICENSE": "yours",
+            "README.md": "# tiny",
+            "CHANGELOG.md": "# Changelog\n\n## 1.2.0 (2027-01-02)\n",
+            "DESIGN.md": "# why",
+            "pyproject.toml": "",
+            "docs/page.md": "# page",
+            "examples/one.py": "",
+            "tests/test_it.py": "",
+            "src/diloco_tiny/__init__.py": '"""Tiny."""',
+            "src/diloco_tiny/__about__.py": '__version__ = "1.2.0"\n',
+            "src/diloco_tiny/py.typed": "",
+        }
+        (folder / "packages").mkdir()
+        (folder / "LICENSE").write_text("yours")
+        for name, text in files.items():
+            (self.source / name).parent.mkdir(parents=True, exist_ok=True)
+            (self.source / name).write_text(text)
+        self.sdist = dict(files)
+        self.wheel = {
+            **{name[4:]: text for name, text in files.items() if name.startswith("src/")},
+            "diloco_tiny-1.2.0.dist-info/METADATA": METADATA,
+            "diloco_tiny-1.2.0.dist-info/licenses/LICENSE": "yours",
+        }
+
+    def complaints(self, tag=None):
+        contents = tool("release", "contents")
+        with tarfile.open(self.top / "tiny.tar.gz", "w:gz") as archive:
+            for name, text in self.sdist.items():
+                member = tarfile.TarInfo(f"diloco_tiny-1.2.0/{name}")
+                member.size = len(text)
+                archive.addfile(member, io.BytesIO(text.encode()))
+        with zipfile.ZipFile(self.top / "tiny.whl", "w") as archive:
+            for name, text in self.wheel.items():
+                archive.writestr(name, text)
+        paths = self.source, self.top / "tiny.tar.gz", self.top / "tiny.whl"
+        return contents.complaints(contents.Release(NAME, *paths), tag)
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return Tiny(tmp_path)
+
+
+def test_a_complete_release_has_no_complaints(tiny):
+    assert tiny.complaints() == []
+    assert tiny.complaints("diloco-tiny-v1.2.0") == []
+
+
+@pytest.mark.parametrize(
+    "name", ["LICENSE", "README.md", "CHANGELOG.md", "DESIGN.md", "docs/page.md", "examples/one.py"]
+)
+def test_what_the_sdist_lacks(tiny, name):
+    del tiny.sdist[name]
+    (first, *_) = tiny.complaints()[-1:]
+    assert "sdist" in first
+    assert name.split("/")[0] in first
+
+
+@pytest.mark.parametrize("name", ["diloco_tiny/py.typed", "diloco_tiny/__init__.py"])
+def test_what_the_wheel_lacks(tiny, name):
+    del tiny.wheel[name]
+    assert tiny.complaints() == [f"the wheel lacks {name}"]
+
+
+def test_what_the_wheel_has_too_much(tiny):
+    tiny.wheel["tests/test_it.py"] = ""
+    assert tiny.complaints() == ["the wheel has tests/test_it.py, which is not the package's"]
+
+
+def test_a_licence_of_somebody_else(tiny):
+    tiny.wheel["diloco_tiny-1.2.0.dist-info/licenses/LICENSE"] = "theirs"
+    assert tiny.complaints() == ["the LICENSE in the wheel is not that of the repository"]
+
+
+@pytest.mark.parametrize("field", ["Author", "Keywords", "License-Expression", "Summary"])
+def test_what_the_metadata_lack(tiny, field):
+    lines = [line for line in METADATA.splitlines() if not line.startswith(f"{field}:")]
+    tiny.wheel["diloco_tiny-1.2.0.dist-info/METADATA"] = "\n".join(lines)
+    assert tiny.complaints() == [f"the metadata lack {field}"]
+
+
+def test_a_tag_of_another_version_or_package(tiny):
+    for tag in ("diloco-tiny-v1.3.0", "diloco-core-v1.2.0"):
+        (complaint,) = tiny.complaints(tag)
+        assert tag in complaint
+        assert "diloco-tiny-v1.2.0" in complaint
+
+
+def test_a_changelog_without_the_version_or_that_still_calls_it_unreleased(tiny):
+    tiny.sdist["CHANGELOG.md"] = "## 1.2.0 (unreleased)\n"
+    assert tiny.complaints() == []  # nobody wants to release it yet
+    assert "write the date" in tiny.complaints("diloco-tiny-v1.2.0")[0]
+    tiny.sdist["CHANGELOG.md"] = "## 1.2.01\n## 1.2.0rc1\n## 11.2.0\n"
+    assert tiny.complaints() == ["CHANGELOG.md has no heading for 1.2.0"]
+
+
+def test_a_package_that_is_not_there():
+    check = tool("release", "check")
+    assert sorted(path.name for path in (TOP / "packages").iterdir()) == check.PACKAGES
+
+
+# --- the site ---
+
+
+@pytest.fixture
+def pages(tmp_path):
+    """Two pages of different packages, and a file that is no page."""
+    (tmp_path / "one/docs").mkdir(parents=True)
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two/README.md").write_text("# Two")
+    (tmp_path / "two/notes.txt").write_text("")
+    (tmp_path / "one/docs/picture.svg").write_text("<svg/>")
+    page = tmp_path / "one/docs/page.md"
+    places = {page: "one/page.md", tmp_path / "two/README.md": "two/index.md"}
+    links = tool("docs", "links")
+
+    def text(written):
+        page.write_text(written)
+        made = links.Pages(tmp_path, places)
+        return made.text(page), made.pictures
+
+    return text
+
+
+def test_links_between_pages_are_made_to_fit(pages):
+    assert pages("[a](../../two/README.md#part)")[0] == "[a](../two/index.md#part)"
+    assert pages("[a](../../two)")[0] == "[a](../two/index.md)"
+    assert (
+        pages("[a](#here) [b](https://example.org/x)")[0] == "[a](#here) [b](https://example.org/x)"
+    )
+
+
+def test_a_link_to_what_is_no_page_keeps_its_text(pages):
+    assert pages("see [the notes](../../two/notes.txt).")[0] == "see the notes."
+
+
+def test_a_link_to_nothing_ends_the_build(pages):
+    with pytest.raises(SystemExit, match=r"links to gone\.md, which is not there"):
+        pages("[a](gone.md)")
+
+
+def test_pictures_come_along(pages, tmp_path):
+    text, pictures = pages("![a](picture.svg)")
+    assert text == "![a](../pictures/one-docs-picture.svg)"
+    assert pictures == {tmp_path / "one/docs/picture.svg": "pictures/one-docs-picture.svg"}
+
+
+def test_code_is_left_alone(pages):
+    code = "```\n[a](gone.md)\n```"
+    assert pages(code)[0] == code
+
+
+def test_what_belongs_to_a_point_of_a_list_stays_there(pages):
+    assert (
+        pages("1. a\n   b\n\n   ```\n   c\n   ```")[0] == "1. a\n    b\n\n    ```\n    c\n    ```"
+    )
+
+
+def test_broken_links_of_a_site(tmp_path):
+    links = tool("docs", "links")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/index.html").write_text('<h1 id="top"><a href="../">home</a></h1>')
+    page = tmp_path / "index.html"
+    page.write_text('<a href="other/#top">a</a> <a href="https://example.org">b</a><img src="">')
+    assert links.broken_links(tmp_path) == []
+    page.write_text(
+        '<a href="other/#end">a</a><a href="gone/">b</a><script src="https://x.org/y"></script>'
+    )
+    assert links.broken_links(tmp_path) == [
+        "index.html links to gone/, which is not in the site",
+        "index.html links to other/#end, and the page has no such place",
+        "index.html loads https://x.org/y from elsewhere",
+    ]
+
+
+def test_the_reference_has_every_public_name():
+    from diloco_core import __all__ as names
+
+    reference = tool("docs", "reference")
+    pages = {
+        module: text
+        for package in (TOP / "packages").iterdir()
+        for module, text in reference.pages(package / "src").items()
+    }
+    assert [name for name in names if f"::: diloco_core.{name}\n" not in pages["diloco_core"]] == []
+    wanted = {
+        "diloco_core.testing",
+        "diloco_core.replica_entrypoint",
+        "diloco_protocol.runner",
+        "diloco_eks",
+    }
+    assert wanted <= set(pages)
+    assert not [module for module in pages if "._" in module or ".__" in module]
+
+
+def test_a_name_that_the_site_lacks(tmp_path):
+    reference = tool("docs", "reference")
+    module = tmp_path / "package/src/tiny"
+    module.mkdir(parents=True)
+    (module / "__init__.py").write_text('__all__ = ["a", "b"]\n')
+    page = tmp_path / "site/reference/tiny"
+    page.mkdir(parents=True)
+    (page / "index.html").write_text('<h2 id="tiny.a">a</h2>')
+    found = reference.missing_names(tmp_path / "site", [tmp_path / "package"])
+    assert found == ["reference/tiny lacks b"]
