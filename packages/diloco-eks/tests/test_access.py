@@ -98,7 +98,7 @@ def test_a_token_that_has_run_out_is_renewed(bench):
 def test_a_token_that_stays_refused(bench):
     run = bench.launch(1)
     bench.stand_in.faults.add("unauthorized", times=None)
-    with pytest.raises(AuthError, match="also after they were loaded again"):
+    with pytest.raises(AuthError, match="again after they were loaded anew"):
         run.executor.poll(run.handles[0])
 
 

@@ -252,7 +252,7 @@ def test_a_handle_that_leads_nowhere(bench, handle):
         executor.stream_logs,
         lambda h: executor.collect([h]),
     ):
-        with pytest.raises(InvalidRequestError, match="leads to no Job"):
+        with pytest.raises(InvalidRequestError, match="does not lead to a Job"):
             verb(handle)
 
 

@@ -110,7 +110,7 @@ def test_the_attempt_that_is_asked_for(bench):
         match="no log of attempt 7; the cluster has those of attempts: 1, 2, 3",
     ):
         logs(run.handles[0], attempt=7)
-    with pytest.raises(InvalidRequestError, match="exclude each other"):
+    with pytest.raises(InvalidRequestError, match="not both"):
         logs(run.handles[0], attempt=1, previous=True)
     with pytest.raises(InvalidRequestError, match="attempt must be"):
         logs(run.handles[0], attempt=0)

@@ -227,7 +227,7 @@ def test_it_ends_with_all_it_has_started(tmp_path, connect, number):
             ["kubernetes", "--kubeconfig", "/no/such/folder/file"],
             "the kubeconfig cannot be written",
         ),
-        (["kubernetes", "--resource", "gpu=many"], "is no quantity"),
+        (["kubernetes", "--resource", "gpu=many"], "is not a quantity"),
     ],
 )
 def test_arguments_that_cannot_be(capsys, monkeypatch, arguments, message):

@@ -48,7 +48,9 @@ class TestDiscovery:
             "[diloco.executors]\ngood = rival:E\n"
         )
         assert "good" not in executors(), "neither is chosen in silence"
-        with pytest.raises(InvalidRequestError, match="two installed packages offer it"):
+        with pytest.raises(
+            InvalidRequestError, match="two installed packages provide this backend"
+        ):
             get_executor("good")
 
     def test_what_is_not_there(self):

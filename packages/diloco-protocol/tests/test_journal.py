@@ -105,7 +105,7 @@ def test_a_result_that_is_not_json_is_refused(tmp_path):
 
 
 def test_only_ends_are_recorded(tmp_path):
-    with pytest.raises(ValueError, match="only an end"):
+    with pytest.raises(ValueError, match="the state 'running' is not an end"):
         FolderJournal(tmp_path).record_end(handles()[0], ReplicaStatus(ReplicaState.RUNNING), None)
 
 

@@ -34,7 +34,7 @@ class TestJson:
             ({"a": b"x"}, r"kwargs\.a is a builtins\.bytes"),
             ({"a": {1, 2}}, "pass a list"),
             ([object()], r"kwargs\[0\] is a builtins\.object"),
-            ({"a": "\ud800"}, "lone surrogate"),
+            ({"a": "\ud800"}, "half of a surrogate pair"),
             ({"a": ReplicaState.FAILED}, r"kwargs\.a is a diloco_protocol\._types\.ReplicaState"),
         ],
     )
@@ -71,7 +71,7 @@ class TestJson:
         check_json(10**4000, "kwargs")
         assert loads(dumps(10**4000), "it") == 10**4000
         with pytest.raises(
-            InvalidRequestError, match=r"kwargs\.n is an integer of 16610 bits: pass it as text"
+            InvalidRequestError, match=r"kwargs\.n is an integer of 16610 bits, .* pass it as text"
         ):
             check_json({"n": 10**5000}, "kwargs")
 

@@ -104,7 +104,7 @@ class TestRequest:
             ({"world_size": 1}, "do not fit into a world_size of 1"),
             ({"args": [1]}, "entrypoint_args must be a mapping"),
             ({"args": {"a": float("nan")}}, r"entrypoint_args\.a is nan"),
-            ({"args": {"a b": 1}}, "'a b', which is no name"),
+            ({"args": {"a b": 1}}, "'a b', which cannot be the name"),
             ({"args": {"rendezvous_uri": 3}}, "rendezvous_uri must be text"),
             ({"args": {"rank_env": "WORLD_SIZE"}}, "rank_env"),
             ({"args": {"rank_env": "1X"}}, "rank_env"),
@@ -132,8 +132,14 @@ class TestRequest:
             ({"args": {"rendezvous_uri": ""}}, "rendezvous_uri"),
             ({"args": {"rendezvous_uri": "/a\0b"}}, "rendezvous_uri"),
             ({"args": {"rank_env": None}}, "rank_env"),
-            ({"args": {"rank_env": "R"}, "env": {"R": "7"}}, "R may not be set: rank_env"),
-            ({"args": {"rank_env": "R"}, "secrets": {"R": "ref"}}, "R may not be set: rank_env"),
+            (
+                {"args": {"rank_env": "R"}, "env": {"R": "7"}},
+                "R may not be set by env or secrets: rank_env",
+            ),
+            (
+                {"args": {"rank_env": "R"}, "secrets": {"R": "ref"}},
+                "R may not be set by env or secrets: rank_env",
+            ),
             (
                 {"env": {"TOKEN": "x"}, "secrets": {"TOKEN": "ref"}},
                 "TOKEN would be set by env and by secrets",

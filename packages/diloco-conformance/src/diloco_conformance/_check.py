@@ -44,7 +44,10 @@ class Checks:
         raise PromiseBroken(promise, said, true, self.history)
 
     def within(self, promise: str, call: Callable[[], T]) -> T:
-        """What a call of the executor returns or raises; a call that hangs, or raises what is no BackendError, breaks it."""
+        """What a call of the executor returns or raises.
+
+        A call that hangs, or raises something else than a BackendError, breaks the promise.
+        """
         done: list[T] = []
         raised: list[BaseException] = []
 

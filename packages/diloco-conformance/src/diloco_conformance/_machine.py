@@ -59,15 +59,17 @@ class ExecutorMachine(RuleBasedStateMachine):
 
     def some(self, number: int, test: Callable[[Replica], bool]) -> Replica | None:
         """One of the replicas that pass, if there is one."""
-        found = [replica for replica in self.lab.replicas() if not replica.gone and test(replica)]
-        return found[number % len(found)] if found else None
+        candidates = [
+            replica for replica in self.lab.replicas() if not replica.gone and test(replica)
+        ]
+        return candidates[number % len(candidates)] if candidates else None
 
     def some_run(self, number: int, *, ended: bool = False) -> Run | None:
         """One of the runs of which there are records, if there is one."""
-        found = [
+        candidates = [
             run for run in self.lab.runs if not run.replicas[0].gone and not (ended and run.live)
         ]
-        return found[number % len(found)] if found else None
+        return candidates[number % len(candidates)] if candidates else None
 
     # --- launching ---
 

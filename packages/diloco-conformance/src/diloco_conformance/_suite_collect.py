@@ -181,7 +181,7 @@ class Collecting:
         lab.observe_all()
 
     def test_r7_a_lost_replica_has_failed(self, lab: Lab) -> None:
-        """What is not there any more is no success; what is still there is not touched by it."""
+        """A replica without a record has not succeeded; the others are not touched by that."""
         run, beside = lab.up(2), lab.up(1)
         for replica in [*run.replicas, *beside.replicas]:
             lab.drive(replica, Step.SUCCEED, "lost")

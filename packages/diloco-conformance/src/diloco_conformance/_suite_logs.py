@@ -80,7 +80,7 @@ class Logs:
                 lab.broken("G1", repr(lines), repr(wanted))
 
     def test_g1_a_stream_that_is_not_there_is_an_error(self, lab: Lab) -> None:
-        """Also a line number that is none."""
+        """So is a number of lines that is not from 1."""
         handle = lab.up().handles[0]
         executor = lab.executor
         for call in (

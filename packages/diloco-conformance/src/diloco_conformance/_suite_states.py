@@ -13,18 +13,18 @@ from ._scenes import RETRYABLE, broken_look
 
 def ended(lab: Lab) -> list[Replica]:
     """One replica of every end that can be had here, each in a run of its own."""
-    found = []
+    replicas = []
     for step, value in ((Step.SUCCEED, {"x": [1]}), (Step.FAIL, 3), (Step.OOM, None)):
         if lab.can(step):
-            found.append(lab.up().replicas[0])
-            lab.drive(found[-1], step, value)
-    found.append(lab.up().replicas[0])
-    lab.cancel(found[-1])
+            replicas.append(lab.up().replicas[0])
+            lab.drive(replicas[-1], step, value)
+    replicas.append(lab.up().replicas[0])
+    lab.cancel(replicas[-1])
     lab.settle()
     if lab.can(Ability.TIMEOUT):
-        found.append(lab.up(timeout=lab.harness.short_timeout).replicas[0])
-        lab.overrun(found[-1].run)
-    return found
+        replicas.append(lab.up(timeout=lab.harness.short_timeout).replicas[0])
+        lab.overrun(replicas[-1].run)
+    return replicas
 
 
 class States:
@@ -137,10 +137,10 @@ class States:
         run.replicas[0].said = None
         lab.observe_all()
         try:
-            found = lab.within("S6", lambda: lab.executor.attach("never-was"))
+            handles = lab.within("S6", lambda: lab.executor.attach("never-was"))
         except ReplicaNotFoundError:
             return
-        lab.broken("S6", f"attach('never-was') gave {found}", "there is no such run")
+        lab.broken("S6", f"attach('never-was') gave {handles}", "there is no such run")
 
     def test_s6_what_the_backend_forgot_is_an_exception(self, lab: Lab) -> None:
         """An expired record is not a cancelled replica, nor a success."""

@@ -57,7 +57,8 @@ def cancel_job(cluster: Cluster, space: str, name: str, uid: str, now: str) -> b
             continue  # it has changed meanwhile: look again
         return True
     raise UnavailableError(
-        f"cannot cancel Job {space}/{name}: it changes all the time; nothing was changed"
+        f"cannot cancel Job {space}/{name}: in {_TRIES} tries somebody else changed it each time before the cancel arrived; "
+        "it was not cancelled"
     )
 
 
@@ -85,8 +86,8 @@ def purge_job(cluster: Cluster, space: str, facts: JobFacts) -> None:
         return
     except ConflictError:
         try:
-            there = read_job(cluster.read_job(space, facts.name))
+            current = read_job(cluster.read_job(space, facts.name))
         except MissingError:
             return
-        if there.uid == facts.uid and not there.deleting:
+        if current.uid == facts.uid and not current.deleting:
             raise

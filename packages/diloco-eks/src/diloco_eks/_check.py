@@ -56,14 +56,14 @@ def check_cluster(cluster: Cluster, manifest: dict[str, Any], account: str | Non
         )
     except BackendError as error:
         return [Finding("cluster", False, str(error))]
-    found = [
+    findings = [
         Finding("cluster", True, f"{cluster.client.server} answers and accepts the credentials"),
         *rights,
     ]
     if account is not None:
-        found.append(_service_account(cluster, space, account))
-    found.append(_manifest(cluster, manifest))
-    return [*found, *_quotas(cluster, manifest)]
+        findings.append(_service_account(cluster, space, account))
+    findings.append(_manifest(cluster, manifest))
+    return [*findings, *_quotas(cluster, manifest)]
 
 
 def check_rendezvous(
@@ -120,9 +120,13 @@ def _rights(cluster: Cluster, space: str, *, queued: bool) -> Iterator[Finding]:
 def _service_account(cluster: Cluster, space: str, name: str) -> Finding:
     try:
         return (
-            Finding("service account", True, f"{name} is there")
+            Finding("service account", True, f"{name} exists")
             if check_service_account(cluster, space, name)
-            else Finding("service account", None, f"whether {name} exists cannot be read: {_FIX}")
+            else Finding(
+                "service account",
+                None,
+                f"whether {name} exists is not known, since reading it is not allowed: {_FIX}",
+            )
         )
     except BackendError as error:
         return Finding("service account", False, str(error))
@@ -164,7 +168,7 @@ def _quotas(cluster: Cluster, manifest: dict[str, Any]) -> Iterator[Finding]:
                 yield Finding(
                     "quota",
                     False,
-                    f"{text}: the rest of the pods would wait. Raise it, or launch less",
+                    f"{text}: the rest of the pods would wait. Raise the quota, or launch fewer replicas",
                 )
                 return
     yield Finding("quota", True, f"{len(quotas)} quotas of {space} leave room for the run")

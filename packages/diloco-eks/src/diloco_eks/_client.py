@@ -147,16 +147,16 @@ class Client:
     def _configuration(self, client: Any) -> Any:
         from kubernetes import config
 
-        found = client.Configuration()
+        configuration = client.Configuration()
         chosen = self._context is not None or self._kubeconfig is not None
         try:
             if not chosen and os.environ.get("KUBERNETES_SERVICE_HOST") and _TOKEN.exists():
-                config.load_incluster_config(client_configuration=found)
+                config.load_incluster_config(client_configuration=configuration)
             else:
                 config.load_kube_config(
                     config_file=self._kubeconfig,
                     context=self._context,
-                    client_configuration=found,
+                    client_configuration=configuration,
                     persist_config=False,
                 )
         except Exception as error:  # whatever a file, its YAML or its credential plugin has wrong
@@ -166,8 +166,8 @@ class Client:
                 f"no cluster can be read from {where}{named}: {error}. On EKS: aws eks update-kubeconfig --name CLUSTER; or "
                 "give kubeconfig=, context=, or run inside a pod"
             ) from error
-        found.retries = False  # we retry ourselves: theirs sleeps out of our control
-        return found
+        configuration.retries = False  # we retry ourselves: theirs sleeps out of our control
+        return configuration
 
 
 def _translated(what: str, make: Callable[[Apis], Any], apis: Apis) -> Any:

@@ -123,13 +123,13 @@ class Cluster:
     def list_workloads(self, space: str, job_uid: str) -> list[Json]:
         """What Kueue made of a Job."""
         selector = f"kueue.x-k8s.io/job-uid={job_uid}"
-        found = self._json(
+        answer = self._json(
             f"list Kueue's Workloads in {space}",
             lambda apis, options: apis.custom.list_namespaced_custom_object(
                 namespace=space, label_selector=selector, **_KUEUE, **options
             ),
         )
-        return list(found.get("items") or [])
+        return list(answer.get("items") or [])
 
     def stop_workload(self, space: str, name: str) -> None:
         """Have Kueue evict a Workload and not queue it again."""
@@ -167,8 +167,8 @@ class Cluster:
         return status.get("allowed") is True, str(status.get("reason") or "")
 
     def _json(self, what: str, make: Callable[[Apis, Json], Any]) -> Json:
-        found = self.client.call(what, lambda apis: make(apis, self.client.options()))
-        return found if isinstance(found, dict) else {}
+        answer = self.client.call(what, lambda apis: make(apis, self.client.options()))
+        return answer if isinstance(answer, dict) else {}
 
     def _pages(self, what: str, make: Callable[[Apis, Json], Any]) -> list[Json]:
         for last in (False, False, True):

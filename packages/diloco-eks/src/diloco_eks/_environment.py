@@ -28,7 +28,7 @@ def container_environment(
     """The container's ``env``: the caller's variables, references to secrets, the spec, and the attempt's number.
 
     Raises:
-        InvalidRequestError: A name is taken, a value is too large, or a reference is none.
+        InvalidRequestError: A name is taken, a value is too large, or a reference has the wrong form.
     """
     entries: list[dict[str, Any]] = []
     for name, value in env.items():

@@ -24,7 +24,7 @@ class MissingError(ReplicaNotFoundError):
 
 
 class ConflictError(BackendError):
-    """Raised when an object exists already, has changed since it was read, or is another one (409)."""
+    """Raised when an object exists already, has changed since it was read, or is not the one that was meant (409)."""
 
 
 class ExpiredError(BackendError):
@@ -41,7 +41,7 @@ class BadRequestError(InvalidRequestError):
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """An answer that is no success.
+    """An answer that reports a failure.
 
     Attributes:
         status: HTTP's.
@@ -90,7 +90,8 @@ def to_error(answer: Answer, what: str) -> BackendError:
         return BadRequestError(text)
     if status == 401:
         return AuthError(
-            f"{text}. The cluster does not accept the credentials, also after they were loaded again"
+            f"{text}. The cluster refused the credentials, and again after they were loaded anew: log in again, or choose "
+            "another context="
         )
     if status == 403:
         if "exceeded quota" in answer.message:

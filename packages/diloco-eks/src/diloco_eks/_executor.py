@@ -158,13 +158,13 @@ class EKSExecutor(LogVerbs):
         manifest = job_manifest(
             self._request(n_replicas, "check:check", None, **options), self._options
         )
-        found = check_cluster(self._cluster, manifest, self._options.service_account_name)
-        if rendezvous_uri is not None and all(finding.ok is not False for finding in found):
+        findings = check_cluster(self._cluster, manifest, self._options.service_account_name)
+        if rendezvous_uri is not None and all(finding.ok is not False for finding in findings):
             small: dict[str, Any] = {
                 name: options[name] for name in ("env", "secrets") if name in options
             }
-            found.append(check_rendezvous(self, rendezvous_uri, patience, small))
-        return found
+            findings.append(check_rendezvous(self, rendezvous_uri, patience, small))
+        return findings
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         return [redacted(job_manifest(request, self._options))]

@@ -42,7 +42,7 @@ class JobFacts:
         deadline: Seconds, if there is one.
         first_rank: Rank of index 0.
         world_size: Of the run.
-        run_id: The run; empty if the Job is none of ours.
+        run_id: The run; empty if diloco did not launch the Job.
         fingerprint: Of the launch.
         queue: Kueue's queue, if it is in one.
     """
@@ -205,14 +205,14 @@ def read_pod(pod: Mapping[str, Any]) -> PodFacts:
 
 def pods_by_index(pods: list[PodFacts]) -> dict[int, list[PodFacts]]:
     """The pods of every index, the newest last."""
-    found: dict[int, list[PodFacts]] = {}
+    by_index: dict[int, list[PodFacts]] = {}
     for pod in sorted(pods, key=lambda pod: (pod.created, pod.attempt, not pod.deleting, pod.name)):
-        found.setdefault(pod.index, []).append(pod)
-    return found
+        by_index.setdefault(pod.index, []).append(pod)
+    return by_index
 
 
 def parse_time(text: object) -> float | None:
-    """An RFC 3339 time in Unix seconds; None if it is none."""
+    """An RFC 3339 time in Unix seconds; None for anything else."""
     if not isinstance(text, str):
         return None
     try:

@@ -91,7 +91,7 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
     """A caller's own table of GPUs: name → node label → values of which one must match.
 
     Raises:
-        InvalidRequestError: It is no such table.
+        InvalidRequestError: It is not such a table.
     """
     checked: dict[str, dict[str, tuple[str, ...]]] = {}
     for name, places in (table or {}).items():
@@ -116,29 +116,29 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
     return checked
 
 
-def place_gpus(text: str, own: Table | None = None) -> PlacedGpus:
+def place_gpus(text: str, table: Table | None = None) -> PlacedGpus:
     """What ``gpu=`` asks for (see :func:`diloco_protocol.backend.parse_gpu`), and the nodes that have it.
 
     Args:
         text: What was asked for; names in any case.
-        own: The caller's table, by upper-case name; it wins over ours.
+        table: The caller's own table, by upper-case name; it wins over ours.
 
     Raises:
         InvalidRequestError: The text has another form, the name is unknown (lists the known ones), or no node has so many.
     """
-    own = own or {}
+    table = table or {}
     wanted = parse_gpu(text)
     name, count = wanted.name.upper(), wanted.count
     most = _MOST_GPUS
     places: Mapping[str, tuple[str, ...]] = {}
-    if name in own:
-        places = {label: tuple(values) for label, values in own[name].items()}
+    if name in table:
+        places = {label: tuple(values) for label, values in table[name].items()}
     elif name in MODELS:
         model = MODELS[name]
         most = max(model.types.values())
         places = _places(name, model, count)
     elif wanted.name != ANY:
-        known = ", ".join([*sorted({*MODELS, *own}), ANY])
+        known = ", ".join([*sorted({*MODELS, *table}), ANY])
         raise InvalidRequestError(
             f"gpu={text!r}: there is no GPU {wanted.name!r}; known are {known}; gpu_types= adds others"
         )

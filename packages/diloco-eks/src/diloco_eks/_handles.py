@@ -35,7 +35,7 @@ def check_handle(handle: ReplicaHandle) -> None:
     missing = {"first_rank", "job_name", "job_uid", "namespace", "server"} - handle.metadata.keys()
     if missing or not handle.metadata["first_rank"].isdecimal():
         raise InvalidRequestError(
-            f"this handle leads to no Job: its metadata lacks {', '.join(sorted(missing)) or 'a number as first_rank'}"
+            f"this handle does not lead to a Job: its metadata lacks {', '.join(sorted(missing)) or 'a number as first_rank'}"
         )
 
 
@@ -64,7 +64,7 @@ def find_job(cluster: Cluster, namespace: str, run_id: str) -> JobFacts:
     """The Job of a run.
 
     Raises:
-        ReplicaNotFoundError: There is none.
+        ReplicaNotFoundError: There is no such Job.
     """
     try:
         facts = read_job(cluster.read_job(namespace, run_id))
@@ -73,5 +73,5 @@ def find_job(cluster: Cluster, namespace: str, run_id: str) -> JobFacts:
             f"there is no run {run_id!r} in the namespace {namespace!r}: {error}"
         ) from error
     if facts.run_id != run_id:
-        raise ReplicaNotFoundError(f"the Job {namespace}/{run_id} is no run of diloco")
+        raise ReplicaNotFoundError(f"the Job {namespace}/{run_id} was not launched by diloco")
     return facts

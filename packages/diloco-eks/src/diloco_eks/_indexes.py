@@ -16,7 +16,7 @@ def expand_indexes(text: str, completions: int) -> frozenset[int]:
     Raises:
         BackendError: The text is malformed or names an index that the Job does not have: no index is left out in silence.
     """
-    found: set[int] = set()
+    indexes: set[int] = set()
     for token in text.split(",") if text else []:
         match = _TOKEN.fullmatch(token)
         first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
@@ -24,8 +24,8 @@ def expand_indexes(text: str, completions: int) -> frozenset[int]:
             raise BackendError(
                 f"the cluster lists the indexes {text[:200]!r} for a Job of {completions} completions"
             )
-        found.update(range(first, last + 1))
-    return frozenset(found)
+        indexes.update(range(first, last + 1))
+    return frozenset(indexes)
 
 
 def compress_ranks(ranks: Iterable[int]) -> str:

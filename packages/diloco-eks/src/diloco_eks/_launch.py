@@ -30,7 +30,7 @@ def create(
 ) -> JobFacts:
     """Create the Job of a run, or find the one that an earlier try created.
 
-    An answer that was lost is no problem: the next try meets the Job, which carries the launch's fingerprint.
+    An answer that was lost does no harm: the next try meets the Job, which carries the launch's fingerprint.
 
     Raises:
         RunConflictError: A Job of this name belongs to another launch, or is being deleted.
@@ -72,7 +72,7 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
     """The Job that is there under the run's name, if it is this launch's.
 
     Raises:
-        MissingError: There is none.
+        MissingError: There is no such Job.
         RunConflictError: It is another launch's, or is being deleted.
     """
     space, name = manifest["metadata"]["namespace"], manifest["metadata"]["name"]
@@ -82,7 +82,7 @@ def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
             f"the Job {space}/{name} is still being deleted: wait, or choose another run_id"
         )
     if facts.fingerprint != manifest["metadata"]["annotations"][names.FINGERPRINT]:
-        whose = "of another launch" if facts.run_id else "that is no run of diloco"
+        whose = "of another launch" if facts.run_id else "that was not launched by diloco"
         raise RunConflictError(
             f"there is a Job {space}/{name} already, {whose}: choose another run_id; attach({name!r}) finds a run again"
         )
@@ -110,7 +110,7 @@ def check_service_account(cluster: Cluster, space: str, name: str) -> bool:
     Returns whether that could be found out.
 
     Raises:
-        InvalidRequestError: There is none such.
+        InvalidRequestError: There is no such service account.
     """
     try:
         cluster.read_service_account(space, name)

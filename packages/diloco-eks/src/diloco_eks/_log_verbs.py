@@ -46,7 +46,7 @@ class LogVerbs(BaseExecutor):
             previous: Of the attempt before the newest.
 
         Raises:
-            ReplicaNotFoundError: There is no such log, or no more: Kubernetes removes those of pods that it ends.
+            ReplicaNotFoundError: There is no such log, or it is gone: Kubernetes removes the logs of pods that it ends itself.
         """
         if attempt is None and not previous:
             return super().stream_logs(handle, n_lines=n_lines)

@@ -51,8 +51,8 @@ class LogSource:
     def pods(self) -> list[PodFacts]:
         """The replica's pods, the newest last."""
         selector = f"{CONTROLLER_UID}={self.job_uid},{INDEX}={self.index}"
-        found = [read_pod(pod) for pod in self.cluster.list_pods(self.namespace, selector)]
-        return pods_by_index(found).get(self.index, [])
+        all_pods = [read_pod(pod) for pod in self.cluster.list_pods(self.namespace, selector)]
+        return pods_by_index(all_pods).get(self.index, [])
 
     def lines(
         self, pod: str, *, follow: bool = False, since: float | None = None, tail: int | None = None
@@ -94,7 +94,7 @@ class PodLog(Iterator[str]):
         """The same of another attempt than the newest."""
         check_whole("attempt", attempt, 1, none=True)
         if attempt is not None and previous:
-            raise InvalidRequestError("attempt= and previous= exclude each other")
+            raise InvalidRequestError("give attempt= or previous=, not both")
         self._attempt, self._previous = attempt, previous
         return self
 
@@ -124,7 +124,7 @@ class PodLog(Iterator[str]):
             yield line.text
 
     def _choose(self, pods: list[PodFacts]) -> PodFacts | None:
-        """The pod to read; None if there is none yet."""
+        """The pod to read; None if it does not exist yet."""
         if self._attempt is not None or self._previous:
             fitting = (
                 [pod for pod in pods if pod.attempt == self._attempt]
@@ -133,9 +133,9 @@ class PodLog(Iterator[str]):
             )
             if not fitting:
                 which = f"of attempt {self._attempt}" if self._attempt else "of an earlier attempt"
-                there = ", ".join(str(pod.attempt) for pod in pods) or "none"
+                attempts = ", ".join(str(pod.attempt) for pod in pods) or "none"
                 raise ReplicaNotFoundError(
-                    f"there is no log {which}; the cluster has those of attempts: {there}"
+                    f"there is no log {which}; the cluster has those of attempts: {attempts}"
                 )
             return fitting[-1]
         if not pods and self._source.terminal():
@@ -176,7 +176,8 @@ class PodLog(Iterator[str]):
             ended = self._source.terminal()
             pods = self._source.pods()
             current = next(
-                (found for found in pods if pod is not None and found.name == pod.name), None
+                (candidate for candidate in pods if pod is not None and candidate.name == pod.name),
+                None,
             )
             if current is not None:
                 over = not current.live or current.terminated is not None
@@ -185,7 +186,9 @@ class PodLog(Iterator[str]):
                     self._source.pause()
                     continue
             newer = (
-                [] if fixed else [found for found in pods if pod is None or _younger(found, pod)]
+                []
+                if fixed
+                else [candidate for candidate in pods if pod is None or _younger(candidate, pod)]
             )
             if newer:
                 pod, place = newer[0], Place()

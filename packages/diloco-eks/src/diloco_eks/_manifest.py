@@ -116,7 +116,7 @@ def redacted(manifest: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _fingerprint(manifest: Mapping[str, Any]) -> str:
-    """Digest of all that two launches of one run_id must agree on; our own version is no part of it."""
+    """Digest of all that two launches of one run_id must agree on; our own version is left out."""
     text = json.dumps(manifest, sort_keys=True).replace(f'"{names.VERSION}": "{__version__}"', "")
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -183,8 +183,12 @@ def _template(
         pod["affinity"] = affinity
     tolerations = [dict(toleration) for toleration in options.tolerations or ()]
     if gpu is not None:
-        own = {"key": options.gpu_resource_key, "operator": "Exists", "effect": "NoSchedule"}
-        tolerations += [own] if own not in tolerations else []
+        gpu_toleration = {
+            "key": options.gpu_resource_key,
+            "operator": "Exists",
+            "effect": "NoSchedule",
+        }
+        tolerations += [gpu_toleration] if gpu_toleration not in tolerations else []
     if tolerations:
         pod["tolerations"] = tolerations
     return {

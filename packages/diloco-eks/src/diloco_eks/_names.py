@@ -42,7 +42,8 @@ def job_name(run_id: str, n_replicas: int) -> str:
     """The name of a run's Job: the run_id.
 
     Raises:
-        InvalidRequestError: With the last index behind it (the hostname of that pod) it is no DNS label of 63 characters.
+        InvalidRequestError: With the last index appended (the hostname of that pod) it is not a DNS label of at most 63
+            characters.
     """
     longest = f"{run_id}-{n_replicas - 1}"
     if not _DNS_LABEL.fullmatch(longest) or not _DNS_LABEL.fullmatch(run_id):
@@ -58,7 +59,7 @@ def check_dns_label(what: str, value: object) -> str:
     """A namespace's name, or another DNS label.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: It is something else.
     """
     if not isinstance(value, str) or not _DNS_LABEL.fullmatch(value):
         raise InvalidRequestError(
@@ -71,7 +72,7 @@ def check_object_name(what: str, value: object) -> str:
     """The name of a service account, secret, class: a DNS subdomain.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: It is something else.
     """
     if not isinstance(value, str) or len(value) > 253 or not _DNS_SUBDOMAIN.fullmatch(value):
         raise InvalidRequestError(
@@ -84,7 +85,7 @@ def check_key(what: str, key: object) -> str:
     """The key of a label, annotation or resource: ``[prefix/]name``.
 
     Raises:
-        InvalidRequestError: It is none.
+        InvalidRequestError: It is something else.
     """
     prefix, slash, name = key.rpartition("/") if isinstance(key, str) else ("", "", "")
     if not _QUALIFIED.fullmatch(name) or (
@@ -112,7 +113,7 @@ def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(value, str) or (value and not _QUALIFIED.fullmatch(value)):
             raise InvalidRequestError(
                 f"{what}[{key!r}] must be at most 63 letters, digits, '-', '_' and '.', with a letter or digit at both ends, "
-                f"not {value!r}; longer text fits into annotations="
+                f"not {value!r}; put longer text into annotations="
             )
     return dict(labels)
 
@@ -121,7 +122,7 @@ def secret_reference(variable: str, reference: str) -> dict[str, str]:
     """``"secret/key"`` as the ``secretKeyRef`` of an environment variable.
 
     Raises:
-        InvalidRequestError: It is no such reference.
+        InvalidRequestError: It is not such a reference.
     """
     name, slash, key = reference.partition("/")
     if (

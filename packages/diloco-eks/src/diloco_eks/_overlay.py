@@ -74,7 +74,7 @@ def _merge(base: dict[str, Any], patch: Mapping[str, Any], path: str) -> None:
         place = f"{path}.{key}"
         if not isinstance(key, str) or key.startswith("$"):
             raise InvalidRequestError(
-                f"{path} has the key {key!r}: patch directives are not understood here"
+                f"{path} has the key {key!r}: keys must be text, and patch directives ($...) are not supported"
             )
         _check_value(value, place)
         if value is None:
@@ -128,30 +128,30 @@ def _check_kept(template: Mapping[str, Any], merged: Mapping[str, Any]) -> None:
     spec = merged["spec"]
     if spec.get("restartPolicy") != "Never":
         raise InvalidRequestError(
-            "pod_overlay.spec.restartPolicy cannot be changed: a failed pod would take its logs along"
+            "pod_overlay.spec.restartPolicy cannot be changed: the logs of a failed pod would be lost with it"
         )
     containers = [*spec.get("containers", []), *spec.get("initContainers", [])]
     ours = template["spec"]["containers"][0]
-    found = next(
-        (container for container in spec.get("containers", []) if container["name"] == CONTAINER),
+    replica = next(
+        (each for each in spec.get("containers", []) if each["name"] == CONTAINER),
         None,
     )
-    if found is None:
+    if replica is None:
         raise InvalidRequestError(f"pod_overlay may not remove the container {CONTAINER!r}")
     for field in _OURS:
-        if found.get(field) != ours.get(field):
+        if replica.get(field) != ours.get(field):
             hint = "; command= of the executor sets it" if field == "command" else ""
             raise InvalidRequestError(
                 f"pod_overlay may not set {field} of the container {CONTAINER!r}{hint}"
             )
-    variables = {entry["name"]: entry for entry in found.get("env", [])}
+    variables = {entry["name"]: entry for entry in replica.get("env", [])}
     for entry in ours["env"]:
         if variables.get(entry["name"]) != entry:
             raise InvalidRequestError(
                 f"pod_overlay changes the variable {entry['name']} of the container {CONTAINER!r}: use env= or secrets="
             )
-    for container in containers:
-        _check_texts(container)
+    for each in containers:
+        _check_texts(each)
 
 
 def _check_texts(container: Mapping[str, Any]) -> None:

@@ -21,7 +21,7 @@ _LEAST_BYTES = 6 * 1024**2
 
 
 def parse_quantity(text: str) -> Fraction | None:
-    """What a quantity such as ``"500m"``, ``"16Gi"`` or ``"1e3"`` amounts to; None if it is none.
+    """What a quantity such as ``"500m"``, ``"16Gi"`` or ``"1e3"`` amounts to; None if it is not a quantity.
 
     https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/quantity/
     """
@@ -37,7 +37,7 @@ def check_cpu(what: str, value: object) -> str:
     """CPUs of a replica.
 
     Raises:
-        InvalidRequestError: It is no positive quantity of at least a thousandth.
+        InvalidRequestError: It is not a quantity of at least a thousandth.
     """
     text = _text(value)
     amount = parse_quantity(text)
@@ -52,7 +52,7 @@ def check_bytes(what: str, value: object) -> str:
     """Memory or storage of a replica.
 
     Raises:
-        InvalidRequestError: It is no quantity of bytes, or too little for a container.
+        InvalidRequestError: It is not a quantity of bytes, or too little for a container.
     """
     text = _text(value)
     amount = parse_quantity(text)

@@ -38,14 +38,14 @@ def read_result(
     name = f"rank {handle.rank} of run {handle.run_id!r} succeeded"
     if pod is None:
         raise BackendError(
-            f"{name}, but its pod has been removed, and its result with it (Kubernetes does so when a node goes). "
-            "A journal= of an executor that collects meanwhile keeps results"
+            f"{name}, but its pod has been removed, and its result with it (Kubernetes removes the pods of a node that goes "
+            "away). To keep results, collect during the run with an executor that has a journal="
         )
     report = read_message(pod)
     if report is None:
         raise BackendError(
-            f"{name}, but its container reported no result: command= must end in diloco_protocol.runner, in an image with "
-            "a diloco-protocol of this version"
+            f"{name}, but its container reported no result: command= must end with what starts diloco_protocol.runner, "
+            "and the image must have this version of diloco-protocol"
         )
     if not report.result_lines:
         return report.outcome.result

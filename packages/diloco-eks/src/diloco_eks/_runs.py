@@ -58,14 +58,14 @@ class Runs:
             groups.setdefault((place["namespace"], place["job_name"], place["job_uid"]), []).append(
                 handle
             )
-        found: dict[ReplicaHandle, ReplicaStatus] = {}
+        statuses: dict[ReplicaHandle, ReplicaStatus] = {}
         for group in groups.values():
             try:
-                found.update(self._look(group))
+                statuses.update(self._look(group))
             except ReplicaNotFoundError:
                 if len(groups) == 1:
                     raise
-        return found
+        return statuses
 
     def result(self, handle: ReplicaHandle, pods: Callable[[], list[PodFacts]]) -> Any:
         """What a replica that has succeeded returned; see :func:`read_result`."""
@@ -78,10 +78,10 @@ class Runs:
             BackendError: The cluster refused, could not be asked, or is another than the handle's.
         """
         place = handle.metadata
-        there = cancel_job(
+        exists = cancel_job(
             self._cluster, place["namespace"], place["job_name"], place["job_uid"], now
         )
-        if not there and isinstance(error := self._not_here(handle), InvalidRequestError):
+        if not exists and isinstance(error := self._not_here(handle), InvalidRequestError):
             raise error
 
     def purge(self, handle: ReplicaHandle) -> None:

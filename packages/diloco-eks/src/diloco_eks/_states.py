@@ -61,13 +61,13 @@ def map_states(
     """
     by_index = pods_by_index(pods)
     view = _View(job, by_index, any(pod.live for pod in pods))
-    found = {}
+    statuses = {}
     for index in indexes:
         before = (seen or {}).get(index)
-        own = by_index.get(index, [])
-        status = _in_order(view.status(index, own, before), before)
-        found[index] = (status, Seen(status.state, status.attempt, podless=not own))
-    return found
+        index_pods = by_index.get(index, [])
+        status = _in_order(view.status(index, index_pods, before), before)
+        statuses[index] = (status, Seen(status.state, status.attempt, podless=not index_pods))
+    return statuses
 
 
 def _in_order(status: ReplicaStatus, before: Seen | None) -> ReplicaStatus:

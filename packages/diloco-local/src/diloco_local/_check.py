@@ -42,7 +42,7 @@ def check_entrypoint(
         python: The replica's interpreter.
         env: The replica's environment.
         cwd: The replica's working directory.
-        timeout: Seconds after which an import is taken to hang.
+        timeout: Seconds after which an import is given up.
 
     Raises:
         InvalidRequestError: It cannot be imported; says which module or attribute, and how the import failed.
@@ -72,7 +72,7 @@ def check_entrypoint(
             tail = done.stderr.decode(errors="replace").strip()[-2000:]
             raise InvalidRequestError(
                 f"importing module {module!r} of entrypoint {entrypoint!r} ended the interpreter "
-                f"with code {done.returncode}: {tail or 'it said nothing'}"
+                f"with code {done.returncode}: {tail or 'it printed nothing'}"
             )
         answer = json.loads(report.read_text())
     if not answer:

@@ -126,9 +126,12 @@ class LocalProcessExecutor(BaseExecutor):
         if known is not None:
             return _runs.handles_of(self._root, known)
         orders = self._orders(request, setting)
-        own = environment(request.specs()[0])
+        identity_variables = environment(request.specs()[0])
         check_entrypoint(
-            request.entrypoint, python=setting.python, env={**orders[0].env, **own}, cwd=setting.cwd
+            request.entrypoint,
+            python=setting.python,
+            env={**orders[0].env, **identity_variables},
+            cwd=setting.cwd,
         )
         record = RunRecord(
             uid=uuid.uuid4().hex,

@@ -75,7 +75,7 @@ class ProcessId:
 
     @classmethod
     def of(cls, pid: int) -> ProcessId | None:
-        """The identity of the living process ``pid``, or None if there is none."""
+        """The identity of the living process ``pid``; None if no such process lives."""
         start = start_time(pid)
         return None if start is None else cls(pid, start, boot_id(), pid_namespace())
 

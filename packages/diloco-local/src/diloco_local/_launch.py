@@ -95,7 +95,7 @@ def _read_line(descriptor: int, patience: float) -> bytes:
     while not data.endswith(b"\n"):
         ready, _, _ = select.select([descriptor], [], [], max(0.0, deadline - time.monotonic()))
         if not ready:
-            raise SupervisorError(f"the supervisor gave no answer within {patience:g} s")
+            raise SupervisorError(f"the supervisor did not answer within {patience:g} s")
         part = os.read(descriptor, 65536)
         if not part:
             return b""

@@ -74,13 +74,13 @@ def tail_lines(path: Path, n_lines: int) -> list[Line]:
             newlines += blocks[-1].count(b"\n")
     data = b"".join(reversed(blocks))
     end = size
-    found: list[Line] = []
+    last_lines: list[Line] = []
     for raw in reversed(_split(data)):
-        if len(found) == n_lines:
+        if len(last_lines) == n_lines:
             break
-        found.append(Line(_decode(raw), end))
+        last_lines.append(Line(_decode(raw), end))
         end -= len(raw)
-    return found[::-1]
+    return last_lines[::-1]
 
 
 def _split(data: bytes) -> list[bytes]:
@@ -202,7 +202,7 @@ def iterate(
         clock: Unix seconds, for tests.
 
     Raises:
-        ValueError: There is no such stream, or the pattern is none.
+        ValueError: There is no such stream, or the pattern is not a regular expression.
     """
     names = check_streams(streams)
     try:
@@ -270,7 +270,7 @@ class _Attempt:
         # Up to the size of now: a replica that writes faster than we read would otherwise hold us for ever.
         sizes = {name: reader.size for name, reader in self._readers.items()}
         while True:
-            found = [
+            new_lines = [
                 (name, line) for name in self._names for line in self._readers[name].read(last=last)
             ]
             self._clock.refresh()
@@ -282,7 +282,7 @@ class _Attempt:
                     line.end,
                     line.text,
                 )
-                for name, line in found
+                for name, line in new_lines
             ]
             for moment, _, _, text in sorted(timed):
                 inside = (self._since is None or moment >= self._since) and (

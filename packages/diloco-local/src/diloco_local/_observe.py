@@ -60,7 +60,7 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
     if record.namespace != pid_namespace():
         raise BackendError(
             f"replica {rank} of run {record.run_id!r} has lost its supervisor, and its processes are in another "
-            "PID namespace (container): ask from inside that one",
+            "PID namespace (container): ask again from inside that container",
             retryable=False,
         )
     state: dict[str, Any] = read_json(files.state) or {}
@@ -76,7 +76,7 @@ def _unsupervised(files: ReplicaDir, record: RunRecord, rank: int) -> ReplicaSta
             reason=Reason.CANCEL_REQUESTED if mark else None,
             stopping=mark is not None,
             started_at=state.get("started_at"),
-            message="its supervisor was killed; it goes on by itself",
+            message="its supervisor was killed; the replica goes on without it",
             native="unsupervised",
         )
     outcome, problem = outcome_of(files.attempt(attempt))

@@ -72,7 +72,7 @@ def fingerprint(request: RunRequest, *chosen: object) -> str:
     Args:
         request: The launch.
         *chosen: What else the caller chose, as JSON values. What is merely taken from the launching process (its
-            environment, folder and import path) is no part of it: a retry may come from another process.
+            environment, folder and import path) is left out: a retry may come from another process.
     """
     return hashlib.sha256(json.dumps([request.fingerprint(), *chosen]).encode()).hexdigest()
 

@@ -200,10 +200,10 @@ class Replica:
 
     def _members(self) -> dict[int, ProcessEntry]:
         known = [*self._known.values(), *([self._runner] if self._runner else [])]
-        found = members(self._marker, known)
-        found.pop(os.getpid(), None)
-        self._known.update({pid: entry.identity for pid, entry in found.items()})
-        return found
+        alive = members(self._marker, known)
+        alive.pop(os.getpid(), None)
+        self._known.update({pid: entry.identity for pid, entry in alive.items()})
+        return alive
 
     def _watch(self) -> None:
         if self._runner is None or not self._runner.alive():
@@ -229,8 +229,8 @@ class Replica:
 
     def _sweep(self) -> None:
         # Asked twice, since a process that forks while the table is read can be missed.
-        found = self._members() or self._members()
-        if not found:
+        alive = self._members() or self._members()
+        if not alive:
             self._finish()
             return
         if self._stop is None and self._wait_status is None and self.cancel_requested():
@@ -239,7 +239,7 @@ class Replica:
         if self._kill_at is None:
             self._kill_at = time.monotonic() + self._rules.grace
             self._save()
-        for entry in found.values():
+        for entry in alive.values():
             if entry.identity not in self._told:
                 self._told.add(entry.identity)
                 entry.identity.send(signal.SIGTERM)

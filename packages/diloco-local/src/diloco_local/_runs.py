@@ -53,7 +53,7 @@ def find_run(root: Root, run_id: str) -> tuple[RunDir, RunRecord]:
     """A run that was started, by its name.
 
     Raises:
-        ReplicaNotFoundError: There is none.
+        ReplicaNotFoundError: There is no such run.
     """
     run = root.run(run_id)
     # What was published and never started is a launch that died: nobody has a handle of it.
@@ -76,7 +76,7 @@ def locate(handle: ReplicaHandle) -> tuple[RunDir, RunRecord]:
     """
     if handle.backend_name != BACKEND:
         raise InvalidRequestError(
-            f"a handle of backend {handle.backend_name!r} was given to {BACKEND!r}"
+            f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for {BACKEND!r}"
         )
     try:
         host, path, uid = (handle.metadata[key] for key in ("host", "root", "uid"))
@@ -297,13 +297,13 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
     with _locked(run, wait=5.0) as held:
         if not held:
             raise UnavailableError(
-                f"the supervisor of run {record.run_id!r} has not left yet: try again"
+                f"the supervisor of run {record.run_id!r} has not ended yet: try again"
             )
         root.discard(run)
 
 
 def result_of(run: RunDir, rank: int, status: ReplicaStatus) -> Any:
-    """What the entrypoint of a succeeded replica returned; None for any other."""
+    """What the entrypoint of a replica that succeeded returned; None for all others."""
     if status.state is not ReplicaState.SUCCEEDED:
         return None
     outcome, problem = outcome_of(run.replica(rank).attempt(status.attempt))

@@ -144,14 +144,14 @@ class Supervisor:
     def _end_strays(self) -> bool:
         table = process_table()
         me = os.getpid()
-        found = below(table, [pid for pid, entry in table.items() if entry.parent == me])
-        if not found:
+        strays = below(table, [pid for pid, entry in table.items() if entry.parent == me])
+        if not strays:
             return True
         first = self._stray_kill_at is None
         if self._stray_kill_at is None:
             self._stray_kill_at = time.monotonic() + self._record.grace
         late = time.monotonic() >= self._stray_kill_at
-        for pid in found:
+        for pid in strays:
             if first or late:
                 table[pid].identity.send(signal.SIGKILL if late else signal.SIGTERM)
         return False
@@ -174,7 +174,7 @@ def _open_bells(run: RunDir, supervisor: Supervisor) -> tuple[int, int]:
 
 
 class _Ready:
-    """Tells the launcher, once, how the start went; a launcher that is gone is no reason to stop."""
+    """Tells the launcher, once, how the start went; a launcher that is gone does not stop anything."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor

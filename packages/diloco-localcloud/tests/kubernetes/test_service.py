@@ -77,7 +77,7 @@ def test_started_once_and_stopped_twice():
     with pytest.raises(StandInError, match="is not started"):
         _ = stand_in.url
     stand_in.start()
-    with pytest.raises(StandInError, match="runs already"):
+    with pytest.raises(StandInError, match="is already running"):
         stand_in.start()
     stand_in.stop()
     stand_in.stop()

@@ -85,10 +85,10 @@ class BaseExecutor(Hooks):
             n_replicas: How many replicas to start here.
             entrypoint: ``"package.module:function"``, ``"package.module.function"``, or a function that has such a name.
             entrypoint_args: Its keyword arguments; JSON values, nested as you like, arrive exactly as given. Two keys mean
-                something to the launch: ``rank_env`` (taken out) names a variable that shall hold the rank;
+                something to the launch: ``rank_env`` (taken out) names a variable that is to hold the rank;
                 ``rendezvous_uri`` is exported as ``RENDEZVOUS_URI`` too.
-            gpu: GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None for none.
-            timeout: Seconds that an attempt may last, from its start; None for any.
+            gpu: GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None: no GPU.
+            timeout: Seconds for which an attempt may run, from its start; None for no limit.
             run_id: Name of the run and idempotency key: the same name and the same launch give the same handles. A new
                 name is made if it is left out.
             cpu: CPU of one replica.
@@ -99,7 +99,7 @@ class BaseExecutor(Hooks):
             spot: Whether interruptible capacity is wanted.
             max_restarts: How often a failed attempt is started again.
             rank_offset: First rank, where one run spans several backends.
-            world_size: Replicas of the whole run then.
+            world_size: Number of replicas of the whole run, where it spans several backends.
 
         Returns:
             One handle per replica, in rank order.
@@ -121,8 +121,8 @@ class BaseExecutor(Hooks):
                 self._journal.record_launch(handles)
             except BackendError as error:
                 raise LaunchError(
-                    f"run {request.run_id!r} was started, but the journal did not take it: {error}. Its replicas are alive: "
-                    "see survivors, or attach(run_id)",
+                    f"run {request.run_id!r} was started, but could not be written into the journal: {error}. Its replicas "
+                    "are running: they are in this error's survivors, and attach(run_id) finds them too",
                     handles,
                 ) from error
         return handles
@@ -228,7 +228,7 @@ class BaseExecutor(Hooks):
 
         Args:
             handles: In any order, of any runs of this backend.
-            timeout: Seconds for all of them together; None for any.
+            timeout: Seconds for all of them together; None for no limit.
             progress: Called now and then with what is known so far.
 
         Returns:
@@ -286,10 +286,10 @@ class BaseExecutor(Hooks):
             return self._attach(run_id)
         except ReplicaNotFoundError:
             known = [] if self._journal is None else self._journal.handles(run_id)
-            own = [handle for handle in known if handle.backend_name == self.backend_name]
-            if not own:
+            ours = [handle for handle in known if handle.backend_name == self.backend_name]
+            if not ours:
                 raise
-            return own
+            return ours
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
@@ -331,7 +331,7 @@ class BaseExecutor(Hooks):
     def _check(self, handle: ReplicaHandle) -> None:
         if handle.backend_name != self.backend_name:
             raise InvalidRequestError(
-                f"this handle belongs to the backend {handle.backend_name!r}, this executor is {self.backend_name!r}"
+                f"this handle belongs to the backend {handle.backend_name!r}, and this executor is for {self.backend_name!r}"
             )
 
     def _observe(self, handles: Sequence[ReplicaHandle]) -> Mapping[ReplicaHandle, ReplicaStatus]:

@@ -25,7 +25,7 @@ def check_whole(
 def check_whole(
     name: str, value: object, least: int, most: int | None = None, *, none: bool = False
 ) -> int | None:
-    """A whole number from ``least`` to ``most``; ``True`` and ``2.0`` are none.
+    """A whole number from ``least`` to ``most``; ``True`` and ``2.0`` are refused.
 
     Args:
         name: What to call the value in the error.

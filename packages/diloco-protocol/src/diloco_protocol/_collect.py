@@ -33,7 +33,7 @@ def collect(
         observe_run: The statuses of some replicas of one run; a handle without a record is left out. May raise
             ReplicaNotFoundError if there is no record of the whole run.
         result_of: The result of a replica that has succeeded.
-        timeout: Seconds for all of them together; None for any.
+        timeout: Seconds for all of them together; None for no limit.
         backoff: Pauses between ticks, with clock and sleep.
         progress: Called after every tick with the statuses known so far, and whenever the caller should see a change.
 

@@ -11,12 +11,12 @@ GROUP = "diloco.executors"
 
 def executors() -> dict[str, type[Any]]:
     """The executor classes of all installed backends, by name; those that cannot be loaded are in :func:`load_errors`."""
-    return {name: found for name, found in _load().items() if not isinstance(found, Exception)}
+    return {name: loaded for name, loaded in _load().items() if not isinstance(loaded, Exception)}
 
 
 def load_errors() -> dict[str, Exception]:
     """Why some installed backends cannot be used, by name."""
-    return {name: found for name, found in _load().items() if isinstance(found, Exception)}
+    return {name: loaded for name, loaded in _load().items() if isinstance(loaded, Exception)}
 
 
 def get_executor(name: str) -> type[Any]:
@@ -25,10 +25,10 @@ def get_executor(name: str) -> type[Any]:
     Raises:
         InvalidRequestError: It is not installed, or cannot be loaded; says why, and which ones there are.
     """
-    found = _load()
-    backend = found.get(name)
+    loaded = _load()
+    backend = loaded.get(name)
     if backend is None:
-        known = ", ".join(sorted(found)) or "none"
+        known = ", ".join(sorted(loaded)) or "none"
         raise InvalidRequestError(f"no backend {name!r} is installed; installed are: {known}")
     if isinstance(backend, Exception):
         raise InvalidRequestError(
@@ -40,17 +40,17 @@ def get_executor(name: str) -> type[Any]:
 def _load() -> dict[str, type[Any] | Exception]:
     from importlib.metadata import entry_points  # slow to import, and seldom needed
 
-    found: dict[str, type[Any] | Exception] = {}
+    loaded: dict[str, type[Any] | Exception] = {}
     chosen: dict[str, str] = {}
     for point in entry_points(group=GROUP):
         if point.name in chosen and chosen[point.name] != point.value:
-            found[point.name] = InvalidRequestError(
-                f"two installed packages offer it: {chosen[point.name]} and {point.value}; uninstall one"
+            loaded[point.name] = InvalidRequestError(
+                f"two installed packages provide this backend: {chosen[point.name]} and {point.value}; uninstall one"
             )
             continue
         chosen[point.name] = point.value
         try:
-            found[point.name] = point.load()
+            loaded[point.name] = point.load()
         except Exception as error:  # noqa: BLE001 - whatever a backend's import raises is kept and shown
-            found[point.name] = error
-    return found
+            loaded[point.name] = error
+    return loaded

@@ -73,7 +73,7 @@ def _name_of(function: Callable[..., Any]) -> str:
         )
     if module in sys.modules and _look_up(module, name) != function:
         raise InvalidRequestError(
-            f"{module}:{name} is something else than {function!r}, so an import would not find it"
+            f"{module}:{name} is not {function!r}: an import would find something else. {_ADVICE}"
         )
     return entrypoint_name(f"{module}:{name}")
 

@@ -1,4 +1,4 @@
-"""Every error of the protocol and of the packages built on it hangs on this tree.
+"""Every error of the protocol and of the packages built on it is in this tree.
 
 DilocoError
 ├── MissingDependencyError (ImportError)      a package is not installed; names it and the pip command

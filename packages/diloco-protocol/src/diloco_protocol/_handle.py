@@ -108,7 +108,7 @@ class ReplicaHandle:
             raise InvalidRequestError(f"this is not a handle: {data!r}")
         if data["version"] != HANDLE_VERSION:
             raise SpecVersionError(
-                f"this handle has version {data['version']!r}, this code reads {HANDLE_VERSION}"
+                f"this handle has version {data['version']!r}, and this diloco-protocol reads version {HANDLE_VERSION}"
             )
         try:
             return cls(

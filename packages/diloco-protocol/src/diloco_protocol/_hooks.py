@@ -80,7 +80,7 @@ class Hooks(ABC):
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
         """The statuses of replicas of one run, with a number of calls that does not depend on their number.
 
-        A replica without a record is left out; if there is none of the whole run, ReplicaNotFoundError does as well.
+        A replica without a record is left out; where the whole run has no record, raising ReplicaNotFoundError is just as good.
         """
 
     @abstractmethod

@@ -68,7 +68,9 @@ class FolderJournal:
     def record_end(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> None:
         """Remember a terminal status; see :class:`RunJournal`."""
         if not status.state.terminal:
-            raise InvalidRequestError(f"only an end can be recorded, not {status.state}")
+            raise InvalidRequestError(
+                f"only the end of a replica can be recorded, and the state {str(status.state)!r} is not an end"
+            )
         check_json(result, "result")
         record = {
             "handle": handle.to_dict(),
@@ -144,7 +146,7 @@ def _create(partial: Path, path: Path) -> None:
 
 
 def _spell(name: str) -> str:
-    """A name as one file name: what is no lower-case letter, digit or dash becomes ``%`` and its number."""
+    """A name as one file name: whatever is not a lower-case letter, digit or dash becomes ``%`` and its number."""
     plain = "abcdefghijklmnopqrstuvwxyz0123456789-_"
     return "".join(c if c in plain else f"%{ord(c):x}%" for c in name) or "%"
 
@@ -174,6 +176,6 @@ def _read(path: Path) -> dict[str, Any]:
     record: dict[str, Any] = loads(path.read_text(encoding="utf-8"), str(path))
     if record.get("version") != _VERSION:
         raise SpecVersionError(
-            f"{path} has version {record.get('version')!r}, this code reads {_VERSION}"
+            f"{path} has version {record.get('version')!r}, and this diloco-protocol reads version {_VERSION}"
         )
     return record

@@ -51,7 +51,7 @@ def loads(text: str, what: str) -> Any:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON number")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _plain(value: Any) -> bool:
@@ -73,7 +73,7 @@ def _check(value: Any, path: str, above: tuple[int, ...]) -> None:
             value.encode()
         except UnicodeEncodeError:
             raise InvalidRequestError(
-                f"{path} holds a lone surrogate, which no channel can carry"
+                f"{path} contains half of a surrogate pair, which cannot be sent as text"
             ) from None
     elif kind is float:
         raise InvalidRequestError(
@@ -81,7 +81,8 @@ def _check(value: Any, path: str, above: tuple[int, ...]) -> None:
         )
     elif kind is int:
         raise InvalidRequestError(
-            f"{path} is an integer of {value.bit_length()} bits: pass it as text"
+            f"{path} is an integer of {value.bit_length()} bits, and Python reads at most {_MAX_INTEGER_BITS} from JSON: "
+            "pass it as text"
         )
     elif kind is list:
         inside = _enter(value, path, above)
@@ -102,7 +103,7 @@ def _check(value: Any, path: str, above: tuple[int, ...]) -> None:
     else:
         hint = ": pass a list" if isinstance(value, (tuple, set, frozenset)) else ""
         raise InvalidRequestError(
-            f"{path} is a {kind.__module__}.{kind.__qualname__}, which is no JSON value "
+            f"{path} is a {kind.__module__}.{kind.__qualname__}, which is not a JSON value "
             f"(None, bool, int, float, str, list, dict){hint}"
         )
 

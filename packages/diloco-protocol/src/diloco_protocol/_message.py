@@ -77,7 +77,7 @@ def outcome_from_message(text: str) -> OutcomeMessage:
 
     Raises:
         SpecVersionError: It was written by another version.
-        InvalidRequestError: It is no such message.
+        InvalidRequestError: It is not such a message.
     """
     data = loads(text, "this message")
     if not isinstance(data, dict) or "outcome" not in data:

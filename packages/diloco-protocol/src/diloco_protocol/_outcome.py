@@ -55,13 +55,13 @@ class Outcome:
 
         Raises:
             SpecVersionError: It was written by another version.
-            InvalidRequestError: It is no outcome.
+            InvalidRequestError: It is not an outcome.
         """
         data = loads(text, "this outcome")
         if not isinstance(data, dict) or data.get("version") != OUTCOME_VERSION:
             version = data.get("version") if isinstance(data, dict) else None
             raise SpecVersionError(
-                f"this outcome has version {version!r}, this code reads {OUTCOME_VERSION}"
+                f"this outcome has version {version!r}, and this diloco-protocol reads version {OUTCOME_VERSION}"
             )
         names = {f.name for f in fields(cls)}
         if data.keys() != names:

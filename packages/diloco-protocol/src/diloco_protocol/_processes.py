@@ -59,7 +59,7 @@ def descendants(parents: Mapping[int, int], roots: Iterable[int]) -> set[int]:
 
 
 def members(root: int, group: int) -> list[Process]:
-    """Living processes below ``root``, and those of ``group`` wherever they hang, in no order. Zombies do not count.
+    """Living processes below ``root``, and those of ``group`` whoever their parent is, in no order. Zombies do not count.
 
     Where orphans are not adopted (macOS), one that has left the group as well cannot be found.
     """

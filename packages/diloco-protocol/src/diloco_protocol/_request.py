@@ -50,9 +50,9 @@ class RunRequest:
         entrypoint: ``"package.module:function"``.
         kwargs: Its keyword arguments, a JSON object.
         rendezvous_uri: Where the replicas meet, if the arguments say so.
-        rank_env: Name of a variable that shall hold the rank.
-        gpu: The GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None for none.
-        timeout: Seconds that an attempt may last.
+        rank_env: Name of a variable that is to hold the rank.
+        gpu: The GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None: no GPU.
+        timeout: Seconds for which an attempt may run; None for no limit.
         cpu: CPU of one replica, in the backend's words.
         memory: Memory of one replica, in the backend's words.
         env: Environment variables.
@@ -167,7 +167,7 @@ def make_request(
     for name in kwargs:
         if not name.isidentifier():
             raise InvalidRequestError(
-                f"entrypoint_args has the key {name!r}, which is no name of a keyword argument"
+                f"entrypoint_args has the key {name!r}, which cannot be the name of a keyword argument"
             )
     rendezvous = kwargs.get("rendezvous_uri")
     if rendezvous is not None and (
@@ -184,7 +184,7 @@ def make_request(
     rank_env = _rank_env(rank_env)
     if rank_env in variables or rank_env in references:
         raise InvalidRequestError(
-            f"{rank_env} may not be set: rank_env says that it holds the rank"
+            f"{rank_env} may not be set by env or secrets: rank_env says that it holds the rank"
         )
     if spot is not None and not isinstance(spot, bool):
         raise InvalidRequestError(f"spot must be True, False or None, not {spot!r}")
@@ -251,6 +251,6 @@ def _rank_env(name: object) -> str:
         or (name != RANK_VARIABLE and is_reserved(name))
     ):
         raise InvalidRequestError(
-            f"rank_env must be the name of an environment variable that is free, not {name!r}"
+            f"rank_env must be the name of an environment variable that the launch does not set itself, not {name!r}"
         )
     return name

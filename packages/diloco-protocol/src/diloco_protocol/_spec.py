@@ -42,8 +42,8 @@ class ReplicaSpec:
         attempt: The rank's n-th life, from 1.
         run_id: The launch it belongs to.
         rendezvous_uri: Where the replicas meet, if the launch said so.
-        rank_env: Name of a variable that shall hold the rank, besides ``REPLICA_RANK``.
-        timeout: Seconds that an attempt may last, from its start; None for any.
+        rank_env: Name of a variable that is to hold the rank, besides ``REPLICA_RANK``.
+        timeout: Seconds for which an attempt may run, from its start; None for no limit.
         grace: Seconds between SIGTERM and SIGKILL when it is ended.
         version: Of this record.
 
@@ -154,7 +154,8 @@ def spec_to_environment(
 ) -> dict[str, str]:
     """A spec as environment variables ``DILOCO_SPEC_0``, ``DILOCO_SPEC_1`` and so on.
 
-    Base64, so that no shell, YAML or ``$(…)`` expansion on the way changes it, in pieces that an operating system takes.
+    Base64, so that no shell, YAML or ``$(…)`` expansion on the way changes it, in pieces that are small enough for every
+    operating system.
     """
     return {f"{SPEC_PREFIX}{number}": piece for number, piece in enumerate(_cut(spec, piece_bytes))}
 
@@ -163,7 +164,7 @@ def spec_from_environment(environ: Mapping[str, str]) -> ReplicaSpec:
     """The inverse of :func:`spec_to_environment`.
 
     Raises:
-        InvalidRequestError: There is none, or a piece is missing or damaged.
+        InvalidRequestError: There is no spec, or a piece of it is missing or damaged.
         SpecVersionError: It was written by another version.
     """
     pieces = {name: value for name, value in environ.items() if name.startswith(SPEC_PREFIX)}
@@ -189,10 +190,10 @@ def spec_to_arguments(spec: ReplicaSpec, *, piece_characters: int = _ARGUMENT_PI
 
 
 def spec_from_arguments(arguments: Sequence[str]) -> ReplicaSpec:
-    """The inverse of :func:`spec_to_arguments`; other arguments are passed over, and the order does not matter.
+    """The inverse of :func:`spec_to_arguments`; other arguments are ignored, and the order does not matter.
 
     Raises:
-        InvalidRequestError: There is none, or a piece is missing or damaged.
+        InvalidRequestError: There is no spec, or a piece of it is missing or damaged.
         SpecVersionError: It was written by another version.
     """
     pieces: dict[int, str] = {}

@@ -120,15 +120,15 @@ class Capabilities:
 
     Attributes:
         cancel_scope: ``"replica"``: cancel ends one replica. ``"gang"``: it ends all of the run.
-        failure_scope: ``"replica"``: the failure of one replica changes no other. ``"gang"``: it ends all of the run, the
-            others with reason GANG_FAILED.
+        failure_scope: ``"replica"``: the failure of one replica changes nothing for the others. ``"gang"``: it ends all of the
+            run, the others with reason GANG_FAILED.
         distinguishes_pending: Whether pending and running can be told apart.
         result_channel: How results travel, in words.
-        max_result_bytes: Largest result in bytes of JSON; None for any.
+        max_result_bytes: Largest result in bytes of JSON; None for no limit.
         log_streams: The streams that ``log_iter`` knows.
-        max_timeout: Longest timeout in seconds; None for any.
+        max_timeout: Longest timeout in seconds; None for no limit.
         preemptible: Whether replicas may be taken away and started again.
-        retention: Seconds for which records are kept after the end; None for ever.
+        retention: Seconds for which records are kept after the end; None: for ever.
         counts_attempts: Whether the backend can tell a rank's attempts apart.
         remembers_ended: Whether the log and the attempt of a replica that the backend has ended (by a cancel, or since a
             sibling failed) can still be read. If not, reading the log raises ReplicaNotFoundError.

@@ -94,10 +94,10 @@ def run(spec: ReplicaSpec, signals: _Signals, folder: Path | None = None) -> Out
             start_new_session=True,
         )
         status, reason = _watch(child, spec, signals)
-        found: dict[str, Any] = (
+        report_fields: dict[str, Any] = (
             json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
         )
-    return _outcome(status, reason, found, spec, started_at)
+    return _outcome(status, reason, report_fields, spec, started_at)
 
 
 def _watch(
@@ -149,15 +149,15 @@ def _reap(child: subprocess.Popen[bytes], status: int | None) -> int | None:
     """Reap every dead child, adopted ones too; returns the wait status of ours once it is known."""
     while True:
         try:
-            pid, found = os.waitpid(-1, os.WNOHANG)
+            pid, ended_with = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
             return status
         if pid == 0:
             return status
         if pid == child.pid and status is None:
-            status = found
+            status = ended_with
             child.returncode = os.waitstatus_to_exitcode(
-                found
+                ended_with
             )  # or Popen would wait for somebody else's process
 
 
@@ -170,18 +170,18 @@ def _signal_tree(group: int, left: list[Process], number: signal.Signals) -> Non
 
 
 def _outcome(
-    status: int, reason: Reason | None, found: dict[str, Any], spec: ReplicaSpec, started_at: float
+    status: int, reason: Reason | None, report: dict[str, Any], spec: ReplicaSpec, started_at: float
 ) -> Outcome:
     code, name = read_wait_status(status)
     finished_at = time.time()
-    error = found.get("error")
+    error = report.get("error")
     if reason is Reason.TIMEOUT:
-        # Also if it then ended in good order: what was cut short is no success, and no caller may take it for one.
+        # Also if it then ended in good order: what was cut short has not succeeded, and no caller may take it for a success.
         code = code or TIMEOUT_CODE
         error = f"rank {spec.rank} ran longer than its timeout of {spec.timeout:g} s"
     elif code == 0:
         # It finished its work in spite of a signal: a success that won the race stays one.
-        result = found.get("result")
+        result = report.get("result")
         return Outcome(
             0,
             result=result,
@@ -195,13 +195,13 @@ def _outcome(
             if name
             else f"rank {spec.rank} exited with code {code}"
         )
-    default = Reason.START_FAILED if found.get("start_failed") else Reason.ERROR
+    default = Reason.START_FAILED if report.get("start_failed") else Reason.ERROR
     return Outcome(
         code,
         signal=name,
         error=error,
-        error_type=found.get("error_type"),
-        traceback=found.get("traceback"),
+        error_type=report.get("error_type"),
+        traceback=report.get("traceback"),
         reason=reason or default,
         started_at=started_at,
         finished_at=finished_at,
@@ -261,7 +261,7 @@ def _read_spec(arguments: argparse.Namespace) -> ReplicaSpec:
 
 def _count(name: str, text: str) -> int:
     if not (text.isascii() and text.isdecimal()):
-        raise InvalidRequestError(f"{name} is a whole number from 0, not {text!r}")
+        raise InvalidRequestError(f"{name} must be a whole number from 0, not {text!r}")
     return int(text)
 
 

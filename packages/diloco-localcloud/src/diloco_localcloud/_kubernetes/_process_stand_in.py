@@ -53,7 +53,7 @@ class KubernetesProcesses(Service):
         calls: what was called.
 
     Raises:
-        StandInError: no such port, resources that are no quantities, or no PID namespaces to be had.
+        StandInError: no such port, resources that are not quantities, or PID namespaces where the machine has none.
 
     ``start``, ``stop`` or a ``with`` block; it can be started once. Thread-safe.
     """
@@ -76,7 +76,7 @@ class KubernetesProcesses(Service):
                 quantity(value)
             except ValueError as wrong:
                 raise StandInError(
-                    f"resources[{name!r}] is no quantity: {value!r}; {wrong}"
+                    f"resources[{name!r}] is not a quantity: {value!r}; {wrong}"
                 ) from None
         if backoff_seconds <= 0:
             raise StandInError(f"backoff_seconds must be above 0, not {backoff_seconds}")

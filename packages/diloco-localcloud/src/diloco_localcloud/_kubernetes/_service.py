@@ -69,10 +69,10 @@ class Service:
         """Begin to listen.
 
         Raises:
-            StandInError: it runs already, the port is taken, or there is no certificate to be had.
+            StandInError: it is already running, the port is taken, or no certificate can be made.
         """
         if self._server is not None:
-            raise StandInError("the stand-in runs already")
+            raise StandInError("the stand-in is already running")
         context = None
         if self._tls:
             context, self._authority = _tls.make()

@@ -71,8 +71,8 @@ class Faults:
             kind: ``throttle`` (429 with Retry-After), ``server_error`` (500), ``unavailable`` (503), ``unauthorized`` (401),
                 ``forbidden`` (403), ``expired`` (410, as for a continue token that is too old), ``cut`` (the connection is
                 reset before anything happens) or ``ambiguous`` (what was asked is done, and then the connection is reset).
-            verb: such as ``create``; None for any.
-            resource: such as ``jobs`` or ``pods/log``; None for any.
+            verb: such as ``create``; None for all.
+            resource: such as ``jobs`` or ``pods/log``; None for all.
             times: how many calls; None for all until ``clear``.
             retry_after: seconds, for ``throttle``.
 

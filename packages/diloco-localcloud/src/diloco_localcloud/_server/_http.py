@@ -46,10 +46,10 @@ class CutError(Exception):
     """Drop the connection without an answer."""
 
 
-def as_json(status: int, thing: Any, headers: Mapping[str, str] | None = None) -> Response:
+def as_json(status: int, value: Any, headers: Mapping[str, str] | None = None) -> Response:
     """An answer in JSON."""
     return Response(
-        status, json.dumps(thing, separators=(",", ":")).encode(), headers=headers or {}
+        status, json.dumps(value, separators=(",", ":")).encode(), headers=headers or {}
     )
 
 

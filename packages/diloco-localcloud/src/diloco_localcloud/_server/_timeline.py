@@ -43,11 +43,11 @@ class Timeline:
         heapq.heappush(self._queue, (self.now() + max(seconds, 0.0), next(self._order), action))
 
     def next_due(self) -> float | None:
-        """When the next action is due; None if there is none."""
+        """When the next action is due; None if nothing is planned."""
         return self._queue[0][0] if self._queue else None
 
     def step(self) -> bool:
-        """Run the next action, moving a virtual clock to its time; False if there is none."""
+        """Run the next action, moving a virtual clock to its time; False if nothing is planned."""
         if not self._queue:
             return False
         due, _, action = heapq.heappop(self._queue)
@@ -71,6 +71,6 @@ def seconds(text: str) -> float:
     """The inverse of ``stamp``.
 
     Raises:
-        ValueError: it is no time.
+        ValueError: it is not a time.
     """
     return datetime.fromisoformat(text).timestamp()

@@ -412,7 +412,7 @@ with KubernetesProcesses(tls=False) as stand_in:
     ("options", "message"),
     [
         ({"port": 70000}, "port must be from 0 to 65535, not 70000"),
-        ({"resources": {"nvidia.com/gpu": "two"}}, "is no quantity: 'two'"),
+        ({"resources": {"nvidia.com/gpu": "two"}}, "is not a quantity: 'two'"),
         ({"backoff_seconds": 0}, "must be above 0"),
     ],
 )

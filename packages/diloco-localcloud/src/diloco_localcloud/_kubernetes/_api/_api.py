@@ -64,10 +64,10 @@ class Api:
         if request.path not in ("/healthz", "/livez", "/readyz", "/version"):
             self.access.authenticate(request.headers.get("authorization", ""))
         if route is None:
-            found = _discovery.answer(request, self._cluster.absent)
-            if found is None:
+            document = _discovery.answer(request, self._cluster.absent)
+            if document is None:
                 raise _refusals.no_such_path(request.method, request.path)
-            return found
+            return document
         if fault is not None and fault.kind == "forbidden":
             resource = route.resource
             raise _refusals.forbidden(

@@ -25,11 +25,11 @@ def one(cluster: Cluster, request: Request, route: Route) -> Json:
     """
     options = _options(request)
     resource = route.resource
-    thing = cluster.store.get(resource, route.namespace, route.name)
-    _check_preconditions(route, thing, options.get("preconditions") or {})
+    obj = cluster.store.get(resource, route.namespace, route.name)
+    _check_preconditions(route, obj, options.get("preconditions") or {})
     if options.get("dryRun"):
-        return thing
-    return _delete(cluster, route, thing, options)
+        return obj
+    return _delete(cluster, route, obj, options)
 
 
 def many(cluster: Cluster, request: Request, route: Route) -> Json:
@@ -37,8 +37,8 @@ def many(cluster: Cluster, request: Request, route: Route) -> Json:
     options = _options(request)
     chosen = _lists.chosen(cluster.store, request, route)
     if not options.get("dryRun"):
-        for thing in chosen:
-            _delete(cluster, route, thing, options)
+        for obj in chosen:
+            _delete(cluster, route, obj, options)
     return _lists.wrap(route.resource, chosen, {"resourceVersion": str(cluster.store.version)})
 
 
@@ -51,15 +51,15 @@ def evict(cluster: Cluster, route: Route) -> Json:
     return {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Success", "code": 201}
 
 
-def _delete(cluster: Cluster, route: Route, thing: Json, options: Json) -> Json:
-    resource, meta = route.resource, thing["metadata"]
+def _delete(cluster: Cluster, route: Route, obj: Json, options: Json) -> Json:
+    resource, meta = route.resource, obj["metadata"]
     namespace, name = meta.get("namespace", ""), meta["name"]
     removed = _refusals.success(resource.plural, resource.group, name, meta["uid"])
     if resource is _resources.JOBS:
         last = cluster.delete_job(namespace, name, _policy(options))
         return removed if cluster.store.find(resource, namespace, name) is None else last
     if resource is _resources.PODS:
-        return cluster.delete_pod(namespace, name, options.get("gracePeriodSeconds")) or thing
+        return cluster.delete_pod(namespace, name, options.get("gracePeriodSeconds")) or obj
     if resource is _resources.NAMESPACES:
         for each in cluster.store.list(_resources.JOBS, name):
             cluster.delete_job(name, each["metadata"]["name"], "Background")
@@ -104,8 +104,8 @@ def _options(request: Request) -> Json:
     return options
 
 
-def _check_preconditions(route: Route, thing: Json, wanted: Json) -> None:
-    meta, resource = thing["metadata"], route.resource
+def _check_preconditions(route: Route, obj: Json, wanted: Json) -> None:
+    meta, resource = obj["metadata"], route.resource
     for field, words in (("uid", "UID"), ("resourceVersion", "ResourceVersion")):
         if wanted.get(field) not in (None, meta[field]):
             cause = f"Precondition failed: {words} in precondition: {wanted[field]}, {words} in object meta: {meta[field]}"

@@ -74,7 +74,7 @@ def _group(name: str, version: str) -> Json:
 
 
 def _listed(group: str, version: str) -> Json:
-    found: list[Json] = []
+    resources: list[Json] = []
     for resource in _resources.ALL:
         if resource.group != group:
             continue
@@ -85,7 +85,7 @@ def _listed(group: str, version: str) -> Json:
         }
         short = {"shortNames": list(resource.short)} if resource.short else {}
         categories = {"categories": ["all"]} if resource.plural in ("pods", "jobs") else {}
-        found.append(
+        resources.append(
             {"name": resource.plural, **base, "verbs": list(resource.verbs), **short, **categories}
         )
         for sub in resource.subresources:
@@ -93,6 +93,11 @@ def _listed(group: str, version: str) -> Json:
             kind = {"eviction": "Eviction"}.get(sub, resource.kind)
             extra = {"group": "policy", "version": "v1"} if sub == "eviction" else {}
             entry = {**base, "singularName": "", "kind": kind, **extra}
-            found.append({"name": f"{resource.plural}/{sub}", **entry, "verbs": verbs})
+            resources.append({"name": f"{resource.plural}/{sub}", **entry, "verbs": verbs})
     full = f"{group}/{version}" if group else version
-    return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": full, "resources": found}
+    return {
+        "kind": "APIResourceList",
+        "apiVersion": "v1",
+        "groupVersion": full,
+        "resources": resources,
+    }

@@ -27,16 +27,16 @@ WATCH_SECONDS = 1800.0
 _LOOK_SECONDS = 0.5
 
 
-def one(request: Request, route: Route, thing: Json) -> Response:
+def one(request: Request, route: Route, obj: Json) -> Response:
     """GET of an object."""
     if _tables.wanted(request):
         return as_json(
             200,
             _tables.table(
-                route.resource, [thing], {"resourceVersion": thing["metadata"]["resourceVersion"]}
+                route.resource, [obj], {"resourceVersion": obj["metadata"]["resourceVersion"]}
             ),
         )
-    return as_json(200, thing)
+    return as_json(200, obj)
 
 
 def listed(store: Store, request: Request, route: Route) -> Response:
@@ -68,16 +68,16 @@ def wrap(resource: Resource, items: list[Json], meta: Json) -> Json:
 def chosen(store: Store, request: Request, route: Route) -> list[Json]:
     """The objects of a collection that its selectors choose."""
     test = _test(request, route)
-    return [thing for thing in store.list(route.resource, route.namespace) if test(thing)]
+    return [obj for obj in store.list(route.resource, route.namespace) if test(obj)]
 
 
 def _test(request: Request, route: Route) -> Callable[[Json], bool]:
     labels = _selectors.by_labels(request.query.get("labelSelector", ""))
     fields = _selectors.by_fields(request.query.get("fieldSelector", ""), route.resource.kind)
 
-    def test(thing: Json) -> bool:
-        inside = not route.namespace or thing["metadata"].get("namespace") == route.namespace
-        return inside and labels(thing) and fields(thing)
+    def test(obj: Json) -> bool:
+        inside = not route.namespace or obj["metadata"].get("namespace") == route.namespace
+        return inside and labels(obj) and fields(obj)
 
     return test
 
@@ -93,7 +93,7 @@ def watched(cluster: Cluster, request: Request, route: Route) -> Response:
     start = store.version
     listing = request.flag("sendInitialEvents")
     if given in ("", "0") or listing:
-        initial = [_event("ADDED", thing) for thing in chosen(store, request, route)]
+        initial = [_event("ADDED", obj) for obj in chosen(store, request, route)]
     elif not given.isdigit():
         raise _refusals.bad_request(f'invalid resource version "{given}"')
     else:
@@ -164,8 +164,8 @@ def _seen(change: Change, resource: Resource, test: Callable[[Json], bool]) -> J
     return None
 
 
-def _event(kind: str, thing: Json) -> Json:
-    return {"type": kind, "object": thing}
+def _event(kind: str, obj: Json) -> Json:
+    return {"type": kind, "object": obj}
 
 
 def _bookmark(resource: Resource, version: int, annotations: dict[str, str]) -> Json:

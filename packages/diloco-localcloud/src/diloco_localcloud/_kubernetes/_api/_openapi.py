@@ -18,7 +18,7 @@ _PARAMETERS = [
 
 
 def answer(path: str) -> Json | None:
-    """The document of a path below ``/openapi``; None if there is none."""
+    """The document of a path below ``/openapi``; None if there is no such document."""
     folders = {_folder(resource): resource.group for resource in _resources.ALL}
     if path == "/openapi/v3":
         return {

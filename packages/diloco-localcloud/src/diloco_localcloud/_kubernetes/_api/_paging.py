@@ -20,7 +20,7 @@ def page(items: list[Json], limit: int, token: str, version: int) -> tuple[list[
         The items of the page, and the list's metadata.
 
     Raises:
-        ApiError: 400, a token that is none.
+        ApiError: 400: the token is not one of ours.
     """
     if token:
         try:

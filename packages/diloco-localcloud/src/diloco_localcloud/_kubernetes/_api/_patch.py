@@ -33,28 +33,28 @@ _KEYS = {
 _SETS = {"finalizers"}
 
 
-def apply(kind: str, thing: Json, patch: Any) -> Json:
+def apply(kind: str, document: Json, patch: Any) -> Json:
     """The object with a patch of this media type applied; the object itself stays as it is.
 
     Raises:
         ApiError: 400, 415 or 422.
     """
     if kind == JSON:
-        return _json(thing, patch)
+        return _json(document, patch)
     if not isinstance(patch, dict):
         raise _refusals.bad_request("the patch must be an object")
     if kind == MERGE:
-        return dict(merge(thing, patch))
+        return dict(merge(document, patch))
     if kind == STRATEGIC:
-        return _strategic(thing, patch)
+        return _strategic(document, patch)
     raise _refusals.unsupported_media_type(kind, [JSON, MERGE, STRATEGIC])
 
 
-def merge(thing: Any, patch: Any) -> Any:
+def merge(document: Any, patch: Any) -> Any:
     """RFC 7396."""
     if not isinstance(patch, dict):
         return copy.deepcopy(patch)
-    result = dict(thing) if isinstance(thing, dict) else {}
+    result = dict(document) if isinstance(document, dict) else {}
     for key, value in patch.items():
         if value is None:
             result.pop(key, None)
@@ -63,10 +63,10 @@ def merge(thing: Any, patch: Any) -> Any:
     return result
 
 
-def _strategic(thing: Any, patch: Json) -> Json:
+def _strategic(document: Any, patch: Json) -> Json:
     if patch.get("$patch") == "replace":
         return {key: copy.deepcopy(value) for key, value in patch.items() if key != "$patch"}
-    result = dict(thing) if isinstance(thing, dict) else {}
+    result = dict(document) if isinstance(document, dict) else {}
     orders = {
         key.partition("/")[2]: value
         for key, value in patch.items()
@@ -126,10 +126,10 @@ def _merge_list(old: Any, new: list[Json], key: str) -> list[Json]:
     return result
 
 
-def _json(thing: Json, operations: Any) -> Json:
+def _json(document: Json, operations: Any) -> Json:
     if not isinstance(operations, list):
         raise _refusals.bad_request("a JSON patch must be a list of operations")
-    result: Any = copy.deepcopy(thing)
+    result: Any = copy.deepcopy(document)
     for operation in operations:
         try:
             result = _operate(result, operation)
@@ -139,20 +139,20 @@ def _json(thing: Json, operations: Any) -> Json:
     return dict(result)
 
 
-def _operate(thing: Any, operation: Json) -> Any:
+def _operate(document: Any, operation: Json) -> Any:
     verb, path = operation["op"], _pointer(operation["path"])
     if verb == "test":
-        if _read(thing, path) != operation["value"]:
+        if _read(document, path) != operation["value"]:
             raise ValueError("the test failed")
-        return thing
+        return document
     if verb in ("move", "copy"):
         source = _pointer(operation["from"])
-        value = copy.deepcopy(_read(thing, source))
+        value = copy.deepcopy(_read(document, source))
         if verb == "move":
-            thing = _change(thing, source, "remove", None)
-        return _change(thing, path, "add", value)
+            document = _change(document, source, "remove", None)
+        return _change(document, path, "add", value)
     if verb in ("add", "replace", "remove"):
-        return _change(thing, path, verb, copy.deepcopy(operation.get("value")))
+        return _change(document, path, verb, copy.deepcopy(operation.get("value")))
     raise ValueError(f"there is no operation {verb!r}")
 
 
@@ -160,16 +160,16 @@ def _pointer(path: str) -> list[str]:
     return [step.replace("~1", "/").replace("~0", "~") for step in path.split("/")[1:]]
 
 
-def _read(thing: Any, path: list[str]) -> Any:
+def _read(document: Any, path: list[str]) -> Any:
     for step in path:
-        thing = thing[int(step)] if isinstance(thing, list) else thing[step]
-    return thing
+        document = document[int(step)] if isinstance(document, list) else document[step]
+    return document
 
 
-def _change(thing: Any, path: list[str], verb: str, value: Any) -> Any:
+def _change(document: Any, path: list[str], verb: str, value: Any) -> Any:
     if not path:
         return value
-    parent, last = _read(thing, path[:-1]), path[-1]
+    parent, last = _read(document, path[:-1]), path[-1]
     if isinstance(parent, list):
         if verb == "add":
             parent.insert(len(parent) if last == "-" else int(last), value)
@@ -185,4 +185,4 @@ def _change(thing: Any, path: list[str], verb: str, value: Any) -> Any:
         parent[last] = value
     else:
         del parent[last]
-    return thing
+    return document

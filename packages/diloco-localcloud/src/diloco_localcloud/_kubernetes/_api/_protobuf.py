@@ -57,7 +57,7 @@ def decode(body: bytes) -> Json:
     """The object in a body.
 
     Raises:
-        ApiError: 400 if it is none, 415 for a kind that is understood as JSON only.
+        ApiError: 400 if it is not such a message, 415 for a kind that is understood as JSON only.
     """
     if not body.startswith(_MAGIC):
         raise _refusals.bad_request("the body has not the prefix of a protobuf object")
@@ -72,7 +72,7 @@ def decode(body: bytes) -> Json:
 
 
 def _message(data: bytes, fields: dict[int, tuple[str, Any]]) -> Json:
-    found: Json = {}
+    document: Json = {}
     place = 0
     while place < len(data):
         key, place = _varint(data, place)
@@ -90,10 +90,10 @@ def _message(data: bytes, fields: dict[int, tuple[str, Any]]) -> Json:
         if number in fields:
             name, kind = fields[number]
             if kind == "*text":
-                found.setdefault(name, []).append(_value(value, "text"))
+                document.setdefault(name, []).append(_value(value, "text"))
             else:
-                found[name] = _value(value, kind)
-    return found
+                document[name] = _value(value, kind)
+    return document
 
 
 def _value(value: Any, kind: Any) -> Any:

@@ -43,7 +43,7 @@ def by_labels(selector: str) -> Callable[[Json], bool]:
         ApiError: 400, the selector cannot be parsed.
     """
     tests = [_label_test(part.strip(), selector) for part in _parts(selector)]
-    return lambda thing: all(test(thing["metadata"].get("labels") or {}) for test in tests)
+    return lambda obj: all(test(obj["metadata"].get("labels") or {}) for test in tests)
 
 
 def by_fields(selector: str, kind: str) -> Callable[[Json], bool]:
@@ -64,13 +64,11 @@ def by_fields(selector: str, kind: str) -> Callable[[Json], bool]:
         if name not in allowed:
             raise _refusals.bad_request(f"field label not supported: {name}")
         tests.append((name, how != "!=", value))
-    return lambda thing: all(
-        (_field(thing, name) == value) == wanted for name, wanted, value in tests
-    )
+    return lambda obj: all((_field(obj, name) == value) == wanted for name, wanted, value in tests)
 
 
-def _field(thing: Json, path: str) -> str:
-    value: Any = thing
+def _field(obj: Json, path: str) -> str:
+    value: Any = obj
     for step in path.split("."):
         value = value.get(step, "") if isinstance(value, dict) else ""
     return str(value)

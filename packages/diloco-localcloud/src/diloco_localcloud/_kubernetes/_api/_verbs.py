@@ -82,10 +82,10 @@ class Verbs:
             new = self._pod(new)
         else:
             label = resource is _resources.NAMESPACES
-            found = _names.metadata(new["metadata"], label=label)
-            if found:
+            problems = _names.metadata(new["metadata"], label=label)
+            if problems:
                 raise _refusals.invalid(
-                    resource.kind, resource.group, new["metadata"].get("name", ""), found
+                    resource.kind, resource.group, new["metadata"].get("name", ""), problems
                 )
         if _dry(request):
             old = store.find(resource, route.namespace, new["metadata"]["name"])
@@ -115,9 +115,9 @@ class Verbs:
         spec = _pods.with_defaults(new.get("spec") or {})
         spec.setdefault("serviceAccountName", "default")
         meta = new["metadata"]
-        found = _names.metadata(meta) + _pods.causes(spec, "spec")
-        if found:
-            raise _refusals.invalid("Pod", "", meta.get("name", ""), found)
+        problems = _names.metadata(meta) + _pods.causes(spec, "spec")
+        if problems:
+            raise _refusals.invalid("Pod", "", meta.get("name", ""), problems)
         account = spec["serviceAccountName"]
         if (
             self._cluster.store.find(_resources.SERVICE_ACCOUNTS, meta["namespace"], account)
@@ -164,9 +164,9 @@ class Verbs:
     def _allowed(self, resource: Resource, route: Route, old: Json, new: Json) -> Json:
         if route.subresource == "status":
             return {**old, "metadata": new["metadata"], "status": new.get("status", {})}
-        found = _names.metadata(new["metadata"])
-        if found:
-            raise _refusals.invalid(resource.kind, resource.group, route.name, found)
+        problems = _names.metadata(new["metadata"])
+        if problems:
+            raise _refusals.invalid(resource.kind, resource.group, route.name, problems)
         if "status" in old:
             new = {**new, "status": old["status"]}
         if resource is _resources.JOBS:

@@ -68,13 +68,13 @@ class Cluster:
         """The Job as stored, which is not to be changed.
 
         Raises:
-            LookupError: there is none.
+            LookupError: there is no such Job.
         """
         with self.changed:
-            found = self.store.find(JOBS, namespace, name)
-        if found is None:
+            job = self.store.find(JOBS, namespace, name)
+        if job is None:
             raise LookupError(f"there is no Job {namespace}/{name}")
-        return found
+        return job
 
     # -- pods ----------------------------------------------------------------------------------------------------------
 
@@ -86,11 +86,11 @@ class Cluster:
     def pods_of(self, namespace: str, job: str | None) -> list[Json]:
         """The pods of a Job by name, or all pods, by index and then age."""
         with self.changed:
-            found = self.store.by_age(PODS, namespace)
+            listed = self.store.by_age(PODS, namespace)
         label = "batch.kubernetes.io/job-name"
         chosen = [
             pod
-            for pod in found
+            for pod in listed
             if job is None or (pod["metadata"].get("labels") or {}).get(label) == job
         ]
         return sorted(chosen, key=lambda pod: _facts.index_of(pod) or 0)
@@ -124,8 +124,8 @@ class Cluster:
         """
         pod = self.store.get(PODS, namespace, name)
         meta = dict(pod["metadata"])
-        own = int(pod["spec"].get("terminationGracePeriodSeconds", 30))
-        seconds = own if grace is None else grace
+        of_pod = int(pod["spec"].get("terminationGracePeriodSeconds", 30))
+        seconds = of_pod if grace is None else grace
         if "nodeName" not in pod["spec"] or _facts.ended(pod):
             seconds = 0
         if _facts.deleting(pod) and seconds >= meta.get("deletionGracePeriodSeconds", 0):

@@ -54,15 +54,15 @@ class JobController:
         self._cluster.timeline.after(seconds, look)
 
     def _heard(self, change: Change) -> None:
-        thing = change.new or change.old
-        if thing is None:
+        obj = change.new or change.old
+        if obj is None:
             return
-        meta = thing["metadata"]
+        meta = obj["metadata"]
         if change.resource is JOBS and change.new is not None:
             old = change.old or {}
             if change.old is None:
                 self.poke((meta["namespace"], meta["name"]), NEW_JOB_SECONDS)
-            elif old["spec"] != thing["spec"] or "deletionTimestamp" in meta:
+            elif old["spec"] != obj["spec"] or "deletionTimestamp" in meta:
                 self.poke((meta["namespace"], meta["name"]), 0.01)
         elif change.resource is PODS:
             for owner in meta.get("ownerReferences", []):

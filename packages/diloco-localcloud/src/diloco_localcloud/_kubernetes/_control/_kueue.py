@@ -57,10 +57,10 @@ class Kueue:
         self._store.replace(WORKLOADS, self._evicted(workload, "Preempted"))
 
     def _heard(self, change: Change) -> None:
-        thing = change.new or change.old
-        if thing is None or change.resource not in (JOBS, WORKLOADS):
+        obj = change.new or change.old
+        if obj is None or change.resource not in (JOBS, WORKLOADS):
             return
-        meta = thing["metadata"]
+        meta = obj["metadata"]
         if change.resource is JOBS:
             self._cluster.timeline.after(
                 LOOK_SECONDS, lambda: self._look(meta["namespace"], meta["name"])
@@ -154,11 +154,11 @@ class Kueue:
 
     def _owned(self, uid: str) -> list[tuple[str, Json]]:
         return [
-            (kind, thing) for kind, thing in self._store.owned(uid) if kind.startswith("workloads.")
+            (kind, obj) for kind, obj in self._store.owned(uid) if kind.startswith("workloads.")
         ]
 
     def _workload(self, job: Json) -> Json | None:
-        return next((thing for _, thing in self._owned(job["metadata"]["uid"])), None)
+        return next((obj for _, obj in self._owned(job["metadata"]["uid"])), None)
 
 
 def is_queued(job: Json) -> bool:

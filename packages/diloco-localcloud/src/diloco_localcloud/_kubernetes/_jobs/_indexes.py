@@ -33,14 +33,14 @@ def parse(listed: str) -> set[int]:
     """The inverse of ``text``.
 
     Raises:
-        ValueError: it is no such list.
+        ValueError: it is not such a list.
     """
-    found: set[int] = set()
+    indexes: set[int] = set()
     for part in filter(None, listed.split(",")):
         first, dash, last = part.partition("-")
         if not (first.isdecimal() and (last.isdecimal() or not dash)) or len(first + last) > 20:
-            raise ValueError(f"{part!r} is no index, and no range of indexes")
+            raise ValueError(f"{part!r} is neither an index nor a range of indexes")
         if int(last or first) > MOST:
             raise ValueError(f"{last or first} is above {MOST}")
-        found.update(range(int(first), int(last or first) + 1))
-    return found
+        indexes.update(range(int(first), int(last or first) + 1))
+    return indexes

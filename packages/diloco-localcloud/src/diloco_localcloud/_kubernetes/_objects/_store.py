@@ -68,10 +68,10 @@ class Store:
         Raises:
             ApiError: 404.
         """
-        found = self.find(resource, namespace, name)
-        if found is None:
+        obj = self.find(resource, namespace, name)
+        if obj is None:
             raise _refusals.not_found(resource.plural, resource.group, name)
-        return found
+        return obj
 
     def list(self, resource: Resource, namespace: str = "") -> list[Json]:
         """The objects of a namespace, or of all, ordered by namespace and name."""
@@ -81,7 +81,7 @@ class Store:
     def by_age(self, resource: Resource, namespace: str) -> Sequence[Json]:
         """The objects of a namespace, the oldest first; creationTimestamp is too coarse for that."""
         table = self._objects.get(_kind(resource), {})
-        return [thing for (where, _), thing in table.items() if where == namespace]
+        return [obj for (where, _), obj in table.items() if where == namespace]
 
     def owned(self, uid: str) -> Iterator[tuple[str, Json]]:
         """(kind of table, object) for all that name ``uid`` as an owner."""
@@ -168,7 +168,7 @@ def _kind(resource: Resource) -> str:
 
 
 def _same(old: Json, new: Json) -> bool:
-    def bare(thing: Json) -> Json:
-        return {**thing, "metadata": {**thing["metadata"], "resourceVersion": ""}}
+    def bare(obj: Json) -> Json:
+        return {**obj, "metadata": {**obj["metadata"], "resourceVersion": ""}}
 
     return bare(old) == bare(new)

@@ -35,9 +35,9 @@ def resolve(store: Store, pod: Json, container: Json, base: Mapping[str, str]) -
             ("secretRef", _resources.SECRETS),
         ):
             if kind in source:
-                found = content(store, resource, pod, source[kind])
+                data = content(store, resource, pod, source[kind])
                 env |= {
-                    source.get("prefix", "") + key: value.decode() for key, value in found.items()
+                    source.get("prefix", "") + key: value.decode() for key, value in data.items()
                 }
     for entry in container.get("env") or []:
         if entry.get("valueFrom"):
@@ -58,15 +58,18 @@ def content(
         ConfigError: it is missing, and not optional.
     """
     name = reference.get("name") or reference.get("secretName", "")
-    thing = store.find(resource, pod["metadata"]["namespace"], name)
-    if thing is None:
+    source_object = store.find(resource, pod["metadata"]["namespace"], name)
+    if source_object is None:
         if reference.get("optional"):
             return {}
         raise ConfigError(f'{resource.singular} "{name}" not found')
-    data = {key: value.encode() for key, value in (thing.get("stringData") or {}).items()}
-    for key, value in (thing.get("data") or {}).items():
+    data = {key: value.encode() for key, value in (source_object.get("stringData") or {}).items()}
+    for key, value in (source_object.get("data") or {}).items():
         data[key] = base64.b64decode(value) if resource is _resources.SECRETS else value.encode()
-    data |= {key: base64.b64decode(value) for key, value in (thing.get("binaryData") or {}).items()}
+    data |= {
+        key: base64.b64decode(value)
+        for key, value in (source_object.get("binaryData") or {}).items()
+    }
     return data
 
 
@@ -81,9 +84,9 @@ def _from(store: Store, pod: Json, container: Json, source: Json) -> str | None:
     ):
         if kind in source:
             reference = source[kind]
-            found = content(store, resource, pod, reference)
-            if reference["key"] in found:
-                return found[reference["key"]].decode()
+            data = content(store, resource, pod, reference)
+            if reference["key"] in data:
+                return data[reference["key"]].decode()
             if reference.get("optional"):
                 return None
             where = f"{pod['metadata']['namespace']}/{reference['name']}"

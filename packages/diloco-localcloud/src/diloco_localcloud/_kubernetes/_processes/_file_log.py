@@ -34,12 +34,12 @@ class FileLog:
         with self._path.open("rb") as file:
             file.seek(first)
             text = file.read(self._places[-1][1] - first)
-        found = []
+        entries = []
         for moment, (begin, end, whole) in zip(
             self._times[start:], self._places[start:], strict=True
         ):
-            found.append((moment, text[begin - first : end - first] + (b"\n" if whole else b"")))
-        return found
+            entries.append((moment, text[begin - first : end - first] + (b"\n" if whole else b"")))
+        return entries
 
     def _look(self) -> None:
         try:
@@ -57,5 +57,5 @@ class FileLog:
 
 
 def _split(data: bytes) -> list[bytes]:
-    """The whole lines; at newlines only, as a carriage return is no end of a line."""
+    """The whole lines; at newlines only, as a carriage return does not end a line."""
     return [part + b"\n" for part in data.split(b"\n")[:-1]]

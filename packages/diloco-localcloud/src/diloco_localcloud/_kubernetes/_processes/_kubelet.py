@@ -85,11 +85,11 @@ class ProcessKubelet:
     def log_of(self, pod: Json, container: str, life: int) -> Log:
         """The log of one life of a container."""
         sandbox = self._pods.get(pod["metadata"]["uid"])
-        found = sandbox.logs.get((container, life)) if sandbox else None
-        if found is None:
-            found = FileLog(self._folder / "none")
-            found.ended = True
-        return found
+        log = sandbox.logs.get((container, life)) if sandbox else None
+        if log is None:
+            log = FileLog(self._folder / "none")
+            log.ended = True
+        return log
 
     # -- on demand -----------------------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class LocalPods:
         """The Job as stored, which is not to be changed.
 
         Raises:
-            LookupError: there is none.
+            LookupError: there is no such object.
         """
         return self._cluster.job(namespace, name)
 
@@ -127,12 +127,12 @@ class LocalPods:
         """The newest pod of an index.
 
         Raises:
-            LookupError: there is none.
+            LookupError: there is no such object.
         """
-        found = [pod for pod in self.of(job, namespace) if pod.index == index]
-        if not found:
+        candidates = [pod for pod in self.of(job, namespace) if pod.index == index]
+        if not candidates:
             raise LookupError(f"Job {namespace}/{job} has no pod of index {index}")
-        return found[-1]
+        return candidates[-1]
 
     def wait_for(self, test: Any, seconds: float = 30.0) -> None:
         """Wait until ``test()`` is true; it is asked again whenever anything in the cluster has changed.
@@ -142,4 +142,4 @@ class LocalPods:
         """
         with self._cluster.changed:
             if not self._cluster.changed.wait_for(test, seconds):
-                raise TimeoutError(f"it did not come about within {seconds} s")
+                raise TimeoutError(f"it did not happen within {seconds} s")

@@ -140,12 +140,12 @@ class Shim:
         while time.monotonic() < deadline:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.root, signal.SIGKILL)
-            below = list(descendants(os.getpid()))
-            for pid in below:
+            left = list(descendants(os.getpid()))
+            for pid in left:
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
             self._reap()
-            if not below:
+            if not left:
                 return
             time.sleep(0.005)
 
@@ -168,13 +168,13 @@ def descendants(root: int) -> list[int]:
     children: dict[int, list[int]] = {}
     for pid, parent in table():
         children.setdefault(parent, []).append(pid)
-    found: list[int] = []
+    below: list[int] = []
     waiting = list(children.get(root, ()))
     while waiting:
         pid = waiting.pop()
-        found.append(pid)
+        below.append(pid)
         waiting += children.get(pid, ())
-    return found
+    return below
 
 
 def table() -> list[tuple[int, int]]:

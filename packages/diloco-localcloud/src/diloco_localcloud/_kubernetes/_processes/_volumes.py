@@ -32,13 +32,13 @@ def make(store: Store, pod: Json, folder: Path) -> dict[str, Path]:
             ("secret", _resources.SECRETS),
         ):
             if kind in volume:
-                found = _environment.content(store, resource, pod, volume[kind])
-                items = volume[kind].get("items") or [{"key": key, "path": key} for key in found]
+                data = _environment.content(store, resource, pod, volume[kind])
+                items = volume[kind].get("items") or [{"key": key, "path": key} for key in data]
                 for item in items:
                     target = path / item["path"]
                     target.parent.mkdir(parents=True, exist_ok=True)
                     target.touch(mode=0o600)
-                    target.write_bytes(found.get(item["key"], b""))
+                    target.write_bytes(data.get(item["key"], b""))
         folders[volume["name"]] = path
     return folders
 
@@ -47,7 +47,7 @@ def paths(
     pod: Json, container: Json, folders: Mapping[str, Path], termination: Path
 ) -> dict[str, str]:
     """What each path of the container is on this machine: its mounts, and the file of its termination message."""
-    found = {container.get("terminationMessagePath", "/dev/termination-log"): str(termination)}
+    local = {container.get("terminationMessagePath", "/dev/termination-log"): str(termination)}
     volumes = {volume["name"]: volume for volume in pod["spec"].get("volumes") or []}
     for mount in container.get("volumeMounts") or []:
         host = (volumes[mount["name"]].get("hostPath") or {}).get("path")
@@ -55,8 +55,8 @@ def paths(
         if mount.get("subPath"):
             target += "/" + mount["subPath"]
         if mount["mountPath"] != "/dev/shm":
-            found[mount["mountPath"].rstrip("/")] = target
-    return found
+            local[mount["mountPath"].rstrip("/")] = target
+    return local
 
 
 def rewrite(text: str, known: Mapping[str, str]) -> str:

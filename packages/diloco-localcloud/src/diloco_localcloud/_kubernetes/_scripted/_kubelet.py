@@ -157,9 +157,9 @@ class ScriptedKubelet:
         if script.stuck:
             return
         grace = float(meta["deletionGracePeriodSeconds"])
-        own = self.habits.term_seconds if script.term_seconds is None else script.term_seconds
-        waits = grace if script.ignores_term else min(own, grace)
-        killed = script.ignores_term or own > grace
+        seconds = self.habits.term_seconds if script.term_seconds is None else script.term_seconds
+        waits = grace if script.ignores_term else min(seconds, grace)
+        killed = script.ignores_term or seconds > grace
         code = (
             137
             if killed

@@ -94,7 +94,7 @@ class World(Habits):
         """The Job as stored, which is not to be changed.
 
         Raises:
-            LookupError: there is none.
+            LookupError: there is no such Job.
         """
         return self._cluster.job(namespace, name)
 
@@ -109,11 +109,11 @@ class World(Habits):
         """The newest pod of an index.
 
         Raises:
-            LookupError: there is none (now: the controller makes the first ones 0.1 s after the create).
+            LookupError: there is no such pod (now: the controller makes the first ones 0.1 s after the create).
         """
-        found = [pod for pod in self.pods(job, namespace) if pod.index == index]
-        if not found:
+        candidates = [pod for pod in self.pods(job, namespace) if pod.index == index]
+        if not candidates:
             raise LookupError(
                 f"Job {namespace}/{job} has no pod of index {index}; it may need world.settle() first"
             )
-        return found[-1]
+        return candidates[-1]

@@ -29,12 +29,12 @@ _TOP = "apiVersion kind metadata spec status"
 CONTAINER, POD, JOB, TOP = (frozenset(text.split()) for text in (_CONTAINER, _POD, _JOB, _TOP))
 
 
-def known(kind: str, thing: Json, validation: str) -> tuple[Json, list[str]]:
+def known(kind: str, obj: Json, validation: str) -> tuple[Json, list[str]]:
     """A Job or Pod without its unknown fields.
 
     Args:
         kind: ``Job`` or ``Pod``.
-        thing: as sent.
+        obj: as sent.
         validation: ``Strict`` refuses, ``Warn`` tells, ``Ignore`` drops without a word.
 
     Returns:
@@ -44,9 +44,9 @@ def known(kind: str, thing: Json, validation: str) -> tuple[Json, list[str]]:
         ApiError: 400 with ``Strict``, naming the fields.
     """
     unknown: list[str] = []
-    thing = _keep(thing, TOP, "", unknown)
-    if isinstance(thing.get("spec"), dict):
-        spec = thing["spec"]
+    obj = _keep(obj, TOP, "", unknown)
+    if isinstance(obj.get("spec"), dict):
+        spec = obj["spec"]
         if kind == "Job":
             spec = _keep(spec, JOB, "spec.", unknown)
             template = spec.get("template")
@@ -62,13 +62,13 @@ def known(kind: str, thing: Json, validation: str) -> tuple[Json, list[str]]:
                 spec = {**spec, "template": template}
         else:
             spec = _pod(spec, "spec.", unknown)
-        thing = {**thing, "spec": spec}
+        obj = {**obj, "spec": spec}
     words = [f'unknown field "{field}"' for field in unknown]
     if words and validation == "Strict":
         raise _refusals.bad_request(
             f'{kind} in version "v1" cannot be handled as a {kind}: strict decoding error: {", ".join(words)}'
         )
-    return thing, words if validation == "Warn" else []
+    return obj, words if validation == "Warn" else []
 
 
 def _pod(spec: Json, where: str, unknown: list[str]) -> Json:
@@ -84,10 +84,10 @@ def _pod(spec: Json, where: str, unknown: list[str]) -> Json:
     return spec
 
 
-def _keep(thing: Any, fields: frozenset[str], where: str, unknown: list[str]) -> Any:
-    if not isinstance(thing, dict):
+def _keep(obj: Any, fields: frozenset[str], where: str, unknown: list[str]) -> Any:
+    if not isinstance(obj, dict):
         raise _refusals.bad_request(
             f"json: cannot unmarshal into Go value: {where.rstrip('.') or 'the object'} is no object"
         )
-    unknown += [where + field for field in thing if field not in fields]
-    return {field: value for field, value in thing.items() if field in fields}
+    unknown += [where + field for field in obj if field not in fields]
+    return {field: value for field, value in obj.items() if field in fields}

@@ -32,16 +32,16 @@ def new(job: Json) -> Json:
         ApiError: 422.
     """
     job = {**job, "spec": _with_defaults(job.get("spec") or {}), "status": {}}
-    found = _causes(job)
+    problems = _causes(job)
     generated = _generated_labels(job)
     labels = dict((job["spec"]["template"].get("metadata") or {}).get("labels") or {})
     for key, value in generated.items():
         if labels.get(key, value) != value:
-            found.append(
+            problems.append(
                 invalid(f"spec.template.metadata.labels[{key}]", labels[key], f"must be '{value}'")
             )
-    if found:
-        raise _refusals.invalid("Job", "batch", job["metadata"].get("name", ""), found)
+    if problems:
+        raise _refusals.invalid("Job", "batch", job["metadata"].get("name", ""), problems)
     meta = {**(job["spec"]["template"].get("metadata") or {}), "labels": {**labels, **generated}}
     job["spec"]["template"] = {**job["spec"]["template"], "metadata": meta}
     job["spec"]["selector"] = {
@@ -59,31 +59,31 @@ def changed(old: Json, job: Json) -> Json:
     """
     job = {**job, "spec": _with_defaults(job.get("spec") or {})}
     before, after = old["spec"], job["spec"]
-    found = _causes(job)
+    problems = _causes(job)
     if before.get("completions") != after.get("completions"):
         tandem = before.get("completionMode") == "Indexed" and before.get(
             "completions"
         ) == before.get("parallelism")
         if not tandem:
-            found.append(
+            problems.append(
                 invalid("spec.completions", after.get("completions"), "field is immutable")
             )
         elif after.get("completions") != after.get("parallelism"):
             words = "can only be modified in tandem with spec.parallelism"
-            found.append(invalid("spec.completions", after.get("completions"), words))
+            problems.append(invalid("spec.completions", after.get("completions"), words))
     for field in _IMMUTABLE:
         if before.get(field) != after.get(field):
-            found.append(invalid(f"spec.{field}", after.get(field), "field is immutable"))
+            problems.append(invalid(f"spec.{field}", after.get(field), "field is immutable"))
     if not _same_template(old, before["template"], after["template"]):
-        found.append(
+        problems.append(
             (
                 "spec.template",
                 "FieldValueInvalid",
                 "Invalid value: core.PodTemplateSpec{...}: field is immutable",
             )
         )
-    if found:
-        raise _refusals.invalid("Job", "batch", job["metadata"]["name"], found)
+    if problems:
+        raise _refusals.invalid("Job", "batch", job["metadata"]["name"], problems)
     return job
 
 
@@ -119,7 +119,7 @@ def _generated_labels(job: Json) -> dict[str, str]:
 
 def _causes(job: Json) -> list[Cause]:
     spec, name = job["spec"], job["metadata"].get("name", "")
-    found = _names.metadata(job["metadata"])
+    problems = _names.metadata(job["metadata"])
     for field in (
         "parallelism",
         "completions",
@@ -131,113 +131,113 @@ def _causes(job: Json) -> list[Cause]:
     ):
         value = spec.get(field, 0)
         if value < 0:
-            found.append(invalid(f"spec.{field}", value, "must be greater than or equal to 0"))
-    found += _indexed(spec, name)
-    found += _policies(spec)
+            problems.append(invalid(f"spec.{field}", value, "must be greater than or equal to 0"))
+    problems += _indexed(spec, name)
+    problems += _policies(spec)
     meta = spec["template"].get("metadata") or {}
-    found += _names.labels(meta.get("labels") or {}, "spec.template.metadata.labels")
-    found += _names.keys(meta.get("annotations") or {}, "spec.template.metadata.annotations")
-    found += _pods.causes(spec["template"]["spec"], "spec.template.spec")
+    problems += _names.labels(meta.get("labels") or {}, "spec.template.metadata.labels")
+    problems += _names.keys(meta.get("annotations") or {}, "spec.template.metadata.annotations")
+    problems += _pods.causes(spec["template"]["spec"], "spec.template.spec")
     where, policy = "spec.template.spec.restartPolicy", spec["template"]["spec"]["restartPolicy"]
     if policy == "Always":
-        found.append(required(where, 'valid values: "OnFailure", "Never"'))
+        problems.append(required(where, 'valid values: "OnFailure", "Never"'))
     elif policy not in ("OnFailure", "Never"):
-        found.append(not_supported(where, policy, ["OnFailure", "Never"]))
-    return found
+        problems.append(not_supported(where, policy, ["OnFailure", "Never"]))
+    return problems
 
 
 def _indexed(spec: Json, name: str) -> list[Cause]:
-    found: list[Cause] = []
+    problems: list[Cause] = []
     mode = spec["completionMode"]
     if mode not in ("Indexed", "NonIndexed"):
         return [not_supported("spec.completionMode", mode, ["NonIndexed", "Indexed"])]
     limit = spec.get("backoffLimitPerIndex")
     if mode == "NonIndexed":
         if limit is not None:
-            found.append(
+            problems.append(
                 invalid("spec.backoffLimitPerIndex", limit, "requires indexed completion mode")
             )
-        return found
+        return problems
     if spec.get("completions") is None:
-        found.append(required("spec.completions", "when completion mode is Indexed"))
+        problems.append(required("spec.completions", "when completion mode is Indexed"))
     elif (
         name
         and spec["completions"] > 0
         and not _names.is_label(f"{name}-{spec['completions'] - 1}")
     ):
         host = f"{name}-{spec['completions'] - 1}"
-        found.append(
+        problems.append(
             invalid(
                 "metadata.name", name, f"will not able to create pod with invalid DNS label: {host}"
             )
         )
     if spec["parallelism"] > 100_000:
         words = "must be less than or equal to 100000 when completion mode is Indexed"
-        found.append(invalid("spec.parallelism", spec["parallelism"], words))
+        problems.append(invalid("spec.parallelism", spec["parallelism"], words))
     most = spec.get("maxFailedIndexes")
     if most is not None and limit is None:
-        found.append(required("spec.backoffLimitPerIndex", "when maxFailedIndexes is specified"))
+        problems.append(required("spec.backoffLimitPerIndex", "when maxFailedIndexes is specified"))
     elif most is not None and most > spec.get("completions", 0):
         words = "must be less than or equal to completions"
-        found.append(invalid("spec.maxFailedIndexes", most, words))
-    return found
+        problems.append(invalid("spec.maxFailedIndexes", most, words))
+    return problems
 
 
 def _policies(spec: Json) -> list[Cause]:
-    found: list[Cause] = []
+    problems: list[Cause] = []
     replacement = spec["podReplacementPolicy"]
     policy = spec.get("podFailurePolicy")
     if replacement not in ("Failed", "TerminatingOrFailed"):
-        found.append(
+        problems.append(
             not_supported(
                 "spec.podReplacementPolicy", replacement, ["Failed", "TerminatingOrFailed"]
             )
         )
-    found += _success_policy(spec)
+    problems += _success_policy(spec)
     if policy is None:
-        return found
+        return problems
     if replacement == "TerminatingOrFailed":
-        found.append(not_supported("spec.podReplacementPolicy", replacement, ["Failed"]))
+        problems.append(not_supported("spec.podReplacementPolicy", replacement, ["Failed"]))
     restart = spec["template"]["spec"]["restartPolicy"]
     if restart != "Never":
         words = 'only "Never" is supported when podFailurePolicy is specified'
-        found.append(invalid("spec.template.spec.restartPolicy", restart, words))
+        problems.append(invalid("spec.template.spec.restartPolicy", restart, words))
     names = {container.get("name") for container in spec["template"]["spec"].get("containers", [])}
     for place, rule in enumerate(policy.get("rules") or []):
         where = f"spec.podFailurePolicy.rules[{place}]"
         action = rule.get("action")
         if action not in ("Count", "FailIndex", "FailJob", "Ignore"):
-            found.append(
+            problems.append(
                 not_supported(
                     f"{where}.action", action or "", ["Count", "FailIndex", "FailJob", "Ignore"]
                 )
             )
         elif action == "FailIndex" and spec.get("backoffLimitPerIndex") is None:
-            found.append(
+            problems.append(
                 invalid(f"{where}.action", action, "requires the backoffLimitPerIndex to be set")
             )
         codes = rule.get("onExitCodes")
         if bool(codes) == bool(rule.get("onPodConditions")):
             words = "specifying one of OnExitCodes and OnPodConditions is required"
-            found.append((where, "FieldValueInvalid", f"Invalid value: {words}"))
+            problems.append((where, "FieldValueInvalid", f"Invalid value: {words}"))
         elif codes and codes.get("containerName") not in (None, *names):
             words = "must be one of the container or initContainer names in the pod template"
-            found.append(
+            problems.append(
                 invalid(f"{where}.onExitCodes.containerName", codes["containerName"], words)
             )
-    return found
+    return problems
 
 
 def _success_policy(spec: Json) -> list[Cause]:
-    found: list[Cause] = []
+    problems: list[Cause] = []
     policy = spec.get("successPolicy")
     if policy is None:
-        return found
+        return problems
     if spec["completionMode"] != "Indexed" or "completions" not in spec:
         return [invalid("spec.successPolicy", policy, "requires indexed completion mode")]
     rules = policy.get("rules") or []
     if not rules:
-        found.append(
+        problems.append(
             required(
                 "spec.successPolicy.rules",
                 "at least one rules must be specified when the successPolicy is specified",
@@ -246,7 +246,7 @@ def _success_policy(spec: Json) -> list[Cause]:
     for place, rule in enumerate(rules):
         where, listed = f"spec.successPolicy.rules[{place}]", rule.get("succeededIndexes")
         if not listed and rule.get("succeededCount") is None:
-            found.append(
+            problems.append(
                 required(
                     where, "at least one of succeededCount or succeededIndexes must be specified"
                 )
@@ -254,14 +254,14 @@ def _success_policy(spec: Json) -> list[Cause]:
         try:
             indexes = _indexes.parse(listed or "")
         except ValueError:
-            found.append(
+            problems.append(
                 invalid(f"{where}.succeededIndexes", listed, "error parsing succeededIndexes")
             )
             continue
         if any(index >= spec["completions"] for index in indexes):
             words = "error parsing succeededIndexes: the last index is out of the range of the completions"
-            found.append(invalid(f"{where}.succeededIndexes", listed, words))
-    return found
+            problems.append(invalid(f"{where}.succeededIndexes", listed, words))
+    return problems
 
 
 def _same_template(old: Json, before: Json, after: Json) -> bool:

@@ -40,7 +40,7 @@ def required(field: str, words: str = "") -> Cause:
 
 
 def not_supported(field: str, value: object, allowed: list[str]) -> Cause:
-    """A value that is none of those allowed."""
+    """A value that is not among those allowed."""
     listed = ", ".join(f'"{each}"' for each in allowed)
     return (
         field,

@@ -54,17 +54,17 @@ def _container_with_defaults(container: Json) -> Json:
 
 def causes(spec: Json, field: str) -> list[Cause]:
     """What is wrong with it."""
-    found: list[Cause] = []
+    problems: list[Cause] = []
     if not spec.get("containers"):
-        found.append(required(f"{field}.containers"))
+        problems.append(required(f"{field}.containers"))
     volumes = {volume.get("name") for volume in spec.get("volumes") or []}
     names: set[str] = set()
     for kind in ("initContainers", "containers"):
         for place, container in enumerate(spec.get(kind) or []):
             where = f"{field}.{kind}[{place}]"
-            found += _container(container, where, volumes)
+            problems += _container(container, where, volumes)
             if container.get("name") in names:
-                found.append(
+                problems.append(
                     (
                         f"{where}.name",
                         "FieldValueDuplicate",
@@ -72,30 +72,30 @@ def causes(spec: Json, field: str) -> list[Cause]:
                     )
                 )
             names.add(container.get("name", ""))
-    return found
+    return problems
 
 
 def _container(container: Json, where: str, volumes: set[str]) -> list[Cause]:
-    found: list[Cause] = []
+    problems: list[Cause] = []
     name = container.get("name", "")
     if not name:
-        found.append(required(f"{where}.name"))
+        problems.append(required(f"{where}.name"))
     elif not is_label(name):
-        found.append(invalid(f"{where}.name", name, LABEL_WORDS))
+        problems.append(invalid(f"{where}.name", name, LABEL_WORDS))
     if not container.get("image"):
-        found.append(required(f"{where}.image"))
+        problems.append(required(f"{where}.image"))
     for place, entry in enumerate(container.get("env") or []):
         if not entry.get("name"):
-            found.append(required(f"{where}.env[{place}].name"))
+            problems.append(required(f"{where}.env[{place}].name"))
         elif "=" in entry["name"]:
             words = "a valid environment variable name must consist only of printable ASCII characters other than '='"
-            found.append(invalid(f"{where}.env[{place}].name", entry["name"], words))
+            problems.append(invalid(f"{where}.env[{place}].name", entry["name"], words))
         if entry.get("value") and entry.get("valueFrom"):
             words = "may not be specified when `value` is not empty"
-            found.append(invalid(f"{where}.env[{place}].valueFrom", "", words))
+            problems.append(invalid(f"{where}.env[{place}].valueFrom", "", words))
     for place, mount in enumerate(container.get("volumeMounts") or []):
         if mount.get("name") not in volumes:
-            found.append(
+            problems.append(
                 (
                     f"{where}.volumeMounts[{place}].name",
                     "FieldValueNotFound",
@@ -104,21 +104,21 @@ def _container(container: Json, where: str, volumes: set[str]) -> list[Cause]:
             )
     policy = container.get("terminationMessagePolicy", "File")
     if policy not in ("File", "FallbackToLogsOnError"):
-        found.append(
+        problems.append(
             not_supported(
                 f"{where}.terminationMessagePolicy", policy, ["FallbackToLogsOnError", "File"]
             )
         )
-    return found + _resources(container.get("resources") or {}, f"{where}.resources")
+    return problems + _resources(container.get("resources") or {}, f"{where}.resources")
 
 
 def _resources(resources: Json, where: str) -> list[Cause]:
-    found: list[Cause] = []
+    problems: list[Cause] = []
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for name, value in requests.items():
         extended = "/" in name
         if extended and name not in limits:
-            found.append(
+            problems.append(
                 (
                     f"{where}.limits",
                     "FieldValueRequired",
@@ -126,13 +126,13 @@ def _resources(resources: Json, where: str) -> list[Cause]:
                 )
             )
         elif name in limits and extended and quantity(value) != quantity(limits[name]):
-            found.append(
+            problems.append(
                 invalid(
                     f"{where}.requests", value, f"must be equal to {name} limit of {limits[name]}"
                 )
             )
         elif name in limits and quantity(value) > quantity(limits[name]):
-            found.append(
+            problems.append(
                 invalid(
                     f"{where}.requests",
                     value,
@@ -141,5 +141,5 @@ def _resources(resources: Json, where: str) -> list[Cause]:
             )
     for name, value in limits.items():
         if "/" in name and quantity(value) != int(quantity(value)):
-            found.append(invalid(f"{where}.limits[{name}]", str(value), "must be an integer"))
-    return found
+            problems.append(invalid(f"{where}.limits[{name}]", str(value), "must be an integer"))
+    return problems

@@ -115,14 +115,14 @@ _PYTHON: dict[str, tuple[type, ...]] = {
 }
 
 
-def decode(kind: str, thing: Json) -> Json:
+def decode(kind: str, obj: Json) -> Json:
     """The object without its nulls, every field of the type it must have.
 
     Raises:
         ApiError: 400, in the words of the real server's decoder.
     """
-    found = _decode(thing, _KINDS.get(kind, _OTHER), "", kind)
-    return dict(found)
+    decoded = _decode(obj, _KINDS.get(kind, _OTHER), "", kind)
+    return dict(decoded)
 
 
 def _decode(value: Any, shape: Any, path: str, kind: str) -> Any:
