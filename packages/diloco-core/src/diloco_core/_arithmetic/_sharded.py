@@ -10,6 +10,7 @@ import torch
 
 from .._errors import NonFiniteDeltaError
 from ._layout import Layout, Piece, Rule
+from ._sent import codec_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -92,11 +93,12 @@ def contributions(
     *,
     everything: bool = False,
     groups: int | None = None,
+    encoded: bool = False,
 ) -> Iterator[torch.Tensor]:
     """The own contribution to a shard, chunk by chunk, each checked: what takes an outer step has to be finite.
 
     ``everything``: also what only the first member's values are taken of, since anybody may turn out to be the first.
-    ``groups``: only these groups, as bits.
+    ``groups``: only these groups, as bits. ``encoded``: their bytes instead of their values.
 
     Raises:
         NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer NaN where there was none before.
@@ -112,7 +114,7 @@ def contributions(
             _check_finite(job, chunk, values, rank)
         else:
             _check_buffers(job, chunk, values, rank)
-        yield values
+        yield codec_of(job.codec, layout, chunk.group).encode(values) if encoded else values
 
 
 def with_unchanged(job: SyncJob, groups: int, source: Source) -> Source:

@@ -9,6 +9,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from .._codecs._codec import Codec
     from ._layout import Layout, Piece
 
 
@@ -28,6 +29,11 @@ class SyncJob(Protocol):
     @property
     def layout(self) -> Layout:
         """How the values are cut."""
+        ...
+
+    @property
+    def codec(self) -> Codec:
+        """How contributions are sent; part of the fingerprint."""
         ...
 
     @property

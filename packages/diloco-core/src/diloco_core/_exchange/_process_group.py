@@ -15,6 +15,7 @@ import torch.distributed as dist
 
 from .._arithmetic._layout import Rule
 from .._arithmetic._reduction import mean
+from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import Scratch, contributions
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_whole
@@ -188,7 +189,7 @@ class ProcessGroupExchange(Exchange):
         """One chunk: gathered by its owner, summed in rank order, updated, broadcast, adopted."""
         layout, first = job.layout, job.layout.groups[chunk.group].rule is Rule.FIRST
         buffer = self._scratch.tensor(0, layout, chunk)
-        mine = None if first and self.rank else job.contribution(chunk, buffer)
+        mine = None if first and self.rank else as_sent(job)(chunk, buffer)
         gathered = [] if first else self._gathered(mine, owner)
         values = self._landing(job, chunk)
         try:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._arithmetic._layout import CHUNK_BYTES
 from .._arithmetic._reduction import reduce_shards
+from .._arithmetic._sent import as_sent
 from .._arithmetic._sharded import Scratch, adopt_shard, contributions
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_whole
@@ -202,7 +203,7 @@ class InProcessExchange(Exchange):
                 )
         own = range(self.rank, layout.shards, self.world_size)
         for shard in own:
-            sources = [other.contribution for other in jobs]
+            sources = [as_sent(other) for other in jobs]
             reduce_shards(
                 job, [shard], sources, self._chunk_bytes, self._scratch, sync=self._progress.next
             )

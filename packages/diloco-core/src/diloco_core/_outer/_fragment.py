@@ -12,6 +12,7 @@ import torch
 import xxhash
 
 from .._arithmetic._layout import Layout, Piece, Rule
+from .._codecs._plain import PLAIN
 from .._errors import NonFiniteUpdateError
 from .._model._segments import arrange, tensor_table
 from .._wire._sections import fingerprint, view
@@ -19,6 +20,7 @@ from .._wire._sections import fingerprint, view
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from .._codecs._codec import Codec
     from .._model._partition import NamedTensor
     from .._model._segments import Segment
     from ._optimizer import OuterOptimizer
@@ -40,6 +42,7 @@ class Fragment:
         tensors: What it consists of.
         outer: Its outer optimizer; None where nothing of it takes an outer step.
         shards: Into how many shards it is cut.
+        codec: How its contributions are sent.
 
     Attributes:
         elastic: Whether it belongs to an elastic run; errors say what can be done there.
@@ -47,12 +50,18 @@ class Fragment:
     """
 
     def __init__(
-        self, name: str, tensors: Sequence[NamedTensor], outer: OuterOptimizer | None, shards: int
+        self,
+        name: str,
+        tensors: Sequence[NamedTensor],
+        outer: OuterOptimizer | None,
+        shards: int,
+        codec: Codec = PLAIN,
     ) -> None:
         self.name = name
         self.tensors = tuple(tensors)
         self.outer = outer
         self.kind = "outer"
+        self.codec = codec
         self.elastic = False
         self.supersedes: Sequence[int] = ()
         self.steps: tuple[int, int] | None = None
@@ -68,7 +77,11 @@ class Fragment:
 
     def schema(self) -> dict[str, str]:
         """Name and description of every tensor."""
-        return {named.name: f"{named.describe()} in fragment {self.name}" for named in self.tensors}
+        sent = "" if self.codec.plain else f", sent as {self.codec.name}"
+        return {
+            named.name: f"{named.describe()} in fragment {self.name}{sent}"
+            for named in self.tensors
+        }
 
     def digests(self) -> dict[str, str]:
         """Name and checksum of every tensor's global copy."""

@@ -33,6 +33,7 @@ class Initial:
         self.name = fragment.name
         groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
         self.layout = Layout(tuple(groups), fragment.layout.shards)
+        self.codec = fragment.codec  # everything is rank 0's, and so is sent as it is
         self.fingerprint = initial_fingerprint(fragment.fingerprint)
         self.locate = fragment.locate
         self.must_be_finite = fragment.must_be_finite

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Self
 import xxhash
 
 from .._arithmetic._sharded import sent_pieces
+from .._codecs._plain import PLAIN
 from .._errors import CorruptedObjectError
 from .._store._api import ReadsAhead, block_bytes_of
 from .._store._reread import read_again
-from .._wire._sections import CHECKSUM_BYTES, Section, header, section_bytes, view
+from .._wire._sections import CHECKSUM_BYTES, Section, ValuesDecoder, header, section_bytes, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from .._arithmetic._layout import Layout
+    from .._codecs._codec import Codec
     from .._store._api import Buffer, ObjectReader
     from .._store._patient import Patient
     from .._timing import Timing
@@ -40,10 +42,18 @@ class DeltaPlan:
         chunk_bytes: Bytes handled at once.
         carried: The groups, as bits.
         first: Whether it is rank 0's, which alone sends what only the first one's values are taken of.
+        codec: How they are encoded.
     """
 
     def __init__(
-        self, layout: Layout, world_size: int, chunk_bytes: int, carried: int, *, first: bool
+        self,
+        layout: Layout,
+        world_size: int,
+        chunk_bytes: int,
+        carried: int,
+        *,
+        first: bool,
+        codec: Codec = PLAIN,
     ) -> None:
         self.layout = layout
         self._world_size = world_size
@@ -52,7 +62,7 @@ class DeltaPlan:
             pieces = sent_pieces(layout, shard, 0 if first else 1, carried)
             groups = {piece.group for piece in pieces}
             chunks = sum(chunk.group in groups for chunk in layout.chunks(shard, chunk_bytes))
-            self._sections.append(Section(f"shard.{shard}", pieces, 0, max(chunks, 1)))
+            self._sections.append(Section(f"shard.{shard}", pieces, 0, max(chunks, 1), codec))
         self._sizes = [section_bytes(layout, section) for section in self._sections]
         self._after = list(accumulate(reversed(self._sizes), initial=0))[::-1]
 
@@ -98,7 +108,7 @@ class DeltaFile:
         return self._plan.distance(self._rank, shard)
 
     def parts(self, contributions: Callable[[int], Iterable[torch.Tensor]]) -> Iterator[Buffer]:
-        """The bytes of the file; ``contributions`` gives the chunks of a shard."""
+        """The bytes of the file; ``contributions`` gives the chunks of a shard, encoded."""
         shards = self._plan.shards(self._rank)
         sections = [self.section(shard) for shard in shards]
         yield header(self.layout, sections, self._metadata)
@@ -144,7 +154,8 @@ class ShardDelta:
         self._origin = f"{store.uri}/{key}, section {section.name}"
         # Counted from the end: the header is for people and other tools.
         self._offset = self._announced = size - file.distance(shard)
-        self._end = self._offset + sum(map(file.layout.piece_bytes, section.pieces))
+        self._values = ValuesDecoder(file.layout, section)
+        self._start, self._end = self._offset, self._offset + self._values.size
         self._stop = self._offset + section_bytes(file.layout, section)
         if self._offset < 0:
             raise CorruptedObjectError(
@@ -192,8 +203,9 @@ class ShardDelta:
             reader = self._opened()
             if not self._table:
                 self._table = self._read_table(reader)
-            buffer = view(out)
-            reader.read_into(self._offset, buffer)
+            buffer = self._values.fill(
+                self._offset - self._start, out, lambda into: reader.read_into(self._offset, into)
+            )
             digest = self._hash.copy()
             digest.update(buffer)
             start = self._chunks * CHECKSUM_BYTES

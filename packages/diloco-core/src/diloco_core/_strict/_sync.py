@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from .._arithmetic._layout import Rule
 from .._arithmetic._reduction import blocks, reduce_shards
+from .._arithmetic._sent import as_sent, sent_bytes
 from .._arithmetic._sharded import carried_groups, carries, contributions, may_carry, with_unchanged
 from .._errors import CorruptedObjectError, MismatchError, SyncTimeoutError
 from .._exchange._endings import describe
@@ -187,7 +188,13 @@ class StoreSync:
     def _sent_contributions(self, shard: int) -> Iterator[torch.Tensor]:
         p = self._p
         return contributions(
-            self._job, shard, p.rank, p.chunk_bytes, p.scratch, groups=self._groups
+            self._job,
+            shard,
+            p.rank,
+            p.chunk_bytes,
+            p.scratch,
+            groups=self._groups,
+            encoded=True,
         )
 
     def _wait_for_commit(self) -> None:
@@ -281,7 +288,7 @@ class StoreSync:
                 self._announce(deltas, carried, block_bytes)
             for shard in self._owned:
                 sources: list[Source] = [
-                    self._job.contribution
+                    as_sent(self._job)
                     if rank == own
                     else with_unchanged(self._job, groups, partial(self._read, deltas[shard, rank]))
                     for rank, groups in carried.items()
@@ -340,7 +347,7 @@ class StoreSync:
             if carries(groups, piece.group)
             and (rank == 0 or self._layout.groups[piece.group].rule is not Rule.FIRST)
         )
-        return sum(map(self._layout.piece_bytes, sent))
+        return sum(sent_bytes(self._job.codec, self._layout, piece) for piece in sent)
 
     def _publish(self, shard: int) -> int:
         """Store an own shard after its update. Returns its size in bytes."""
@@ -427,7 +434,7 @@ class StoreSync:
 
     def _read(self, delta: ShardDelta, piece: Piece, out: torch.Tensor) -> torch.Tensor:
         delta.read(out)
-        self._received += self._layout.piece_bytes(piece)
+        self._received += sent_bytes(self._job.codec, self._layout, piece)
         return out
 
     def _wait(self, look_around: Callable[[], None], missing: Callable[[], list[int]]) -> Wait:
@@ -468,7 +475,12 @@ class StoreSync:
         if (first, carried) not in self._plans:
             p = self._p
             self._plans[first, carried] = DeltaPlan(
-                self._layout, p.world_size, p.chunk_bytes, carried, first=first
+                self._layout,
+                p.world_size,
+                p.chunk_bytes,
+                carried,
+                first=first,
+                codec=self._job.codec,
             )
         seed_of = partial(self._seed, "delta", rank, carried)
         return DeltaFile(

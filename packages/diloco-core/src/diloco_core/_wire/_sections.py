@@ -12,18 +12,23 @@ reader does depends on the header: that is there for people and other tools, and
 from __future__ import annotations
 
 import json
+from bisect import bisect_right
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 import torch
 import xxhash
 
+from .._arithmetic._sent import codec_of, sent_bytes
+from .._codecs._plain import PLAIN
 from .._errors import CorruptedObjectError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from .._arithmetic._layout import Layout, Piece
+    from .._codecs._codec import Codec
     from .._store._api import Buffer, ObjectReader
 
 CHECKSUM_BYTES = 8
@@ -64,12 +69,18 @@ class Section:
         pieces: The pieces it holds, in file order.
         seed: Seed of its checksum.
         sums: How many checksums end it, of eight bytes each; the last one is of all its bytes.
+        codec: How its values are encoded.
     """
 
     name: str
     pieces: tuple[Piece, ...]
     seed: int
     sums: int = 1
+    codec: Codec = PLAIN
+
+    def values_bytes(self, layout: Layout) -> int:
+        """Size of its pieces in bytes, without padding and checksums."""
+        return sum(sent_bytes(self.codec, layout, piece) for piece in self.pieces)
 
 
 def fingerprint(*identity: object) -> str:
@@ -95,8 +106,7 @@ def section_starts(layout: Layout, sections: Iterable[Section]) -> list[int]:
     """Byte offset of every section within the data of a file, and the size of the data last."""
     starts = [0]
     for section in sections:
-        size = sum(layout.piece_bytes(piece) for piece in section.pieces)
-        starts.append(starts[-1] + size + _padding(size) + CHECKSUM_BYTES * section.sums)
+        starts.append(starts[-1] + section_bytes(layout, section))
     return starts
 
 
@@ -111,9 +121,12 @@ def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, s
     for section, start in zip(sections, section_starts(layout, sections), strict=False):
         offset = start
         for piece in section.pieces:
-            end = offset + layout.piece_bytes(piece)
-            dtype = SAFETENSORS_DTYPES[layout.groups[piece.group].dtype]
-            tensors[f"{section.name}.{piece.group}"] = _entry(dtype, piece.numel, offset, end)
+            end = offset + sent_bytes(section.codec, layout, piece)
+            if codec_of(section.codec, layout, piece.group).plain:
+                dtype, numel = SAFETENSORS_DTYPES[layout.groups[piece.group].dtype], piece.numel
+            else:
+                dtype, numel = "U8", end - offset
+            tensors[f"{section.name}.{piece.group}"] = _entry(dtype, numel, offset, end)
             offset = end
         end = offset + _padding(offset - start) + CHECKSUM_BYTES * section.sums
         tensors[f"{section.name}.xxh3"] = _entry("U8", end - offset, offset, end)
@@ -129,8 +142,50 @@ def _entry(dtype: str, numel: int, start: int, end: int) -> dict[str, object]:
 
 def section_bytes(layout: Layout, section: Section) -> int:
     """Size of a section in bytes, padding and checksums included."""
-    size = sum(map(layout.piece_bytes, section.pieces))
+    size = section.values_bytes(layout)
     return size + _padding(size) + CHECKSUM_BYTES * section.sums
+
+
+class ValuesDecoder:
+    """Fills tensors with the values of a section, from its bytes. Thread-safe.
+
+    Args:
+        layout: The plan of the sync.
+        section: The section.
+
+    Attributes:
+        size: Bytes of all its values.
+    """
+
+    def __init__(self, layout: Layout, section: Section) -> None:
+        sizes = [sent_bytes(section.codec, layout, piece) for piece in section.pieces]
+        self.size = sum(sizes)
+        self._ends = [] if section.codec.plain else list(accumulate(sizes))
+        self._codecs = [codec_of(section.codec, layout, piece.group) for piece in section.pieces]
+
+    def fill(
+        self, offset: int, out: torch.Tensor, read_into: Callable[[memoryview], None]
+    ) -> memoryview:
+        """Read the bytes of a chunk, and fill a contiguous CPU tensor with its values.
+
+        Args:
+            offset: Where in the section they begin.
+            out: The tensor.
+            read_into: Reads so many bytes.
+
+        Returns:
+            The bytes that were read.
+        """
+        codec = self._codecs[bisect_right(self._ends, offset)] if self._ends else PLAIN
+        if codec.plain:
+            buffer = view(out)
+            read_into(buffer)
+            return buffer
+        data = torch.empty(codec.size(out.dtype, out.numel()), dtype=torch.uint8, device="cpu")
+        buffer = view(data)
+        read_into(buffer)
+        codec.decode(data, out)
+        return buffer
 
 
 class SectionReader:
@@ -156,7 +211,8 @@ class SectionReader:
             )
         self._reader = reader
         self._start = self._offset = self._announced = start
-        self._end = start + sum(map(layout.piece_bytes, section.pieces))
+        self._values = ValuesDecoder(layout, section)
+        self._end = start + self._values.size
         self._stop = start + section_bytes(layout, section)
         self._hash = xxhash.xxh3_64(seed=section.seed)
         self._ending: bytes | None = None
@@ -174,8 +230,10 @@ class SectionReader:
 
     def read(self, out: torch.Tensor) -> None:
         """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
-        buffer = view(out)
-        self._reader.read_into(self._offset, buffer)
+        offset = self._offset
+        buffer = self._values.fill(
+            offset - self._start, out, lambda into: self._reader.read_into(offset, into)
+        )
         self._hash.update(buffer)
         self._offset += len(buffer)
         if self.finished:
@@ -219,7 +277,12 @@ class SectionReader:
 
 
 def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Iterator[Buffer]:
-    """The bytes of a section, chunk by chunk, then its checksum. A chunk may be reused after it was yielded."""
+    """The bytes of a section, chunk by chunk, then its checksum. A chunk may be reused after it was yielded.
+
+    Args:
+        section: The section.
+        chunks: Its values, encoded.
+    """
     digest = xxhash.xxh3_64(seed=section.seed)
     size = 0
     for chunk in chunks:

@@ -100,7 +100,14 @@ class DeltaFormat:
         for shard in range(layout.shards):
             found = xxhash.xxh3_64(seed=base(shard).values().seed)
             chunks = contributions(
-                self._job, shard, delta.rank, chunk_bytes, scratch, everything=True, groups=groups
+                self._job,
+                shard,
+                delta.rank,
+                chunk_bytes,
+                scratch,
+                everything=True,
+                groups=groups,
+                encoded=True,
             )
 
             def checked(
@@ -158,7 +165,7 @@ class DeltaFormat:
 
     def _section(self, shard: int, groups: int, checksum_seed: int) -> Section:
         pieces = (piece for piece in self._job.layout.shard(shard) if carries(groups, piece.group))
-        return Section(f"shard.{shard}", tuple(pieces), checksum_seed)
+        return Section(f"shard.{shard}", tuple(pieces), checksum_seed, codec=self._job.codec)
 
     def _seed(self, delta: Delta, shard: int) -> int:
         return seed(self._job.fingerprint, delta.key, shard)

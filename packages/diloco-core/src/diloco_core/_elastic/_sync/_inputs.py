@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._reduction import blocks
+from ..._arithmetic._sent import as_sent, sent_bytes
 from ..._arithmetic._sharded import carries, with_unchanged
 from ..._store._api import block_bytes_of
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ..._arithmetic._layout import Layout, Piece
+    from ..._arithmetic._layout import Piece
     from ..._arithmetic._sharded import Source
     from .._life import Life, Progress
     from .._log._delta import DeltaReader
@@ -51,6 +52,7 @@ class Inputs:
     ) -> None:
         self._life = life
         self._layout = progress.job.layout
+        self._codec = progress.job.codec
         self._readers: list[tuple[int, DeltaReader]] = []
         self._stack = ExitStack()
         self.sources: list[Source] = []
@@ -59,7 +61,7 @@ class Inputs:
         try:
             for member in commit.members:
                 if local and (member.rank, member.epoch) == (life.rank, life.epoch):
-                    self.sources.append(progress.job.contribution)
+                    self.sources.append(as_sent(progress.job))
                     continue
                 # Its size is known, since nothing else is valid.
                 size = progress.format.size(member.groups)
@@ -95,23 +97,21 @@ class Inputs:
                 sizes: dict[int, dict[int, int]] = {}
                 for groups, reader in self._readers:
                     if groups not in sizes:
-                        sizes[groups] = _sizes(self._layout, block, groups)
+                        sizes[groups] = self._sizes(block, groups)
                     reader.announce(sizes[groups])
 
     def _source(self, reader: DeltaReader) -> Source:
         def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
             reader.read(out)
-            self._life.traffic.received += self._layout.piece_bytes(piece)
+            self._life.traffic.received += sent_bytes(self._codec, self._layout, piece)
             return out
 
         return read
 
-
-def _sizes(layout: Layout, block: Iterable[tuple[int, Piece]], groups: int) -> dict[int, int]:
-    """Bytes of every shard in a block, of the groups that a contribution carries."""
-    sizes: dict[int, int] = {}
-    for shard, piece in block:
-        sizes[shard] = sizes.get(shard, 0) + (
-            layout.piece_bytes(piece) if carries(groups, piece.group) else 0
-        )
-    return sizes
+    def _sizes(self, block: Iterable[tuple[int, Piece]], groups: int) -> dict[int, int]:
+        """Bytes of every shard in a block, of the groups that a contribution carries."""
+        sizes: dict[int, int] = {}
+        for shard, piece in block:
+            size = sent_bytes(self._codec, self._layout, piece)
+            sizes[shard] = sizes.get(shard, 0) + (size if carries(groups, piece.group) else 0)
+        return sizes

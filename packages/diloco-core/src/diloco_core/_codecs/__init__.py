@@ -1,0 +1,1 @@
+"""How contributions become bytes and back. A codec is a module here, with a class of the kind :class:`._codec.Codec`."""

@@ -1,0 +1,201 @@
+"""Codecs: all replicas add up what was sent, the sender too, and objects have the size that the codec says."""
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from diloco_core import ElasticExchange, MismatchError, connect, in_process
+from diloco_core._arithmetic._layout import Group, Layout, Piece, Rule
+from diloco_core._arithmetic._sent import sent_bytes
+from diloco_core._codecs._plain import PLAIN
+from diloco_core._exchange._base import Schema
+from diloco_core._model._partition import NamedTensor
+from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
+
+SIZE, BUFFER = 1000, 24
+REPLICAS = 3
+KINDS = ("in process", "strict", "sharded", "gather")
+
+
+class Halved:
+    """Sends the upper half of every fp32, so that it loses something and takes half of the bytes."""
+
+    name = "halved"
+    plain = False
+
+    def size(self, dtype, numel):
+        return numel * 2
+
+    def encode(self, values):
+        return values.view(torch.int32).bitwise_right_shift(16).to(torch.int16).view(torch.uint8)
+
+    def decode(self, data, out):
+        out.view(torch.int32).copy_(data.view(torch.int16).to(torch.int32).bitwise_left_shift(16))
+
+
+def rounded(values):
+    out = torch.empty_like(values)
+    Halved().decode(Halved().encode(values), out)
+    return out
+
+
+class Replica:
+    def __init__(self, exchange, codec):
+        generator = torch.Generator().manual_seed(exchange.rank)
+        self.exchange = exchange
+        self.start = torch.linspace(-1.0, 1.0, SIZE)
+        self.learned = torch.randn(SIZE, generator=generator)
+        self.parameter = torch.nn.Parameter(self.start.clone())
+        self.buffer = torch.zeros(BUFFER)
+        self.local = torch.rand(BUFFER, generator=generator)
+        tensors = [
+            NamedTensor("weight", self.parameter, Rule.OUTER),
+            NamedTensor("running", self.buffer, Rule.MEAN),
+        ]
+        outer = OuterOptimizer(outer_factory(None, 0.5, 0.0, False))
+        shards = exchange.shards(4 * (SIZE + BUFFER))
+        self.job = Fragment("0", tensors, outer, shards, codec)
+        self.job.take_snapshot()
+
+    def begin(self):
+        self.exchange.join(Schema(self.job.schema(), {"fragments": "1"}, [self.job.table()]))
+        if isinstance(self.exchange, ElasticExchange):
+            self.exchange.restore([self.job])
+
+    def sync(self):
+        with torch.no_grad():
+            self.parameter -= self.learned
+            self.buffer += self.local
+        self.job.steps = (0, 1)
+        self.job.begin()
+        report = self.exchange.sync(self.job)
+        self.job.finish()
+        return report
+
+
+def exchanges_of(kind, folder):
+    if kind == "in process":
+        return in_process(REPLICAS)
+    elastic = {} if kind == "strict" else {"min_replicas": REPLICAS, "topology": kind}
+    # Lives of an elastic run may cut what they handle as they like.
+    chunks = [64, 64, 64] if kind == "strict" else [64, 256, 2**20]
+    return [
+        connect(folder, rank=rank, world_size=REPLICAS, chunk_bytes=chunks[rank], **elastic)
+        for rank in range(REPLICAS)
+    ]
+
+
+def at_once(act, things):
+    with ThreadPoolExecutor(len(things)) as pool:
+        return list(pool.map(act, things))
+
+
+def sync(kind, folder, codec):
+    """All replicas after one sync, and their reports."""
+    replicas = [Replica(exchange, codec) for exchange in exchanges_of(kind, folder)]
+    at_once(Replica.begin, replicas)
+    reports = at_once(Replica.sync, replicas)
+    sizes = [path.stat().st_size for path in Path(folder).glob("deltas/*/*.safetensors")]
+    at_once(lambda replica: replica.exchange.leave(), replicas)
+    return replicas, reports, sizes
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("codec", [PLAIN, Halved()], ids=["plain", "halved"])
+def test_all_add_up_what_was_sent(kind, codec, tmp_path):
+    replicas, _, _ = sync(kind, tmp_path / "run", codec)
+    # As an exchange does it: the difference of the global copy and the model, not what was subtracted.
+    deltas = [replica.start - (replica.start - replica.learned) for replica in replicas]
+    total = sum(deltas if codec is PLAIN else map(rounded, deltas)) / REPLICAS
+    wanted = replicas[0].start - 0.5 * total
+    mean = sum(replica.local for replica in replicas) / REPLICAS  # buffers are sent as they are
+    for replica in replicas:
+        assert torch.equal(replica.parameter, replicas[0].parameter)
+        assert torch.allclose(replica.parameter, wanted, rtol=0, atol=1e-6)
+        assert torch.allclose(replica.buffer, mean, rtol=0, atol=1e-6)
+    if codec is not PLAIN:  # the tolerance above is smaller than what the codec loses
+        assert not torch.allclose(
+            wanted, replicas[0].start - 0.5 * sum(deltas) / REPLICAS, rtol=0, atol=1e-4
+        )
+
+
+@pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+def test_it_is_the_same_in_every_exchange(kind, tmp_path):
+    over_store, _, _ = sync(kind, tmp_path / "run", Halved())
+    between_threads, _, _ = sync("in process", tmp_path / "none", Halved())
+    assert torch.equal(over_store[0].parameter, between_threads[0].parameter)
+
+
+@pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+def test_objects_and_reports_have_the_sizes_that_the_codec_says(kind, tmp_path):
+    _, plain, large = sync(kind, tmp_path / "plain", PLAIN)
+    _, halved, small = sync(kind, tmp_path / "halved", Halved())
+    others = REPLICAS - 1
+    # A strict replica does not send its own shard.
+    values = 4 * SIZE * (others if kind == "strict" else REPLICAS)
+    assert abs(sum(large) - sum(small) - values / 2) < 0.1 * values  # but for headers
+    read = {"gather": 4 * SIZE * others * REPLICAS, "sharded": 4 * SIZE * others}.get(
+        kind, 4 * SIZE * others
+    )
+    received = [sum(report.bytes_received for report in reports) for reports in (plain, halved)]
+    assert received[0] - received[1] == read / 2
+
+
+@pytest.mark.parametrize("kind", ["in process", "strict", "sharded"])
+def test_replicas_with_another_codec_are_refused_by_name(kind, tmp_path):
+    codecs = [PLAIN, Halved(), PLAIN]
+    replicas = [
+        Replica(exchange, codec)
+        for exchange, codec in zip(exchanges_of(kind, tmp_path / "run"), codecs, strict=True)
+    ]
+
+    def begin(replica):
+        try:
+            replica.begin()
+        except BaseException as error:
+            replica.exchange.abort(error)
+            return error
+
+    errors = at_once(begin, replicas)
+    assert any(
+        isinstance(error, MismatchError) and "sent as halved" in str(error) for error in errors
+    )
+
+
+@given(
+    st.integers(1, 500), st.integers(1, 5), st.integers(16, 512), st.sampled_from([PLAIN, Halved()])
+)
+def test_the_bytes_of_a_shard_are_the_same_however_it_is_cut(numel, shards, chunk_bytes, codec):
+    values = torch.arange(numel, dtype=torch.float32) / 7
+    layout = Layout((Group(torch.float32, numel, Rule.OUTER),), shards)
+    for shard in range(shards):
+        for piece in layout.shard(shard):
+            whole = bytes(codec.encode(values[piece.start : piece.stop]).tolist())
+            cut = [
+                bytes(codec.encode(values[chunk.start : chunk.stop]).tolist())
+                for chunk in layout.chunks(shard, chunk_bytes)
+            ]
+            assert b"".join(cut) == whole
+            assert len(whole) == sent_bytes(codec, layout, piece)
+
+
+@given(st.lists(st.floats(width=32), min_size=1, max_size=50))
+def test_plain_gives_back_what_it_was_given(numbers):
+    values = torch.tensor(numbers)
+    out = torch.empty_like(values)
+    PLAIN.decode(PLAIN.encode(values), out)
+    assert torch.equal(out.view(torch.int32), values.view(torch.int32))
+
+
+def test_only_what_takes_an_outer_step_is_encoded():
+    layout = Layout(tuple(Group(torch.float32, 32, rule) for rule in Rule), 1)
+    sizes = {
+        layout.groups[index].rule: sent_bytes(Halved(), layout, Piece(index, 0, 32))
+        for index in range(3)
+    }
+    assert sizes == {Rule.OUTER: 64, Rule.MEAN: 128, Rule.FIRST: 128}
