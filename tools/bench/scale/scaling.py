@@ -37,7 +37,8 @@ OTHERS = {
     "RECORD_BYTES",
     "_FAIR_BYTES",
     "_FIRST_BYTES",
-    "_MOST_HEADER_BYTES",
+    "MOST_HEADER_BYTES",
+    "_MOST_READ_BYTES",
     "_PART_OF_RANGE",
 }
 """Constants that count bytes of something else, or are not used here."""

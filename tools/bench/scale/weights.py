@@ -6,12 +6,12 @@ all others are values, every byte of which stands for ``factor`` bytes.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_right
 from functools import lru_cache
 
+from diloco_core._wire._safetensors import header_size, parse_header
+
 _PAYLOADS = ("deltas/", "state/", "initial/", "unsynced/")
-_LENGTH_BYTES = 8
 
 
 class Weighed:
@@ -31,7 +31,7 @@ class Weighed:
         self._starts: tuple[int, ...] = ()
         self._before: tuple[int, ...] = ()
         if factor > 1 and key.startswith(_PAYLOADS) and key.endswith(".safetensors"):
-            self.values = _LENGTH_BYTES + int.from_bytes(data[:_LENGTH_BYTES], "little")
+            self.values = header_size(data)
             self._starts, self._before = _stretches(data[: self.values], len(data))
 
     @property
@@ -67,7 +67,7 @@ class Weighed:
 @lru_cache(maxsize=64)
 def _stretches(header: bytes, size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where values and checksums begin in turn, and how many values lie before each of these places."""
-    tensors = json.loads(header[_LENGTH_BYTES:])
+    tensors = parse_header(header)
     checksums = sorted(
         tuple(entry["data_offsets"]) for name, entry in tensors.items() if name.endswith(".xxh3")
     )

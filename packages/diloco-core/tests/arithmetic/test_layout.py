@@ -9,8 +9,8 @@ from safetensors.torch import load
 from diloco_core import CorruptedObjectError
 from diloco_core._arithmetic._layout import Group, Layout, Piece, Rule
 from diloco_core._store._open import open_store
+from diloco_core._wire._safetensors import SAFETENSORS_DTYPES
 from diloco_core._wire._sections import (
-    SAFETENSORS_DTYPES,
     Section,
     SectionReader,
     header,

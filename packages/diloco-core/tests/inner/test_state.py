@@ -342,7 +342,7 @@ class TestRefusals:
         optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1)
         inner = InnerState([optimizer], {"loader": loader})
         inner.try_out()
-        monkeypatch.setattr("diloco_core._inner._state._HEADER_BYTES", 5000)
+        monkeypatch.setattr("diloco_core._inner._state.MOST_HEADER_BYTES", 5000)
         with pytest.raises(
             ConfigurationError,
             match=r"stateful.loader \(Loader\) saves .* hold long lists .* as tensors",

@@ -26,7 +26,8 @@ from diloco_core._elastic._log._delta import DeltaFormat
 from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._fragment import Fragment
 from diloco_core._store._open import open_store
-from diloco_core._wire._sections import SAFETENSORS_DTYPES, view
+from diloco_core._wire._safetensors import SAFETENSORS_DTYPES
+from diloco_core._wire._sections import view
 from diloco_core.testing import Fault, Schedule, run_replicas, simulate
 
 REPLICAS = 3

@@ -15,6 +15,13 @@ from safetensors.torch import load as load_tensors
 
 from .._checks import kind_of
 from .._errors import ConfigurationError, CorruptedObjectError, FormatError
+from .._wire._safetensors import (
+    LENGTH_BYTES,
+    MOST_HEADER_BYTES,
+    entry,
+    header_bytes,
+    parse_header,
+)
 from .._wire._sealed import FORMAT
 
 if TYPE_CHECKING:
@@ -22,24 +29,24 @@ if TYPE_CHECKING:
 
     from .._store._api import Buffer
 
-_LENGTH_BYTES = 8
 _CHECKSUM_BYTES = 8
-_HEADER_BYTES = 100_000_000  # what safetensors reads as a header
 # Longer whole numbers are written as hexadecimal text: Python refuses to read and write thousands of decimal digits.
 _DECIMAL_BITS = 1024
 _CHECKSUM = "xxh3"
-_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
+_DTYPES = frozenset(
+    {
+        torch.float64,
+        torch.float32,
+        torch.float16,
+        torch.bfloat16,
+        torch.int64,
+        torch.int32,
+        torch.int16,
+        torch.int8,
+        torch.uint8,
+        torch.bool,
+    }
+)
 
 
 _NOT_THINGS = {"random", "inner_steps", "rollback", "kinds", "parameters"}
@@ -152,7 +159,7 @@ class InnerState:
                 raise ConfigurationError(
                     f"{name} ({type(self._things[name]).__name__}) cannot be saved as JSON: {type(error).__name__}: {error}"
                 ) from error
-            if size > _HEADER_BYTES // 2:
+            if size > MOST_HEADER_BYTES // 2:
                 raise ConfigurationError(
                     _too_much(f"{name} ({type(self._things[name]).__name__})", size)
                 )
@@ -190,24 +197,18 @@ class InnerState:
         tree["kinds"] = self._kinds()
         tree["parameters"] = self._parameters()
         metadata = {"diloco": "inner", "format": str(FORMAT), "tree": json.dumps(tree)}
-        header: dict[str, object] = {"__metadata__": metadata}
+        entries: dict[str, object] = {}
         offset = 0
         for number, tensor in enumerate(tensors):
             end = offset + tensor.numel() * tensor.itemsize
-            header[str(number)] = {
-                "dtype": _DTYPES[tensor.dtype],
-                "shape": list(tensor.shape),
-                "data_offsets": [offset, end],
-            }
+            entries[str(number)] = entry(tensor.dtype, tensor.shape, offset, end)
             offset = end
-        header[_CHECKSUM] = {"dtype": "U8", "shape": [8], "data_offsets": [offset, offset + 8]}
-        text = json.dumps(header).encode()
-        if len(text) > _HEADER_BYTES - 64:
+        entries[_CHECKSUM] = entry(torch.uint8, [8], offset, offset + _CHECKSUM_BYTES)
+        beginning = header_bytes(entries, metadata)
+        if len(beginning) > MOST_HEADER_BYTES:
             raise ConfigurationError(
-                _too_much("the inner optimizer and what is in stateful=", len(text))
+                _too_much("the inner optimizer and what is in stateful=", len(beginning))
             )
-        text += b" " * (-(_LENGTH_BYTES + len(text)) % 64)
-        beginning = len(text).to_bytes(_LENGTH_BYTES, "little") + text
         checksum = xxhash.xxh3_64(beginning, seed=_seed(identity))
         yield beginning
         for tensor in tensors:
@@ -272,8 +273,8 @@ def _settings(thing: Stateful) -> list[dict[str, str]]:
 
 def _too_much(what: str, size: int) -> str:
     return (
-        f"{what} saves {size} bytes beside tensors, which is more than could be read again (a header of {_HEADER_BYTES} bytes): "
-        "let state_dict() hold long lists of numbers as tensors"
+        f"{what} saves {size} bytes beside tensors, which is more than could be read again (a header of {MOST_HEADER_BYTES} "
+        "bytes): let state_dict() hold long lists of numbers as tensors"
     )
 
 
@@ -286,7 +287,7 @@ def check_inner(data: bytes, identity: str, origin: str) -> None:
     body, end = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
     stored = int.from_bytes(end, "little")
     if (
-        len(data) < _LENGTH_BYTES + _CHECKSUM_BYTES
+        len(data) < LENGTH_BYTES + _CHECKSUM_BYTES
         or xxhash.xxh3_64_intdigest(body, seed=_seed(identity)) != stored
     ):
         raise CorruptedObjectError(
@@ -316,9 +317,8 @@ def _described(data: bytes, identity: str, origin: str) -> dict[str, Any]:
     """What a file says of the values; nothing is parsed before every byte of it is verified."""
     check_inner(data, identity, origin)
     body = memoryview(data)[:-_CHECKSUM_BYTES]
-    size = int.from_bytes(data[:_LENGTH_BYTES], "little")
     try:
-        metadata = json.loads(body[_LENGTH_BYTES : _LENGTH_BYTES + size].tobytes())["__metadata__"]
+        metadata = parse_header(body)["__metadata__"]
         written = metadata.get("format", "of an earlier version")
         if written != str(FORMAT):
             raise FormatError(

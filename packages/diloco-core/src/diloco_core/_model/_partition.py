@@ -12,7 +12,7 @@ from torch.nn.parameter import is_lazy
 from .._arithmetic._layout import Rule
 from .._checks import kind_of
 from .._errors import ConfigurationError
-from .._wire._sections import SAFETENSORS_DTYPES
+from .._wire._safetensors import SAFETENSORS_DTYPES
 from ._names import plain_name
 from ._values import named_buffers
 

@@ -15,9 +15,9 @@ import xxhash
 from .._arithmetic._layout import CHUNK_BYTES, Layout, Rule
 from .._errors import ConfigurationError
 from .._wire._published import END, Sums, ending
+from .._wire._safetensors import SAFETENSORS_DTYPES
 from .._wire._sections import (
     CHECKSUM_BYTES,
-    SAFETENSORS_DTYPES,
     Section,
     fingerprint,
     header,

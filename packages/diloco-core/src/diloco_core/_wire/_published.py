@@ -21,6 +21,7 @@ from .._arithmetic._layout import Rule
 from .._arithmetic._sharded import adopt_shard
 from .._errors import CorruptedObjectError
 from .._store._api import ReadsAhead
+from ._safetensors import read_header
 from ._sections import (
     CHECKSUM_BYTES,
     Section,
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
     from .._arithmetic._sync_job import SyncJob
     from .._store._api import Buffer, ObjectReader
 
-_LENGTH_BYTES = 8
-_MOST_HEADER_BYTES = 2**24
 # After the values: sections without tensors of their own, which are checksums only.
 END = (Section("rest", (), 0), Section("both", (), 0))
 
@@ -322,28 +321,6 @@ class Shard:
 def shard_metadata(job: SyncJob, sync: int) -> dict[str, str]:
     """What a published shard says of itself to people."""
     return {"diloco": "state", "sync": str(sync), "name": job.name, "fingerprint": job.fingerprint}
-
-
-def read_header(reader: ObjectReader, origin: str) -> tuple[bytes, dict[str, Any]]:
-    """The header of a safetensors file: its bytes with their length before them, and what it says. Nothing is verified.
-
-    Raises:
-        CorruptedObjectError: It has none.
-    """
-    length = bytearray(_LENGTH_BYTES)
-    if reader.size < _LENGTH_BYTES:
-        raise CorruptedObjectError(f"{origin} has {reader.size} bytes: it is truncated")
-    reader.read_into(0, memoryview(length))
-    size = int.from_bytes(length, "little")
-    if size > min(_MOST_HEADER_BYTES, reader.size - _LENGTH_BYTES):
-        raise CorruptedObjectError(f"{origin} does not begin with the header of a safetensors file")
-    text = bytearray(size)
-    reader.read_into(_LENGTH_BYTES, memoryview(text))
-    try:
-        fields: dict[str, Any] = json.loads(text)
-    except (ValueError, RecursionError):
-        raise CorruptedObjectError(f"the header of {origin} is damaged") from None
-    return bytes(length + text), fields
 
 
 def _described(fields: Any, origin: str) -> tuple[Sequence[str], dict[str, float]]:

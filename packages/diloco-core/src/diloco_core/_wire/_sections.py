@@ -23,6 +23,7 @@ import xxhash
 from .._arithmetic._sent import codec_of, sent_bytes
 from .._codecs._plain import PLAIN
 from .._errors import CorruptedObjectError
+from ._safetensors import LENGTH_BYTES, entry, header_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -32,30 +33,6 @@ if TYPE_CHECKING:
     from .._store._api import Buffer, ObjectReader
 
 CHECKSUM_BYTES = 8
-_LENGTH_BYTES = 8
-
-SAFETENSORS_DTYPES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e4m3fnuz: "F8_E4M3FNUZ",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e5m2fnuz: "F8_E5M2FNUZ",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint64: "U64",
-    torch.uint32: "U32",
-    torch.uint16: "U16",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-    torch.complex64: "C64",
-}
-"""What safetensors calls the dtypes that it knows."""
-
 # Sections begin at multiples of this many bytes, so that other tools can map every tensor of a file, of whatever dtype.
 _ALIGNMENT = 8
 
@@ -117,27 +94,19 @@ def _padding(size: int) -> int:
 
 def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, str]) -> bytes:
     """The safetensors header of a file, its length included."""
-    tensors: dict[str, object] = {"__metadata__": dict(metadata)}
+    tensors: dict[str, object] = {}
     for section, start in zip(sections, section_starts(layout, sections), strict=False):
         offset = start
         for piece in section.pieces:
             end = offset + sent_bytes(section.codec, layout, piece)
-            if codec_of(section.codec, layout, piece.group).plain:
-                dtype, numel = SAFETENSORS_DTYPES[layout.groups[piece.group].dtype], piece.numel
-            else:
-                dtype, numel = "U8", end - offset
-            tensors[f"{section.name}.{piece.group}"] = _entry(dtype, numel, offset, end)
+            plain = codec_of(section.codec, layout, piece.group).plain
+            dtype = layout.groups[piece.group].dtype if plain else torch.uint8
+            shape = [piece.numel if plain else end - offset]
+            tensors[f"{section.name}.{piece.group}"] = entry(dtype, shape, offset, end)
             offset = end
         end = offset + _padding(offset - start) + CHECKSUM_BYTES * section.sums
-        tensors[f"{section.name}.xxh3"] = _entry("U8", end - offset, offset, end)
-    text = json.dumps(tensors, separators=(",", ":")).encode()
-    # Trailing spaces belong to the format; they let the data start at a multiple of 64 bytes.
-    text += b" " * (-(_LENGTH_BYTES + len(text)) % 64)
-    return len(text).to_bytes(_LENGTH_BYTES, "little") + text
-
-
-def _entry(dtype: str, numel: int, start: int, end: int) -> dict[str, object]:
-    return {"dtype": dtype, "shape": [numel], "data_offsets": [start, end]}
+        tensors[f"{section.name}.xxh3"] = entry(torch.uint8, [end - offset], offset, end)
+    return header_bytes(tensors, metadata)
 
 
 def section_bytes(layout: Layout, section: Section) -> int:
@@ -205,7 +174,7 @@ class SectionReader:
     def __init__(
         self, reader: ObjectReader, layout: Layout, section: Section, start: int, origin: str
     ) -> None:
-        if start < _LENGTH_BYTES:
+        if start < LENGTH_BYTES:
             raise CorruptedObjectError(
                 f"{origin} has {reader.size} bytes, which is too few: it is truncated, or was written for another model"
             )
