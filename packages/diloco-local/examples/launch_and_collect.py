@@ -28,7 +28,7 @@ def main():
         }
         with LocalProcessExecutor(**options) as executor:
             handles = executor.launch_replicas(
-                2, "launch_and_collect:work", {"amount": 3}, timeout=60, run_id="example"
+                2, "launch_and_collect:work", {"amount": 3}, timeout=600, run_id="example"
             )
             for line in executor.log_iter(handles[0], follow=True):
                 sys.stdout.write(f"log of rank 0: {line}\n")
