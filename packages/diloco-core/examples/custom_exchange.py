@@ -29,7 +29,7 @@ class Board:
             parts[rank] = part
             self._changed.notify_all()
             self._changed.wait_for(
-                lambda: len(parts) == self.world_size or self._failed, timeout=60
+                lambda: len(parts) == self.world_size or self._failed, timeout=600
             )
             if len(parts) < self.world_size:
                 raise RuntimeError(f"rank {rank} waits for others in vain") from self._failed
