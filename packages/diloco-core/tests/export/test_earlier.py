@@ -218,9 +218,10 @@ class TestEarlierStates:
             shard.unlink()
         with caplog.at_level(logging.WARNING):
             assert export(str(tmp_path / "run"), tmp_path / "model") == steps[1]
-        record = next(
+        *again, record = [
             record.getMessage() for record in caplog.records if record.name == "diloco_core"
-        )
+        ]
+        assert all(message.startswith("reading again in") for message in again)
         assert record.startswith(f"the state after outer step {steps[0]} in ")
         assert shard.name in record
         assert record.endswith(f". This is the state after outer step {steps[1]}.")

@@ -187,7 +187,7 @@ def test_without_a_manifest_the_error_says_what_to_do(lab, tmp_path, kind, harm)
 
 def test_padding_is_covered_too(lab, tmp_path, monkeypatch):
     """Three truth values are followed by five bytes that nobody needs: whatever changes there is noticed all the same."""
-    monkeypatch.setattr("diloco_core._export._export._PAUSES", (0.0, 0.0))
+    monkeypatch.setattr("diloco_core._store._reread.REREADS", (0.0, 0.0))
     model = lab.fill(nn.Linear(2, 2))
     model.register_buffer("mask", torch.tensor([True, False, True]))
     inner = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import secrets
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
@@ -21,6 +20,8 @@ from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundEr
 from .._store._ahead import open_ahead
 from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
+from .._store._reread import read_again
+from .._timing import Timing
 from .._wire._published import ValuesReader
 from .._wire._sections import Section
 from ._source import lacking, state, states
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from ._source import PublishedFile, Source
 
 _TRIES = 8
-_PAUSES = (0.05, 0.2)  # seconds
+_TIMING = Timing()
 
 T = TypeVar("T")
 
@@ -100,7 +101,7 @@ def export(
                 target, "it lies in the run's own folder, where only the run's objects belong"
             )
         try:
-            source = _patiently(lambda: find_source(store))
+            source = _again(lambda: find_source(store))
             choice, tensors = _newest_whole(store, source, dtype, at)
             step = choice.step
             unfinished = _unfinished(source, choice)
@@ -252,14 +253,9 @@ def _why(source: Source, number: int) -> _Unfinished | None:
     )
 
 
-def _patiently(act: Callable[[], T]) -> T:
-    """What fails its checksum is read again before it counts as damaged."""
-    for pause in _PAUSES:
-        try:
-            return act()
-        except CorruptedObjectError:
-            time.sleep(pause)
-    return act()
+def _again(read: Callable[[], T]) -> T:
+    """What fails its checksum is read again before it counts as damaged: twice, since somebody is waiting."""
+    return read_again(_TIMING, read, most=2)
 
 
 def _corrupted(error: ObjectNotFoundError | CorruptedObjectError) -> CorruptedObjectError:
@@ -275,7 +271,7 @@ def _choose(
     damaged: Mapping[tuple[int, int], CorruptedObjectError],
 ) -> _Choice:
     """The newest state, or the one that is asked for."""
-    numbers = states(source, _patiently(source.complete))
+    numbers = states(source, _again(source.complete))
     steps = {number: source.outer_steps(number) for number in numbers}
     whole = [
         number
@@ -345,16 +341,24 @@ def _read(
 
     with open_ahead(store, {key: listing.get(key) for key in numbers}, announce) as readers:
         for number, (file, opened) in enumerate(zip(files, readers, strict=True)):
-            for pause in (*_PAUSES, None):
-                try:
-                    _read_file(store, layout, flat, number, file, opened)
-                    break
-                except CorruptedObjectError:
-                    if pause is None:
-                        raise
-                    opened = None
-                    time.sleep(pause)
+            _read_file_again(store, layout, flat, number, file, opened)
     return {entry["name"]: _tensor(flat, entry, dtype) for entry in table["tensors"]}
+
+
+def _read_file_again(
+    store: Store,
+    layout: Layout,
+    flat: list[torch.Tensor],
+    number: int,
+    file: PublishedFile,
+    opened: ObjectReader | None,
+) -> None:
+    def read() -> None:
+        nonlocal opened
+        first, opened = opened, None
+        _read_file(store, layout, flat, number, file, first)
+
+    _again(read)
 
 
 def _read_file(
