@@ -27,6 +27,8 @@ def test_it_is_an_executor(bench):
     assert executor.supports_inter_replica_network is False
     assert executor.capabilities.cancel_scope == "gang"
     assert bench.executor(ttl_seconds_after_finished=60).capabilities.retention == 60
+    assert executor.capabilities.failure_scope == "gang"
+    assert bench.executor(on_replica_failure="continue").capabilities.failure_scope == "replica"
 
 
 def test_what_is_shipped():

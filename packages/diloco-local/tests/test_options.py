@@ -45,6 +45,10 @@ def test_what_can_be_read_only_once_is_kept():
     )  # fmt: skip
 
 
+def test_secrets_among_the_variables_are_not_in_the_representation():
+    assert "hunter2" not in repr(LocalOptions(env={"TOKEN": "hunter2"}))
+
+
 def test_the_constructor_takes_the_fields_by_name():
     parameters = inspect.signature(LocalProcessExecutor).parameters
     assert list(parameters) == [each.name for each in fields(LocalOptions)]

@@ -55,11 +55,11 @@ def test_no_root_no_runs(tmp_path):
     assert Root(tmp_path / "none").run_ids() == []
 
 
-def test_ringing_where_nobody_listens(tmp_path):
+def test_waking_a_supervisor_that_is_not_there(tmp_path):
     run = Root(tmp_path).stage()
-    run.ring()
+    run.wake_supervisor()
     os.mkfifo(run.wake)
-    run.ring()
+    run.wake_supervisor()
 
 
 def test_attempts_are_counted_not_spelled(tmp_path):

@@ -93,7 +93,7 @@ class Replica:
         return self.phase is Phase.DONE
 
     @property
-    def hurried(self) -> bool:
+    def being_ended(self) -> bool:
         """Whether its processes are being ended, so that it should be looked at often."""
         return self.phase is Phase.SWEEPING or (self._stop is not None and not self.done)
 

@@ -116,7 +116,7 @@ class RunDir:
 
     @property
     def wake(self) -> Path:
-        """The supervisor's bell."""
+        """A FIFO: writing to it wakes the supervisor."""
         return self.path / "wake"
 
     @property
@@ -133,7 +133,7 @@ class RunDir:
         """The files of the replica ``rank``."""
         return ReplicaDir(self.path / f"replica-{rank}")
 
-    def ring(self) -> None:
+    def wake_supervisor(self) -> None:
         """Make the supervisor look at once; without one, nothing happens."""
         try:
             descriptor = os.open(self.wake, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)

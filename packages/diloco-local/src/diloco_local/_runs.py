@@ -234,7 +234,7 @@ def roll_back(root: Root, record: RunRecord) -> list[ReplicaHandle]:
     run = root.run(record.run_id)
     for rank in record.ranks:
         _mark(run, rank)
-    run.ring()
+    run.wake_supervisor()
     deadline = time.monotonic() + record.grace + 2 * MARGIN
     while is_locked(run.lock) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -267,7 +267,7 @@ def cancel(
         _mark(run, rank)
     except FileNotFoundError:
         return  # purged at this moment, so it had ended
-    run.ring()
+    run.wake_supervisor()
     if is_locked(run.lock) or observe_replica(run, record, rank).state.terminal:
         return
     lock = open_lock(run.lock)

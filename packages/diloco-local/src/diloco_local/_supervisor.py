@@ -40,7 +40,7 @@ from ._rundir import RunDir
 from ._times import SAMPLE_SECONDS
 
 #: Seconds between two looks while processes are being ended.
-HURRY_SECONDS = 0.03
+ENDING_SECONDS = 0.03
 
 
 class Supervisor:
@@ -61,7 +61,7 @@ class Supervisor:
             )
             for rank in record.ranks
         ]
-        self._wake, self._bell = _open_bells(run, self)
+        self._wake, self._signals = _open_wakers(run, self)
 
     def terminate(self) -> None:
         """Somebody told the supervisor itself to end: so must the replicas."""
@@ -115,13 +115,14 @@ class Supervisor:
             else:
                 for replica in self.replicas:
                     replica.seal()
-            hurried = (
-                any(replica.hurried for replica in self.replicas) or self._stray_kill_at is not None
+            ending = (
+                any(replica.being_ended for replica in self.replicas)
+                or self._stray_kill_at is not None
             )
-            self._rest(HURRY_SECONDS if hurried else SAMPLE_SECONDS)
+            self._rest(ENDING_SECONDS if ending else SAMPLE_SECONDS)
 
     def _rest(self, seconds: float) -> None:
-        ready, _, _ = select.select([self._wake, self._bell], [], [], seconds)
+        ready, _, _ = select.select([self._wake, self._signals], [], [], seconds)
         for descriptor in ready:
             with contextlib.suppress(BlockingIOError):
                 os.read(descriptor, 4096)
@@ -157,20 +158,20 @@ class Supervisor:
         return False
 
 
-def _open_bells(run: RunDir, supervisor: Supervisor) -> tuple[int, int]:
-    """The FIFO that others ring, and the pipe that signals ring."""
+def _open_wakers(run: RunDir, supervisor: Supervisor) -> tuple[int, int]:
+    """What ends a rest early: the FIFO that others write to, and the pipe that signals write to."""
     # Opened for reading and writing, so that it never reports an end when the last writer closes.
     wake = os.open(run.wake, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
-    bell, ringer = os.pipe()
-    os.set_blocking(bell, False)
-    os.set_blocking(ringer, False)
-    signal.set_wakeup_fd(ringer, warn_on_full_buffer=False)
+    reader, writer = os.pipe()
+    os.set_blocking(reader, False)
+    os.set_blocking(writer, False)
+    signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.signal(signal.SIGTERM, lambda *_: supervisor.terminate())
     # Handlers and not SIG_IGN, which the replicas would inherit.
     for number in (signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: None)
-    return wake, bell
+    return wake, reader
 
 
 class _Ready:
