@@ -141,7 +141,7 @@ def overwrite_instead_of_create(monkeypatch):
 def no_replay(monkeypatch):
     def skip(life):
         while (found := read_commit(life, life.sync + 1)) is not None:
-            life.skip(*found)
+            life.standing.skip(*found)
 
     monkeypatch.setattr(_elastic_catchup, "replay", skip)
 

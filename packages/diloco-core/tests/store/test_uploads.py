@@ -9,7 +9,8 @@ import torch
 
 from diloco_core import DiLoCo, Elastic, ElasticExchange
 from diloco_core._arithmetic import _elastic_sizes
-from diloco_core._elastic._life import Life
+from diloco_core._elastic._life._life import Life
+from diloco_core._elastic._life._traffic import Traffic
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._drivers._uploads import parts_at_once
@@ -162,8 +163,7 @@ def test_what_is_published_is_not_copied_over_a_network(near):
 
     life = SimpleNamespace(
         store=SimpleNamespace(near=near, create=create),
-        traffic=SimpleNamespace(sent=4),
-        _counting=threading.Lock(),
+        traffic=Traffic(sent=4),
     )
     assert Life.create(life, "k", lambda: iter([b"ab", b"c"]))
     assert life.traffic.sent == 7

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from .._store._patient import Patient
-    from ._life import Life
+    from ._life._life import Life
 
 _MOST = 1000
 

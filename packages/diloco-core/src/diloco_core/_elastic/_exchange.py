@@ -36,7 +36,9 @@ from .._store._patient import Patient
 from .._store._reread import read_again
 from .._timing import WATCH_EVERY, Timing
 from ._claims import check_claim, claim, watch_claim
-from ._life import Life, Progress, layout_bytes
+from ._life._life import Life, Seen
+from ._life._progress import Progress, layout_bytes
+from ._life._standing import Standing
 from ._log._farewell import farewell
 from ._log._keys import Hint, inner_key, parse_inner
 from ._log._records import Rollback
@@ -175,19 +177,27 @@ class ElasticExchange(ResumableExchange):
             if manifest.topology == "gather" and isinstance(self.store, InBackground):
                 self.store.budget = self.store.transfer.gather_budget()
             seen_at = self._timing.clock()
-            epoch, record = claim(store, self.rank, manifest.run())
+            run = manifest.run()
+            epoch, record = claim(store, self.rank, run)
             life = Life(
                 store=store,
                 timing=self._timing,
                 settings=self.settings,
                 manifest=manifest,
+                run=run,
                 rank=self.rank,
                 epoch=epoch,
                 claim=record,
                 chunk_bytes=self._chunk_bytes,
                 scratch=Scratch(self._chunk_bytes),
-                fragments=[Progress.empty(job) for job in jobs],
-                seen_at=seen_at,
+                standing=Standing(
+                    [Progress.empty(job) for job in jobs],
+                    run=run,
+                    world_size=self.world_size,
+                    uri=store.uri,
+                    clock=self._timing.clock,
+                ),
+                seen=Seen(seen_at),
             )
             self._life = life
             store.before_writing = partial(check_run, life)
@@ -288,7 +298,7 @@ class ElasticExchange(ResumableExchange):
             self._start_again(life, reload)
             return sync.after_reloading()
         if report.committed:
-            life.differed = False
+            life.handover.is_completed()
             if life.sync % WATCH_EVERY == 0:
                 watch_manifest(life)
                 watch_claim(life)
@@ -300,9 +310,9 @@ class ElasticExchange(ResumableExchange):
         if reload.rollback is not None:
             obey_rollback(life, reload.rollback)
         if reload.why in {Why.DIFFERS, Why.CHANGED}:
-            if life.differed:
+            if life.handover.differed:
                 raise unhealed(reload.why, self.rank) from None
-            life.differed = True
+            life.handover.has_differed()
         elif reload.__cause__ is not None:
             text = "rank %d: %s. Reloading the published state."
             _log.warning(text, self.rank, str(reload.__cause__).rstrip("."))

@@ -20,7 +20,8 @@ from ._round._reload import Reload, Why
 if TYPE_CHECKING:
     from .._store._api import ObjectReader
     from .._wire._published import Sums
-    from ._life import Life, Progress
+    from ._life._life import Life
+    from ._life._progress import Progress
 
 _ASKING = 4  # how often a record is looked at again while others are asked
 
@@ -90,7 +91,7 @@ def commit_again(
     Without ``damage`` it is gone, and what is there by now stays: without the record a rollback may have been decided.
     """
     index = life.index(sync)
-    read, decided = life.fragments[index].commit, life.decided
+    read, decided = life.fragments[index].commit, life.damage.decided
     commit = decided if decided is not None and decided.sync == sync else read
     if commit is None or commit.sync != sync:
         done = readable_done(life, sync, index)

@@ -15,7 +15,7 @@ from .._store._reread import read_again
 from .._wire._published import shard_metadata
 from ._beginning import beginning, wait_for_manifest
 from ._compare import check_same_run
-from ._life import layout_bytes, published_shard
+from ._life._progress import layout_bytes, published_shard
 from ._log._keys import MANIFEST, commit_sync, epochs, is_claim, shard_key
 from ._log._records import Manifest
 from ._log._rules import states
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from .._store._patient import Patient
     from .._timing import Timing
     from .._wire._published import Sums
-    from ._life import Life
+    from ._life._life import Life
     from ._settings import Elastic
 
 _STRICT_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
@@ -137,11 +137,11 @@ def watch_manifest(life: Life) -> None:
         FormatError: The same, and another version has written it.
     """
     # At once, since what is written here is no reason to look once more.
-    before, life.seen_at = life.seen_at, life.timing.clock()
+    before, life.seen.at = life.seen.at, life.timing.clock()
     try:
         _watch(life)
     except BaseException:
-        life.seen_at = before
+        life.seen.at = before
         raise
 
 
@@ -189,7 +189,7 @@ def check_run(life: Life) -> None:
         RunExistsError: Another run's manifest has taken the place of this run's.
         FormatError: The same, and another version has written it.
     """
-    if life.timing.clock() - life.seen_at >= life.settings.grace:
+    if life.timing.clock() - life.seen.at >= life.settings.grace:
         watch_manifest(life)
 
 

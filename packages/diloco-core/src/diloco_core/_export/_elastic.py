@@ -6,7 +6,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, TypeVar
 
-from .._elastic._life import published_seed
+from .._elastic._life._progress import published_seed
 from .._elastic._log._keys import Delta, Hint, commit_key, commit_sync, done_key, shard_key
 from .._elastic._log._records import Commit, Done, Rollback, of_run, read_record
 from .._elastic._log._rules import done_states

@@ -12,7 +12,7 @@ from .._log._rules import done_states, in_force
 from .._repair import commit_again, readable_done
 
 if TYPE_CHECKING:
-    from .._life import Life
+    from .._life._life import Life
     from .._log._records import Commit
 
 _log = logging.getLogger("diloco_core")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError
 from ..._wire._published import shard_metadata
-from .._life import Progress, not_as_recorded
+from .._life._progress import Progress, not_as_recorded
 from .._log._keys import Delta, commit_key, commit_sync, deltas
 from .._log._rules import newest_done
 from .._repair import computed_otherwise
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ..._arithmetic._layout import Piece
     from ..._store._api import ObjectReader
-    from .._life import Life
+    from .._life._life import Life
     from .._log._records import Done
 
 _log = logging.getLogger("diloco_core")

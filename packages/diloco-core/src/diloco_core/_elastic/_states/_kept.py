@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from ..._store._api import Buffer, ObjectReader
-    from .._life import Life
+    from .._life._life import Life
 
 _FOLDER = "kept/"
 

@@ -9,7 +9,7 @@ from ..._errors import CorruptedObjectError
 from ..._store._ahead import open_ahead
 from ..._store._api import ReadsAhead
 from ..._store._reread import read_again
-from .._life import Progress, not_as_recorded
+from .._life._progress import Progress, not_as_recorded
 from .._log._keys import commit_key, commit_sync, done_key
 from .._log._rules import newest_done
 from .._repair import read_commit, read_done
@@ -19,7 +19,7 @@ from ._kept import bring_back, mend_from_copies
 
 if TYPE_CHECKING:
     from ..._store._api import ObjectReader
-    from .._life import Life
+    from .._life._life import Life
 
 _TRIES = 8
 
@@ -34,7 +34,7 @@ _log = logging.getLogger("diloco_core")
 def load(life: Life) -> None:
     """Take the newest published state of every fragment; what was committed after it is up to the caller.
 
-    Where that is damaged it is the state before, and ``life.mending`` says which one is to be written again on the way.
+    Where that is damaged it is the state before, and ``life.damage`` says which one is to be written again on the way.
 
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
@@ -46,8 +46,8 @@ def load(life: Life) -> None:
         if history.rollbacks and bring_back(life):
             history = History(life)
         close_gaps(life, history)
-        life.rollbacks = history.rollbacks
-        life.mending.clear()
+        life.standing.heed(history.rollbacks)
+        life.damage.start_over()
         try:
             if all([_load_newest(life, index, history) for index in range(count)]):  # noqa: C419 - all of them
                 break
@@ -61,8 +61,8 @@ def load(life: Life) -> None:
         )
     oldest = min(progress.sync for progress in life.fragments)
     for rollback, record in reversed(life.rollbacks):
-        if rollback.sync > oldest and life.stands_at(rollback):
-            life.turn_back(rollback, record)
+        if rollback.sync > oldest and life.standing.holds(rollback):
+            life.standing.turn_back(rollback, record)
             return
     _stand(life, oldest)
 
@@ -70,16 +70,14 @@ def load(life: Life) -> None:
 def _stand(life: Life, sync: int) -> None:
     """Begin after a sync whose record is known to be there."""
     if not sync:
-        life.sync = life.rollback = 0
-        life.previous = life.run
-        life.members = dict.fromkeys(range(life.manifest.world_size), 0)
+        life.standing.begin()
         return
     found = read_commit(life, sync, decided=True)
     if found is None:
         raise CorruptedObjectError(
             f"{life.origin(commit_key(sync))} is gone, but commit records are never deleted"
         )
-    life.skip(*found)
+    life.standing.skip(*found)
 
 
 def _load_newest(life: Life, index: int, history: History) -> bool:
@@ -87,7 +85,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
     first: CorruptedObjectError | None = None
     for sync in history.states(index):
         try:
-            if (index, sync) in life.bad and not (
+            if life.damage.is_bad(index, sync) and not (
                 life.rollbacks and mend_from_copies(life, index, sync)
             ):
                 raise CorruptedObjectError(
@@ -109,7 +107,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
         except CorruptedObjectError as error:
             if first is None:
                 first = error
-                life.mending[index], life.reasons[index] = sync, str(error)
+                life.damage.make_again(index, sync, str(error))
             if sync:
                 todo = "Trying to make it again from the state before."
                 _log.error("rank %d: %s. %s", life.rank, str(error).rstrip("."), todo)
@@ -185,7 +183,7 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
             if not _load_shard(life, fresh, index, numbers[key], key, reader):
                 return key
             fresh.values_at[numbers[key]] = sync
-    life.fragments[index] = fresh
+    life.standing.hold(index, fresh)
     return None
 
 

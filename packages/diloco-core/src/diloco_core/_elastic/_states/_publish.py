@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ..._wire._published import Shard, Sums
-    from .._life import Life, Progress
+    from .._life._life import Life
+    from .._life._progress import Progress
     from .._log._records import Commit
 
 LOOK_AGAIN = 64

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..._errors import NonFiniteUpdateError
-    from .._life import Life
+    from .._life._life import Life
 
 _log = logging.getLogger("diloco_core")
 

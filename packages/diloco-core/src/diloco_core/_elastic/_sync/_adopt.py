@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ..._timing import Wait
-    from .._life import Life
+    from .._life._life import Life
     from .._log._records import Commit
 
 _log = logging.getLogger("diloco_core")
@@ -93,10 +93,10 @@ class Adoption:
         def expired() -> SyncTimeoutError:
             return self._late(left)
 
-        life.absent = set()
+        life.handover.nobody_is_absent()
         while left:
             elapsed = wait.elapsed() if wait else 0.0
-            life.absent |= shares.late_owners(left, elapsed)
+            life.handover.are_absent(shares.late_owners(left, elapsed))
             found = listed(self._result, left)
             seen = Pending(tuple(left), tuple(found), readable=self._unreadable is None)
             # One pass: what is published, then what is late. Whatever came may have brought more with it.

@@ -21,7 +21,7 @@ from ._held import begin_to_hold, hold
 
 if TYPE_CHECKING:
     from ..._store._api import ObjectReader
-    from .._life import Life
+    from .._life._life import Life
 
 _PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after a try that found the state of no use
 _ASKING = 2  # how often it is tried again while others are asked
@@ -121,12 +121,12 @@ def replay(life: Life) -> None:
     while True:
         sync = life.sync + 1
         if sync in turns:
-            if not life.stands_at(turns[sync][0]):
+            if not life.standing.holds(turns[sync][0]):
                 raise Reload(Why.WENT_BACK, turns[sync][0])
-            life.turn_back(*turns[sync])
+            life.standing.turn_back(*turns[sync])
             continue
         if not in_force(sync, life.index(sync), known):
-            life.pass_over(sync)
+            life.standing.pass_over(sync)
             continue
         found = read_commit(life, sync, decided=life.sync < published)
         if found is None:
@@ -135,16 +135,15 @@ def replay(life: Life) -> None:
         life.verify(commit)
         progress = life.fragments[commit.fragment]
         if commit.sync <= progress.sync:
-            life.skip(commit, record)
+            life.standing.skip(commit, record)
             continue
         if commit.base != progress.digest:
             raise diverged(life.rank)
         Adoption(life, commit, local=False).run()
-        life.advance(commit, record)
-        if life.mending.get(commit.fragment) == commit.sync:
+        life.standing.advance(commit, record)
+        if life.damage.mending.get(commit.fragment) == commit.sync:
             mend_published(life, commit.fragment)
-            del life.mending[commit.fragment]
-            life.bad.discard((commit.fragment, commit.sync))
+            life.damage.mended(commit.fragment, commit.sync)
     # Several records in a row may be lost. The next one may just have been decided, so it is looked for once more.
     newest = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
     beyond = newest > life.sync + 1 and life.log(life.sync + 1) is None
@@ -216,7 +215,7 @@ def _hold_or_make_again(
     if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
         return  # it was removed while it was read: the others have gone on
     if not make_again(life, index, shard, damage):
-        life.bad.add((index, progress.sync))
+        life.damage.distrust(index, progress.sync)
         gone = CorruptedObjectError(f"{life.origin(key)} is gone")
         raise Reload(Why.DAMAGED) from damage or gone
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ..._wire._published import Sums
-    from .._life import Life
+    from .._life._life import Life
 
 _log = logging.getLogger("diloco_core")
 
@@ -192,7 +192,7 @@ class Computation:
         except CorruptedObjectError as error:
             if not self._result.mending and make_again(life, index, shard, error):
                 return True
-            life.bad.add((index, self._result.previous))
+            life.damage.distrust(index, self._result.previous)
             raise Reload(Why.DAMAGED) from error
         return False
 
@@ -239,7 +239,7 @@ class Computation:
             raise Reload(Why.SUPERSEDED)
         damaged = ""
         if result.mending:
-            reason = life.reasons[result.index].rstrip(".")
+            reason = life.damage.reasons[result.index].rstrip(".")
             damaged = f"Its result is damaged as well: {reason}. "
         raise CorruptedObjectError(
             f"sync {result.sync} in {life.store.uri} is decided, and something that it is computed from is gone: "
@@ -262,7 +262,7 @@ def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError
     progress.values_at[number] = None
     progress.forget_outer(number, life.chunk_bytes)
     key = life.key(progress.sync, index, number)
-    life.reasons[index] = str(damage or f"{life.origin(key)} is gone")
+    life.damage.because(index, str(damage or f"{life.origin(key)} is gone"))
     try:
         before = state_before(life, index)
         if before is None:

@@ -15,7 +15,7 @@ from .._repair import read_commit
 from .._round._reload import Reload, Why
 
 if TYPE_CHECKING:
-    from .._life import Life
+    from .._life._life import Life
     from .._log._records import Commit
 
 _log = logging.getLogger("diloco_core")

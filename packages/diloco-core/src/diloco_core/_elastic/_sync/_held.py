@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._life import Progress, not_as_recorded
+from .._life._progress import Progress, not_as_recorded
 from .._log._rules import done_states
 from .._repair import readable_done
 
 if TYPE_CHECKING:
     from ..._store._api import ObjectReader
-    from .._life import Life
+    from .._life._life import Life
 
 
 def begin_to_hold(life: Life, progress: Progress, number: int) -> bool:

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
 
     from ..._arithmetic._layout import Piece
     from ..._arithmetic._sharded import Source
-    from .._life import Life, Progress
+    from .._life._life import Life
+    from .._life._progress import Progress
     from .._log._delta import DeltaReader
     from .._log._records import Commit
 

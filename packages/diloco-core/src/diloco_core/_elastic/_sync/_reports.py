@@ -8,7 +8,7 @@ from ..._exchange._report import SyncReport
 
 if TYPE_CHECKING:
     from ..._arithmetic._sync_job import SyncJob
-    from .._life import Life
+    from .._life._life import Life
     from .._log._records import Commit
 
 
@@ -31,7 +31,7 @@ def completed(
 
 def left(life: Life, job: SyncJob) -> SyncReport:
     """Of a last sync that this life did not wait for to its end."""
-    return _not_completed(life, job, None, "none" if life.open is None else "open")
+    return _not_completed(life, job, None, "none" if life.handover.open is None else "open")
 
 
 def reloaded(life: Life, job: SyncJob, commit: Commit | None, contribution: str) -> SyncReport:

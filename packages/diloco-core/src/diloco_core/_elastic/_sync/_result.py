@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from ..._arithmetic._layout import Layout
     from ..._exchange._resumable import ResumableJob
     from ..._wire._published import Shard
-    from .._life import Life, Progress
+    from .._life._life import Life
+    from .._life._progress import Progress
     from .._log._records import Commit, Done
 
 
@@ -43,7 +44,7 @@ class Result:
     @classmethod
     def of(cls, life: Life, commit: Commit) -> Result:
         """Of the next sync of a fragment, from the state in memory."""
-        mending = life.mending.get(commit.fragment) == commit.sync
+        mending = life.damage.mending.get(commit.fragment) == commit.sync
         done = readable_done(life, commit.sync, commit.fragment) if mending else None
         return cls(life, commit, life.fragments[commit.fragment], mending, done)
 

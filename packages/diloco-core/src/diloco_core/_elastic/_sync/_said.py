@@ -9,7 +9,7 @@ from ..._errors import SyncTimeoutError
 from .._log._keys import deltas, highest_epochs
 
 if TYPE_CHECKING:
-    from .._life import Life
+    from .._life._life import Life
     from .._log._keys import Delta
     from .._log._records import Commit
     from .._round._membership import Folder

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
-from .._life import Traffic
 from .._log._delta import ChangedError, schema
 from .._log._keys import Delta, Hint, commit_key, deltas
 from .._log._records import Commit
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..._exchange._report import SyncReport
-    from .._life import Life
+    from .._life._life import Life
 
 _log = logging.getLogger("diloco_core")
 
@@ -65,10 +64,7 @@ class ElasticSync:
         self._job = self._progress.job
         self._base = self._progress.digest
         # A life contributes once to a sync, also if it did not wait for the end the first time.
-        self._open, life.open = (
-            (life.open if life.open and life.open.sync == self._sync else None),
-            None,
-        )
+        self._open = life.handover.take_open(self._sync)
         self._own = self._open
         self._round = Round(
             sync=self._sync,
@@ -80,10 +76,10 @@ class ElasticSync:
             previous=life.previous,
             members=life.members,
             min_replicas=life.manifest.min_replicas,
-            absent=frozenset(life.absent),
+            absent=frozenset(life.handover.absent),
             # Whoever leaves without the sync does not wait for those who have left before.
-            former=frozenset(life.former) if patience is None else (),
-            differed=life.differed,
+            former=frozenset(life.handover.former) if patience is None else (),
+            differed=life.handover.differed,
             may_leave=patience is not None,
         )
         self._folder = Folder({}, {}, ())
@@ -98,7 +94,7 @@ class ElasticSync:
             NonFiniteDeltaError: The own contribution holds NaN or infinity; nothing was sent.
         """
         life = self._life
-        life.traffic = Traffic()
+        life.traffic.begin()
         start = life.timing.clock()
         self._found = commit_mended(life, self._sync)
         if self._found is None and self._own is None and self._job.steps is not None:
@@ -127,7 +123,7 @@ class ElasticSync:
         start = life.timing.clock() - self._contributing
         found = self._found or self._wait()
         if found is None:
-            life.open = self._own
+            life.handover.leave_open(self._own)
             return left(life, self._job)
         commit, record = found
         self._check(commit)
@@ -144,7 +140,7 @@ class ElasticSync:
         Adoption(life, commit, local=became == "counted" and self._open is None).run()
         if learned:
             self._job.reapply(learned)
-        life.advance(commit, record)
+        life.standing.advance(commit, record)
         if commit.members[commit.sync % len(commit.members)].rank == life.rank:
             collect(life)
         return completed(life, self._job, commit, became, since=start)
@@ -179,7 +175,7 @@ class ElasticSync:
         """Whether an earlier life of this rank has contributed already: it stands for the rank."""
         life = self._life
         listing = life.store.list(deltas(self._sync))
-        life.former = former_farewells(listing, life.rank, life.epoch)
+        life.handover.note_former(former_farewells(listing, life.rank, life.epoch))
         delta = self._round.valid(listing).get(life.rank)
         return delta is not None and delta.epoch < life.epoch
 
@@ -199,7 +195,7 @@ class ElasticSync:
             progress.format.parts, delta, life.chunk_bytes, life.scratch, base, progress.sums
         )
         try:
-            life.traffic.sent += life.store.put(delta.key, parts)
+            life.traffic.count_sent(life.store.put(delta.key, parts))
         except ChangedError as error:
             _log.error(
                 "rank %d: the global copy of fragment %s changed in memory since sync %d (shard %s is not what was published). "
@@ -275,22 +271,21 @@ class ElasticSync:
             run=life.run,
         )
         if life.store.create(commit_key(self._sync), commit.to_json):
-            life.decided = commit
+            life.damage.has_decided(commit)
 
     def _help(self, listing: Iterable[str]) -> None:
         """Another life cannot read something that this one may know."""
         asked = {
             hint for hint in map(Hint.parse, listing) if hint is not None and hint.event == "repair"
         }
-        if asked - self._life.answered:
-            self._life.answered |= asked
+        if self._life.damage.is_asked(asked):
             answer(self._life)
             mend_initial(self._life)
             publish_when_asked(self._life)
 
     def _check(self, commit: Commit) -> None:
         """Obey the record, unless it is not of the state that this life holds."""
-        match on_record(self._round, commit, follows=self._life.follows(commit)):
+        match on_record(self._round, commit, follows=self._life.standing.follows(commit)):
             case Differ(theirs):
                 raise self._differs(theirs)
             case NotNext():
