@@ -10,6 +10,7 @@ import torch
 from diloco_core import CoreError, Elastic, ElasticExchange
 from diloco_core._arithmetic._sharded import adopt_shard
 from diloco_core._elastic import _exchange as _exchange_elastic
+from diloco_core._elastic import _joining
 from diloco_core._elastic._log import _records as _elastic_records
 from diloco_core._elastic._log._keys import Delta, deltas, done_key, inner_key, shard_key
 from diloco_core._elastic._log._records import Commit, Rollback
@@ -88,7 +89,7 @@ def decide_from_own_listing(monkeypatch):
 
 
 def no_incarnation(monkeypatch):
-    monkeypatch.setattr(_exchange_elastic, "claim", lambda store, rank, run: (1, b""))
+    monkeypatch.setattr(_joining, "claim", lambda store, rank, run: (1, b""))
     monkeypatch.setattr(_exchange_elastic, "check_claim", lambda life: None)
     monkeypatch.setattr(_exchange_elastic, "watch_claim", lambda life: None)
 
@@ -339,7 +340,8 @@ def _asleep(number):
 
 
 def no_fence_after_a_rollback(monkeypatch):
-    monkeypatch.setattr(_exchange_elastic, "obey_rollback", lambda life, rollback: None)
+    for module in (_exchange_elastic, _elastic_catchup):
+        monkeypatch.setattr(module, "obey_rollback", lambda life, rollback: None)
 
 
 def saving_without_looking_for_a_successor(monkeypatch):

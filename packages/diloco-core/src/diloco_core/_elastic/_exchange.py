@@ -7,14 +7,12 @@ store holds is always enough to go on: the newest published state, and everythin
 from __future__ import annotations
 
 import logging
-import sys
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
 from .._arithmetic._elastic_sizes import shards_of
 from .._arithmetic._layout import CHUNK_BYTES
-from .._arithmetic._sharded import Scratch
 from .._checks import check_identity, check_whole
 from .._errors import (
     ConfigurationError,
@@ -28,29 +26,24 @@ from .._exchange._endings import as_text
 from .._exchange._pending import Syncs
 from .._exchange._report import SyncReport
 from .._exchange._resumable import Position, ResumableExchange
-from .._inner._state import SavedInner, check_inner
 from .._model._unsynced_watch import UnsyncedWatch
 from .._planner._warning import warn_of_long_syncs
 from .._store._api import InBackground, check_size
 from .._store._patient import Patient
-from .._store._reread import read_again
 from .._timing import WATCH_EVERY, Timing
-from ._claims import check_claim, claim, watch_claim
-from ._life._life import Life, Seen
-from ._life._progress import Progress, layout_bytes
-from ._life._standing import Standing
-from ._log._farewell import farewell
-from ._log._keys import Hint, inner_key, parse_inner
-from ._log._records import Rollback
+from ._claims import check_claim, watch_claim
+from ._ending import leave_run, tell_failure
+from ._inner import save_inner, saved_inner
+from ._joining import new_life
+from ._life._progress import layout_bytes
+from ._log._keys import Hint
 from ._repair import read_commit
-from ._round._reload import Reload, Why
+from ._round._reload import Reload
 from ._settings import Elastic
 from ._start import check_run, open_run, watch_manifest
 from ._states._history import given_up_since
-from ._states._publish import finish
 from ._states._rollback import obey_rollback, saying_what_to_do
-from ._sync._catchup import catch_up, unhealed
-from ._sync._fork import look_back
+from ._sync._catchup import catch_up, start_again
 from ._sync._sync import ElasticSync
 
 if TYPE_CHECKING:
@@ -59,9 +52,9 @@ if TYPE_CHECKING:
     from .._arithmetic._sync_job import SyncJob
     from .._exchange._pending import Pending, Steps
     from .._exchange._resumable import ResumableJob
+    from .._inner._state import SavedInner
     from .._store._api import Buffer, Store
-
-_TELL_SECONDS = 5.0
+    from ._life._life import Life
 
 _log = logging.getLogger("diloco_core")
 
@@ -176,28 +169,14 @@ class ElasticExchange(ResumableExchange):
             )
             if manifest.topology == "gather" and isinstance(self.store, InBackground):
                 self.store.budget = self.store.transfer.gather_budget()
-            seen_at = self._timing.clock()
-            run = manifest.run()
-            epoch, record = claim(store, self.rank, run)
-            life = Life(
-                store=store,
-                timing=self._timing,
-                settings=self.settings,
-                manifest=manifest,
-                run=run,
+            life = new_life(
+                store,
+                jobs,
+                manifest,
                 rank=self.rank,
-                epoch=epoch,
-                claim=record,
+                settings=self.settings,
+                timing=self._timing,
                 chunk_bytes=self._chunk_bytes,
-                scratch=Scratch(self._chunk_bytes),
-                standing=Standing(
-                    [Progress.empty(job) for job in jobs],
-                    run=run,
-                    world_size=self.world_size,
-                    uri=store.uri,
-                    clock=self._timing.clock,
-                ),
-                seen=Seen(seen_at),
             )
             self._life = life
             store.before_writing = partial(check_run, life)
@@ -295,7 +274,7 @@ class ElasticExchange(ResumableExchange):
                 raise found_out
             report = sync.finish()
         except Reload as reload:
-            self._start_again(life, reload)
+            start_again(life, reload)
             return sync.after_reloading()
         if report.committed:
             life.handover.is_completed()
@@ -305,26 +284,8 @@ class ElasticExchange(ResumableExchange):
                 self._watch_unsynced(life)
         return report
 
-    def _start_again(self, life: Life, reload: Reload) -> None:
-        """Take what is published, where what this life holds is of no use. Twice the same is not healed by that."""
-        if reload.rollback is not None:
-            obey_rollback(life, reload.rollback)
-        if reload.why in {Why.DIFFERS, Why.CHANGED}:
-            if life.handover.differed:
-                raise unhealed(reload.why, self.rank) from None
-            life.handover.has_differed()
-        elif reload.__cause__ is not None:
-            text = "rank %d: %s. Reloading the published state."
-            _log.warning(text, self.rank, str(reload.__cause__).rstrip("."))
-        before = life.rollback
-        catch_up(life)
-        self._obey_since(life, before)
-
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Keep what belongs to this replica alone, for the next life of its rank; replaces what was kept before.
-
-        A life that has a successor touches nothing of it: it keeps nothing any more, and what it may have begun to write just
-        then is of its own epoch, which is older than anything of the successor's.
+        """Keep what belongs to this replica alone, for the next life of its rank; see :func:`._inner.save_inner`.
 
         Raises:
             FencedError: A newer life of this rank has taken over.
@@ -332,24 +293,14 @@ class ElasticExchange(ResumableExchange):
         """
         life = self._running()
         try:
-            check_run(life)
-            check_claim(life)
-            own = life.epoch, life.sync
-            key = inner_key(life.rank, *own)
-            # Without another look at the run: nothing may come between that for a successor and the writing.
-            life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
-            life.store.delete([key for written, key in self._inner_keys(life) if written < own])
+            save_inner(life, parts)
         except (FencedError, RunExistsError) as error:
             self.abort(error)
             raise
 
     def saved_inner(self) -> Iterator[SavedInner]:
         """What earlier lives of this rank have kept, the newest first."""
-        life = self._running()
-        for (_, sync), key in sorted(self._inner_keys(life), reverse=True):
-            data = _read_inner(life, key)
-            if data is not None:
-                yield SavedInner(sync, life.bound(key), life.origin(key), data)
+        return saved_inner(self._running())
 
     def given_up(self, sync: int, rollback: int) -> bool:
         """Whether something that the model held after a sync was given up since, or cannot be told from that.
@@ -360,13 +311,6 @@ class ElasticExchange(ResumableExchange):
         """
         life = self._running()
         return given_up_since(life, sync, rollback)
-
-    @staticmethod
-    def _inner_keys(life: Life) -> Iterator[tuple[tuple[int, int], str]]:
-        for key in life.store.list(f"inner/{life.rank:05}/"):
-            written = parse_inner(key)
-            if written is not None:
-                yield written, key
 
     def shards(self, size: int) -> int:
         """Some for every replica: a shard is published in one piece, and several are on their way at a time."""
@@ -403,13 +347,7 @@ class ElasticExchange(ResumableExchange):
             self.when_ended()
             try:
                 if self._life is not None and self._life.fragments[0].sums:
-                    watch_manifest(self._life)
-                    self._say_goodbye(self._life, None)
-                    if self._unsynced is not None:
-                        self._unsynced.look()
-                    with suppress(Reload):  # which says that there is nothing to publish
-                        look_back(self._life)
-                        finish(self._life)
+                    leave_run(self._life, self._unsynced)
             finally:
                 self.store.close()
 
@@ -423,14 +361,7 @@ class ElasticExchange(ResumableExchange):
         try:
             try:
                 if self._life is not None:
-                    # Where the store is away, waiting for it once more would only delay the error.
-                    self._life.store.patience = min(self._life.store.patience, _TELL_SECONDS)
-                    with suppress(RunExistsError):  # nobody there is to be told
-                        if isinstance(error, RunExistsError):
-                            watch_manifest(self._life)
-                        self._say_goodbye(self._life, error)
-                        # It may have failed in a sync that is committed already.
-                        self._say_goodbye(self._life, error, 2)
+                    tell_failure(self._life, error)
             finally:
                 self.store.close()
         except Exception as second:  # noqa: BLE001 - the first error is the one to tell
@@ -443,19 +374,6 @@ class ElasticExchange(ResumableExchange):
             turn = (members.index(self.rank) - life.sync // WATCH_EVERY) % len(members)
             self._unsynced.look(turn, len(members))
 
-    @staticmethod
-    def _obey_since(life: Life, before: int) -> None:
-        """Loading may have met a rollback that this life did not come across in the log."""
-        if life.rollback > before:
-            record = life.log(life.rollback)
-            if record is not None and isinstance(record[0], Rollback):
-                obey_rollback(life, record[0])
-
-    @staticmethod
-    def _say_goodbye(life: Life, error: BaseException | None, ahead: int = 1) -> None:
-        key = Hint(life.sync + ahead, life.rank, life.epoch, "leave").key
-        life.store.put(key, lambda: [farewell(key, error)])
-
     def _running(self) -> Life:
         self._check_open()
         if self._life is None:
@@ -467,20 +385,3 @@ class ElasticExchange(ResumableExchange):
             raise SyncError(
                 f"this exchange has ended: it {self._ended}. Connect again to go on with the run."
             )
-
-
-def _read_inner(life: Life, key: str) -> bytes | None:
-    """What was kept, read again where it is not as it was written; the last reading where it never is."""
-    data: bytes | None = None
-
-    def read() -> bytes | None:
-        nonlocal data
-        data = life.store.get(key, largest=sys.maxsize)
-        if data is not None:
-            check_inner(data, life.bound(key), life.origin(key))
-        return data
-
-    try:
-        return read_again(life.timing, read)
-    except CorruptedObjectError:
-        return data or b""

@@ -10,11 +10,12 @@ from ..._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
 from ..._store._ahead import open_ahead
 from ..._store._reread import read_again
 from .._log._keys import commit_key, commit_sync
+from .._log._records import Rollback
 from .._log._rules import in_force, newest_done, states
 from .._repair import ask_for_repair, mend_published, read_commit
 from .._round._reload import Reload, Why
 from .._states._load import load
-from .._states._rollback import roll_back
+from .._states._rollback import obey_rollback, roll_back
 from ._adopt import Adoption
 from ._compute import make_again
 from ._held import begin_to_hold, hold
@@ -49,6 +50,31 @@ def catch_up(life: Life, *, first: bool = False) -> None:
         _take_mended(life, error, first=first)
     for progress in life.fragments:
         progress.job.finish()
+
+
+def start_again(life: Life, reload: Reload) -> None:
+    """Take what is published, where what this life holds is of no use.
+
+    Raises:
+        DivergedError: Its state is not what it should be, again after it has done so before.
+        FencedError: The run went back to older states, and this life had not agreed to that.
+    """
+    if reload.rollback is not None:
+        obey_rollback(life, reload.rollback)
+    if reload.why in {Why.DIFFERS, Why.CHANGED}:
+        if life.handover.differed:
+            raise _unhealed(reload.why, life.rank) from None
+        life.handover.has_differed()
+    elif reload.__cause__ is not None:
+        text = "rank %d: %s. Reloading the published state."
+        _log.warning(text, life.rank, str(reload.__cause__).rstrip("."))
+    before = life.rollback
+    catch_up(life)
+    # Loading may have met a rollback that this life did not come across in the log.
+    if life.rollback > before:
+        record = life.log(life.rollback)
+        if record is not None and isinstance(record[0], Rollback):
+            obey_rollback(life, record[0])
 
 
 def _take_mended(
@@ -220,7 +246,7 @@ def _hold_or_make_again(
         raise Reload(Why.DAMAGED) from damage or gone
 
 
-def unhealed(why: Why, rank: int) -> DivergedError:
+def _unhealed(why: Why, rank: int) -> DivergedError:
     """The error of a replica whose state is wrong again after it has started again from the published one."""
     if why is Why.DIFFERS:
         return diverged(rank)

@@ -1,0 +1,48 @@
+"""How a life ends: it tells the others, and leaves the store so that the run can be resumed."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from .._errors import RunExistsError
+from ._log._farewell import farewell
+from ._log._keys import Hint
+from ._round._reload import Reload
+from ._start import watch_manifest
+from ._states._publish import finish
+from ._sync._fork import look_back
+
+if TYPE_CHECKING:
+    from .._model._unsynced_watch import UnsyncedWatch
+    from ._life._life import Life
+
+_TELL_SECONDS = 5.0
+
+
+def leave_run(life: Life, unsynced: UnsyncedWatch | None) -> None:
+    """Tell the others that this life is done, and see to it that what it stands at is a place to start from."""
+    watch_manifest(life)
+    _say_goodbye(life, None)
+    if unsynced is not None:
+        unsynced.look()
+    with suppress(Reload):  # which says that there is nothing to publish
+        look_back(life)
+        finish(life)
+
+
+def tell_failure(life: Life, error: BaseException) -> None:
+    """Tell the others not to wait for this life, which has failed."""
+    # Where the store is away, waiting for it once more would only delay the error.
+    life.store.patience = min(life.store.patience, _TELL_SECONDS)
+    with suppress(RunExistsError):  # nobody there is to be told
+        if isinstance(error, RunExistsError):
+            watch_manifest(life)
+        _say_goodbye(life, error)
+        # It may have failed in a sync that is committed already.
+        _say_goodbye(life, error, 2)
+
+
+def _say_goodbye(life: Life, error: BaseException | None, ahead: int = 1) -> None:
+    key = Hint(life.sync + ahead, life.rank, life.epoch, "leave").key
+    life.store.put(key, lambda: [farewell(key, error)])

@@ -1,0 +1,66 @@
+"""How a life of a rank comes about: it claims its epoch, and holds nothing yet."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._arithmetic._sharded import Scratch
+from ._claims import claim
+from ._life._life import Life, Seen
+from ._life._progress import Progress
+from ._life._standing import Standing
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._exchange._resumable import ResumableJob
+    from .._store._patient import Patient
+    from .._timing import Timing
+    from ._log._records import Manifest
+    from ._settings import Elastic
+
+
+def new_life(
+    store: Patient,
+    jobs: Sequence[ResumableJob],
+    manifest: Manifest,
+    *,
+    rank: int,
+    settings: Elastic,
+    timing: Timing,
+    chunk_bytes: int,
+) -> Life:
+    """The next life of a rank, whose earlier ones will stop. It has loaded nothing yet.
+
+    Args:
+        store: The run's prefix.
+        jobs: All fragments, in the order in which they are synced.
+        manifest: What the run is, just read.
+        rank: Its rank.
+        settings: How membership behaves.
+        timing: Limits and clock.
+        chunk_bytes: Size of the buffers.
+    """
+    seen, run = Seen(timing.clock()), manifest.run()
+    epoch, record = claim(store, rank, run)
+    standing = Standing(
+        [Progress.empty(job) for job in jobs],
+        run=run,
+        world_size=manifest.world_size,
+        uri=store.uri,
+        clock=timing.clock,
+    )
+    return Life(
+        store=store,
+        timing=timing,
+        settings=settings,
+        manifest=manifest,
+        run=run,
+        rank=rank,
+        epoch=epoch,
+        claim=record,
+        chunk_bytes=chunk_bytes,
+        scratch=Scratch(chunk_bytes),
+        standing=standing,
+        seen=seen,
+    )
