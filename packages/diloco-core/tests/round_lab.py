@@ -26,7 +26,7 @@ from diloco_core._elastic._log._keys import (
 from diloco_core._elastic._log._records import Commit, Done, digest, state_digest
 from diloco_core._elastic._round import _membership as membership
 from diloco_core._elastic._round import _shares as shares
-from diloco_core._elastic._round._membership import Create, Expired, Leave, Obey, Round
+from diloco_core._elastic._round._membership import Create, Differ, Expired, Leave, Obey, Round
 from diloco_core._elastic._round._shares import (
     Adopt,
     Complete,
@@ -95,6 +95,7 @@ class Life:
         self.world, self.rank, self.name = world, rank, name
         self.epoch, self.state, self.absent = 0, State(), set()
         self.overdue, self.expired, self.elapsed = False, False, 0.0
+        self.flips = self.differed = False
         self.learned: list = []
         self.next = 0
         self._program = self._live()
@@ -123,6 +124,7 @@ class Life:
                 if not (yield from self._sync(stands_in=first)):
                     yield Request("put", Hint(sync, self.rank, self.epoch, "leave").key, "hint")
                     return
+                self.differed = False
             except Gone:
                 yield from self._catch_up()
             first = False
@@ -179,6 +181,11 @@ class Life:
     def _sync(self, *, stands_in):
         """Take part in the next sync; whether this life goes on."""
         state, world = self.state, self.world
+        if (
+            self.flips
+        ):  # a bit of its memory, as in the gather topology, where nobody else would notice
+            state.values[0] = (*state.values[0], (self.rank, -1, self.name))
+            self.flips = False
         sync = state.sync + 1
         at = Round(
             sync=sync,
@@ -191,6 +198,7 @@ class Life:
             members=state.members,
             min_replicas=world.quorum,
             absent=frozenset(self.absent),
+            differed=self.differed,
         )
         record, own, held = (yield Request("get", commit_key(sync))), None, None
         if record is None:
@@ -222,6 +230,9 @@ class Life:
                 )
                 if isinstance(decision, Expired | Leave):
                     return False
+                if isinstance(decision, Differ):
+                    self.differed = True
+                    raise Gone
                 if isinstance(decision, Create):
                     yield from self._decide(at, decision.members)
                     if "own listing" in world.broken:
@@ -231,7 +242,11 @@ class Life:
                     yield held
                 record = yield Request("get", commit_key(sync))
         commit = world.record(record)
-        if membership.on_record(at, commit, follows=state.follows(commit)) != Obey():
+        obeys = membership.on_record(at, commit, follows=state.follows(commit))
+        if isinstance(obeys, Differ):
+            self.differed = True
+            raise Gone
+        if obeys != Obey():
             raise Violation(f"life {self.name} at sync {state.sync} cannot obey {commit}")
         becomes = membership.fate(commit, self.rank, own, learned=own is not None, late=world.late)
         yield from self._adopt(commit, local=becomes == "counted")
@@ -393,6 +408,10 @@ class World:
         if self.writes:
             self._answer(self.writes[number % len(self.writes)], 0)
 
+    def flip(self, life):
+        """A bit flips in the memory of a life before its next sync; where one contribution is enough, nobody could tell."""
+        life.flips = self.quorum > 1
+
     def record(self, data):
         """A record of the log as it was read."""
         return Commit.from_json(data, int(data.partition(b'"sync": ')[2].partition(b",")[0]), "")
@@ -508,6 +527,8 @@ def walk(world, seed, steps):
             world.step(chance.choice(living), torn=True)
         elif what < 0.06:
             world.deliver_again(chance.randrange(1000))
+        elif what < 0.08:
+            world.flip(chance.choice(living))
         else:
             life = chance.choice(living)
             hurry(

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
     initialize,
-    invariant,
     precondition,
     rule,
     run_state_machine_as_test,
@@ -76,11 +75,11 @@ class Lives(RuleBasedStateMachine):
     def a_write_arrives_once_more(self, number):
         self.world.deliver_again(number)
 
-    @invariant()
-    def who_is_at_the_same_sync_holds_the_same(self):
-        for life in self.world.lives if hasattr(self, "world") else ():
-            if life.state.commit is not None:
-                self.world.check_state(life)
+    @rule(number=st.integers(0, 5))
+    def a_bit_flips(self, number):
+        life = self._life(number)
+        if life is not None:
+            self.world.flip(life)
 
     def teardown(self):
         if hasattr(self, "world"):
@@ -107,7 +106,7 @@ def test_every_rule_holds_in_any_order():
 
 @pytest.mark.slow
 def test_every_rule_holds_in_many_orders():
-    _explore(1500, 80)
+    _explore(500, 80)
 
 
 def _goes_wrong(seed, broken=(), steps=150):
@@ -134,7 +133,7 @@ def test_random_orders_are_right():
 
 @pytest.mark.slow
 def test_many_random_orders_are_right():
-    assert {_goes_wrong(seed, steps=400) for seed in range(1500)} == {""}
+    assert {_goes_wrong(seed, steps=300) for seed in range(500)} == {""}
 
 
 def truncated_contributions_count(monkeypatch):
@@ -152,6 +151,22 @@ def _counted_steps_count_again(monkeypatch):
     monkeypatch.setattr(
         _membership, "valid", lambda listing, **rest: real(listing, **{**rest, "positions": {}})
     )
+
+
+def contributions_from_other_states_count(monkeypatch):
+    real = _membership.valid
+
+    def valid(listing, *, base, **rest):
+        found = {}
+        for other in {base, *(d.base for d in map(_membership.Delta.parse, listing) if d)}:
+            found |= real(listing, base=other, **rest)
+        return dict(sorted(found.items()))
+
+    monkeypatch.setattr(_membership, "valid", valid)
+
+
+def nobody_looks_whether_the_record_is_of_its_own_state(monkeypatch):
+    monkeypatch.setattr(_membership, "on_record", lambda *args, **rest: _membership.Obey())
 
 
 def no_quorum(monkeypatch):
@@ -189,8 +204,7 @@ def carried_though_another_life_of_the_rank_is_named(monkeypatch):
     _counted_steps_count_again(monkeypatch)
 
 
-def counted_whoever_of_the_rank_is_named(monkeypatch):
-    """And what was left out is carried, though another life has contributed the same steps."""
+def what_is_counted_is_carried(monkeypatch):
     monkeypatch.setattr(_membership, "fate", lambda *args, **rest: "carried")
     _counted_steps_count_again(monkeypatch)
 
@@ -244,14 +258,16 @@ def collection_forgets_who_lags(monkeypatch):
 
 RULES = {  # with the number of the first order that shows it, as a rule
     truncated_contributions_count: 0,
+    contributions_from_other_states_count: 0,
+    nobody_looks_whether_the_record_is_of_its_own_state: 133,
     no_quorum: 0,
     the_quorum_counts_contributions_and_not_ranks: 0,
-    carried_though_another_life_of_the_rank_is_named: 160,
-    counted_whoever_of_the_rank_is_named: 0,
+    carried_though_another_life_of_the_rank_is_named: 35,
+    what_is_counted_is_carried: 0,
     whoever_is_left_out_does_not_obey: 1,
-    nobody_does_the_work_of_an_owner_that_is_late: 0,
+    nobody_does_the_work_of_an_owner_that_is_late: 2,
     lost_inputs_are_no_reason_to_load_again: 2,
-    half_a_state_counts_as_complete: 4,
+    half_a_state_counts_as_complete: 5,
     only_the_newest_state_is_kept: 0,
     everything_old_is_collected: 0,
     collection_forgets_who_lags: 3,
@@ -260,7 +276,7 @@ LIVES = {
     "own listing": 3,
     "no epochs": 11,
     "record before payload": 0,
-    "overwriting": 2,
+    "overwriting": 7,
     "no replay": 0,
     "done first": 0,
 }
