@@ -123,7 +123,7 @@ class Harness(ABC):
         starts_by_itself: Whether replicas start without being driven: START only waits until they have, and PREEMPT until
             they have again.
         timeout: Timeout of most launches, in seconds; no test reaches it.
-        short_timeout: Timeout of the replicas that shall be overdue, in seconds.
+        short_timeout: Timeout of the replicas that are to be overdue, in seconds.
         overrun: Seconds beyond it after which they must have been ended, or be about to.
         slack: Seconds by which collect may come back late.
         patience: Real seconds that one call may take before it counts as hung.

@@ -57,7 +57,7 @@ class ExecutorConformance(States, Cancelling, Collecting, Launching, Logs):
         lab.close()
 
     def test_d1_what_it_cannot_do_is_declared(self, lab: Lab) -> None:
-        """Capabilities are there and make sense, the harness is complete, and no test was taken away."""
+        """Capabilities are declared and make sense, the harness is complete, and no test was taken away."""
         refuse_overrides(type(self))
         executor = lab.executor
         if not isinstance(executor, BaseExecutor) or not isinstance(

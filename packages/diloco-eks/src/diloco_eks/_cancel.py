@@ -15,7 +15,7 @@ _TRIES = 10
 
 
 def cancel_patch(facts: JobFacts, job: dict[str, Any], now: str) -> dict[str, Any]:
-    """What turns a running or queued Job into a cancelled one.
+    """The patch that turns a running or queued Job into a cancelled one.
 
     A deadline of a second ends a running Job: its pods get their grace, what has succeeded stays so, and the Job finishes,
     so that its TTL collects it. The mark tells a cancel from a timeout. No deadline runs while a Job is suspended, so
@@ -79,7 +79,7 @@ def _leave_queue(cluster: Cluster, space: str, facts: JobFacts) -> bool:
 
 
 def purge_job(cluster: Cluster, space: str, facts: JobFacts) -> None:
-    """Delete a run's Job and pods; passed over if it is gone, or another one by now."""
+    """Delete a run's Job and pods; does nothing if the Job is gone, or another one has its name by now."""
     try:
         cluster.delete_job(space, facts.name, facts.uid)
     except MissingError:

@@ -1,4 +1,4 @@
-"""The way to the cluster: an ApiClient of our own, errors of the protocol's tree, credentials that are renewed."""
+"""Calling the cluster: with an ApiClient of our own, errors of the protocol, and credentials that are renewed."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")
 
 @dataclass(frozen=True, slots=True)
 class Apis:
-    """The client's classes that we call, all on one ApiClient."""
+    """The classes of the client that we call, all on one ApiClient."""
 
     batch: Any
     core: Any
@@ -39,7 +39,7 @@ class Client:
     """Calls the Kubernetes API. Never reads or writes the client library's global configuration. Thread-safe.
 
     Args:
-        context: Of the kubeconfig; None for its current one.
+        context: The kubeconfig's context; None for its current one.
         kubeconfig: A file; None for ``$KUBECONFIG`` or ``~/.kube/config``.
         batch_api: A ``kubernetes.client.BatchV1Api`` to use instead.
         core_api: A ``kubernetes.client.CoreV1Api`` to use with it.
@@ -84,7 +84,7 @@ class Client:
             return self._apis
 
     def call(self, what: str, make: Callable[[Apis], Any]) -> Any:
-        """One call; its JSON.
+        """Make one call and return its JSON.
 
         Args:
             what: In words, such as ``"read Job default/run-1"``.
@@ -96,7 +96,7 @@ class Client:
         return json.loads(self.raw(what, lambda apis: make(apis).data) or "null")
 
     def raw(self, what: str, make: Callable[[Apis], Any]) -> Any:
-        """One call; whatever ``make`` returns."""
+        """Make one call and return whatever ``make`` returns."""
         apis = self.apis()
         try:
             return _translated(what, make, apis)
@@ -166,7 +166,9 @@ class Client:
                 f"no cluster can be read from {where}{named}: {error}. On EKS: aws eks update-kubeconfig --name CLUSTER; or "
                 "give kubeconfig=, context=, or run inside a pod"
             ) from error
-        configuration.retries = False  # we retry ourselves: theirs sleeps out of our control
+        configuration.retries = (
+            False  # we retry ourselves: the client would sleep out of our control
+        )
         return configuration
 
 
@@ -211,7 +213,7 @@ def _close(apis: Apis) -> None:
 
 
 def pieces(what: str, response: Any, size: int = 1 << 16) -> Iterator[bytes]:
-    """The body of an answer as it comes; closes it, also if it is not read to its end.
+    """The body of an answer as it comes; closes it, even if it is not read to its end.
 
     Raises:
         UnavailableError: The connection broke, or was silent for too long.

@@ -1,4 +1,4 @@
-"""The calls that we make, one method each. Keyword arguments only: the newest client takes no others."""
+"""The calls that we make, one method each. Keyword arguments only: the newest client refuses positional ones."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Cluster:
             ) from error
 
     def read_job(self, space: str, name: str) -> Json:
-        """A Job. Reads the Job itself, not its status subresource, which would need a right of its own."""
+        """Read a Job: the Job itself, not its status subresource, which would need a right of its own."""
         return self._json(
             f"read Job {space}/{name}",
             lambda apis, options: apis.batch.read_namespaced_job(
@@ -60,7 +60,7 @@ class Cluster:
         )
 
     def delete_job(self, space: str, name: str, uid: str, version: str | None = None) -> None:
-        """Delete this very Job, pods first. Without a policy the pods would go on running."""
+        """Delete this very Job, pods first. Without a propagation policy the pods would go on running."""
         conditions = {"uid": uid} | ({"resourceVersion": version} if version else {})
         body = {"propagationPolicy": "Foreground", "preconditions": conditions}
         self.client.raw(
@@ -89,7 +89,7 @@ class Cluster:
         )
 
     def open_log(self, space: str, pod: str, **query: Any) -> Any:
-        """The log of our container, to be read piece by piece and closed: bytes, since one client spoils the text."""
+        """The log of our container as bytes (one version of the client corrupts text), to be read piece by piece and closed."""
         return self.client.raw(
             f"read the log of pod {space}/{pod}",
             lambda apis: apis.core.read_namespaced_pod_log(
@@ -121,7 +121,7 @@ class Cluster:
         )
 
     def list_workloads(self, space: str, job_uid: str) -> list[Json]:
-        """What Kueue made of a Job."""
+        """The Workloads that Kueue made for a Job."""
         selector = f"kueue.x-k8s.io/job-uid={job_uid}"
         answer = self._json(
             f"list Kueue's Workloads in {space}",

@@ -1,4 +1,4 @@
-"""A container's environment: exact values, whatever Kubernetes would make of a dollar sign."""
+"""A container's environment, with exact values: Kubernetes must not expand the dollar signs in them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ INDEX_VARIABLE = "JOB_COMPLETION_INDEX"
 
 
 def escape(value: str) -> str:
-    """A value that comes out of Kubernetes' expansion as it went in: it takes ``$(NAME)`` and ``$$`` for its own."""
+    """A value in which Kubernetes finds no ``$(NAME)`` or ``$$`` to expand, so that it arrives unchanged."""
     return value.replace("$", "$$")
 
 

@@ -28,7 +28,7 @@ class JobFacts:
 
     Attributes:
         name: Its name.
-        uid: Of this very object.
+        uid: The uid of this very object.
         version: Its resourceVersion.
         completions: Number of indexes.
         completed: Indexes that have succeeded.
@@ -41,9 +41,9 @@ class JobFacts:
         restarts: Restarts per index.
         deadline: Seconds, if there is one.
         first_rank: Rank of index 0.
-        world_size: Of the run.
+        world_size: The run's number of replicas.
         run_id: The run; empty if diloco did not launch the Job.
-        fingerprint: Of the launch.
+        fingerprint: The launch's fingerprint.
         queue: Kueue's queue, if it is in one.
     """
 

@@ -1,4 +1,4 @@
-"""Between handles and Jobs."""
+"""From handles to Jobs and back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Creating a run's Job: once, whatever happens to the answer."""
+"""Creating a run's Job exactly once, even if the answer is lost."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def create(
 
 
 def known(cluster: Cluster, manifest: dict[str, Any]) -> JobFacts:
-    """The Job that is there under the run's name, if it is this launch's.
+    """The Job that has the run's name, if this launch created it.
 
     Raises:
         MissingError: There is no such Job.
@@ -105,7 +105,7 @@ def withdraw(cluster: Cluster, manifest: dict[str, Any], backoff: Backoff, patie
 
 
 def check_service_account(cluster: Cluster, space: str, name: str) -> bool:
-    """Refuse a service account that is not there: its pods would never be made, and nothing but an event would say so.
+    """Refuse a service account that does not exist: its pods would never be created, and only an event would say so.
 
     Returns whether that could be found out.
 

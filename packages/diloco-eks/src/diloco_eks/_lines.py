@@ -23,9 +23,9 @@ class Line:
 
 @dataclass
 class Place:
-    """How far a log was read, so that a new connection goes on where the old one broke.
+    """How far a log has been read, so that a new connection continues where the old one broke.
 
-    The server can only be asked for whole seconds, so what was read is passed over by its time; several lines may share
+    The server can only be asked for whole seconds, so what was read already is skipped by its time; several lines may share
     one.
     """
 
@@ -77,6 +77,6 @@ def _is_stamp(text: str) -> bool:
 
 
 def _sortable(stamp: str) -> tuple[str, str]:
-    """A time of nanoseconds in the order of time; zeros at the end may be left out of it."""
+    """A time stamp as a key to sort by, to the nanosecond; the stamp may lack trailing zeros."""
     fraction = stamp[20:].rstrip("Z").partition("+")[0] if stamp[19:20] == "." else ""
     return stamp[:19], fraction.ljust(9, "0")

@@ -42,8 +42,8 @@ class LogVerbs(BaseExecutor):
         Args:
             handle: The replica.
             n_lines: How many at most.
-            attempt: Of this attempt; None for the newest.
-            previous: Of the attempt before the newest.
+            attempt: Number of the attempt to read; None for the newest.
+            previous: Read the attempt before the newest.
 
         Raises:
             ReplicaNotFoundError: There is no such log, or it is gone: Kubernetes removes the logs of pods that it ends itself.
@@ -77,8 +77,8 @@ class LogVerbs(BaseExecutor):
             until: Only lines before this time, in Unix seconds.
             regex: Only lines in which this regular expression is found.
             streams: ``"combined"``; Kubernetes keeps the two streams in one log.
-            attempt: Of this attempt alone; None for the newest.
-            previous: Of the attempt before the newest alone.
+            attempt: Number of the only attempt to read; None for the newest.
+            previous: Read only the attempt before the newest.
         """
         lines = super().log_iter(
             handle, follow=follow, since=since, until=until, regex=regex, streams=streams

@@ -32,9 +32,9 @@ class LogSource:
 
     Attributes:
         cluster: To ask.
-        namespace: Of the pods.
-        job_uid: Whose pods.
-        index: Of the replica.
+        namespace: The namespace of the pods.
+        job_uid: The uid of the Job whose pods are read.
+        index: The replica's index in the Job.
         terminal: Tells whether the replica has ended for good.
         clock: Unix seconds.
         pause: Sleeps a while between two looks.
@@ -91,7 +91,7 @@ class PodLog(Iterator[str]):
         self._lines: Iterator[str] | None = None
 
     def of(self, attempt: int | None, *, previous: bool) -> PodLog:
-        """The same of another attempt than the newest."""
+        """The same lines of an attempt other than the newest."""
         check_whole("attempt", attempt, 1, none=True)
         if attempt is not None and previous:
             raise InvalidRequestError("give attempt= or previous=, not both")

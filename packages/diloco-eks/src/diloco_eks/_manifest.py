@@ -95,7 +95,7 @@ def job_manifest(request: RunRequest, options: EKSOptions) -> dict[str, Any]:
 
 
 def deadline_seconds(request: RunRequest, options: EKSOptions) -> int | None:
-    """When the cluster ends the Job although no runner did: seconds from the start of its first pod's wait."""
+    """When the cluster itself ends the Job, should its runners fail to: seconds from its start, waiting for nodes included."""
     if request.timeout is None or options.pending_timeout is None:
         return None
     return min(

@@ -25,7 +25,7 @@ class Memory:
         self._succeeded: dict[ReplicaHandle, PodFacts] = {}
 
     def seen(self, handles: Mapping[int, ReplicaHandle]) -> dict[int, Seen]:
-        """What was seen of these, by index."""
+        """What was last seen of some replicas, by index."""
         with self._lock:
             return {
                 index: self._seen[handle]
@@ -36,7 +36,7 @@ class Memory:
     def keep(
         self, handle: ReplicaHandle, status: ReplicaStatus, seen: Seen, succeeded: PodFacts | None
     ) -> ReplicaStatus:
-        """Remember one; returns what to tell of it: an end stays as it was told first, also when its pod is gone."""
+        """Remember a status; returns the one to report: an end stays as it was first reported, even when its pod is gone."""
         with self._lock:
             status = self._ends.get(handle, status)
             if status.state.terminal:

@@ -59,7 +59,7 @@ def check_dns_label(what: str, value: object) -> str:
     """A namespace's name, or another DNS label.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: It is not a DNS label.
     """
     if not isinstance(value, str) or not _DNS_LABEL.fullmatch(value):
         raise InvalidRequestError(
@@ -72,7 +72,7 @@ def check_object_name(what: str, value: object) -> str:
     """The name of a service account, secret, class: a DNS subdomain.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: It is not a DNS subdomain.
     """
     if not isinstance(value, str) or len(value) > 253 or not _DNS_SUBDOMAIN.fullmatch(value):
         raise InvalidRequestError(
@@ -85,7 +85,7 @@ def check_key(what: str, key: object) -> str:
     """The key of a label, annotation or resource: ``[prefix/]name``.
 
     Raises:
-        InvalidRequestError: It is something else.
+        InvalidRequestError: It is not such a key.
     """
     prefix, slash, name = key.rpartition("/") if isinstance(key, str) else ("", "", "")
     if not _QUALIFIED.fullmatch(name) or (
@@ -99,7 +99,7 @@ def check_key(what: str, key: object) -> str:
 
 
 def check_labels(what: str, labels: Mapping[str, str]) -> dict[str, str]:
-    """Labels of the caller's.
+    """Labels that a caller gives.
 
     Raises:
         InvalidRequestError: A key or value is not allowed, or belongs to the launch or the Job controller.

@@ -134,8 +134,8 @@ class EKSOptions(Options):
         command: What starts the runner; the runner's own arguments are put behind it.
         cpu_request: CPU of a replica where the launch does not say; both request and limit.
         memory_request: Memory of a replica where the launch does not say; both request and limit.
-        ttl_seconds_after_finished: Seconds for which a run can be asked about after its end; None for ever. Later only the
-            journal knows how it ended.
+        ttl_seconds_after_finished: Seconds for which a run can be asked about after its end; None: until somebody deletes it.
+            Later only the journal knows how it ended.
         backoff_limit: Restarts of a failed replica where the launch does not say (``max_restarts``).
         gpu_resource_key: The extended resource that counts GPUs.
         run_id: Prefix of the names of runs that the caller does not name.

@@ -1,4 +1,4 @@
-"""Merging a caller's pod template over ours, by the names of the things in its lists."""
+"""Merging a caller's pod template over ours, by the names of the items in its lists."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from diloco_protocol import InvalidRequestError
 
 from ._names import CONTAINER, check_labels
 
-# What tells the items of a list apart, as in Kubernetes' strategic merge patch.
+# The field that tells the items of a list apart, as in Kubernetes' strategic merge patch.
 # https://kubernetes.io/docs/tasks/manage-kubernetes-objects/update-api-object-kubectl-patch/
 _KEYS = {
     "containers": "name",
@@ -37,7 +37,7 @@ _METADATA_FIELDS = frozenset({"labels", "annotations"})
 def apply_overlay(template: Mapping[str, Any], overlay: Mapping[str, Any] | None) -> dict[str, Any]:
     """A pod template with another one merged into it; neither is changed.
 
-    Mappings are merged; None removes; lists of named things (containers, volumes, environment, …) are merged by name;
+    Mappings are merged; None removes; lists of named items (containers, volumes, environment, …) are merged by name;
     tolerations are added; any other list replaces ours.
 
     Raises:

@@ -32,7 +32,7 @@ def read_result(
         pods: Lists its pods, the newest last.
 
     Raises:
-        BackendError: It succeeded, but the result is not to be had any more.
+        BackendError: It succeeded, but its result can no longer be read.
     """
     pod = seen or next((pod for pod in reversed(pods()) if pod.phase == "Succeeded"), None)
     name = f"rank {handle.rank} of run {handle.run_id!r} succeeded"

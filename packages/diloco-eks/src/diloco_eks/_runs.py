@@ -72,7 +72,7 @@ class Runs:
         return read_result(self._cluster, handle, self._memory.succeeded(handle), pods)
 
     def cancel(self, handle: ReplicaHandle, now: str) -> None:
-        """Have the run of a handle ended; passed over if it is gone.
+        """Have the run of a handle ended; does nothing if it is gone.
 
         Raises:
             BackendError: The cluster refused, could not be asked, or is another than the handle's.
@@ -85,7 +85,7 @@ class Runs:
             raise error
 
     def purge(self, handle: ReplicaHandle) -> None:
-        """Remove the Job and the pods of a handle's run; passed over if it is gone.
+        """Remove the Job and the pods of a handle's run; does nothing if it is gone.
 
         Raises:
             InvalidRequestError: A replica has not ended.

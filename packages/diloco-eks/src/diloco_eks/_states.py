@@ -1,4 +1,4 @@
-"""From a Job and its pods to the state of every rank: a pure function, so that everyone who looks says the same."""
+"""From a Job and its pods to the state of every rank: a pure function, so that every observer reports the same."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _IMAGE = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Seen:
-    """What an observer saw of a replica the last time; only keeps its observations in order, and is not needed.
+    """What an observer saw of a replica the last time; it keeps one observer's reports in order, and states are right without it.
 
     Attributes:
         state: Its state.
@@ -187,7 +187,7 @@ class _View:
         )
 
     def _gang_message(self, native: str) -> str:
-        """Who failed, so that the others' messages lead there."""
+        """Who failed, for the messages of those that were ended because of it."""
         if self._culprits is None:
             job = self.job
             text = native

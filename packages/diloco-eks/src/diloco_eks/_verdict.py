@@ -28,7 +28,7 @@ class Verdict:
 
     Attributes:
         reason: Why it ended.
-        exit_code: Of its program, where known.
+        exit_code: Its program's exit code, where known.
         signal: Name of the signal that ended it, where known.
         message: What a person should read.
         started_at: Unix seconds.
@@ -112,7 +112,7 @@ def judge(pod: PodFacts) -> Verdict:
 
 
 def _without_container(pod: PodFacts) -> Verdict:
-    """A pod that failed as a whole: its container's end was never told."""
+    """A pod that failed as a whole: how its container ended was never reported."""
     message = pod.message or pod.reason or "its pod failed, and its container's end is not known"
     if pod.reason == "DeadlineExceeded":
         reason = Reason.TIMEOUT

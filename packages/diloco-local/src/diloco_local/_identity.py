@@ -24,7 +24,7 @@ def has_proc() -> bool:
 
 @functools.cache
 def boot_id() -> str:
-    """A word that changes with every boot, "" where the start time of a process is already absolute (macOS)."""
+    """An id that changes with every boot, "" where the start time of a process is already absolute (macOS)."""
     if not has_proc():
         return ""
     return (_PROC / "sys/kernel/random/boot_id").read_text().strip()

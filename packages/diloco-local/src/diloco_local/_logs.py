@@ -267,7 +267,7 @@ class _Attempt:
         self._readers = {name: _Reader(attempt.log(name)) for name in names}
 
     def lines(self, *, last: bool) -> Iterator[str]:
-        # Up to the size of now: a replica that writes faster than we read would otherwise hold us for ever.
+        # Up to the size of now: a replica that writes faster than we read would otherwise keep us reading without end.
         sizes = {name: reader.size for name, reader in self._readers.items()}
         while True:
             new_lines = [

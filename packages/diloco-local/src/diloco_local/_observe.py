@@ -18,7 +18,7 @@ from ._verdict import Stop, verdict
 def observe_replica(run: RunDir, record: RunRecord, rank: int) -> ReplicaStatus:
     """The status of one replica.
 
-    The terminal record counts if it is there. Else a living supervisor (or guardian) answers for the replica. Else,
+    The terminal record counts if there is one. Else a living supervisor (or guardian) answers for the replica. Else,
     both having been killed, the processes and the outcome file tell.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Evidence that the kernel killed a process for want of memory."""
+"""Evidence that the kernel killed a process for lack of memory."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class RunRecord:
     """``run.json``: what was launched, where and when.
 
     Attributes:
-        uid: Unique for ever; a run that was purged and launched anew under its old name has another one.
+        uid: Never used twice; a run that was purged and launched anew under its old name has another one.
         run_id: The run's name.
         fingerprint: Digest of everything the launch asked for.
         ranks: The ranks launched here, ascending.

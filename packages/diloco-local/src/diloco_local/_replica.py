@@ -37,7 +37,7 @@ class Phase(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for every replica of a run; seconds."""
+    """What holds for every replica of a run; times are in seconds."""
 
     grace: float
     timeout: float | None
@@ -138,7 +138,7 @@ class Replica:
         self._save()
 
     def give_up(self) -> None:
-        """It was to be started and was not: that is its end."""
+        """Record that it was to be started and could not be."""
         if self._popen is None and self.phase is Phase.STARTING:
             self.ending = ReplicaStatus(
                 state=ReplicaState.FAILED,
@@ -147,7 +147,7 @@ class Replica:
             )
 
     def adopt(self) -> None:
-        """Go on from what another supervisor left on disk; does nothing harmful if there is little."""
+        """Go on from what another supervisor left on disk; works also where little was left."""
         if self._dir.final.exists():
             self.phase = Phase.DONE
             return
@@ -167,7 +167,7 @@ class Replica:
         self.phase = Phase.RUNNING
 
     def cancel_requested(self) -> bool:
-        """Whether somebody has left the mark."""
+        """Whether a cancel was requested."""
         return self._dir.cancel.exists()
 
     def stop(self, reason: Reason) -> None:

@@ -37,7 +37,7 @@ def default_root() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class AttemptDir:
-    """The files of one life of one replica."""
+    """The files of one attempt of one replica."""
 
     path: Path
 
@@ -48,7 +48,7 @@ class AttemptDir:
 
     @property
     def outcome(self) -> Path:
-        """What the runner reports; there only if it could."""
+        """What the runner reports; missing if it could not report."""
         return self.path / "outcome.json"
 
     @property
@@ -126,7 +126,7 @@ class RunDir:
 
     @property
     def started(self) -> Path:
-        """There once all replicas were started."""
+        """Exists once all replicas have been started."""
         return self.path / "started"
 
     def replica(self, rank: int) -> ReplicaDir:

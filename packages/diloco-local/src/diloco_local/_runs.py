@@ -256,7 +256,7 @@ def _mark(run: RunDir, rank: int) -> None:
 def cancel(
     run: RunDir, record: RunRecord, rank: int, supervise: Supervise = start_supervisor
 ) -> None:
-    """Ask for the end of one replica; returns once the request is on disk and somebody is there to serve it.
+    """Ask for the end of one replica; returns once the request is on disk and a supervisor will see it.
 
     Raises:
         BackendError: There is no supervisor and none could be started. The mark stays; cancel again.

@@ -1,4 +1,4 @@
-"""When which byte of a log was written: samples of the file sizes, taken beside the data path, never in it."""
+"""When each byte of a log was written: samples of the file sizes, taken without touching the data."""
 
 from __future__ import annotations
 

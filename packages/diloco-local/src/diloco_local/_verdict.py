@@ -1,4 +1,4 @@
-"""How an attempt ended, from the evidence alone: a pure function, so that everyone who looks says the same."""
+"""How an attempt ended, from the evidence alone: a pure function, so that every observer reports the same."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def verdict(
         wait_status: What ``waitpid`` said about the runner, None if nobody was there to ask.
         stop: The supervisor's order to end it, None if there was none.
         problem: What is wrong with an outcome that cannot be read.
-        oom: There is evidence that the kernel killed it for want of memory.
+        oom: There is evidence that the kernel killed it for lack of memory.
         started_at: Unix seconds.
         finished_at: Unix seconds.
     """

@@ -252,7 +252,7 @@ class BaseExecutor(Hooks):
     def cancel(self, handle: ReplicaHandle) -> None:
         """End a replica, or its whole run (``capabilities.cancel_scope``). Repeatable; returns when it was accepted.
 
-        What is terminal stays as it is; what is gone is passed over; the evidence is kept. The state becomes ``cancelled``
+        What is terminal stays as it is; what is gone is ignored; the evidence is kept. The state becomes ``cancelled``
         only when the resources are gone.
 
         Raises:
@@ -296,7 +296,7 @@ class BaseExecutor(Hooks):
         return []
 
     def close(self) -> None:
-        """Let go of local resources; repeatable, never raises, never ends a replica."""
+        """Release local resources; repeatable, never raises, never ends a replica."""
 
     def __enter__(self) -> Self:
         return self

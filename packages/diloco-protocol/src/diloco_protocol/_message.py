@@ -90,7 +90,7 @@ def outcome_from_message(text: str) -> OutcomeMessage:
 
 
 def result_from_lines(message: OutcomeMessage, lines: Iterable[str]) -> Any:
-    """The result that log lines carry; other lines are passed over.
+    """The result that log lines carry; other lines are ignored.
 
     Raises:
         InvalidRequestError: Lines are missing or damaged.

@@ -17,7 +17,7 @@ class Outcome:
     """How one attempt ended.
 
     Attributes:
-        exit_code: Of the replica's program; 128 + n for signal n.
+        exit_code: The exit code of the replica's program; 128 + n for signal n.
         signal: Name of the signal that ended it, such as ``"SIGKILL"``.
         error: What went wrong, in a sentence; None if nothing did.
         error_type: Class of the exception, if there was one.
@@ -26,7 +26,7 @@ class Outcome:
         reason: COMPLETED, ERROR, TIMEOUT, START_FAILED, or CANCEL_REQUESTED if the runner was asked to stop.
         started_at: Unix seconds.
         finished_at: Unix seconds.
-        version: Of this record.
+        version: Version of this record.
     """
 
     exit_code: int

@@ -43,7 +43,7 @@ def descendants(parents: Mapping[int, int], roots: Iterable[int]) -> set[int]:
 
     Args:
         parents: Id of every living process → id of its parent.
-        roots: Where to begin; ids that are not in ``parents`` are passed over.
+        roots: Where to begin; ids that are not in ``parents`` are ignored.
     """
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():

@@ -221,7 +221,7 @@ def check_restarts(name: str, value: object) -> int:
 
 
 def _token() -> str:
-    """Unique for ever, and in order of time."""
+    """Never the same twice, and sorted by time."""
     return f"{time.time_ns() // 10**6:x}-{os.urandom(4).hex()}"
 
 

@@ -45,7 +45,7 @@ class ReplicaSpec:
         rank_env: Name of a variable that is to hold the rank, besides ``REPLICA_RANK``.
         timeout: Seconds for which an attempt may run, from its start; None for no limit.
         grace: Seconds between SIGTERM and SIGKILL when it is ended.
-        version: Of this record.
+        version: Version of this record.
 
     Raises:
         InvalidRequestError: A value is impossible.

@@ -35,11 +35,11 @@ class Reason(StrEnum):
     QUEUED = "queued"
     """Pending: waits for its turn."""
     UNSCHEDULABLE = "unschedulable"
-    """Pending: nothing fits it at present."""
+    """Pending: no free resource fits it at present."""
     IMAGE = "image"
     """Pending: its image is being pulled, or cannot be."""
     STARTING = "starting"
-    """Pending: resources are there, the process is not yet."""
+    """Pending: it has its resources, and its process has not started yet."""
     PREEMPTED = "preempted"
     """Between two attempts: its machine was taken away."""
     COMPLETED = "completed"
@@ -51,7 +51,7 @@ class Reason(StrEnum):
     TIMEOUT = "timeout"
     """Failed: longer than it was allowed to."""
     EVICTED = "evicted"
-    """Failed: thrown off its machine."""
+    """Failed: evicted from its machine."""
     START_FAILED = "start_failed"
     """Failed: its program could not be started."""
     GANG_FAILED = "gang_failed"
@@ -75,7 +75,7 @@ class ReplicaStatus:
         attempt: The rank's n-th life, from 1.
         reason: Why it is in this state.
         stopping: It is being ended; the state stays running or pending until its resources are gone.
-        exit_code: Of its program, where known; 128 + n for a signal.
+        exit_code: Its program's exit code, where known; 128 + n for signal n.
         signal: Name of the signal that ended it, such as ``"SIGKILL"``.
         message: What a person should read.
         started_at: Start of the attempt in Unix seconds.
@@ -128,7 +128,7 @@ class Capabilities:
         log_streams: The streams that ``log_iter`` knows.
         max_timeout: Longest timeout in seconds; None for no limit.
         preemptible: Whether replicas may be taken away and started again.
-        retention: Seconds for which records are kept after the end; None: for ever.
+        retention: Seconds for which records are kept after the end; None: until they are purged.
         counts_attempts: Whether the backend can tell a rank's attempts apart.
         remembers_ended: Whether the log and the attempt of a replica that the backend has ended (by a cancel, or since a
             sibling failed) can still be read. If not, reading the log raises ReplicaNotFoundError.

@@ -97,7 +97,7 @@ class KubernetesProcesses(Service):
         """Begin to listen, and to run what is asked for.
 
         Raises:
-            StandInError: it runs or ran already, the port is taken, or there is no certificate to be had.
+            StandInError: it runs or ran already, the port is taken, or no certificate can be made.
         """
         if self._over:
             raise StandInError("the stand-in has been stopped; make a new one")

@@ -107,7 +107,7 @@ def before(fault: Fault | None, refusals: Mapping[str, Callable[[Fault], Excepti
     """Raise what a fault does before the call.
 
     Args:
-        fault: the one that meets the call; None for none.
+        fault: the one that meets the call; None if none does.
         refusals: by kind, the refusal in the words of the API that is served. A kind that is not among them is left to the
             caller: ``ambiguous``, and a refusal whose words need more of the call than its fault.
 

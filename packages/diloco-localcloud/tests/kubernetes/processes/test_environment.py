@@ -155,7 +155,7 @@ def test_downward_api(path, value):
         ),
         ({"fieldRef": {"fieldPath": "status.phase"}}, "unsupported fieldPath: status.phase"),
         ({"resourceFieldRef": {"resource": "limits.cpu"}}, "has no limits.cpu"),
-        ({"fileKeyRef": {}}, "knows no environment source fileKeyRef"),
+        ({"fileKeyRef": {}}, "does not support the environment source fileKeyRef"),
     ],
 )
 def test_what_is_missing_is_named(store, source, message):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Json = dict[str, Any]
 
-# The letters of generated names: no vowels, so that no words come about.
+# The letters of generated names: no vowels, so that they form no words.
 _LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 # A watch from before the oldest kept change is told 410, as a compacted etcd would.
 _HISTORY = 10_000

@@ -28,7 +28,7 @@ class Command:
         env: the whole environment.
         cwd: the working directory.
         log: the file for the output.
-        memory: limit in bytes; None for none.
+        memory: limit in bytes; None for no limit.
         wrapper: what comes before it and is not part of the container.
     """
 

@@ -91,7 +91,7 @@ def _from(store: Store, pod: Json, container: Json, source: Json) -> str | None:
                 return None
             where = f"{pod['metadata']['namespace']}/{reference['name']}"
             raise ConfigError(f"couldn't find key {reference['key']} in {resource.kind} {where}")
-    raise ConfigError(f"the stand-in knows no environment source {', '.join(source)}")
+    raise ConfigError(f"the stand-in does not support the environment source {', '.join(source)}")
 
 
 def field(pod: Json, path: str) -> str:

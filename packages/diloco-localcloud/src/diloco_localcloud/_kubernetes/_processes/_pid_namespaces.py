@@ -17,7 +17,7 @@ def wrapper() -> tuple[str, ...]:
     """What to put before a command, so that it becomes PID 1 of a namespace with a /proc of its own.
 
     Raises:
-        StandInError: it cannot be had here.
+        StandInError: this machine has or allows none.
     """
     unshare = shutil.which("unshare")
     if unshare is None:
