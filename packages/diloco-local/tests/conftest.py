@@ -12,7 +12,9 @@ import pytest
 
 from diloco_local import LocalProcessExecutor
 
-sys.path.insert(0, str(Path(__file__).parent))  # the worlds of the standard suite
+sys.path.insert(0, str(Path(__file__).parent))  # for the modules that several tests share
+
+from local_lab import PATIENCE, results_of, wait_until
 
 #: Set in the environment of everything that a test starts, supervisors included.
 TEST_MARK = "DILOCO_LOCAL_TEST"
@@ -68,10 +70,10 @@ def hard_exit(code):
 
 def die(number):
     os.kill(os.getpid(), number)
-    time.sleep(60)
+    time.sleep(600)
 
 
-def wait(folder, name="go", seconds=60):
+def wait(folder, name="go", seconds=600):
     """Says that it is there, waits for a file, and returns."""
     rank = os.environ["REPLICA_RANK"]
     partial = Path(folder, f"partial-{rank}")
@@ -92,6 +94,13 @@ def stubborn(folder):
     return wait(folder)
 
 
+def deaf(folder):
+    """Says that it was told to end, and goes on."""
+    told = Path(folder, "told-" + os.environ["REPLICA_RANK"])
+    signal.signal(signal.SIGTERM, lambda *_: told.touch())
+    return wait(folder)
+
+
 def polite(folder):
     """Ends with success when it is told to end."""
     signal.signal(signal.SIGTERM, lambda *_: Path(folder, "go").touch())
@@ -100,17 +109,14 @@ def polite(folder):
 
 def family(folder):
     """Has a child in its group, one in a session of its own, and an orphan that cleared its environment."""
-    program = "import sys, os, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(60)"
+    program = "import sys, os, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"
     def child(name):
         return [sys.executable, "-S", "-c", program, str(Path(folder, name))]
     subprocess.Popen(child("pid-group"))
     subprocess.Popen(child("pid-session"), start_new_session=True)
     subprocess.Popen(["sh", "-c", '"$@" & exit 0', "sh", "env", "-i", "setsid", *child("pid-orphan")]).wait()
-    deadline = time.monotonic() + 30
     for name in ("pid-group", "pid-session", "pid-orphan"):
         while not (Path(folder, name).exists() and Path(folder, name).read_text()):
-            if time.monotonic() > deadline:
-                raise TimeoutError(name)
             time.sleep(0.01)
     return wait(folder)
 
@@ -122,17 +128,6 @@ def until_attempt(number):
         raise RuntimeError(f"attempt {attempt} fails")
     return attempt
 '''
-
-
-def wait_until(condition, what="it", seconds=20.0):
-    """Poll until ``condition()`` is true, and return what it returned."""
-    deadline = time.monotonic() + seconds
-    while True:
-        found = condition()
-        if found:
-            return found
-        assert time.monotonic() < deadline, f"{what} did not happen within {seconds:g} s"
-        time.sleep(0.01)
 
 
 def _marked(value):
@@ -160,16 +155,15 @@ def until():
 
 @pytest.fixture
 def nothing_survives(monkeypatch):
-    """Everything a test has started, and everything that started, must be gone soon after it."""
+    """Everything a test has started, and everything that started, goes by itself once the test is over."""
     value = uuid.uuid4().hex
     monkeypatch.setenv(TEST_MARK, value)
     yield lambda: _marked(value)
     if not Path("/proc").exists():
         return
-    deadline = time.monotonic() + 5
-    while _marked(value) and time.monotonic() < deadline:
+    deadline = time.monotonic() + PATIENCE
+    while (left := _marked(value)) and time.monotonic() < deadline:
         time.sleep(0.02)
-    left = _marked(value)
     for pid, _ in left:
         os.kill(pid, signal.SIGKILL)
     assert not left, f"processes survived the test: {left}"
@@ -193,7 +187,7 @@ def make(tmp_path, nothing_survives):
             handles = executor.attach(run_id)
             for handle in handles:
                 executor.cancel(handle)
-            results = executor.collect(handles, timeout=20)
+            results = results_of(executor, handles)
             assert all(
                 result["status"] in {"succeeded", "failed", "cancelled"} for result in results
             )
@@ -209,21 +203,46 @@ def folder(tmp_path):
 
 @pytest.fixture
 def waiting(make, folder):
-    """Launches replicas that run until the file ``go`` appears in ``folder``, and waits until all are up."""
+    """Launches replicas that run until the file ``go`` appears in ``signs``, and waits until all are up or have ended."""
 
-    def launch(n=1, function="wait", executor=None, **options):
+    def launch(n=1, function="wait", executor=None, signs=folder, **options):
         executor = executor or make()
         handles = executor.launch_replicas(
-            n, f"trainer:{function}", {"folder": str(folder)}, **options
+            n, f"trainer:{function}", {"folder": str(signs)}, **options
         )
-        for rank in range(n):
-            wait_until((folder / f"up-{rank}-1").exists, f"the start of rank {rank}")
+        marks = [signs / f"up-{rank}-1" for rank in range(n)]
+        for mark, handle in zip(marks, handles, strict=True):
+            wait_until(
+                lambda mark=mark, handle=handle: mark.exists() or executor.poll(handle).terminal,
+                f"the start of rank {handle.rank}",
+            )
         return SimpleNamespace(
             executor=executor,
             handles=handles,
             handle=handles[0],
-            go=(folder / "go").touch,
-            pid=lambda rank=0: int((folder / f"up-{rank}-1").read_text()),
+            signs=signs,
+            go=(signs / "go").touch,
+            up=lambda: all(mark.exists() for mark in marks),
+            pid=lambda rank=0: int(marks[rank].read_text()),
         )
+
+    return launch
+
+
+@pytest.fixture
+def overrunning(waiting, folder):
+    """Launches a replica that will run into its timeout, but not before ``ready(run)`` was true.
+
+    How long a program takes to start is the machine's affair, so a timeout that was too short for it is tried longer.
+    """
+
+    def launch(ready=lambda run: True, **options):
+        for timeout in (1.0, 4.0, 16.0, 64.0, 240.0):
+            signs = folder / f"timeout-{timeout:g}"
+            signs.mkdir()
+            run = waiting(timeout=timeout, signs=signs, **options)
+            if run.up() and ready(run):
+                return run
+        raise AssertionError("this machine takes minutes to start a program")
 
     return launch

@@ -2,11 +2,14 @@
 
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 import time
 import uuid
 from pathlib import Path
 
+from local_lab import PATIENCE
 from scripted_world import CANNOT
 
 from diloco_conformance import Ability, Harness, Puppets, Step, Truth
@@ -15,14 +18,21 @@ from diloco_local import LocalProcessExecutor
 MARK = "DILOCO_LOCAL_WORLD"
 
 
+def seconds_of_a_start():
+    """How long the smallest program takes to start and end now. A replica takes ten times as long until it is up."""
+    began = time.monotonic()
+    subprocess.run([sys.executable, "-S", "-c", ""], check=True)
+    return time.monotonic() - began
+
+
 class RealHarness(Harness):
     """Real processes, real time."""
 
     entrypoint = Puppets.entrypoint
     starts_by_itself = True
-    short_timeout = 2.0
     overrun = 0.2
-    slack = 2.0
+    slack = PATIENCE  # how late this machine is says nothing of the executor; the scripted world knows better
+    patience = PATIENCE
     cannot = {
         **CANNOT,
         Step.OOM: "the kernel would have to run out of memory",
@@ -34,7 +44,8 @@ class RealHarness(Harness):
         super().__init__()
         self.folder = Path(tempfile.mkdtemp(prefix="diloco-real-"))
         self.mark = uuid.uuid4().hex
-        self.puppets = Puppets(self.folder)
+        self.short_timeout = max(2.0, 20 * seconds_of_a_start())
+        self.puppets = Puppets(self.folder, patience=PATIENCE)
         self.entrypoint_args = self.puppets.arguments
         self.ends = {}
         self.handles = set()

@@ -6,6 +6,8 @@ import pytest
 from diloco_local._check import check_entrypoint
 from diloco_protocol import InvalidRequestError
 
+pytestmark = pytest.mark.processes
+
 MODULE = """
 import sys
 print("noise on stdout")
@@ -25,7 +27,7 @@ def check(tmp_path):
     (tmp_path / "dying_trainer.py").write_text(
         "import os, sys\nsys.stderr.write('last words')\nsys.stderr.flush()\nos._exit(7)\n"
     )
-    (tmp_path / "hanging_trainer.py").write_text("import time\ntime.sleep(60)\n")
+    (tmp_path / "hanging_trainer.py").write_text("import time\ntime.sleep(600)\n")
 
     def run(entrypoint, **options):
         env = {**os.environ, "PYTHONPATH": str(tmp_path)}

@@ -12,6 +12,7 @@ class TestScripted(ExecutorConformance):
         return ScriptedHarness()
 
 
+@pytest.mark.processes
 class TestReal(ExecutorConformance):
     examples = 3
     steps = 15

@@ -4,6 +4,7 @@ import threading
 import time
 
 import pytest
+from local_lab import PATIENCE, results_of
 
 import diloco_local
 from diloco_local import LocalProcessExecutor
@@ -13,9 +14,7 @@ from diloco_protocol import (
     ServerlessExecutor,
 )
 
-
-def results(executor, handles, timeout=15):
-    return executor.collect(handles, timeout=timeout)
+pytestmark = pytest.mark.processes
 
 
 def test_public_names():
@@ -43,19 +42,16 @@ def test_nothing_is_written_before_a_launch(tmp_path):
     assert not (tmp_path / "state").exists()
 
 
-def test_follow_ends_with_the_replica(waiting):
+def test_follow_ends_with_the_replica(waiting, until):
     run = waiting()
     lines = []
     thread = threading.Thread(
         target=lambda: lines.extend(run.executor.log_iter(run.handle, follow=True))
     )
     thread.start()
-    deadline = time.monotonic() + 10
-    while lines != ["waiting"]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until(lambda: lines == ["waiting"], "the first line")
     run.go()
-    thread.join(timeout=10)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert lines == ["waiting", "went on"]
 
@@ -64,7 +60,7 @@ def test_streams_and_filters(make):
     executor = make()
     began = time.time()
     (handle,) = executor.launch_replicas(1, "trainer:echo", {})
-    results(executor, [handle])
+    results_of(executor, [handle])
     assert list(executor.log_iter(handle, streams="stdout")) == ["echo from 0"]
     assert list(executor.log_iter(handle, streams="stderr")) == ["aside from 0"]
     assert sorted(executor.log_iter(handle)) == ["aside from 0", "echo from 0"]
@@ -84,8 +80,8 @@ def test_what_a_replica_prints_is_in_its_log(waiting, until):
     run = waiting()
     until(lambda: run.executor.stream_logs(run.handle).strip() == "waiting")
     run.go()
-    run.executor.collect(run.handles, timeout=10)
+    results_of(run.executor, run.handles)
     assert run.executor.stream_logs(run.handle).split("\n")[:2] == ["waiting", "went on"]
     (quiet,) = run.executor.launch_replicas(1, "trainer:environment", {})
-    run.executor.collect([quiet], timeout=10)
+    results_of(run.executor, [quiet])
     assert run.executor.stream_logs(quiet) == ""

@@ -8,10 +8,12 @@ import pytest
 
 from diloco_local._identity import ProcessId
 
+pytestmark = pytest.mark.processes
+
 
 @pytest.fixture
 def sleeper():
-    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    process = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     yield process
     process.kill()
     process.wait()

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from local_lab import PATIENCE, results_of
 
 import diloco_local
 import diloco_protocol
@@ -26,9 +27,7 @@ from diloco_protocol import (
     RunConflictError,
 )
 
-
-def results(executor, handles, timeout=15):
-    return executor.collect(handles, timeout=timeout)
+pytestmark = pytest.mark.processes
 
 
 def test_handles_are_in_rank_order_and_survive_json(make):
@@ -37,7 +36,7 @@ def test_handles_are_in_rank_order_and_survive_json(make):
     assert [handle.rank for handle in handles] == [0, 1, 2]
     again = [ReplicaHandle.from_json(handle.to_json()) for handle in handles]
     assert again == handles
-    assert [r["result"] for r in results(LocalProcessExecutor(), again)] == [
+    assert [r["result"] for r in results_of(LocalProcessExecutor(), again)] == [
         {"deep": {"a": [1, None, {"b": "ü"}]}}
     ] * 3
 
@@ -48,7 +47,7 @@ def test_the_dotted_form_and_functions_are_named(make, tmp_path, monkeypatch):
     import trainer
 
     for entrypoint in ("trainer.echo", trainer.echo):
-        assert results(executor, executor.launch_replicas(1, entrypoint, {"k": 1}))[0][
+        assert results_of(executor, executor.launch_replicas(1, entrypoint, {"k": 1}))[0][
             "result"
         ] == {"k": 1}
     del sys.modules["trainer"]
@@ -64,7 +63,7 @@ def test_a_module_beside_the_launching_script_is_found(make, tmp_path, nothing_s
         "from diloco_local import LocalProcessExecutor\n"
         "executor = LocalProcessExecutor(root=sys.argv[1])\n"
         "handles = executor.launch_replicas(1, 'trainer:echo', {'x': 1})\n"
-        "print(executor.collect(handles, timeout=20)[0]['result'])\n"
+        "print(executor.collect(handles)[0]['result'])\n"
     )
     done = subprocess.run(
         [sys.executable, "-W", "error", str(tmp_path / "launch.py"), str(tmp_path / "state")],
@@ -111,7 +110,7 @@ def test_the_plan_is_what_is_started(waiting, make, folder, until):
 def test_rank_offset_and_world_size(make):
     executor = make()
     handles = executor.launch_replicas(2, "trainer:environment", {}, rank_offset=3, world_size=8)
-    seen = [r["result"] for r in results(executor, handles)]
+    seen = [r["result"] for r in results_of(executor, handles)]
     assert [(handle.rank, handle.world_size) for handle in handles] == [(3, 8), (4, 8)]
     assert [(env["REPLICA_RANK"], env["WORLD_SIZE"]) for env in seen] == [("3", "8"), ("4", "8")]
     assert executor.attach(handles[0].run_id) == handles
@@ -184,7 +183,7 @@ def test_a_launch_is_idempotent_by_its_run_id(waiting, make, folder):
     with pytest.raises(RunConflictError, match="other arguments"):
         run.executor.launch_replicas(3, "trainer:wait", {"folder": str(folder)}, run_id="once")
     run.go()
-    results(run.executor, run.handles)
+    results_of(run.executor, run.handles)
     # Also after its end: the same launch is not done twice.
     assert (
         run.executor.launch_replicas(2, "trainer:wait", {"folder": str(folder)}, run_id="once")
@@ -216,7 +215,7 @@ def test_racing_launchers_start_one_run(make, folder, until):
     assert all(handles == found[0] for handles in found)
     (folder / "go").touch()
     executor = make()
-    assert [r["result"] for r in results(executor, found[0])] == [0, 1]
+    assert [r["result"] for r in results_of(executor, found[0])] == [0, 1]
     assert executor.list_runs() == ["race"]
     assert sorted(path.name for path in folder.glob("up-*")) == ["up-0-1", "up-1-1"]
 
@@ -238,7 +237,7 @@ def test_a_launcher_that_died_in_between_does_not_block_the_name(make, tmp_path)
     with pytest.raises(ReplicaNotFoundError, match="'dead'"):
         executor.attach("dead")
     handles = executor.launch_replicas(1, "trainer:echo", {"k": 1}, run_id="dead")
-    assert results(executor, handles)[0]["result"] == {"k": 1}
+    assert results_of(executor, handles)[0]["result"] == {"k": 1}
     assert executor.list_runs() == ["good", "dead"]
 
 
@@ -262,7 +261,7 @@ def test_an_interrupted_launch_leaves_nothing(make, folder, nothing_survives, mo
 def test_run_directories_are_private(make, tmp_path):
     executor = make(env={"HF_TOKEN": "very secret"})
     (handle,) = executor.launch_replicas(1, "trainer:echo", {})
-    results(executor, [handle])
+    results_of(executor, [handle])
     run, _ = locate(handle)
     assert run.path.stat().st_mode & 0o077 == 0
     held = [
@@ -276,7 +275,7 @@ def test_run_directories_are_private(make, tmp_path):
 def test_the_replica_s_processes_are_its_own_session(make):
     executor = make()
     handles = executor.launch_replicas(2, "trainer:where", {})
-    seen = [r["result"] for r in results(executor, handles)]
+    seen = [r["result"] for r in results_of(executor, handles)]
     assert len({place["session"] for place in seen} | {os.getsid(0)}) == 3
 
 
@@ -291,7 +290,7 @@ def test_many_replicas_start_with_one_import_check(make, folder, monkeypatch):
     executor = make()
     handles = executor.launch_replicas(8, "trainer:echo", {})
     assert len(calls) == 1
-    assert {r["status"] for r in results(executor, handles, timeout=30)} == {"succeeded"}
+    assert {r["status"] for r in results_of(executor, handles)} == {"succeeded"}
 
 
 def test_a_root_that_cannot_be_written_is_named(make, tmp_path):
@@ -343,7 +342,7 @@ def test_a_launch_is_all_or_nothing(make, folder, tmp_path, nothing_survives, mo
     # And the name is free again.
     (folder / "go").touch()
     handles = executor.launch_replicas(3, "trainer:wait", {"folder": str(folder)}, run_id="half")
-    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [0, 1, 2]
+    assert [r["result"] for r in results_of(executor, handles)] == [0, 1, 2]
 
 
 def test_environment_and_folder_can_be_chosen(make, tmp_path, monkeypatch):
@@ -356,16 +355,16 @@ def test_environment_and_folder_can_be_chosen(make, tmp_path, monkeypatch):
         cwd=tmp_path / "elsewhere",
     )
     handles = executor.launch_replicas(2, "trainer:echo", {"rendezvous_uri": "file:///meet"})
-    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [
+    assert [r["result"] for r in results_of(executor, handles)] == [
         {"rendezvous_uri": "file:///meet"}
     ] * 2
     (handle,) = executor.launch_replicas(1, "trainer:environment", {}, env={"B": "2"})
-    seen = executor.collect([handle], timeout=10)[0]["result"]
+    seen = results_of(executor, [handle])[0]["result"]
     assert (seen["A"], seen["B"], seen["REPLICA_RANK"], seen["WORLD_SIZE"]) == ("1", "2", "0", "1")
     assert "LEAKED" not in seen
     assert "OMP_NUM_THREADS" not in seen
     (handle,) = executor.launch_replicas(1, "trainer:where", {})
-    seen = executor.collect([handle], timeout=10)[0]["result"]
+    seen = results_of(executor, [handle])[0]["result"]
     assert Path(seen["cwd"]).samefile(tmp_path / "elsewhere")
 
 
@@ -373,7 +372,7 @@ def test_gpus_are_shared_out_among_the_replicas(make):
     """Each replica sees its own, and too few are an error before the start."""
     executor = make(gpus=["0", "1", "2", "3"])
     handles = executor.launch_replicas(2, "trainer:environment", {}, gpu="2")
-    seen = [r["result"]["CUDA_VISIBLE_DEVICES"] for r in executor.collect(handles, timeout=10)]
+    seen = [r["result"]["CUDA_VISIBLE_DEVICES"] for r in results_of(executor, handles)]
     assert seen == ["0,1", "2,3"]
     with pytest.raises(InvalidRequestError, match="needs 6 GPU"):
         executor.launch_replicas(3, "trainer:echo", {}, gpu="2")
@@ -404,7 +403,7 @@ def test_the_launcher_may_end_before_its_replicas(tmp_path, folder, make, until)
         capture_output=True,
         text=True,
         check=True,
-        timeout=30,
+        timeout=PATIENCE,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
     )
     assert done.stderr == ""
@@ -412,13 +411,13 @@ def test_the_launcher_may_end_before_its_replicas(tmp_path, folder, make, until)
     executor = LocalProcessExecutor()
     assert executor.poll(handle) in {ReplicaState.PENDING, ReplicaState.RUNNING}
     (folder / "go").touch()
-    assert executor.collect([handle], timeout=20)[0]["result"] == 1
+    assert results_of(executor, [handle])[0]["result"] == 1
 
 
 def test_the_launcher_has_no_zombies(waiting):
     """Ended replicas are nobody's to poll for."""
     run = waiting(2)
     run.go()
-    run.executor.collect(run.handles, timeout=10)
+    results_of(run.executor, run.handles)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)  # no child at all, dead or alive

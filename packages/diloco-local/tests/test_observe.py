@@ -5,6 +5,7 @@ import os
 import signal
 
 import pytest
+from local_lab import PATIENCE, results_of
 
 from diloco_local._files import open_lock, try_lock
 from diloco_local._identity import ProcessId
@@ -12,19 +13,21 @@ from diloco_local._observe import observe_replica
 from diloco_local._runs import locate
 from diloco_protocol import ReplicaState
 
+pytestmark = pytest.mark.processes
+
 
 def test_a_replica_that_is_not_started_yet_is_pending(make, tmp_path):
     """It is not called running."""
     executor = make()
     (handle,) = executor.launch_replicas(1, "trainer:echo", {})
-    executor.collect([handle], timeout=10)
+    results_of(executor, [handle])
     run, record = locate(handle)
     files = run.replica(0)
     files.final.unlink()
     files.state.unlink()
     lock = open_lock(run.lock)
     try:
-        assert try_lock(lock, wait=5.0)  # as a supervisor does that has started nothing yet
+        assert try_lock(lock, wait=PATIENCE)  # as a supervisor does that has started nothing yet
         assert observe_replica(run, record, 0).state is ReplicaState.PENDING
     finally:
         os.close(lock)
@@ -56,7 +59,7 @@ def test_damage_on_disk_is_an_error_and_not_a_state(make):
     """Poll swallows no exception."""
     executor = make()
     (handle,) = executor.launch_replicas(1, "trainer:echo", {})
-    executor.collect([handle], timeout=10)
+    results_of(executor, [handle])
     run, _ = locate(handle)
     good = run.replica(0).final.read_text()
     run.replica(0).final.write_text("{ damaged")

@@ -1,7 +1,6 @@
 import os
 import subprocess
 import sys
-import time
 import uuid
 
 import pytest
@@ -14,12 +13,7 @@ from diloco_local._processes import (
     process_table,
 )
 
-
-def until(condition, seconds=10.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "it did not happen in time"
-        time.sleep(0.01)
+pytestmark = pytest.mark.processes
 
 
 def test_this_process_is_in_the_table():
@@ -32,7 +26,7 @@ def test_this_process_is_in_the_table():
 def tree(tmp_path):
     """A process with a child in a session of its own that has cleared its environment."""
     marker = f"{uuid.uuid4().hex}/0"
-    program = "import subprocess, time; subprocess.Popen(['env', '-i', 'setsid', 'sleep', '60']); time.sleep(60)"
+    program = "import subprocess, time; subprocess.Popen(['env', '-i', 'setsid', 'sleep', '600']); time.sleep(600)"
     process = subprocess.Popen([sys.executable, "-c", program], env={**os.environ, MARKER: marker})
     yield marker, process
     for entry in members(marker, [ProcessId.of(process.pid)]).values():
@@ -40,7 +34,7 @@ def tree(tmp_path):
     process.wait()
 
 
-def test_a_child_without_the_marker_is_found_below_one_with_it(tree):
+def test_a_child_without_the_marker_is_found_below_one_with_it(tree, until):
     marker, process = tree
     until(lambda: marker_of(process.pid) == marker)
     until(lambda: len(members(marker)) == 2)
@@ -48,7 +42,7 @@ def test_a_child_without_the_marker_is_found_below_one_with_it(tree):
     assert members("another/0") == {}
 
 
-def test_what_was_known_is_found_without_marker(tree):
+def test_what_was_known_is_found_without_marker(tree, until):
     marker, process = tree
     until(lambda: len(members(marker)) == 2)
     child = next(entry.identity for pid, entry in members(marker).items() if pid != process.pid)

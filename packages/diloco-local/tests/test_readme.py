@@ -6,9 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from local_lab import PATIENCE
+
 README = Path(__file__).parents[1] / "README.md"
 
 
+@pytest.mark.processes
 def test_the_example(tmp_path, nothing_survives):
     blocks = re.findall(
         r"```python\n# (\S+)\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL
@@ -22,6 +26,7 @@ def test_the_example(tmp_path, nothing_survives):
         capture_output=True,
         text=True,
         check=True,
+        timeout=PATIENCE,
         env={
             **os.environ,
             "XDG_STATE_HOME": str(tmp_path / "state"),

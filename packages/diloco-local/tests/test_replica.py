@@ -15,6 +15,8 @@ from diloco_local._replica import Phase, Replica, Rules
 from diloco_local._rundir import ReplicaDir
 from diloco_protocol import Reason, ReplicaSpec, ReplicaState
 
+pytestmark = pytest.mark.processes
+
 SPEC = ReplicaSpec("trainer:train", {"x": [1]}, rank=0, world_size=1, timeout=5)
 
 
@@ -115,7 +117,7 @@ def test_what_the_runner_left_behind_is_ended_first(machine, tmp_path, until):
     child = tmp_path / "child"
     stubborn = (
         f"import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); "
-        f"open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(60)"
+        f"open({str(child)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     )
     status = machine(
         f'{sys.executable} -S -c "{stubborn}" & while [ ! -s {child} ]; do sleep 0.01; done; exit 3'

@@ -8,6 +8,7 @@ from dataclasses import replace
 from importlib import metadata
 
 import pytest
+from local_lab import results_of
 
 from diloco_local import LocalProcessExecutor
 from diloco_local._identity import ProcessId
@@ -20,52 +21,50 @@ from diloco_protocol import (
     get_executor,
 )
 
-
-def results(executor, handles, timeout=15):
-    return executor.collect(handles, timeout=timeout)
+pytestmark = pytest.mark.processes
 
 
 def test_cancel_is_idempotent_and_has_the_scope_of_a_replica(waiting):
     run = waiting(2)
     for _ in range(3):
         run.executor.cancel(run.handle)
-    assert results(run.executor, [run.handle])[0]["status"] == "cancelled"
+    assert results_of(run.executor, [run.handle])[0]["status"] == "cancelled"
     before = run.executor.describe(run.handle)
     run.executor.cancel(run.handle)
     assert run.executor.describe(run.handle) == before
     assert run.executor.poll(run.handles[1]) is ReplicaState.RUNNING
     run.go()
-    assert results(run.executor, run.handles[1:])[0]["result"] == 1
+    assert results_of(run.executor, run.handles[1:])[0]["result"] == 1
 
 
 @pytest.mark.parametrize(("function", "state"), [("echo", "succeeded"), ("fail", "failed")])
 def test_a_cancel_changes_nothing_that_has_ended(make, function, state):
     executor = make()
     handles = executor.launch_replicas(1, f"trainer:{function}", {})
-    first = results(executor, handles)
+    first = results_of(executor, handles)
     executor.cancel(handles[0])
-    assert results(executor, handles) == first
+    assert results_of(executor, handles) == first
     assert first[0]["status"] == state
 
 
 def test_a_success_that_wins_the_race_stays(waiting):
     run = waiting(function="polite")
     run.executor.cancel(run.handle)
-    (result,) = results(run.executor, run.handles)
+    (result,) = results_of(run.executor, run.handles)
     assert (result["status"], result["exit_code"], result["result"]) == ("succeeded", 0, 0)
 
 
 def test_a_failure_leaves_its_siblings_alone(waiting):
     run = waiting(2)
     os.kill(run.pid(0), 9)
-    assert results(run.executor, [run.handle])[0]["status"] == "failed"
+    assert results_of(run.executor, [run.handle])[0]["status"] == "failed"
     assert run.executor.poll(run.handles[1]) is ReplicaState.RUNNING
 
 
 def test_restarts_are_counted_and_bounded(make):
     executor = make()
     handles = executor.launch_replicas(1, "trainer:until_attempt", {"number": 3}, max_restarts=2)
-    (result,) = results(executor, handles)
+    (result,) = results_of(executor, handles)
     assert (result["status"], result["result"], result["attempt"]) == ("succeeded", 3, 3)
     assert list(executor.log_iter(handles[0], streams="stdout")) == [
         "attempt 1",
@@ -73,22 +72,25 @@ def test_restarts_are_counted_and_bounded(make):
         "attempt 3",
     ]
     handles = executor.launch_replicas(1, "trainer:until_attempt", {"number": 3}, max_restarts=1)
-    (result,) = results(executor, handles)
+    (result,) = results_of(executor, handles)
     assert (result["status"], result["attempt"]) == ("failed", 2)
     assert "attempt 2 fails" in result["error"]
 
 
-def test_a_timeout_is_per_attempt(waiting, folder):
-    run = waiting(timeout=1.0, max_restarts=1)
-    (result,) = results(run.executor, run.handles)
+def test_a_timeout_is_per_attempt(overrunning):
+    def both_attempts_were_up(run):
+        results_of(run.executor, run.handles)
+        return (run.signs / "up-0-2").exists()
+
+    run = overrunning(both_attempts_were_up, max_restarts=1)
+    (result,) = results_of(run.executor, run.handles)
     assert (result["status"], result["reason"], result["attempt"]) == ("failed", Reason.TIMEOUT, 2)
-    assert (folder / "up-0-2").exists()
 
 
 def test_a_cancelled_replica_is_not_started_again(waiting, folder):
     run = waiting(max_restarts=5)
     run.executor.cancel(run.handle)
-    (result,) = results(run.executor, run.handles)
+    (result,) = results_of(run.executor, run.handles)
     assert (result["status"], result["attempt"]) == ("cancelled", 1)
     assert not (folder / "up-0-2").exists()
 
@@ -96,21 +98,21 @@ def test_a_cancelled_replica_is_not_started_again(waiting, folder):
 def test_purge_removes_what_has_ended_and_only_that(waiting, make, tmp_path):
     run = waiting(2, run_id="gone")
     run.executor.cancel(run.handle)
-    results(run.executor, [run.handle])
+    results_of(run.executor, [run.handle])
     with pytest.raises(InvalidRequestError, match=r"replica\(s\) 1 have not ended"):
         run.executor.purge(run.handle)
     run.go()
-    results(run.executor, run.handles)
+    results_of(run.executor, run.handles)
     run.executor.purge(run.handle)
     run.executor.purge(run.handle)
     run.executor.cancel(run.handle)
     with pytest.raises(ReplicaNotFoundError):
         run.executor.poll(run.handle)
-    assert results(run.executor, run.handles)[0]["reason"] == Reason.LOST
+    assert results_of(run.executor, run.handles)[0]["reason"] == Reason.LOST
     assert run.executor.list_runs() == []
     # A new run of that name is another run: the old handle does not speak for it.
     (new,) = run.executor.launch_replicas(1, "trainer:echo", {}, run_id="gone")
-    results(run.executor, [new])
+    results_of(run.executor, [new])
     with pytest.raises(ReplicaNotFoundError):
         run.executor.poll(replace(run.handle, world_size=1))
 
@@ -128,7 +130,7 @@ def elsewhere(handle, **metadata):
 def test_a_handle_speaks_only_for_its_own_machine_and_root(make, tmp_path):
     executor = make()
     (handle,) = executor.launch_replicas(1, "trainer:echo", {})
-    results(executor, [handle])
+    results_of(executor, [handle])
     for other, words in (
         (elsewhere(handle, host="somewhere-else"), "somewhere-else"),
         (elsewhere(handle, root=str(tmp_path / "unmounted")), "missing on this host"),
@@ -181,9 +183,9 @@ def test_a_failure_stays_a_failure_however_often_it_is_asked_for(make, until):
     executor = make()
     handles = executor.launch_replicas(2, "trainer:fail", {})
     until(lambda: statuses(executor, handles) == ["failed", "failed"])
-    first = executor.collect(handles, timeout=10)
+    first = results_of(executor, handles)
     assert [(r["status"], r["exit_code"]) for r in first] == [("failed", 1)] * 2
-    assert executor.collect(handles, timeout=10) == first
+    assert results_of(executor, handles) == first
     assert statuses(executor, handles) == ["failed", "failed"]
 
 
@@ -192,16 +194,14 @@ def test_polling_does_not_lose_results(make, until):
     executor = make()
     handles = executor.launch_replicas(2, "trainer:echo", {"a": [1, {"b": None}]})
     until(lambda: statuses(executor, handles) == ["succeeded", "succeeded"])
-    assert [r["result"] for r in executor.collect(handles, timeout=10)] == [
-        {"a": [1, {"b": None}]}
-    ] * 2
+    assert [r["result"] for r in results_of(executor, handles)] == [{"a": [1, {"b": None}]}] * 2
 
 
 def test_what_was_cancelled_is_called_cancelled(waiting):
     """It is not a failure with exit code -15."""
     run = waiting()
     run.executor.cancel(run.handle)
-    (result,) = run.executor.collect(run.handles, timeout=10)
+    (result,) = results_of(run.executor, run.handles)
     assert (result["status"], result["exit_code"]) == ("cancelled", None)
     assert run.executor.poll(run.handle) is ReplicaState.CANCELLED
     assert run.executor.describe(run.handle).reason is Reason.CANCEL_REQUESTED
@@ -212,11 +212,11 @@ def test_a_second_launch_leaves_the_first_alone(waiting):
     """Its handles show their own replicas, and a cancel ends those and no others."""
     first = waiting()
     second = first.executor.launch_replicas(1, "trainer:echo", {"k": 2})
-    assert first.executor.collect(second, timeout=10)[0]["result"] == {"k": 2}
+    assert results_of(first.executor, second)[0]["result"] == {"k": 2}
     assert first.executor.poll(first.handle) is ReplicaState.RUNNING
     victim = ProcessId.of(first.pid())
     first.executor.cancel(first.handle)
-    assert first.executor.collect(first.handles, timeout=10)[0]["status"] == "cancelled"
+    assert results_of(first.executor, first.handles)[0]["status"] == "cancelled"
     assert not victim.alive()
     assert first.executor.poll(second[0]) is ReplicaState.SUCCEEDED
 
@@ -232,7 +232,7 @@ def test_any_process_can_use_a_handle(waiting):
         executor = LocalProcessExecutor()
         print(executor.poll(handle), executor.stream_logs(handle).strip())
         executor.cancel(handle)
-        print(executor.collect([handle], timeout=10)[0]["status"])
+        print(executor.collect([handle])[0]["status"])
     """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -250,7 +250,7 @@ def test_a_result_may_be_larger_than_the_buffer_of_a_pipe(make):
     """Collect does not hang on it."""
     executor = make()
     handles = executor.launch_replicas(1, "trainer:big", {"size": 20_000_000})
-    (result,) = executor.collect(handles, timeout=30)
+    (result,) = results_of(executor, handles)
     assert result["status"] == "succeeded"
     assert len(result["result"]) == 20_000_000
 
@@ -258,9 +258,7 @@ def test_a_result_may_be_larger_than_the_buffer_of_a_pipe(make):
 def test_a_result_that_is_not_json_is_a_failure(make):
     """It is not a success with result None."""
     executor = make()
-    (result,) = executor.collect(
-        executor.launch_replicas(1, "trainer:unserialisable", {}), timeout=10
-    )
+    (result,) = results_of(executor, executor.launch_replicas(1, "trainer:unserialisable", {}))
     assert result["status"] == "failed"
     assert result["result"] is None
     assert "object" in result["error"]
@@ -272,7 +270,7 @@ def test_results_belong_to_their_handles(make):
     a = executor.launch_replicas(2, "trainer:echo", {"run": "a"})
     b = executor.launch_replicas(2, "trainer:echo", {"run": "b"})
     order = [b[1], a[0], b[0], a[1], a[0]]
-    results = executor.collect(order, timeout=10)
+    results = results_of(executor, order)
     assert [r["result"]["run"] for r in results] == ["b", "a", "b", "a", "a"]
     assert [r["rank"] for r in results] == [1, 0, 0, 1, 0]
 
@@ -293,7 +291,7 @@ def test_collect_ends_nothing_when_its_time_is_up(waiting):
     assert [(r["status"], r["exit_code"]) for r in results] == [("running", None)] * 2
     assert all(ProcessId.of(run.pid(rank)) for rank in (0, 1))
     run.go()
-    assert [r["result"] for r in run.executor.collect(run.handles, timeout=10)] == [0, 1]
+    assert [r["result"] for r in results_of(run.executor, run.handles)] == [0, 1]
 
 
 @pytest.mark.parametrize(
@@ -312,7 +310,7 @@ def test_every_kind_of_end_is_told_truly(make, function, kwargs, exit_code, name
     """Exceptions, exits and signals have their exit code, name and words, and a traceback where there is one."""
     executor = make()
     handles = executor.launch_replicas(1, f"trainer:{function}", kwargs)
-    (result,) = executor.collect(handles, timeout=10)
+    (result,) = results_of(executor, handles)
     status = executor.describe(handles[0])
     assert (result["status"], result["exit_code"]) == ("failed", exit_code)
     assert (status.exit_code, status.signal) == (exit_code, name)

@@ -9,11 +9,14 @@ import time
 from pathlib import Path
 
 import pytest
+from local_lab import results_of
 
 from diloco_local._identity import ProcessId
 from diloco_local._processes import members
 from diloco_local._runs import locate
 from diloco_protocol import Reason, ReplicaHandle, ReplicaState
+
+pytestmark = pytest.mark.processes
 
 
 class Watch:
@@ -52,9 +55,10 @@ class Watch:
         return self._run.log.read_text()
 
     def kill(self, *victims):
-        for victim in victims:
-            assert victim.send(signal.SIGKILL)
+        """Whether all of them were there to be killed; waits until they are gone."""
+        hit = [victim.send(signal.SIGKILL) for victim in victims]
         self._until(lambda: not any(victim.alive() for victim in victims))
+        return all(hit)
 
 
 @pytest.fixture
@@ -62,8 +66,8 @@ def watch(until):
     return lambda handle: Watch(handle, until)
 
 
-def end_of(run, timeout=15):
-    results = run.executor.collect(run.handles, timeout=timeout)
+def end_of(run):
+    results = results_of(run.executor, run.handles)
     return [result["status"] for result in results], run.executor.describe(run.handle)
 
 
@@ -79,11 +83,22 @@ def test_a_killed_supervisor_costs_the_replicas_nothing(waiting, watch, until):
     assert status.exit_code == 0
 
 
-def test_the_guardian_enforces_the_timeout(waiting, watch):
-    run = waiting(timeout=1.0)
+def still_runs(run):
+    """Whether nobody has ended the replica so far."""
+    return ProcessId.of(run.pid()) is not None
+
+
+def test_the_guardian_enforces_the_timeout(overrunning, watch):
+    def leave_it_to_the_guardian(run):
+        around = watch(run.handle)
+        return (
+            around.kill(around.supervisor)
+            and around.runner.send(signal.SIGSTOP)  # so that it is not the runner who does it
+            and still_runs(run)
+        )
+
+    run = overrunning(leave_it_to_the_guardian)
     around = watch(run.handle)
-    around.kill(around.supervisor)
-    around.runner.send(signal.SIGSTOP)  # so that it is not the runner who does it
     states, status = end_of(run)
     assert (states, status.reason) == (["failed"], Reason.TIMEOUT)
     assert around.alive == []
@@ -118,13 +133,16 @@ def test_without_both_the_replicas_go_on_and_report(waiting, watch):
     status = run.executor.describe(run.handle)
     assert (status.state, status.native) == (ReplicaState.RUNNING, "unsupervised")
     run.go()
-    assert [r["result"] for r in run.executor.collect(run.handles, timeout=10)] == [0, 1]
+    assert [r["result"] for r in results_of(run.executor, run.handles)] == [0, 1]
 
 
-def test_without_both_the_runner_enforces_the_timeout(waiting, watch):
-    run = waiting(timeout=2.0)
+def test_without_both_the_runner_enforces_the_timeout(overrunning, watch):
+    def leave_it_to_the_runner(run):
+        around = watch(run.handle)
+        return around.kill(around.guardian, around.supervisor) and still_runs(run)
+
+    run = overrunning(leave_it_to_the_runner)
     around = watch(run.handle)
-    around.kill(around.guardian, around.supervisor)
     states, status = end_of(run)
     assert (states, status.reason) == (["failed"], Reason.TIMEOUT)
     assert around.alive == []
@@ -234,23 +252,23 @@ def test_a_cancel_is_finished_when_the_launcher_is_killed(make, tmp_path, folder
     assert (status.state, status.signal) == (ReplicaState.CANCELLED, "SIGKILL")
 
 
-def test_stopping_is_said_until_all_is_gone(waiting):
-    run = waiting(function="stubborn")
+def test_stopping_is_said_until_all_is_gone(make, waiting, until):
+    run = waiting(function="deaf", executor=make(grace=600.0))
     run.executor.cancel(run.handle)
-    seen = set()
-    deadline = time.monotonic() + 15
-    while time.monotonic() < deadline:
-        alive = ProcessId.of(run.pid()) is not None
+    until((run.signs / "told-0").exists, "the word to end")
+    status = run.executor.describe(run.handle)
+    assert (status.state, status.stopping) == (ReplicaState.RUNNING, True)
+    os.kill(run.pid(), signal.SIGKILL)  # nobody waits for the grace to pass
+
+    def ended():
         status = run.executor.describe(run.handle)
-        if status.state.terminal:
-            break
-        # Looked at in this order: what was alive before the look must not have been called ended.
-        assert alive or not status.state.terminal
-        seen.add((status.state, status.stopping))
-        time.sleep(0.02)
-    assert seen == {(ReplicaState.RUNNING, True)}
-    assert status.state is ReplicaState.CANCELLED
-    assert ProcessId.of(run.pid()) is None
+        if not status.state.terminal:
+            assert (status.state, status.stopping) == (ReplicaState.RUNNING, True)
+            return None
+        assert ProcessId.of(run.pid()) is None, "it was called ended while it was alive"
+        return status
+
+    assert until(ended, "the end").state is ReplicaState.CANCELLED
 
 
 def test_the_supervisor_is_small(waiting, watch):
@@ -266,14 +284,12 @@ def test_the_supervisor_is_small(waiting, watch):
         assert "torch" not in maps
 
 
-def test_the_timeout_is_enforced_and_nothing_is_left(waiting):
+def test_the_timeout_is_enforced_and_nothing_is_left(overrunning):
     """It is not merely stored."""
-    began = time.monotonic()
-    run = waiting(timeout=1.0)
-    (result,) = run.executor.collect(run.handles, timeout=15)
+    run = overrunning()
+    (result,) = results_of(run.executor, run.handles)
     status = run.executor.describe(run.handle)
     assert (result["status"], status.reason) == ("failed", Reason.TIMEOUT)
-    assert time.monotonic() - began < 8
     assert ProcessId.of(run.pid()) is None
 
 
@@ -289,18 +305,29 @@ def test_the_whole_tree_ends_with_sessions_and_orphans(waiting, folder, nothing_
     ]
     assert all(member.alive() for member in family)
     run.executor.cancel(run.handle)
-    assert run.executor.collect(run.handles, timeout=10)[0]["status"] == "cancelled"
+    assert results_of(run.executor, run.handles)[0]["status"] == "cancelled"
     # Cancelled is said only when all of it is gone, so no waiting here.
     assert not any(member.alive() for member in family)
 
 
-def test_stubborn_replicas_share_one_grace(waiting):
-    """Ending n replicas that ignore SIGTERM does not take n times the grace."""
-    run = waiting(4, "stubborn")
+def test_a_stubborn_replica_is_killed_when_the_grace_is_over(waiting):
+    run = waiting(function="stubborn")
     began = time.monotonic()
+    run.executor.cancel(run.handle)
+    states, status = end_of(run)
+    assert (states, status.signal) == (["cancelled"], "SIGKILL")
+    assert time.monotonic() - began >= 1.0  # which is the grace
+
+
+def test_stubborn_replicas_share_one_grace(make, waiting, until):
+    """Ending n replicas that ignore SIGTERM does not take n times the grace: all are told before it is over for any."""
+    run = waiting(4, "deaf", executor=make(grace=600.0))
     for handle in run.handles:
         run.executor.cancel(handle)
-    results = run.executor.collect(run.handles, timeout=20)
-    assert [r["status"] for r in results] == ["cancelled"] * 4
-    assert 1.0 <= time.monotonic() - began < 3.5  # the grace is 1 s
-    assert {run.executor.describe(handle).signal for handle in run.handles} == {"SIGKILL"}
+    until(lambda: len(list(run.signs.glob("told-*"))) == 4, "the word to end to all of them")
+    assert {str(run.executor.poll(handle)) for handle in run.handles} == {"running"}
+    for rank in range(4):
+        os.kill(run.pid(rank), signal.SIGKILL)
+    assert [result["status"] for result in results_of(run.executor, run.handles)] == [
+        "cancelled"
+    ] * 4
