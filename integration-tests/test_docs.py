@@ -7,6 +7,7 @@ prints, with ``...`` for what differs from run to run. A block of no language is
 
 import contextlib
 import doctest
+import importlib
 import io
 import logging
 import os
@@ -162,9 +163,27 @@ def blocks(path):
         yield language, re.sub(rf"^{indent}", "", code, flags=re.MULTILINE), where
 
 
+@pytest.fixture
+def no_lost_errors(monkeypatch):
+    """What a replica in a thread raises is raised: pages show what is printed, and not what became of every thread."""
+    testing = importlib.import_module("diloco_core.testing")
+    run_replicas = testing.run_replicas
+
+    def run(*arguments, **options):
+        ends = run_replicas(*arguments, **options)
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+        return ends
+
+    monkeypatch.setattr(testing, "run_replicas", run)
+
+
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
-def test_the_code_of_a_page(path, folder):
+def test_the_code_of_a_page(path, folder, request):
     page, found = Page(folder), list(blocks(path))
+    if any("run_replicas" in code for _, code, _ in found):
+        request.getfixturevalue("no_lost_errors")
     for block in found:
         page.run(*block)
     for file in folder.glob("*.py"):
