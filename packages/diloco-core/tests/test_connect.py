@@ -91,8 +91,8 @@ def test_what_is_missing_is_named(environ, missing, told):
     ("change", "told"),
     [
         ({"REPLICA_RANK": "one"}, "REPLICA_RANK must be a whole number, not 'one'"),
-        ({"REPLICA_RANK": "4"}, "rank must be one of 0 … 3"),
-        ({"REPLICA_RANK": "-1"}, "rank must be one of 0 … 3"),
+        ({"REPLICA_RANK": "4"}, "rank must be a whole number from 0 to 3"),
+        ({"REPLICA_RANK": "-1"}, "rank must be a whole number from 0 to 3"),
         ({"WORLD_SIZE": "0"}, "world_size must be a whole number from 1 to 100000"),
         ({"RENDEZVOUS_URI": " "}, "RENDEZVOUS_URI"),
         ({"RENDEZVOUS_URI": "nfs7://x"}, "unknown scheme 'nfs7'"),
@@ -132,7 +132,7 @@ class TestElastic:
                 {"min_replicas": 2, "topology": "ring"},
                 "topology must be 'auto', 'sharded' or 'gather'",
             ),
-            ({"grace": 5.0}, "grace=5.0 is for elastic runs: pass min_replicas="),
+            ({"grace": 5.0}, "grace=5.0 is for elastic runs. Pass min_replicas= too"),
             ({"topology": "gather"}, "is for elastic runs"),
             ({"resume": True}, "is for elastic runs"),
         ],
@@ -153,13 +153,13 @@ class TestElastic:
         assert elastic.settings == Elastic(2)
         assert connect(environ=environ) is elastic
         assert connect(environ=environ, min_replicas=2) is elastic
-        with pytest.raises(ConfigurationError, match="min_replicas=2, and cannot be"):
+        with pytest.raises(ConfigurationError, match="min_replicas=2, and cannot also connect"):
             connect(environ=environ, min_replicas=3)
         elastic.leave()
 
     def test_an_exchange_that_is_strict_does_not_become_elastic(self, environ):
         strict = connect(environ=environ)
-        with pytest.raises(ConfigurationError, match="min_replicas=None, and cannot be"):
+        with pytest.raises(ConfigurationError, match="min_replicas=None, and cannot also connect"):
             connect(environ=environ, min_replicas=2)
         strict.leave()
 
@@ -216,15 +216,18 @@ class TestTogether:
         [
             (
                 {"elastic": Elastic(1), "grace": 60.0},
-                r"grace= and elastic= say the same thing twice: put grace into Elastic\(\.\.\.\), or leave elastic= out",
+                r"grace= cannot be given together with elastic=, which holds the same settings: "
+                r"put grace into Elastic\(\.\.\.\), or leave elastic= out",
             ),
             (
                 {"elastic": Elastic(1), "min_replicas": 1, "late": "carry"},
-                "min_replicas=, late= and elastic= say the same thing twice: put min_replicas, late into",
+                "min_replicas=, late= cannot be given together with elastic=, which holds the same settings: "
+                "put min_replicas, late into",
             ),
             (
                 {"timing": Timing(), "sync_timeout": 1800.0},
-                "sync_timeout= and timing= say the same thing twice: put sync_timeout into Timing",
+                "sync_timeout= cannot be given together with timing=, which holds the same settings: "
+                "put sync_timeout into Timing",
             ),
             (
                 {"elastic": 2},
@@ -252,7 +255,9 @@ class TestTogether:
         assert connect(**place, timing=Timing(lost_after=99.0)) is exchange
         with pytest.raises(ConfigurationError, match=r"already connected .* with grace=9.0, and"):
             connect(**place, elastic=Elastic(1))
-        with pytest.raises(ConfigurationError, match=r"with lost_after=99.0, and cannot be with"):
+        with pytest.raises(
+            ConfigurationError, match=r"with lost_after=99.0, and cannot also connect with"
+        ):
             connect(**place, timing=Timing())
         exchange.leave()
 
@@ -346,7 +351,7 @@ class TestTheSecondCall:
         exchange = connect(environ=environ, **{name: first})
         with pytest.raises(
             ConfigurationError,
-            match=re.escape(f"{name}={first!r}, and cannot be with {name}={second!r}"),
+            match=re.escape(f"{name}={first!r}, and cannot also connect with {name}={second!r}"),
         ):
             connect(environ=environ, **{name: second})
         assert connect(environ=environ, **{name: first}) is exchange
@@ -361,7 +366,7 @@ class TestTheSecondCall:
             is exchange
         )
         with pytest.raises(
-            ConfigurationError, match=r"lost_after=90.0, and cannot be with lost_after=80"
+            ConfigurationError, match=r"lost_after=90.0, and cannot also connect with lost_after=80"
         ):
             connect(environ=environ, lost_after=80)
         exchange.leave()
@@ -369,7 +374,9 @@ class TestTheSecondCall:
     def test_other_settings_of_elastic_runs_are_refused(self, environ):
         exchange = connect(environ=environ, min_replicas=2, grace=7.0)
         assert connect(environ=environ, min_replicas=2) is exchange
-        with pytest.raises(ConfigurationError, match=r"grace=7.0, and cannot be with grace=8.0"):
+        with pytest.raises(
+            ConfigurationError, match=r"grace=7.0, and cannot also connect with grace=8.0"
+        ):
             connect(environ=environ, min_replicas=2, grace=8.0)
         exchange.leave()
 

@@ -87,7 +87,8 @@ def test_connect_options_make_the_run_elastic(trainer, tmp_path):
     options = {"min_replicas": 2, "grace": 5.0}
     assert run(trainer_module=trainer, trainer_fn="quorum", connect_options=options, **where) == 2
     with pytest.raises(
-        ConfigurationError, match=r"connect_options has 'quorum', but allowed are .*min_replicas"
+        ConfigurationError,
+        match=r"connect_options has 'quorum', which is not allowed. These are: .*min_replicas",
     ):
         run(trainer_module=trainer, trainer_fn="quorum", connect_options={"quorum": 2}, **where)
 

@@ -18,7 +18,7 @@ MOST_RANKS = 10**5
 
 
 def kind_of(value: object) -> str:
-    """Which class something is of, with its article: ``an Adam``, ``a dict``, ``an SGD``."""
+    """The name of a value's class, with its article: ``an Adam``, ``a dict``, ``an SGD``."""
     name = type(value).__name__
     if name[:2].isupper():  # read letter by letter
         return f"{'an' if name[0] in 'AEFHILMNORSX' else 'a'} {name}"
@@ -26,15 +26,15 @@ def kind_of(value: object) -> str:
 
 
 def is_whole(value: object) -> TypeGuard[int]:
-    """Whether something is a whole number: Python's or numpy's, but no truth value."""
+    """Whether a value is a whole number, of Python or of numpy. True and False are not."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
 def check_positive(name: str, value: object, unit: str = "") -> None:
-    """Refuse what is not a finite number above 0.
+    """Refuse a value that is not a finite number above 0.
 
     Raises:
-        ConfigurationError: It names the argument and what was given.
+        ConfigurationError: The value is refused. The message names the argument and the value.
     """
     if (
         isinstance(value, bool)
@@ -45,20 +45,20 @@ def check_positive(name: str, value: object, unit: str = "") -> None:
 
 
 def check_whole(name: str, value: object) -> None:
-    """Refuse what is not a whole number of at least 1.
+    """Refuse a value that is not a whole number of at least 1.
 
     Raises:
-        ConfigurationError: It names the argument and what was given.
+        ConfigurationError: The value is refused. The message names the argument and the value.
     """
     if not is_whole(value) or value < 1:
         raise ConfigurationError(f"{name} must be a whole number of at least 1, not {value!r}")
 
 
 def whole(name: str, value: object, least: int = 1) -> int:
-    """A whole number as Python's own; numpy's are taken too, but no truth values.
+    """Convert a whole number to an ``int``. Numbers of numpy are accepted; True and False are not.
 
     Raises:
-        ConfigurationError: It is something else, or less than ``least``.
+        ConfigurationError: The value is something else, or is less than ``least``.
     """
     if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ConfigurationError(
@@ -68,10 +68,10 @@ def whole(name: str, value: object, least: int = 1) -> int:
 
 
 def number(name: str, value: object) -> float:
-    """A finite number as Python's own; numpy's are taken too and tensors of one element, but no truth values.
+    """Convert a finite number to a ``float``. Numbers of numpy and tensors of one element are accepted; True and False are not.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is something else.
     """
     if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex():
         value = value.item()
@@ -88,10 +88,10 @@ def _is_finite(value: Real) -> bool:
 
 
 def yes_or_no(name: str, value: object) -> bool:
-    """A truth value.
+    """Return the value if it is True or False.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is something else.
     """
     if not isinstance(value, bool):
         raise ConfigurationError(f"{name} must be True or False, not {value!r}")
@@ -99,10 +99,10 @@ def yes_or_no(name: str, value: object) -> bool:
 
 
 def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
-    """One of a few words.
+    """Return the value if it is one of the allowed words.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is something else.
     """
     words = [str(word) for word in allowed]
     if not isinstance(value, str) or value not in words:
@@ -113,10 +113,10 @@ def one_of(name: str, value: object, allowed: Iterable[str]) -> str:
 
 
 def check_identity(rank: int, world_size: int) -> tuple[int, int]:
-    """Rank and world size as plain integers.
+    """Return the rank and the world size as plain integers.
 
     Raises:
-        ConfigurationError: ``rank`` is not in ``range(world_size)``.
+        ConfigurationError: ``rank`` is not in ``range(world_size)``, or ``world_size`` is not allowed.
     """
     if not is_whole(world_size) or not 1 <= world_size <= MOST_RANKS:
         raise ConfigurationError(
@@ -124,6 +124,6 @@ def check_identity(rank: int, world_size: int) -> tuple[int, int]:
         )
     if not is_whole(rank) or not 0 <= rank < world_size:
         raise ConfigurationError(
-            f"rank must be one of 0 … {world_size - 1} (world_size is {world_size}), not {rank!r}"
+            f"rank must be a whole number from 0 to {world_size - 1} (world_size is {world_size}), not {rank!r}"
         )
     return int(rank), int(world_size)

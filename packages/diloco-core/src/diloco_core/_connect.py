@@ -1,4 +1,4 @@
-"""Connecting a replica to its run: by arguments, or by what its launcher put into the environment."""
+"""Connects a replica to its run, by arguments or by the environment variables that its launcher set."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _MOST_CHUNK_BYTES = 2**30
 
 
 class _Connected(NamedTuple):
-    """An open exchange, and the settings that it was opened with."""
+    """An open exchange and the settings that it was opened with."""
 
     exchange: Exchange
     settings: Mapping[str, object]
@@ -45,12 +45,12 @@ class _Connected(NamedTuple):
 _Key: TypeAlias = tuple[int, str, int]
 
 _lock = threading.Lock()
-# By process, too: one that was forked has to connect by itself.
+# The key includes the process: a forked process has to connect by itself.
 _open: dict[_Key, _Connected] = {}
 
 
 def _unlock() -> None:
-    """In a forked process: another thread may have held the lock, and is not there to let go of it."""
+    """In a forked process, replace the lock: a thread of the parent may have held it, and does not exist here to release it."""
     global _lock  # noqa: PLW0603
     _lock = threading.Lock()
 
@@ -83,55 +83,58 @@ def connect(
 ) -> Exchange:
     """Connect this replica to the others through an object store.
 
-    What is not given is taken from the environment, as a launcher sets it: ``RENDEZVOUS_URI``, ``REPLICA_RANK``,
-    ``WORLD_SIZE``, ``DILOCO_RUN_ID``. A given argument wins. Asking twice in one process for the same URI and rank returns
-    the same exchange, until that one has left its run; a setting that is given the second time must be that of the first.
-    Thread-safe. A process that was forked connects by itself: what its parent has opened is of no use to it.
+    Arguments that are left out are taken from the environment, where a launcher sets them: ``RENDEZVOUS_URI``,
+    ``REPLICA_RANK``, ``WORLD_SIZE``, ``DILOCO_RUN_ID``. An argument takes precedence over its variable. A second call in
+    the same process for the same URI and rank returns the same exchange, until that exchange has left its run; settings
+    that are given in the second call must equal those of the first. Thread-safe. A forked process has to connect by itself:
+    it cannot use the connection of its parent.
 
-    The store is opened and tried out here, and an endpoint that does not answer is named within two minutes; the replicas
-    meet when the outer loop is entered. From then on an outage of the store is waited out for up to ``sync_timeout``
-    seconds, in which nobody counts as late or lost.
+    This function opens the store and tries it out. An endpoint that does not answer is reported within two minutes. The
+    replicas meet later, when the outer loop is entered. From then on, replicas wait up to ``sync_timeout`` seconds for a
+    store that is unavailable, and nobody counts as late or lost during that time.
 
-    Membership is strict unless ``min_replicas`` is given: all ranks, from start to end, each living once. With it,
-    membership is elastic: replicas may die, come back, join late and leave, and a sync needs ``min_replicas`` of them.
-    The options after it are for elastic runs only; see :class:`Elastic`, which also says their defaults.
+    Membership is strict unless ``min_replicas`` is given: all ranks take part from start to end, and none may be restarted.
+    With ``min_replicas``, membership is elastic: replicas may die, come back, join late and leave, and a sync needs
+    ``min_replicas`` of them. The options after it are for elastic runs only; :class:`Elastic` describes them and their
+    defaults.
 
     These options may be given together, as ``elastic=Elastic(2, grace=30)``, and the limits in seconds as
-    ``timing=Timing(sync_timeout=600)``. The single ones are for launchers, which have them as plain numbers.
+    ``timing=Timing(sync_timeout=600)``. The single arguments are for launchers, which hold them as plain numbers.
 
     Args:
         uri: A prefix that belongs to this run alone: a folder, ``s3://bucket/run``, ``gs://…``, ``az://…``, ``memory://…``.
-            Elastic runs on ``gs://`` and ``az://`` are untried.
+            Elastic runs have not been tested on ``gs://`` and ``az://``.
             Credentials do not belong in it: those for ``s3://``, ``gs://`` and ``az://`` come from the variables and files
-            that their drivers know. Passwords of other schemes are shown nowhere.
-        rank: This replica, 0 … world_size - 1.
+            that their drivers read. Passwords in URIs of other schemes are never shown in messages.
+        rank: The number of this replica, from 0 to world_size - 1.
         world_size: Number of replicas.
         run_id: Name of the launch; replicas of different launches refuse each other.
         join_timeout: Seconds to wait for all replicas at the start; 1800 if left out.
-        sync_timeout: Seconds to wait for the others in a sync, and for a store that is away; 1800 if left out.
+        sync_timeout: Seconds to wait for the others in a sync, and for a store that is unavailable; 1800 if left out.
         beat_interval: Seconds between two signs of life; 10 if left out.
         lost_after: Seconds without a sign of life after which a replica counts as lost; 90 if left out.
-        chunk_bytes: Bytes handled at once; 1 MiB if left out. In strict runs the same for all replicas.
-        transfer: Connections, block size and memory for a store behind a network, such as ``Transfer(connections=32)``; each
-            replica's own. Folders have no use for it.
+        chunk_bytes: Bytes handled at once; 1 MiB if left out. In strict runs it must be the same for all replicas.
+        transfer: Connections, block size and memory for a store behind a network, such as ``Transfer(connections=32)``. It
+            may differ between replicas, and has no effect on folders.
         min_replicas: Makes the run elastic: how many replicas must contribute to a sync.
         grace: Seconds to wait for a late replica before the others go on.
         late: Whether a contribution that came too late goes into the next sync (``carry``) or is forgotten (``drop``).
-        topology: Who updates what: ``sharded``, ``gather``, or ``auto`` by the size of the model and of the run.
-        publish_every: Every how many syncs of a fragment the gather topology publishes the state.
-        retention: How many syncs a replica may lag without having to reload; more of them means more objects.
-        resume: Go on with the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also agrees to going
-            back behind a state that is damaged and that nothing can make again.
-        elastic: Makes the run elastic, and says how it behaves; instead of ``min_replicas`` and the options after it.
-        timing: The limits in seconds; instead of ``join_timeout``, ``sync_timeout``, ``beat_interval`` and ``lost_after``.
-        environ: Instead of ``os.environ``.
+        topology: Which replica updates which parameters: ``sharded``, ``gather``, or ``auto``, which chooses by the size of
+            the model and the number of replicas.
+        publish_every: In the gather topology, the number of syncs of a fragment from one published state to the next.
+        retention: How many syncs a replica may lag without having to reload. A larger number keeps more objects in the store.
+        resume: Continue the run that the prefix holds, even if another launch began it. ``"newest-whole"`` also permits the
+            run to return to an older state if a newer one is damaged and cannot be restored.
+        elastic: Settings that make the run elastic; replaces ``min_replicas`` and the options after it.
+        timing: The limits in seconds; replaces ``join_timeout``, ``sync_timeout``, ``beat_interval`` and ``lost_after``.
+        environ: The mapping to use instead of ``os.environ``.
 
     Raises:
-        ConfigurationError: Something is missing or impossible; the message says which argument or variable. Nothing has
-            been opened then. Also where an elastic run is asked of a store that does not create objects exclusively.
-        MissingDependencyError: The driver for the URI's scheme is not installed; names the package.
-        StoreUnavailableError: The URI cannot be written and read. Whatever the driver, an endpoint that never answers is named
-            within two minutes.
+        ConfigurationError: An argument or variable is missing or not allowed; the message says which. Nothing has been
+            opened. Also raised when an elastic run is requested on a store that does not create objects exclusively.
+        MissingDependencyError: The driver for the URI's scheme is not installed; the message names the package.
+        StoreUnavailableError: The URI cannot be written and read. With every driver, an endpoint that never answers is
+            reported within two minutes.
     """
     environ = os.environ if environ is None else environ
     if not isinstance(environ, Mapping):
@@ -169,7 +172,7 @@ def connect(
     chunks = whole("chunk_bytes", CHUNK_BYTES if chunk_bytes is None else chunk_bytes)
     if chunks > _MOST_CHUNK_BYTES:
         raise ConfigurationError(
-            f"chunk_bytes must be at most {_MOST_CHUNK_BYTES}, not {chunks}: buffers have this size"
+            f"chunk_bytes must be at most {_MOST_CHUNK_BYTES}, not {chunks}: every buffer has this size"
         )
     transfer = Transfer() if transfer is None else transfer
     if not isinstance(transfer, Transfer):
@@ -195,7 +198,7 @@ def connect(
 
 
 def _forget(key: _Key) -> None:
-    """Let go of an exchange that has ended: it holds on to the model that it carried."""
+    """Drop the reference to an exchange that has ended, which would keep its model in memory."""
     with _lock:
         if key in _open and _open[key].exchange.ended:
             del _open[key]
@@ -204,7 +207,7 @@ def _forget(key: _Key) -> None:
 def _check_same(
     settings: Mapping[str, object], given: Mapping[str, object], uri: str, rank: int
 ) -> None:
-    """Refuse settings that are not those of the exchange that is open: it has only one of each."""
+    """Refuse settings that differ from those of the open exchange, which cannot change them."""
     differing = [
         name for name, value in given.items() if name not in settings or settings[name] != value
     ]
@@ -212,8 +215,8 @@ def _check_same(
         current = ", ".join(f"{name}={settings.get(name)!r}" for name in differing)
         asked = ", ".join(f"{name}={given[name]!r}" for name in differing)
         raise ConfigurationError(
-            f"this process is already connected to {uri} as rank {rank} with {current}, and cannot be with {asked} too. "
-            "Leave these arguments out to use that connection, or give the same."
+            f"this process is already connected to {uri} as rank {rank} with {current}, and cannot also connect with {asked}. "
+            "Leave these arguments out to use the open connection, or pass the values that it was opened with."
         )
 
 
@@ -242,5 +245,5 @@ def _new(
 
 
 def _normal(uri: str) -> str:
-    """Different spellings of one place are one place."""
+    """One spelling for all the ways in which the same place can be written."""
     return uri.rstrip("/") if "://" in uri else Path(uri).expanduser().absolute().as_uri()

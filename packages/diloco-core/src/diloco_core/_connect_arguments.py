@@ -1,4 +1,4 @@
-"""What :func:`connect` is asked for: arguments, or what a launcher put into the environment. Nothing is opened here."""
+"""The arguments of :func:`connect`, or the variables that a launcher set in their place. Nothing is opened here."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _LIMITS = ("join_timeout", "sync_timeout", "beat_interval", "lost_after")
 
 
 def given(**arguments: Any) -> dict[str, Any]:
-    """Those arguments that were not left out."""
+    """The arguments that were not left out."""
     return {name: value for name, value in arguments.items() if value is not None}
 
 
 def timing_of(timing: object, limits: Mapping[str, Any]) -> Timing:
-    """How long an exchange waits.
+    """The limits of an exchange, from either form in which they can be given.
 
     Args:
         timing: All limits together, or None.
-        limits: Single ones, by name.
+        limits: Limits that were given one by one, by name.
 
     Raises:
-        ConfigurationError: A limit is not allowed, or both are given.
+        ConfigurationError: A limit is not allowed, or both forms are used.
     """
     if timing is None:
         return Timing(**limits)
@@ -45,14 +45,14 @@ def timing_of(timing: object, limits: Mapping[str, Any]) -> Timing:
 
 
 def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
-    """How elastic membership behaves; None for strict membership.
+    """The settings of elastic membership; None for strict membership.
 
     Args:
         elastic: All settings together, or None.
-        options: Single ones, by name.
+        options: Settings that were given one by one, by name.
 
     Raises:
-        ConfigurationError: Both are given, or there are settings without ``min_replicas``.
+        ConfigurationError: Both forms are used, or there are settings without ``min_replicas``.
     """
     if elastic is not None:
         if not isinstance(elastic, Elastic):
@@ -65,8 +65,8 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
         return Elastic(**options)
     for name, value in options.items():
         raise ConfigurationError(
-            f"{name}={value!r} is for elastic runs: pass min_replicas= too, or leave it out (strict membership waits for "
-            "all replicas and uses the sharded topology)"
+            f"{name}={value!r} is for elastic runs. Pass min_replicas= too to make the run elastic, or leave {name}= out: "
+            "with strict membership every sync waits for all replicas, and the topology is sharded."
         )
     return None
 
@@ -82,26 +82,27 @@ def settings_of(elastic: Elastic) -> dict[str, object]:
 
 
 def _check_once(whole: str, kind: str, single: Mapping[str, Any]) -> None:
-    """Refuse what is said twice, even where both say the same: which of them counts could not be seen."""
+    """Refuse settings that are given in both forms, even with equal values: the reader could not see which one counts."""
     if single:
         names = ", ".join(f"{name}=" for name in single)
         raise ConfigurationError(
-            f"{names} and {whole}= say the same thing twice: put {names.replace('=', '')} into {kind}(...), or leave {whole}= out"
+            f"{names} cannot be given together with {whole}=, which holds the same settings: put {names.replace('=', '')} into "
+            f"{kind}(...), or leave {whole}= out"
         )
 
 
 def uri_of(given: object, environ: Mapping[str, str]) -> str:
-    """Where the replicas meet.
+    """The place where the replicas meet.
 
     Raises:
-        ConfigurationError: That is not said, or is no URI.
+        ConfigurationError: It was not given, or is not a URI.
     """
     value = environ.get("RENDEZVOUS_URI") if given is None else given
     if isinstance(value, os.PathLike):
         value = os.fspath(value)
     if value is None or value == "":
         raise ConfigurationError(
-            "pass uri= or set RENDEZVOUS_URI: neither says where the replicas meet"
+            "the place where the replicas meet is missing: pass uri= or set RENDEZVOUS_URI"
         )
     if not isinstance(value, str):
         raise ConfigurationError(
@@ -109,22 +110,22 @@ def uri_of(given: object, environ: Mapping[str, str]) -> str:
         )
     if not value.strip() or not value.isprintable():
         raise ConfigurationError(
-            f"uri (or RENDEZVOUS_URI) must be text that can be printed, not {redact_uri(value)!r}"
+            f"uri (or RENDEZVOUS_URI) must be printable text that is not blank, not {redact_uri(value)!r}"
         )
     return value
 
 
 def number_of(given: int | None, argument: str, variable: str, environ: Mapping[str, str]) -> int:
-    """A number that is an argument, or else a variable.
+    """A number from an argument, or from a variable if the argument was left out.
 
     Raises:
-        ConfigurationError: Neither is given, or the variable is no number.
+        ConfigurationError: Neither is given, or the variable does not hold a whole number.
     """
     if given is not None:
         return given
     text = environ.get(variable)
     if text is None:
-        raise ConfigurationError(f"pass {argument}= or set {variable}: neither is set")
+        raise ConfigurationError(f"{argument} is missing: pass {argument}= or set {variable}")
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", text, re.ASCII):
         raise ConfigurationError(f"{variable} must be a whole number, not {text!r}")
     return int(text)

@@ -8,9 +8,9 @@ DilocoError (diloco_protocol)
     │   ├── StoreUnavailableError             it cannot be reached, read or written
     │   ├── ObjectNotFoundError (LookupError) the key does not exist
     │   ├── CorruptedObjectError              an object is truncated or its checksum is wrong
-    │   └── FormatError                       another version of diloco-core has written it
+    │   └── FormatError                       it was written by another version of diloco-core
     ├── RendezvousError                       the replicas do not form one run
-    │   ├── RendezvousTimeoutError            some ranks never came
+    │   ├── RendezvousTimeoutError            some ranks never arrived
     │   ├── RunExistsError                    the prefix belongs to another run, or the rank is taken
     │   └── MismatchError                     replicas disagree on model, world size or settings
     └── SyncError                             a sync cannot be completed
@@ -62,7 +62,7 @@ class StoreUnavailableError(StoreError):
     """Raised when a store cannot be used: missing bucket, no permission, no answer, no room.
 
     Attributes:
-        lasting: Whether it lasts until somebody does something about it, so that there is no use in waiting.
+        lasting: Whether the fault stays until somebody fixes it, so waiting is of no use.
     """
 
     def __init__(self, message: str, *, lasting: bool = False) -> None:
@@ -90,7 +90,7 @@ class RendezvousTimeoutError(RendezvousError, TimeoutError):
     """Raised when some ranks did not arrive in time.
 
     Attributes:
-        missing: The ranks that did not come.
+        missing: The ranks that did not arrive.
     """
 
     def __init__(self, message: str, missing: Sequence[int]) -> None:
@@ -114,7 +114,7 @@ class SyncTimeoutError(SyncError, TimeoutError):
     """Raised when a sync was not completed in time.
 
     Attributes:
-        missing: The ranks that were waited for.
+        missing: The ranks that this replica was waiting for.
     """
 
     def __init__(self, message: str, missing: Sequence[int]) -> None:
@@ -126,7 +126,7 @@ class ReplicaLostError(SyncError):
     """Raised when another replica died or failed.
 
     Attributes:
-        rank: The replica that failed first, whoever told of it.
+        rank: The replica that failed first, whichever replica reported it.
     """
 
     def __init__(self, message: str, rank: int) -> None:
@@ -135,11 +135,11 @@ class ReplicaLostError(SyncError):
 
 
 class FencedError(SyncError):
-    """Raised when a newer life of the own rank has claimed the rank's place; this one must stop.
+    """Raised when a newer life of this replica's rank has claimed the rank's place; this life must stop.
 
     Attributes:
         rank: The rank.
-        epoch: The life that must stop.
+        epoch: The number of the life that must stop.
     """
 
     def __init__(self, message: str, rank: int, epoch: int) -> None:
@@ -155,11 +155,11 @@ class DivergedError(SyncError):
 class NonFiniteUpdateError(SyncError, ArithmeticError):
     """Raised when a sync would make a tensor NaN or infinite in the model's dtype. The new values are not published.
 
-    Every contribution was finite: it is the sum, or the outer step, that leaves what the dtype can hold.
+    Every contribution was finite: it is the sum, or the outer step, that exceeds the range of the dtype.
 
     Attributes:
         tensor: Name of the tensor.
-        dtype: What cannot hold its new values, such as ``float16``.
+        dtype: The dtype that cannot hold its new values, such as ``float16``.
         sync: Number of the sync, from 1; exchanges of initial values are not counted.
         outer_lr: The outer learning rate; None where the tensor takes no outer step.
     """
@@ -173,12 +173,15 @@ class NonFiniteUpdateError(SyncError, ArithmeticError):
         *,
         elastic: bool = False,
     ) -> None:
-        what, todo = "the mean over the replicas", "Look at what the replicas put into it."
+        what, todo = "the mean over the replicas", "Check the tensors that the replicas pass to it."
         if outer_lr is not None:
             what = f"the outer step (outer learning rate {outer_lr:g})"
-            todo = "Lower the outer learning rate in a new run: export() writes the newest whole state to a file to begin from."
+            todo = (
+                "Lower the outer learning rate in a new run, which can begin from the newest complete state: export() writes "
+                "that to a file."
+            )
             if elastic:
-                todo += " This run can go on from that state, with the same settings, with resume='newest-whole'."
+                todo += " To continue this run from that state with the same settings, connect with resume='newest-whole'."
 
         self.dtype = str(dtype).removeprefix("torch.")
         super().__init__(
@@ -203,7 +206,7 @@ class ModelChangedError(SyncError):
 
 
 class UnseenStepsError(SyncError):
-    """Raised when parameters are trained while no inner optimizer of the outer loop steps, so that nothing would be synced.
+    """Raised when parameters are trained, but no inner optimizer of the outer loop steps: nothing would be synced.
 
     Attributes:
         tensor: Name of a parameter that was trained.
@@ -218,7 +221,7 @@ class UnequalSyncsError(SyncError):
     """Raised when a replica finished after fewer syncs than this one.
 
     Attributes:
-        rank: The replica that has left.
+        rank: The replica that left.
     """
 
     def __init__(self, message: str, rank: int) -> None:

@@ -1,4 +1,4 @@
-"""How long an exchange waits, and how it spends the time."""
+"""How long an exchange waits for others, and how often it checks meanwhile."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 WATCH_EVERY = 8
-"""Every how many syncs a life of an elastic run sees to it that its claim and the manifest are still there.
+"""A life of an elastic run checks once in so many syncs that its claim and the manifest are still in the store.
 
-Each is one small request, with which the planner reckons too.
+Each check is one small request. The planner counts these requests too.
 """
 
 _STOP_SECONDS = 5.0
@@ -27,7 +27,7 @@ _log = logging.getLogger("diloco_core")
 
 
 def repeat_in_thread(seconds: float, act: Callable[[], object]) -> Callable[[], None]:
-    """Call ``act`` every so many seconds from a daemon thread, until what is returned is called, which waits for its end."""
+    """Call ``act`` every so many seconds from a daemon thread. Returns a function that stops the thread and waits for it."""
     over = threading.Event()
 
     def run() -> None:
@@ -39,7 +39,7 @@ def repeat_in_thread(seconds: float, act: Callable[[], object]) -> Callable[[], 
 
     def stop() -> None:
         over.set()
-        # It may be waiting for a store that is away, which nobody else has to wait for.
+        # Not without a limit: the thread may be waiting for a store that is unavailable.
         thread.join(_STOP_SECONDS)
 
     return stop
@@ -50,14 +50,14 @@ class Timing:
     """Limits of an exchange, in seconds.
 
     Attributes:
-        join_timeout: How long to wait for all ranks at the start; in elastic runs, for somebody to begin the run, or to show
-            that it still uploads the initial state.
+        join_timeout: How long to wait for all ranks at the start. In elastic runs: for a replica to begin the run, or to show
+            that it is still uploading the initial state.
         sync_timeout: How long to wait for the others in one sync.
-        beat_interval: How often a replica shows that it lives.
-        lost_after: A replica whose beat has not changed for this long, by the observer's own clock, counts as lost.
-        clock: Monotonic clock; injected in tests.
-        sleep: Injected in tests.
-        repeat: Calls something every so many seconds, beside everything else, until what it returns is called; injected in
+        beat_interval: Time between two signs of life of a replica.
+        lost_after: A replica whose sign of life has not changed for this long, by the observer's clock, counts as lost.
+        clock: A monotonic clock; replaced in tests.
+        sleep: Waits for a number of seconds; replaced in tests.
+        repeat: Calls a function every so many seconds in the background, and returns a function that ends this; replaced in
             tests.
     """
 
@@ -76,19 +76,19 @@ class Timing:
             check_positive(name, getattr(self, name), " of seconds")
         if self.lost_after < 2 * self.beat_interval:
             raise ConfigurationError(
-                f"lost_after ({self.lost_after} s) must be at least twice beat_interval ({self.beat_interval} s), "
-                "or replicas that live would count as lost"
+                f"lost_after ({self.lost_after} s) must be at least twice beat_interval ({self.beat_interval} s): otherwise "
+                "replicas that are alive would count as lost"
             )
 
 
 class Moment(NamedTuple):
-    """Where a wait stands.
+    """The state of a wait at one moment.
 
     Attributes:
-        elapsed: Seconds since it began.
+        elapsed: Seconds since the wait began.
         look: Whether it is time to look around.
-        expired: Whether it has lasted as long as it may.
-        now: The same by its clock.
+        expired: Whether the wait has reached its timeout.
+        now: The moment by the clock of the wait.
     """
 
     elapsed: float
@@ -98,21 +98,21 @@ class Moment(NamedTuple):
 
 
 class Wait:
-    """One wait for others: polls quickly at first, then ever more slowly, and looks around from time to time.
+    """One wait for other replicas: polls quickly at first, then more and more slowly, and looks around from time to time.
 
-    A pause lasts a twentieth of the wait so far, within limits: what arrives is noticed at most 5 % late.
+    A pause lasts a twentieth of the wait so far, within limits, so an arrival is noticed at most 5 % late.
 
     Args:
         timing: Clock and sleep.
-        near: Whether asking costs microseconds; otherwise milliseconds.
+        near: Whether a request to the store takes microseconds; otherwise it takes milliseconds.
         timeout: Seconds after which the wait ends.
-        look_around: Called from time to time; raises where there is no use in waiting any longer.
-        expired: Makes the error for a wait that ends.
-        alarms: Seconds since the start at which to look around in any case.
-        downtime: Seconds so far in which the store could not be reached. They do not count as waiting for others.
-        notice: Makes what the log says (level warning) once a minute while the wait lasts; nothing where it is empty. It is
-            given the seconds since the wait began.
-        notice_after: Seconds until that is said for the first time.
+        look_around: Called from time to time; raises an error if waiting any longer is of no use.
+        expired: Makes the error that is raised at the timeout.
+        alarms: Seconds after the start at which to look around in any case.
+        downtime: Returns the seconds so far in which the store could not be reached. They do not count as waiting for others.
+        notice: Makes the message that is logged (level warning) once a minute while the wait lasts, given the seconds since
+            it began. An empty message is not logged.
+        notice_after: Seconds until the first such message.
     """
 
     def __init__(
@@ -142,7 +142,7 @@ class Wait:
         self._alarms = sorted(self._start + alarm for alarm in alarms)
 
     def pause(self) -> None:
-        """Sleep once. Calls ``look_around`` when it is time to, and raises what ``expired`` returns past the deadline."""
+        """Sleep once. Calls ``look_around`` when that is due, and raises the error of ``expired`` past the deadline."""
         moment = self.moment()
         if moment.look:
             self._look_around()
@@ -151,9 +151,9 @@ class Wait:
         self.sleep(moment)
 
     def moment(self) -> Moment:
-        """Where it stands now, for who decides by himself what to do then; :meth:`sleep` comes next.
+        """The state of the wait now, for callers that decide for themselves what to do; they call :meth:`sleep` next.
 
-        That it is time to look around is said once.
+        Each time to look around is reported once.
         """
         now = self._now()
         rang = bool(self._alarms) and now >= self._alarms[0]
@@ -164,7 +164,7 @@ class Wait:
         return Moment(now - self._start, look, now >= self._deadline, now)
 
     def sleep(self, moment: Moment) -> None:
-        """Say what is to be said of the wait at this moment, and sleep once."""
+        """Log a notice if one is due at this moment, and sleep once."""
         now = moment.now
         if now >= self._notice_at:
             self._notice_at = now + NOTICE_SECONDS
@@ -176,7 +176,7 @@ class Wait:
         )
 
     def extend(self) -> None:
-        """What is waited for goes on: the wait ends as much later as it may last altogether."""
+        """There is progress: the whole timeout starts again from now."""
         self._deadline = self._now() + self._timeout
 
     def _now(self) -> float:

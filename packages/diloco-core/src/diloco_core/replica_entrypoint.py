@@ -38,14 +38,14 @@ def run(
 ) -> Any:
     """Connect to the run and call ``trainer_module.trainer_fn(**trainer_kwargs)``; returns what it returns.
 
-    The trainer may call :func:`diloco_core.connect` with no arguments and gets the exchange that is open already.
+    If the trainer calls :func:`diloco_core.connect` with no arguments, it gets the exchange that was opened here.
 
     Args:
         trainer_module: Importable name of the user's module.
-        trainer_fn: Name of a function in it.
-        trainer_kwargs: Its keyword arguments.
-        rendezvous_uri: Where the replicas meet; from ``RENDEZVOUS_URI`` if left out.
-        rank: This replica; from ``REPLICA_RANK`` if left out.
+        trainer_fn: Name of a function in that module.
+        trainer_kwargs: Keyword arguments of the function.
+        rendezvous_uri: The place where the replicas meet; taken from ``RENDEZVOUS_URI`` if left out.
+        rank: The number of this replica; taken from ``REPLICA_RANK`` if left out.
         world_size: Number of replicas; from ``WORLD_SIZE`` if left out.
         connect_options: More arguments of :func:`diloco_core.connect`: ``{"min_replicas": 2}`` makes the run elastic.
 
@@ -68,14 +68,14 @@ def _prepare(
     options: Mapping[str, Any],
 ) -> tuple[ObjectStoreExchange | ElasticExchange, Callable[..., Any]]:
     trainer = load_trainer(trainer_module, trainer_fn)
-    # What came as arguments goes into the environment too, for the trainer's own connect() and its worker processes.
+    # The arguments go into the environment too, for the trainer's own connect() and its worker processes.
     given = {"RENDEZVOUS_URI": rendezvous_uri, "REPLICA_RANK": rank, "WORLD_SIZE": world_size}
     os.environ.update({name: str(value) for name, value in given.items() if value is not None})
     known = set(inspect.signature(connect).parameters) - {"uri", "rank", "world_size", "environ"}
     for name in options:
         if name not in known:
             raise ConfigurationError(
-                f"connect_options has {name!r}, but allowed are {', '.join(sorted(known))}"
+                f"connect_options has {name!r}, which is not allowed. These are: {', '.join(sorted(known))}"
             )
     return connect(**options), trainer
 
@@ -101,20 +101,20 @@ def load_trainer(module: str, function: str) -> Callable[..., Any]:
         ConfigurationError: There is no such module or function.
     """
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not (module == error.name or module.startswith(f"{error.name}.")):
-            raise  # the trainer is there, but something that it imports is not
+            raise  # the trainer's module exists, but a module that it imports does not
         raise ConfigurationError(
             f"the trainer module {module!r} cannot be imported: no module {error.name!r} on this replica's path "
             f"({', '.join(sys.path)})"
         ) from error
-    trainer: Any = found
+    trainer: Any = imported
     for part in function.split("."):
         trainer = getattr(trainer, part, None)
     if not callable(trainer):
         raise ConfigurationError(
-            f"the trainer module {module!r} ({found.__file__}) has no function {function!r}"
+            f"the trainer module {module!r} ({imported.__file__}) has no function {function!r}"
         )
     return trainer  # type: ignore[no-any-return]
 
@@ -125,7 +125,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         prog="python -m diloco_core.replica_entrypoint", description="Run one replica."
     )
     parser.add_argument(
-        "--rendezvous", help="where the replicas meet: a folder or s3://…; default: RENDEZVOUS_URI"
+        "--rendezvous",
+        help="the place where the replicas meet: a folder or s3://…; default: RENDEZVOUS_URI",
     )
     parser.add_argument("--world-size", type=int, help="number of replicas; default: WORLD_SIZE")
     parser.add_argument("--rank", type=int, help="this replica, from 0; default: REPLICA_RANK")
@@ -161,12 +162,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _json_object(parser: argparse.ArgumentParser, name: str, text: str) -> dict[str, Any]:
     try:
-        found = json.loads(text)
+        value = json.loads(text)
     except ValueError as error:
         parser.error(f"{name} is not JSON: {error}")
-    if not isinstance(found, dict):
-        parser.error(f"{name} must be a JSON object, not {type(found).__name__}")
-    return found
+    if not isinstance(value, dict):
+        parser.error(f"{name} must be a JSON object, not {type(value).__name__}")
+    return value
 
 
 if __name__ == "__main__":
