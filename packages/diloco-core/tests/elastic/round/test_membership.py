@@ -3,7 +3,9 @@
 from dataclasses import replace
 
 import pytest
+import torch
 
+from diloco_core import Elastic
 from diloco_core._elastic._log._keys import Delta, Hint
 from diloco_core._elastic._log._records import Commit
 from diloco_core._elastic._round._membership import (
@@ -20,6 +22,7 @@ from diloco_core._elastic._round._membership import (
     on_record,
     read_folder,
 )
+from diloco_core.testing import Schedule, SimulatedTraining, simulate
 
 _BASE, _OTHER, _SCHEMA = "0" * 16, "1" * 16, "f" * 16
 _ROUND = Round(
@@ -149,3 +152,32 @@ class TestRecord:
 def test_what_becomes_of_what_was_learned(members, own, late, becomes):
     assert fate(_commit(*members), 0, own, learned=True, late=late) == becomes
     assert fate(_commit(*members), 0, own, learned=False, late=late) == "none"
+
+
+def test_what_a_life_decides_in_the_last_moment_it_obeys():
+    """Rank 1 contributes late and dies at once; rank 0 sees that just when its own time is up."""
+
+    def train(node):
+        put = node.connection.put
+
+        def dying(key, parts):
+            size = put(key, parts)
+            if node.rank == 1 and Delta.parse(key) is not None:
+                node.connection._kill()
+            return size
+
+        node.connection.put = dying
+        return training(node)
+
+    torch.set_num_threads(1)
+    training = SimulatedTraining(syncs=1, sizes=(40,), sync_every=1, pauses={(1, 0): 30.0})
+    outcome = simulate(
+        train,
+        Schedule(2, latency=0.001),
+        Elastic(2, grace=5.0, topology="gather"),
+        sync_timeout=33.0,
+        limit=500.0,
+        most_lives=1,
+    )
+    assert outcome.results[0, 1] == 1
+    assert max(report.wait_seconds for report in training.reports[0, 1]) >= 33.0
