@@ -171,9 +171,9 @@ class Wait:
             if text := self._notice(moment.elapsed):
                 _log.warning("%s", text)
         pause = min(max(self._shortest, moment.elapsed / 20), self._longest)
-        self._timing.sleep(
-            min(pause, *(alarm - now for alarm in self._alarms), self._deadline - now)
-        )
+        left = min(pause, *(alarm - now for alarm in self._alarms), self._deadline - now)
+        # Past the deadline too, where the caller has found something to do in the last moment.
+        self._timing.sleep(max(0.0, left))
 
     def extend(self) -> None:
         """There is progress: the whole timeout starts again from now."""

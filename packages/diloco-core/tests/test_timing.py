@@ -1,0 +1,59 @@
+"""One wait for others: when to look around, when it is over, and how long to sleep."""
+
+import pytest
+
+from diloco_core import Timing
+from diloco_core._timing import Wait
+
+
+class _Clock:
+    def __init__(self):
+        self.now, self.slept = 100.0, []
+
+    def __call__(self):
+        return self.now
+
+    def sleep(self, seconds):
+        assert seconds >= 0.0, "time.sleep() refuses that"
+        self.slept.append(seconds)
+        self.now += seconds
+
+
+def _wait(clock, timeout=10.0, look_around=lambda: None, alarms=()):
+    timing = Timing(clock=clock, sleep=clock.sleep)
+    return Wait(timing, False, timeout, look_around, lambda: TimeoutError("over"), alarms)
+
+
+def test_a_moment_says_once_that_it_is_time_to_look_around():
+    clock = _Clock()
+    wait = _wait(clock, alarms=[3.0])
+    assert wait.moment()[:3] == (0.0, False, False)
+    clock.now += 3.0
+    assert wait.moment()[:3] == (3.0, True, False)
+    assert wait.moment()[:3] == (3.0, False, False)
+    clock.now += 5.0
+    assert wait.moment()[:3] == (8.0, True, False)
+
+
+def test_who_has_something_to_do_past_the_deadline_does_not_sleep_backwards():
+    clock = _Clock()
+    wait = _wait(clock)
+    clock.now += 12.0
+    moment = wait.moment()
+    assert moment.expired
+    wait.sleep(moment)
+    assert clock.slept == [0.0]
+
+
+def test_a_pause_ends_at_the_next_alarm_and_at_the_deadline():
+    clock, looks = _Clock(), []
+    wait = _wait(clock, look_around=lambda: looks.append(clock.now), alarms=[2.0])
+    for _ in range(1000):
+        if clock.now > 109.999:
+            break
+        wait.pause()
+    with pytest.raises(TimeoutError, match="over"):
+        wait.pause()
+    assert clock.now == pytest.approx(110.0)
+    assert looks[0] == pytest.approx(102.0)
+    assert max(clock.slept) <= 0.5
