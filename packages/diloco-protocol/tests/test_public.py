@@ -28,8 +28,9 @@ def test_what_backends_are_made_of_is_documented(name):
     assert (getattr(backend, name).__doc__ or "").strip()
 
 
-def test_the_import_is_light():
-    code = "import sys, diloco_protocol; print(*sys.modules)"
+@pytest.mark.parametrize("module", ["diloco_protocol", "diloco_protocol.backend"])
+def test_the_import_is_light(module):
+    code = f"import sys, {module}; print(*sys.modules)"
     loaded = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True
     ).stdout.split()

@@ -156,10 +156,10 @@ class Lab(Checks):
         listed = self.verb("H3", self.executor.list_runs)
         if listed.count(run.run_id) != 1:
             self.broken("H3", f"list_runs gave {listed}", f"there is one run {run.run_id!r}")
-        found = self.verb("H3", lambda: self.executor.attach(run.run_id))
-        if found != run.handles:
+        attached = self.verb("H3", lambda: self.executor.attach(run.run_id))
+        if attached != run.handles:
             self.broken(
-                "H3", f"attach({run.run_id!r}) gave {found}", f"its handles are {run.handles}"
+                "H3", f"attach({run.run_id!r}) gave {attached}", f"its handles are {run.handles}"
             )
 
     def purge(self, run: Run) -> None:

@@ -1,6 +1,6 @@
 """The watchdog of a run: one small process, and a guardian that takes its place if it is killed.
 
-Started by the launcher as ``python -I -c ... main()`` in a session of its own, with the run's lock already held on an
+Started by the launcher as ``python -I -S -c ... main()`` in a session of its own, with the run's lock already held on an
 inherited descriptor and its orders on stdin. It forks twice::
 
     launcher ── waits for ── [exits at once]
