@@ -162,9 +162,3 @@ def test_its_example_of_a_message_is_the_real_one():
     with pytest.raises(ConfigurationError) as error:
         Elastic(7).check(4, 1800.0)
     assert str(error.value) == message
-
-
-def test_its_example_of_a_comment_is_in_the_sources():
-    text = (TOP / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    (comment,) = re.findall(r"```python\n(# By process.*?)```", text, re.DOTALL)
-    assert comment in (TOP / "packages/diloco-core/src/diloco_core/_connect.py").read_text()
