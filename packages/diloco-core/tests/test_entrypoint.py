@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+from training_lab import PATIENCE
 
 from diloco_core import ConfigurationError, ReplicaLostError, SyncError, connect
 from diloco_core.replica_entrypoint import load_trainer, run
@@ -155,6 +156,7 @@ def by_hand(tmp_path):
         replica.communicate()
 
 
+@pytest.mark.processes
 def test_two_replicas_by_hand(by_hand, trainer, tmp_path):
     common = [
         "--rendezvous",
@@ -168,7 +170,7 @@ def test_two_replicas_by_hand(by_hand, trainer, tmp_path):
     # The trainer itself connects with no arguments: what the command line says reaches it too.
     replicas = [by_hand(*common, "--rank", "0"), by_hand(*common, REPLICA_RANK="1")]
     for replica in replicas:
-        out, err = replica.communicate(timeout=120)
+        out, err = replica.communicate(timeout=PATIENCE)
         assert replica.returncode == 0, err
         assert json.loads(out) == [1.5]
 
@@ -186,15 +188,17 @@ def test_two_replicas_by_hand(by_hand, trainer, tmp_path):
         (["--trainer-module", "json", "--trainer-fn", "dumps"], "RENDEZVOUS_URI"),
     ],
 )
+@pytest.mark.processes
 def test_wrong_arguments_by_hand(by_hand, arguments, told):
     replica = by_hand(*arguments)
-    _, err = replica.communicate(timeout=120)
+    _, err = replica.communicate(timeout=PATIENCE)
     assert replica.returncode == 2
     assert told in err
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("when", ["before it joins", "after it joined"])
+@pytest.mark.processes
 def test_the_others_learn_of_a_failure(by_hand, trainer, tmp_path, when):
     (tmp_path / "fails.py").write_text(
         "from diloco_core import ObjectStoreAllReduce\nimport torch\n"
@@ -209,8 +213,8 @@ def test_the_others_learn_of_a_failure(by_hand, trainer, tmp_path, when):
     bad = by_hand(
         *common, "--rank", "1", "--trainer-module", "fails", "--trainer-kwargs-json", kwargs
     )
-    _, good_err = good.communicate(timeout=280)
-    _, bad_err = bad.communicate(timeout=280)
+    _, good_err = good.communicate(timeout=PATIENCE)
+    _, bad_err = bad.communicate(timeout=PATIENCE)
     assert good.returncode == 1
     assert ReplicaLostError.__name__ in good_err
     assert (

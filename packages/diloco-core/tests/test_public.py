@@ -20,6 +20,7 @@ def test_public_names_are_documented(name):
     assert (getattr(diloco_core, name).__doc__ or "").strip()
 
 
+@pytest.mark.processes
 def test_modules_that_run_with_m_are_not_imported_by_the_package():
     code = "import sys, diloco_core; print('diloco_core.replica_entrypoint' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

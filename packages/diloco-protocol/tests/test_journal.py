@@ -86,6 +86,7 @@ def test_no_name_leaves_the_folder_or_meets_another(tmp_path, run_id):
     )
 
 
+@pytest.mark.processes
 def test_of_many_writers_the_first_wins(tmp_path):
     (handle, *_) = handles()
     gate = threading.Barrier(8)

@@ -163,6 +163,7 @@ def test_a_result_over_the_limit_is_a_failure(tmp_path):
     assert json.dumps(message.outcome.error)[1:40] in done.stderr
 
 
+@pytest.mark.processes
 def test_a_message_that_cannot_be_written_is_no_success(tmp_path):
     (tmp_path / "entry.py").write_text(MODULE)
     done = subprocess.run(

@@ -109,6 +109,7 @@ def test_secrets_are_not_shown():
     assert "hunter2" not in repr(ToyOptions("red", env={"TOKEN": "hunter2"}))
 
 
+@pytest.mark.processes
 def test_it_works_where_docstrings_are_removed():
     code = (
         "import sys; sys.path[:] = " + repr(sys.path) + "\n"

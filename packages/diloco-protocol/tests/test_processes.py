@@ -55,6 +55,7 @@ def tree():
         ),
     ],
 )
+@pytest.mark.processes
 def test_the_table_has_parents_and_groups(table):
     with tree() as (parent, child):
         found = {process.pid: process for process in table()}
@@ -85,6 +86,7 @@ def test_what_is_cut_off_or_a_zombie_is_no_process(text):
 
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no /proc here")
+@pytest.mark.processes
 def test_a_process_keeps_its_start_and_another_has_another():
     with tree() as (parent, child):
         alone = {process.pid: process for process in from_proc()}
@@ -100,6 +102,7 @@ def test_a_listing_does_not_find_itself():
     assert own <= {process.pid for process in processes() if process.parent == os.getpid()}
 
 
+@pytest.mark.processes
 def test_members_are_found_by_descent_and_by_group():
     with tree() as (parent, child):
         assert {parent, child} <= {process.pid for process in members(os.getpid(), -1)}
@@ -109,6 +112,7 @@ def test_members_are_found_by_descent_and_by_group():
         )
 
 
+@pytest.mark.processes
 def test_what_has_ended_does_not_count():
     with subprocess.Popen([sys.executable, "-c", "pass"], stdout=subprocess.PIPE) as child:
         child.stdout.read()

@@ -28,6 +28,7 @@ def test_what_backends_are_made_of_is_documented(name):
     assert (getattr(backend, name).__doc__ or "").strip()
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("module", ["diloco_protocol", "diloco_protocol.backend"])
 def test_the_import_is_light(module):
     code = f"import sys, {module}; print(*sys.modules)"

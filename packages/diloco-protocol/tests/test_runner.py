@@ -7,11 +7,13 @@ import subprocess
 import sys
 
 import pytest
-from runner_lab import MODULE, end, replica
+from runner_lab import MODULE, PATIENCE, end, replica
 
 from diloco_protocol import Outcome, Reason, ReplicaSpec, spec_to_arguments
 
 __all__ = ["replica"]
+
+pytestmark = pytest.mark.processes
 
 
 class TestOutcomes:
@@ -78,7 +80,7 @@ class TestOutcomes:
             "--outcome",
             "outcome.json",
         ]
-        subprocess.run(command, cwd=tmp_path, env=environment, timeout=60, check=True)
+        subprocess.run(command, cwd=tmp_path, env=environment, timeout=PATIENCE, check=True)
         assert Outcome.from_json((tmp_path / "outcome.json").read_text()).result == "/"
         assert sorted(path.name for path in tmp_path.iterdir() if path.name != "__pycache__") == [
             "entry.py",
@@ -168,7 +170,7 @@ class TestWrongSpecs:
         }
         command = [sys.executable, "-m", "diloco_protocol.runner", *arguments]
         return subprocess.run(
-            command, env=environment, capture_output=True, text=True, timeout=60, check=False
+            command, env=environment, capture_output=True, text=True, timeout=PATIENCE, check=False
         )
 
     def test_another_version_is_refused_by_name(self, tmp_path):

@@ -7,17 +7,21 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from runner_lab import alive, children, end, overrun, read_pid, replica, wait_for
+from runner_lab import PATIENCE, alive, children, end, overrun, read_pid, replica, wait_for
 
 from diloco_protocol import Reason
 from diloco_protocol._processes import processes
 
 __all__ = ["replica"]
 
+pytestmark = pytest.mark.processes
+
 
 class TestEnds:
     def test_a_timeout(self, replica, tmp_path):
-        outcome = end(replica("sleeps", timeout=0.5, mark=str(tmp_path / "pid")), tmp_path)
+        outcome = end(
+            replica("sleeps", timeout=0.5, grace=PATIENCE, mark=str(tmp_path / "pid")), tmp_path
+        )
         assert outcome.reason is Reason.TIMEOUT
         assert outcome.signal == "SIGTERM"
         assert "longer than its timeout of 0.5 s" in outcome.error
@@ -27,7 +31,7 @@ class TestEnds:
         assert (outcome.reason, outcome.signal) == (Reason.TIMEOUT, "SIGKILL")
 
     def test_an_orderly_end_after_the_timeout_is_no_success(self, replica, tmp_path):
-        outcome = overrun(replica, tmp_path, "leaves_politely", grace=20.0)
+        outcome = overrun(replica, tmp_path, "leaves_politely", grace=PATIENCE)
         assert (outcome.exit_code, outcome.signal, outcome.reason) == (124, None, Reason.TIMEOUT)
         assert "longer than its timeout" in outcome.error
 
@@ -71,7 +75,7 @@ class TestEnds:
         assert not alive(pid)
 
     def test_a_success_that_wins_the_race_stays_one(self, replica, tmp_path):
-        runner = replica("sleeps", mark=str(tmp_path / "pid"), finish=True, grace=20.0)
+        runner = replica("sleeps", mark=str(tmp_path / "pid"), finish=True, grace=PATIENCE)
         read_pid(tmp_path / "pid")
         runner.terminate()
         outcome = end(runner, tmp_path)
@@ -116,7 +120,9 @@ def namespaces():
 class TestAsPid1:
     def test_it_heeds_sigterm_and_reaps_orphans(self, replica, tmp_path):
         mark = tmp_path / "pid"
-        unshare = replica("orphans_a_process", mark=str(mark), wrapper=["unshare", *NAMESPACE])
+        unshare = replica(
+            "orphans_a_process", mark=str(mark), wrapper=["unshare", *NAMESPACE], grace=PATIENCE
+        )
         wait_for(mark.exists, "the replica")
         assert mark.read_text() == "the parent is 1"
         (runner,) = [process for process in processes() if process.parent == unshare.pid]

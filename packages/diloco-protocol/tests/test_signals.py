@@ -28,6 +28,7 @@ def test_a_signal_has_the_code_of_shells(number):
     assert read_wait_status(int(number) | 0x80) == (128 + number, number.name), "with a core dump"
 
 
+@pytest.mark.processes
 def test_it_agrees_with_a_real_process():
     process = subprocess.Popen([sys.executable, "-c", "import os; os.kill(os.getpid(), 9)"])
     _, status = os.waitpid(process.pid, 0)

@@ -5,6 +5,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from training_lab import PATIENCE
 
 from diloco_core import (
     DiLoCo,
@@ -334,6 +335,7 @@ class TestSaying:
             acts[0]()
             assert hand.store.get(BEGINNING) != before
 
+    @pytest.mark.processes
     def test_repeating_in_a_thread(self):
         count, thrice = [], threading.Event()
 
@@ -343,7 +345,7 @@ class TestSaying:
                 thrice.set()
 
         stop = repeat_in_thread(0.0001, act)
-        assert thrice.wait(60.0)
+        assert thrice.wait(PATIENCE)
         stop()
         (thread,) = set(count)
         assert thread is not threading.current_thread()

@@ -8,8 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from training_lab import PATIENCE
 
 from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, in_process
+
+pytestmark = pytest.mark.processes
 
 REPLICA = """
 import datetime, hashlib, json, os, sys
@@ -21,7 +24,7 @@ from diloco_core import ProcessGroupExchange
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=os.environ["MEET"], rank=int(sys.argv[1]), world_size=int(sys.argv[2]),
-                        timeout=datetime.timedelta(seconds=30))
+                        timeout=datetime.timedelta(seconds=600))
 exchange = ProcessGroupExchange(chunk_bytes=64)
 how = sys.argv[3]
 try:
@@ -102,7 +105,7 @@ def start(tmp_path, n, how="equal"):
         )
         for rank in range(n)
     ]
-    return [process.communicate(timeout=120)[0].strip() for process in processes]
+    return [process.communicate(timeout=PATIENCE)[0].strip() for process in processes]
 
 
 @pytest.mark.parametrize("n", [1, 3])

@@ -250,6 +250,7 @@ class TestCounting:
         assert [at for _, at in twice] == [[4, 8, 10]] * 2
 
 
+@pytest.mark.processes
 def test_nobody_trains_on_while_another_still_reads_its_values(lab, monkeypatch):
     """Between threads, what a replica publishes is its own memory, which its next steps change."""
     here, went_on = threading.local(), threading.Event()

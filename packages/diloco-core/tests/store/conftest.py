@@ -11,6 +11,7 @@ import fsspec
 import pytest
 from moto.s3.responses import S3Response
 from moto.server import ThreadedMotoServer
+from training_lab import PATIENCE
 
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._obstore import ObstoreDriver
@@ -21,6 +22,17 @@ _module = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
 
 _numbers = itertools.count()
+
+
+_REAL = {"moto_url", "small_s3_server", "small_s3_drivers", "point_at"}
+
+
+@pytest.hookimpl(tryfirst=True)  # before ``-m`` chooses
+def pytest_collection_modifyitems(items):
+    """A test that talks to a server waits for something real."""
+    for item in items:
+        if not _REAL.isdisjoint(item.fixturenames) or "any_store" in item.fixturenames:
+            item.add_marker("processes")
 
 
 def environment(url):
@@ -94,7 +106,11 @@ def small_s3(small_s3_server, point_at):
 @pytest.fixture(scope="session")
 def small_s3_drivers(small_s3_server):
     """A driver of each kind, for the session. s3fs does not try again by itself, so that our own tries are what is tested."""
-    settings = {"retries": {"total_max_attempts": 1}, "read_timeout": 10, "connect_timeout": 5}
+    settings = {
+        "retries": {"total_max_attempts": 1},
+        "read_timeout": PATIENCE,
+        "connect_timeout": PATIENCE,
+    }
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(fsspec.config.conf, "s3", {"config_kwargs": settings})
         for name, value in environment(small_s3_server.url).items():

@@ -84,7 +84,7 @@ class SmallS3:
     def fault(self, method, path):
         wanted, part = self.gated or ("GET HEAD DELETE", "")
         if self.gate is not None and method in wanted and part in path:
-            self.gate.wait(20)
+            self.gate.wait(600)  # or a test hangs that waits for more than come
         with self.lock:
             self.log.append((method, path))
             if self.every and len(self.log) % self.every == 0:

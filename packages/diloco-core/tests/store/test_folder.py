@@ -41,6 +41,7 @@ while True:
 """
 
 
+@pytest.mark.processes
 def test_a_reader_in_another_process_never_sees_a_torn_object(tmp_path):
     store = open_store(str(tmp_path))
     store.put("k", [bytes(140_000)])

@@ -7,6 +7,7 @@ import stat
 import threading
 
 import pytest
+from training_lab import PATIENCE
 
 from diloco_core import (
     ConfigurationError,
@@ -55,7 +56,7 @@ def in_time(act):
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()
-    thread.join(30)
+    thread.join(PATIENCE)
     assert result, "it hangs"
     return result[0]
 

@@ -11,6 +11,8 @@ import pytest
 from diloco_core import StoreUnavailableError, connect
 from diloco_core._store._open import open_store
 
+pytestmark = pytest.mark.processes
+
 pytestmark = [
     pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork"),
     pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning"),

@@ -8,9 +8,12 @@ import sys
 import threading
 
 import pytest
+from training_lab import PATIENCE
 
 from diloco_core import StoreUnavailableError
 from diloco_core._store._open import open_store
+
+pytestmark = pytest.mark.processes
 
 LARGE = 2**16
 
@@ -168,7 +171,9 @@ def test_a_container_takes_no_process_outside_for_gone(tmp_path, worker):
     """It has the host's name here; but ids that are taken outside are free in it."""
     there = temporary(tmp_path)
     code = "import sys; from diloco_core._store._open import open_store; open_store(sys.argv[1])"
-    subprocess.run([*_OWN_IDS, sys.executable, "-c", code, str(tmp_path)], check=True, timeout=60)
+    subprocess.run(
+        [*_OWN_IDS, sys.executable, "-c", code, str(tmp_path)], check=True, timeout=PATIENCE
+    )
     assert temporary(tmp_path) == there
 
 

@@ -4,7 +4,6 @@ import logging
 import socket
 import sys
 import threading
-import time
 from urllib.parse import quote
 
 import fsspec
@@ -18,6 +17,8 @@ from diloco_core._store._drivers._remote import RemoteStore, Verdict
 from diloco_core._store._guard import OPENING_SECONDS, in_time
 from diloco_core._store._open import open_store
 from diloco_protocol import MissingDependencyError
+
+pytestmark = pytest.mark.processes
 
 SECRET = "hunter2/Zx+9q"
 
@@ -35,13 +36,11 @@ def silent():
 @pytest.mark.parametrize("reading", [False, True])
 def test_an_endpoint_that_never_answers_is_named(silent, point_at, scheme, reading):
     point_at(silent)
-    start = time.monotonic()
     with pytest.raises(
         StoreUnavailableError,
         match=rf"s3://bucket/run cannot be opened: .* within 0\.3 s.*{silent}",
     ):
         open_store(f"{scheme}://bucket/run", reading=reading, within=0.3)
-    assert time.monotonic() - start < 30
 
 
 @pytest.mark.parametrize("when", ["it is made", "it is asked"])
@@ -52,10 +51,10 @@ def test_any_driver_is_given_up_in_time(when):
         def __init__(self, *args, **options):
             super().__init__(*args, **options)
             if when == "it is made":
-                never.wait(600)
+                never.wait()
 
         def pipe_file(self, *args, **options):
-            never.wait(600)
+            never.wait()
 
     scheme = f"hangs{len(when)}"
     fsspec.register_implementation(scheme, Hangs)

@@ -6,12 +6,15 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from training_lab import PATIENCE
 
 from diloco_core._elastic._states._publications import Publications
 from diloco_core._store._api import InBackground
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._open import open_store
 from diloco_core._store._parallel import in_parallel
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
@@ -31,7 +34,7 @@ class TestInParallel:
         together = threading.Barrier(4)  # one after another, nobody would get past it
 
         def act(number):
-            together.wait(60)
+            together.wait(PATIENCE)
             return number
 
         assert list(in_parallel(store, [partial(act, number) for number in range(12)], 4)) == list(
@@ -76,7 +79,7 @@ class TestPublications:
 
         def upload(number):
             assert threading.get_ident() != here
-            assert gates[number].wait(60)
+            assert gates[number].wait(PATIENCE)
 
         def use(number):
             assert threading.get_ident() == here
@@ -108,12 +111,12 @@ class TestPublications:
 
         def upload():
             begun.set()
-            assert gate.wait(60)
+            assert gate.wait(PATIENCE)
             read.append(1)
 
         publications.add(fail, lambda: pytest.fail("used"))
         publications.add(upload, lambda: pytest.fail("used"))
-        assert begun.wait(60)
+        assert begun.wait(PATIENCE)
         with pytest.raises(ValueError, match="no"):
             publications.finish()
         gate.set()

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from training_lab import PATIENCE
 
 from diloco_core import CorruptedObjectError, DiLoCo, ObjectStoreAllReduce, RunExistsError, export
 from diloco_core._exchange._endings import Ending, Progress
@@ -16,6 +17,8 @@ from diloco_core._strict._liveness import Liveness
 from diloco_core._strict._records import note
 from diloco_core._timing import Timing
 from diloco_core.testing import run_replicas
+
+pytestmark = pytest.mark.processes
 
 
 def empty(folder):
@@ -50,7 +53,7 @@ class Replicas:
 
     def sync(self):
         for thread in [self.start(rank) for rank in range(2)]:
-            thread.join(60)
+            thread.join(PATIENCE)
         assert self.failed == []
 
 
@@ -74,12 +77,12 @@ def test_what_wakes_up_late_stops_and_changes_nothing(lab, tmp_path, first):
 
     store.put = tell
     threads = [later.start(first)]
-    assert contributed.wait(60), later.failed
+    assert contributed.wait(PATIENCE), later.failed
     with pytest.raises(RunExistsError, match=r"rank 1 of .* is taken by an earlier run"):
         earlier.reduces[1].mean([torch.full((64,), 1000.0)])
     threads.append(later.start(1 - first))
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert later.failed == []
     assert all(torch.equal(tensor, torch.full((64,), 0.5)) for tensor in later.tensors)
     assert store.list("notes/") == {}, "it must not end the later run"

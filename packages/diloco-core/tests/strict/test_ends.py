@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from training_lab import PATIENCE
 
 from diloco_core import (
     DiLoCo,
@@ -18,6 +19,8 @@ from diloco_core import (
 )
 from diloco_core._exchange._endings import Ending, Progress, conclude, failure
 from diloco_core.testing import run_replicas
+
+pytestmark = pytest.mark.processes
 
 KINDS = ["store", "threads"]
 
@@ -116,7 +119,7 @@ class TestRuns:
             tensor = torch.ones(3)
             if exchange.rank == 0:
                 ObjectStoreAllReduce(exchange).mean([tensor])
-                assert over.wait(60)  # it is silent
+                assert over.wait(PATIENCE)  # it is silent
             elif exchange.rank == 1:
                 try:
                     with ObjectStoreAllReduce(exchange) as reduce:
@@ -128,7 +131,7 @@ class TestRuns:
                 try:
                     with ObjectStoreAllReduce(exchange) as reduce:
                         reduce.mean([tensor])
-                        assert told.wait(60)
+                        assert told.wait(PATIENCE)
                         reduce.mean([tensor])
                 finally:
                     over.set()

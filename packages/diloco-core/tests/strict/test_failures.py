@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from training_lab import PATIENCE
 
 from diloco_core import (
     ConfigurationError,
@@ -24,6 +25,8 @@ from diloco_core._store._patient import Patient
 from diloco_core._strict._liveness import Liveness
 from diloco_core.testing import run_replicas
 
+pytestmark = pytest.mark.processes
+
 
 class TestSyncing:
     def test_a_replica_that_stops_without_a_word_is_named_when_time_is_up(self, lab, tmp_path):
@@ -31,7 +34,7 @@ class TestSyncing:
             with ObjectStoreAllReduce(exchange) as reduce:
                 reduce.mean([torch.ones(2)])
                 if exchange.rank == 1:
-                    hang.wait(30)
+                    hang.wait(PATIENCE)
                     return
                 try:
                     reduce.mean([torch.ones(2)])
@@ -53,15 +56,18 @@ class TestSyncing:
             with ObjectStoreAllReduce(exchange) as reduce:
                 reduce.mean([torch.ones(2)])
                 if exchange.rank == 1:
-                    hang.wait(30)
+                    hang.wait(PATIENCE)
                     return
                 try:
                     reduce.mean([torch.ones(2)])
                 finally:
                     hang.set()
 
-        hang = threading.Event()
-        results = run_replicas(replica, in_process(2, timing=Timing(sync_timeout=0.1)))
+        for limit in (0.1, 2.0, 40.0):
+            hang = threading.Event()
+            results = run_replicas(replica, in_process(2, timing=Timing(sync_timeout=limit)))
+            if hang.is_set():
+                break  # or the machine is so busy that not even the first sync was in time
         assert lab.kinds(results)[0] is SyncTimeoutError
         assert results[0].missing == (1,)
 
@@ -230,7 +236,7 @@ def test_the_beat_changes(tmp_path):
     liveness.start()
     try:
         seen = set()
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + PATIENCE
         while len(seen) < 3 and time.monotonic() < deadline:
             seen.add(store.get("beats/00003"))
     finally:

@@ -24,6 +24,8 @@ from diloco_core._strict._records import Claim, note, read_note, schema_digest, 
 from diloco_core._wire._sealed import seal, unseal
 from diloco_core.testing import run_replicas
 
+pytestmark = pytest.mark.processes
+
 
 class TestMeeting:
     def test_a_replica_that_never_comes_is_named(self, lab, tmp_path):

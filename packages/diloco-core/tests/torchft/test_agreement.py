@@ -6,6 +6,7 @@ import threading
 import pytest
 import torch
 from torch import nn
+from training_lab import PATIENCE
 
 from diloco_core import (
     ConfigurationError,
@@ -61,7 +62,7 @@ class Hub:
     """Heals all replicas from rank 0 at the first step, as torchft does with ``init_sync=True``."""
 
     def __init__(self):
-        self.barrier = threading.Barrier(REPLICAS, timeout=60)
+        self.barrier = threading.Barrier(REPLICAS, timeout=PATIENCE)
 
     def heal(self, manager):
         if manager.rank == 0:
