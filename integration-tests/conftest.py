@@ -1,11 +1,14 @@
 """What several of these tests share: the harness of ``hatch run bench-scale``."""
 
 import importlib
+import sys
 from functools import cache, partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the module that several of them share
 
 MODULES = (
     "cohort", "command", "driver", "figures", "network", "page", "s3", "scaling", "table", "virtual_time", "weights",

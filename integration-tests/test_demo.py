@@ -11,7 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
+from integration_lab import PATIENCE
 from safetensors.torch import load_file
+
+pytestmark = pytest.mark.processes
 
 LAUNCH = Path(__file__).parents[1] / "tools" / "demo" / "launch.py"
 
@@ -50,7 +53,9 @@ def read_until(demo, beginning):
 
 def assert_nothing_runs(folder):
     if sys.platform == "linux":
-        deadline = time.monotonic() + 10  # the supervisor goes a moment after the last replica
+        deadline = (
+            time.monotonic() + PATIENCE
+        )  # the supervisor goes a moment after the last replica
         while (left := processes_of(folder)) and time.monotonic() < deadline:
             time.sleep(0.05)
         assert not left
@@ -58,7 +63,7 @@ def assert_nothing_runs(folder):
 
 def test_the_quick_demo(tmp_path):
     demo = start(tmp_path, "--quick", "--replicas", "2")
-    out, _ = demo.communicate(timeout=240)
+    out, _ = demo.communicate(timeout=PATIENCE)
     assert demo.returncode == 0, out
     assert "sync   3  step 60/60" in out
     assert "validation loss" in out
@@ -92,7 +97,7 @@ def test_an_interrupted_demo_leaves_no_process(tmp_path, number, moment):
     demo = start(tmp_path, "--replicas", "2", "--sync-every", "10")
     read_until(demo, moment)
     os.killpg(demo.pid, number)  # a terminal sends Ctrl-C to the whole group
-    out, _ = demo.communicate(timeout=60)
+    out, _ = demo.communicate(timeout=PATIENCE)
     assert demo.returncode == 130
     assert "all replicas have been ended" in out
     assert "Traceback" not in out
@@ -109,7 +114,7 @@ def test_a_failed_replica_is_named_and_the_others_are_ended(tmp_path):
         if b"REPLICA_RANK=1" in environment
     ]
     os.kill(victim, signal.SIGKILL)
-    out, _ = demo.communicate(timeout=60)
+    out, _ = demo.communicate(timeout=PATIENCE)
     assert demo.returncode == 1
     assert "rank 1 of run 'diloco' failed" in out
     assert "SIGKILL" in out
@@ -132,7 +137,7 @@ def test_a_failed_replica_is_named_and_the_others_are_ended(tmp_path):
 )
 def test_wrong_arguments(tmp_path, arguments, told):
     demo = start(tmp_path, *arguments)
-    out, _ = demo.communicate(timeout=60)
+    out, _ = demo.communicate(timeout=PATIENCE)
     assert demo.returncode != 0
     assert told in out
     assert "Traceback" not in out

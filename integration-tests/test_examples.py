@@ -59,6 +59,7 @@ def wanted(name):
 
 
 @pytest.mark.parametrize("name", [name for name in SAYS if "diloco-core" not in name])
+@pytest.mark.processes
 def test_an_example(name, tmp_path):
     done = subprocess.run(
         [sys.executable, "-W", "error", PACKAGES / name],

@@ -12,6 +12,7 @@ from pathlib import Path
 import boto3
 import pytest
 import torch
+from integration_lab import PATIENCE
 from moto.server import ThreadedMotoServer
 
 from diloco_core import export
@@ -19,6 +20,8 @@ from diloco_eks import EKSExecutor
 from diloco_local import LocalProcessExecutor
 from diloco_localcloud import KubernetesProcesses
 from diloco_protocol import Backoff, ReplicaHandle
+
+pytestmark = pytest.mark.processes
 
 TOOLS = Path(__file__).parents[1] / "tools"
 DEMO = TOOLS / "demo"
@@ -89,7 +92,7 @@ from diloco_eks import EKSExecutor
 
 folder, variables = sys.argv[1], json.loads(sys.argv[2])
 with EKSExecutor("any/image:1", kubeconfig=f"{folder}/kubeconfig", env=variables) as executor:
-    handles = executor.launch_replicas(2, "small_trainer:square", {"folder": folder, "seconds": 60})
+    handles = executor.launch_replicas(2, "small_trainer:square", {"folder": folder, "seconds": 6000})
     text = json.dumps([handle.to_dict() for handle in handles])
     Path(folder, "partial").write_text(text)
     Path(folder, "partial").rename(f"{folder}/handles.json")
@@ -97,10 +100,10 @@ with EKSExecutor("any/image:1", kubeconfig=f"{folder}/kubeconfig", env=variables
 """
 
 
-def wait_for(condition, what, seconds=60):
-    deadline = time.monotonic() + seconds
+def wait_for(condition, what):
+    deadline = time.monotonic() + PATIENCE
     while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {seconds} s for {what}"
+        assert time.monotonic() < deadline, f"waited {PATIENCE:g} s for {what}"
         time.sleep(0.02)
     return found
 
@@ -146,7 +149,7 @@ class Rehearsal:
         return found
 
     def nothing_runs(self):
-        wait_for(lambda: not self.processes(), "every process to be gone", 20)
+        wait_for(lambda: not self.processes(), "every process to be gone")
 
 
 @pytest.fixture
@@ -185,9 +188,9 @@ def test_four_pods_train_what_four_local_processes_train(rehearsal, training, tm
     entrypoint = "diloco_core.replica_entrypoint:run"
     with rehearsal.executor() as executor:
         handles = executor.launch_replicas(
-            4, entrypoint, training("pods"), run_id="pods", timeout=300
+            4, entrypoint, training("pods"), run_id="pods", timeout=PATIENCE
         )
-        results = executor.collect(handles, timeout=240)
+        results = executor.collect(handles, timeout=PATIENCE)
         assert [result["status"] for result in results] == ["succeeded"] * 4, results
         reports = [
             json.loads(line) for line in executor.log_iter(handles[2]) if line.startswith("{")
@@ -195,7 +198,7 @@ def test_four_pods_train_what_four_local_processes_train(rehearsal, training, tm
         assert [report["total_inner_steps"] for report in reports] == [10, 20, 30]
     local = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
     again = local.collect(
-        local.launch_replicas(4, entrypoint, training("local"), run_id="local"), timeout=240
+        local.launch_replicas(4, entrypoint, training("local"), run_id="local"), timeout=PATIENCE
     )
     assert [result["result"] for result in again] == [result["result"] for result in results]
     here, there = (torch.load(tmp_path / f"{name}.pt") for name in ("local", "pods"))
@@ -215,7 +218,7 @@ def test_a_lost_replica_ends_a_strict_run_and_is_named(rehearsal, training):
             "a sync",
         )
         rehearsal.stand_in.pods.newest("strict", 1).kill()
-        results = executor.collect(handles, timeout=120)
+        results = executor.collect(handles, timeout=PATIENCE)
         assert [result["status"] for result in results] == ["failed"] * 3
         assert (results[1]["exit_code"], results[1]["signal"]) == (137, "SIGKILL")
         assert "rank 1" in results[0]["error"]
@@ -226,11 +229,11 @@ def test_a_lost_replica_ends_a_strict_run_and_is_named(rehearsal, training):
 def test_cancel_ends_every_process_and_keeps_the_record(rehearsal, tmp_path):
     with rehearsal.executor() as executor:
         handles = executor.launch_replicas(
-            3, "small_trainer:square", {"folder": str(tmp_path), "seconds": 600}
+            3, "small_trainer:square", {"folder": str(tmp_path), "seconds": 6000}
         )
         wait_for(lambda: len(rehearsal.processes()) >= 6, "three runners and their children")
         executor.cancel(handles[1])
-        results = executor.collect(handles, timeout=60)
+        results = executor.collect(handles, timeout=PATIENCE)
         assert {result["status"] for result in results} == {"cancelled"}
         rehearsal.nothing_runs()
         assert executor.attach(handles[0].run_id) == handles
@@ -259,7 +262,7 @@ def test_a_launcher_that_was_killed_finds_its_run_again(rehearsal, tmp_path):
             "the replicas to run",
         )
         (tmp_path / "go").touch()
-        results = executor.collect(handles, timeout=60)
+        results = executor.collect(handles, timeout=PATIENCE)
         assert [(entry["status"], entry["result"]) for entry in results] == [
             ("succeeded", 0),
             ("succeeded", 1),
@@ -315,11 +318,11 @@ def test_an_elastic_run_over_s3_survives_a_kill_and_an_eviction(
                 [line for line in executor.log_iter(handles[rank]) if line.startswith("{")]
             )
 
-        wait_for(made(1, 2), "two syncs", 120)
+        wait_for(made(1, 2), "two syncs")
         rehearsal.stand_in.pods.newest("elastic", 1).kill()
-        wait_for(made(2, 6), "six syncs", 120)
+        wait_for(made(2, 6), "six syncs")
         rehearsal.stand_in.pods.newest("elastic", 2).evict()
-        results = executor.collect(handles, timeout=240)
+        results = executor.collect(handles, timeout=PATIENCE)
         assert [result["status"] for result in results] == ["succeeded"] * 4, results
         assert [result["attempt"] for result in results] == [1, 2, 2, 1]
         assert {result["result"] for result in results} == {syncs}
@@ -329,7 +332,7 @@ def test_an_elastic_run_over_s3_survives_a_kill_and_an_eviction(
     local = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
     undisturbed = str(tmp_path / "undisturbed")
     again = local.launch_replicas(4, entrypoint, arguments(undisturbed, 0.0), run_id="undisturbed")
-    assert {result["result"] for result in local.collect(again, timeout=240)} == {syncs}
+    assert {result["result"] for result in local.collect(again, timeout=PATIENCE)} == {syncs}
     export(undisturbed, tmp_path / "two.safetensors")
     losses = [loss_of(tmp_path / f"{name}.safetensors") for name in ("one", "two")]
     assert abs(losses[0] - losses[1]) < 0.2, losses

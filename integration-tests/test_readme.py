@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from integration_lab import PATIENCE
+
 README = Path(__file__).parents[1] / "README.md"
 
 
@@ -17,6 +20,7 @@ def python_blocks():
     return dict(blocks)
 
 
+@pytest.mark.processes
 def test_the_trainer_and_its_launcher(tmp_path):
     blocks = python_blocks()
     assert sorted(blocks) == ["launch.py", "my_trainer.py"]
@@ -32,7 +36,7 @@ def test_the_trainer_and_its_launcher(tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=PATIENCE,
         check=False,
     )
     assert done.returncode == 0, done.stderr

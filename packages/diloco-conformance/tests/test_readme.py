@@ -6,6 +6,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from wrong_all import MUTANTS
 
 from diloco_conformance import PROMISES, Ability, Fault, Operation, Step
@@ -14,6 +15,7 @@ PACKAGE = Path(__file__).parents[1]
 README = (PACKAGE / "README.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.processes
 def test_the_example_passes_and_says_what_it_skips(tmp_path):
     (block,) = re.findall(r"```python\n# test_my_backend.py\n(.*?)```", README, re.DOTALL)
     (tmp_path / "test_my_backend.py").write_text(block)

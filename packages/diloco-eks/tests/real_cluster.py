@@ -7,6 +7,7 @@ import uuid
 from pathlib import Path
 
 from cluster_truth import condition, lives_of, truth_of
+from eks_lab import PATIENCE
 from kubernetes import client, config
 from kubernetes.stream import stream
 
@@ -22,7 +23,7 @@ class ExecPuppets(Puppets):
     """Puppets in pods of a cluster that shares no folder with the test: reached by exec."""
 
     def __init__(self, api, namespace):
-        super().__init__(Path("/puppets"), patience=120.0)
+        super().__init__(Path("/puppets"), patience=PATIENCE)
         self.api, self.namespace, self.reports = api, namespace, {}
 
     def run(self, handle, command):
@@ -99,7 +100,7 @@ class RealClusterHarness(Harness):
     starts_by_itself = True
     overrun = 0.5
     slack = 10.0
-    patience = 180.0
+    patience = PATIENCE
     cannot = {
         **dict.fromkeys([*Operation, *Fault, Ability.CALLS, Ability.SENT], REAL),
         Step.OOM: "a puppet uses no memory",
@@ -121,7 +122,7 @@ class RealClusterHarness(Harness):
         self.folder = (
             tempfile.TemporaryDirectory(prefix="diloco-puppets-", dir=shared) if shared else None
         )
-        local = Puppets(Path(self.folder.name), patience=120.0) if self.folder else None
+        local = Puppets(Path(self.folder.name), patience=PATIENCE) if self.folder else None
         self.puppets = local or ExecPuppets(self.core, namespace)
         self.entrypoint_args = self.puppets.arguments
         self.run_prefix = f"c{uuid.uuid4().hex[:10]}"
@@ -257,7 +258,7 @@ class RealClusterHarness(Harness):
             if run_id.startswith(self.run_prefix):
                 handles = executor.attach(run_id)
                 executor.cancel(handles[0])
-                executor.collect(handles, timeout=120)
+                executor.collect(handles, timeout=PATIENCE)
                 executor.purge(handles[0])
         executor.close()
         if self.folder:

@@ -210,6 +210,7 @@ def test_a_certificate_that_is_not_trusted(bench, tmp_path):
     assert not caught.value.retryable
 
 
+@pytest.mark.processes
 def test_the_import_is_light_and_a_missing_client_is_named(tmp_path):
     (tmp_path / "kubernetes.py").write_text("raise ImportError('not here')")
     code = (

@@ -21,6 +21,7 @@ class TestContinue(ExecutorConformance):
         return ClusterHarness(on_replica_failure="continue")
 
 
+@pytest.mark.processes
 @pytest.mark.slow
 class TestRehearsal(ExecutorConformance):
     """Pods are processes of this machine."""

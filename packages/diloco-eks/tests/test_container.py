@@ -9,6 +9,8 @@ import pytest
 
 from diloco_protocol import Reason
 
+pytestmark = pytest.mark.processes
+
 TRAINER = """
 import os
 

@@ -3,6 +3,7 @@
 import threading
 
 import pytest
+from eks_lab import PATIENCE
 from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
@@ -155,6 +156,6 @@ def test_many_threads_share_an_executor(bench, report):
     for rank in range(4):
         run.pod(rank).succeed(report(rank)[0])
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert problems == []
     assert [[result["result"] for result in found] for found in results] == [[0, 1, 2, 3]] * 6

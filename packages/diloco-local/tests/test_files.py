@@ -2,6 +2,7 @@ import json
 import os
 import threading
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -31,6 +32,7 @@ def test_only_the_owner_may_read(tmp_path):
     assert (tmp_path / "x").stat().st_mode & 0o777 == 0o600
 
 
+@pytest.mark.processes
 def test_create_has_one_winner(tmp_path):
     path = tmp_path / "once.json"
     won = []
@@ -51,6 +53,7 @@ def test_create_has_one_winner(tmp_path):
     assert [entry.name for entry in tmp_path.iterdir()] == ["once.json"]
 
 
+@pytest.mark.processes
 def test_readers_never_see_a_part(tmp_path):
     path = tmp_path / "big.json"
     write_json(path, ["a"] * 100_000)
@@ -87,6 +90,7 @@ def test_a_lock_is_seen_and_released(tmp_path):
             os.close(descriptor)
 
 
+@pytest.mark.processes
 def test_a_lock_lives_as_long_as_one_of_two_processes(tmp_path):
     """The guardian and the supervisor share one open file: the lock must outlive either of them."""
     path = tmp_path / "lock"

@@ -149,6 +149,7 @@ def test_a_long_log_is_read_in_pieces(tmp_path):
     assert lines_of(replica, streams="stdout") == lines
 
 
+@pytest.mark.processes
 def test_a_fast_writer_does_not_hold_the_reader(tmp_path):
     replica = attempt_of(tmp_path, out="x\n" * 1000)
     stop = threading.Event()

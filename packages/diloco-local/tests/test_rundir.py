@@ -2,6 +2,8 @@ import os
 import threading
 from pathlib import Path
 
+import pytest
+
 from diloco_local._rundir import Root, default_root
 
 
@@ -14,6 +16,7 @@ def test_the_default_root(monkeypatch, tmp_path):
     assert default_root() == Path.home() / ".local" / "state" / "diloco"
 
 
+@pytest.mark.processes
 def test_one_of_many_launchers_publishes(tmp_path):
     root = Root(tmp_path)
     gate = threading.Barrier(8)

@@ -6,8 +6,10 @@ import contextlib
 import json
 import re
 import ssl
+import sys
 import urllib.error
 import urllib.request
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +18,8 @@ from kubernetes import client, config
 from diloco_localcloud import KubernetesStandIn
 
 NAMESPACE = "ns"
+
+sys.path.insert(0, str(Path(__file__).parent))  # for the module that several tests share
 
 
 class Clients:

@@ -13,8 +13,11 @@ from pathlib import Path
 
 import pytest
 from kubernetes import client
+from standin_lab import PATIENCE
 
 from diloco_localcloud.__main__ import main
+
+pytestmark = pytest.mark.processes
 
 KUBECTL = shutil.which("kubectl")
 needs_kubectl = pytest.mark.skipif(KUBECTL is None, reason="kubectl is not installed")
@@ -72,7 +75,7 @@ class Launched:
             stdin=None if stdin else subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=PATIENCE,
         )
         assert not check or done.returncode == 0, done.stderr
         return done
@@ -85,7 +88,7 @@ class Launched:
     def stop(self, number: signal.Signals = signal.SIGINT) -> int:
         self.process.send_signal(number)
         with self.process:
-            return self.process.wait(30)
+            return self.process.wait(PATIENCE)
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +103,7 @@ def test_apply_wait_get_logs_describe(launched):
     script = "import os; print('rank', os.environ['JOB_COMPLETION_INDEX'])"
     assert launched.apply("good", "python", "-c", script) == "job.batch/good created\n"
     assert launched.apply("good", "python", "-c", script) == "job.batch/good unchanged\n"
-    launched.kubectl("wait", "--for=condition=complete", "job/good", "--timeout=30s")
+    launched.kubectl("wait", "--for=condition=complete", "job/good", f"--timeout={PATIENCE:g}s")
     assert sorted(launched.kubectl("logs", "-l", "job-name=good").stdout.splitlines()) == [
         "rank 0",
         "rank 1",
@@ -124,7 +127,9 @@ def test_logs_that_are_followed_to_the_end(launched):
         "-c",
         "import time\nfor n in range(4): print('step', n, flush=True); time.sleep(0.1)",
     )
-    launched.kubectl("wait", "--for=jsonpath={.status.active}=2", "job/steps", "--timeout=30s")
+    launched.kubectl(
+        "wait", "--for=jsonpath={.status.active}=2", "job/steps", f"--timeout={PATIENCE:g}s"
+    )
     name = launched.kubectl(
         "get",
         "pods",
@@ -142,7 +147,9 @@ def test_logs_that_are_followed_to_the_end(launched):
 @needs_kubectl
 def test_delete_ends_the_pods(launched):
     launched.apply("long", "sleep", "600")
-    launched.kubectl("wait", "--for=jsonpath={.status.active}=2", "job/long", "--timeout=30s")
+    launched.kubectl(
+        "wait", "--for=jsonpath={.status.active}=2", "job/long", f"--timeout={PATIENCE:g}s"
+    )
     launched.kubectl("delete", "job", "long", "--cascade=foreground")
     assert launched.kubectl("get", "pods", "-l", "job-name=long", "-o", "name").stdout == ""
     assert "not found" in launched.kubectl("get", "job", "long", check=False).stderr
@@ -151,9 +158,11 @@ def test_delete_ends_the_pods(launched):
 @needs_kubectl
 def test_a_deleted_pod_and_a_watch(launched):
     launched.apply("watched", "sleep", "600")
-    launched.kubectl("wait", "--for=jsonpath={.status.active}=2", "job/watched", "--timeout=30s")
     launched.kubectl(
-        "wait", "--for=condition=ready", "pod", "-l", "job-name=watched", "--timeout=30s"
+        "wait", "--for=jsonpath={.status.active}=2", "job/watched", f"--timeout={PATIENCE:g}s"
+    )
+    launched.kubectl(
+        "wait", "--for=condition=ready", "pod", "-l", "job-name=watched", f"--timeout={PATIENCE:g}s"
     )
     name = launched.kubectl("get", "pods", "-l", "job-name=watched", "-o", "name").stdout.split()[0]
     env = {

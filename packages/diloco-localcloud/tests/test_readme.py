@@ -6,6 +6,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+from standin_lab import PATIENCE
+
 README = Path(__file__).parents[1] / "README.md"
 SOURCE = README.parent / "src" / "diloco_localcloud"
 FIXTURES = """
@@ -24,10 +27,16 @@ def run(folder, *command):
     path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)  # noqa: PTH100
     env = {**os.environ, "PYTHONPATH": path}
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, capture_output=True, text=True, env=env
+        [sys.executable, *command],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        env=env,
+        timeout=PATIENCE,
     )
 
 
+@pytest.mark.processes
 def test_the_example(tmp_path):
     text = README.read_text(encoding="utf-8")
     (name, code), *rest = re.findall(r"```python\n# (\S+)\n(.*?)```", text, re.DOTALL)
@@ -39,6 +48,7 @@ def test_the_example(tmp_path):
     assert f"prints `{done.stdout.strip()}`" in text
 
 
+@pytest.mark.processes
 def test_the_fixtures(tmp_path):
     (tmp_path / "test_fixtures.py").write_text(FIXTURES)
     done = run(tmp_path, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_fixtures.py")

@@ -6,9 +6,12 @@ import threading
 import time
 
 import pytest
+from standin_lab import PATIENCE
 
 from diloco_localcloud._server._ticker import Ticker
 from diloco_localcloud._server._timeline import Timeline
+
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture
@@ -38,14 +41,14 @@ def due(timeline, changed, seconds, action):
 def test_it_needs_a_timeline_and_its_lock_only(ticker, timeline, changed):
     over = threading.Event()
     due(timeline, changed, 0.02, over.set)
-    assert over.wait(60)
+    assert over.wait(PATIENCE)
 
 
 def test_what_fails_does_not_stop_the_clock(ticker, timeline, changed, caplog):
     over = threading.Event()
     due(timeline, changed, 0.0, lambda: 1 // 0)
     due(timeline, changed, 0.0, over.set)
-    assert over.wait(60)
+    assert over.wait(PATIENCE)
     assert "something that was due failed" in caplog.text
 
 

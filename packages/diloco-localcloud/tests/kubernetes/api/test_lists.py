@@ -7,6 +7,7 @@ import threading
 
 import pytest
 from kubernetes import watch
+from standin_lab import PATIENCE
 
 from diloco_localcloud._kubernetes._api import _selectors
 
@@ -96,6 +97,7 @@ def plain_pod(name, **labels):
     return {"metadata": {"name": name, "labels": labels}, "spec": spec}
 
 
+@pytest.mark.processes
 def test_a_watch_sees_what_comes_and_goes(clients):
     seen: list[tuple] = []
     clients.core.create_namespaced_pod(namespace="ns", body=plain_pod("one", a="1"))
@@ -107,12 +109,12 @@ def test_a_watch_sees_what_comes_and_goes(clients):
 
     watching = threading.Thread(target=follow, args=(clients, seen, is_over))
     watching.start()
-    assert begun.wait(60)  # what happens before is not seen
+    assert begun.wait(PATIENCE)  # what happens before is not seen
     clients.world.settle()
     clients.world.pods(namespace="ns")[0].start()
     clients.core.delete_namespaced_pod(name="one", namespace="ns")
     clients.world.settle()
-    watching.join(30)
+    watching.join(PATIENCE)
     assert not watching.is_alive()
     assert seen[0][0] == "ADDED"
     assert ("MODIFIED", "1", "Running") in seen
@@ -138,6 +140,7 @@ def test_to_leave_the_selection_is_to_be_deleted(clients):
     ]  # the one that was chosen goes
 
 
+@pytest.mark.processes
 def test_a_watch_ends_in_time(clients):
     stream = watch.Watch()
     assert (
@@ -146,6 +149,7 @@ def test_a_watch_ends_in_time(clients):
     )
 
 
+@pytest.mark.processes
 def test_a_stop_ends_the_watches(clients):
     ended = threading.Event()
 
@@ -164,4 +168,4 @@ def test_a_stop_ends_the_watches(clients):
     while not clients.stand_in.calls.count("watch", "pods"):
         thread.join(0.01)
     clients.stand_in.stop()
-    assert ended.wait(20)
+    assert ended.wait(PATIENCE)

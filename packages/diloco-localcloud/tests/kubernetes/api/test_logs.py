@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 
 import pytest
+from standin_lab import PATIENCE
 
 
 @pytest.fixture
@@ -70,6 +71,7 @@ def test_the_log_of_an_ended_pod_stays_and_goes_with_it(clients, pod):
         clients.log(pod.name)
 
 
+@pytest.mark.processes
 def test_follow_ends_with_the_container(clients, pod):
     pod.log("one\n")
     pieces: list[bytes] = []
@@ -89,6 +91,6 @@ def test_follow_ends_with_the_container(clients, pod):
     while b"three\n" not in b"".join(pieces):
         thread.join(0.01)
     pod.succeed()
-    thread.join(20)
+    thread.join(PATIENCE)
     assert not thread.is_alive()
     assert b"".join(pieces) == b"one\ntwo\nthree\n"

@@ -9,9 +9,12 @@ import sys
 import time
 
 import pytest
+from standin_lab import PATIENCE
 
 from diloco_localcloud import KubernetesProcesses, StandInError
 from diloco_localcloud._kubernetes._pods import _facts
+
+pytestmark = pytest.mark.processes
 
 SLEEP = "import time\nprint('up', flush=True)\ntime.sleep(600)"
 
@@ -56,7 +59,7 @@ def ended(stand_in, index=0):
         found = [each.json for each in stand_in.pods.of("run", "ns") if each.index == index]
         return bool(found) and found[-1] is not None and _facts.ended(found[-1])
 
-    stand_in.pods.wait_for(over)
+    stand_in.pods.wait_for(over, PATIENCE)
     return pod(stand_in, index)["status"]["containerStatuses"][0]["state"]["terminated"]
 
 
@@ -67,7 +70,7 @@ def finished(stand_in):
         conditions = stand_in.pods.job("run", "ns")["status"].get("conditions", [])
         return any(entry["type"] in ("Complete", "Failed") for entry in conditions)
 
-    stand_in.pods.wait_for(over)
+    stand_in.pods.wait_for(over, PATIENCE)
     return stand_in.pods.job("run", "ns")["status"]
 
 
@@ -81,7 +84,7 @@ def up(clients, stand_in, n=1):
             each.json and kubelet.log_of(each.json, "main", 0).times() for each in found
         )
 
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + PATIENCE
     while time.monotonic() < deadline:  # a log grows without a word to the cluster
         with stand_in._cluster.changed:
             if seen():
@@ -207,7 +210,7 @@ def test_a_killed_pod_is_replaced(clients, stand_in, run):
     up(clients, stand_in)
     first = stand_in.pods.newest("run", 0, "ns")
     first.kill()
-    stand_in.pods.wait_for(lambda: len(stand_in.pods.of("run", "ns")) == 2)
+    stand_in.pods.wait_for(lambda: len(stand_in.pods.of("run", "ns")) == 2, PATIENCE)
     second = stand_in.pods.newest("run", 0, "ns")
     assert first.json["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] == 137
     assert (
@@ -228,7 +231,7 @@ def test_an_evicted_pod_is_replaced_and_not_counted(clients, stand_in, run):
     name = first.name
     eviction = {"metadata": {"name": name, "namespace": "ns"}}
     clients.core.create_namespaced_pod_eviction(name=name, namespace="ns", body=eviction)
-    stand_in.pods.wait_for(lambda: stand_in.pods.newest("run", 0, "ns").name != name)
+    stand_in.pods.wait_for(lambda: stand_in.pods.newest("run", 0, "ns").name != name, PATIENCE)
     assert not alive(pid)
     notes = pod(stand_in)["metadata"]["annotations"]
     assert notes["batch.kubernetes.io/job-index-failure-count"] == "0"
@@ -241,10 +244,12 @@ def test_a_pod_on_a_lost_node_runs_on(clients, stand_in, run):
     lost = stand_in.pods.newest("run", 0, "ns")
     pid = lost.pids[0]
     lost.lose()
-    stand_in.pods.wait_for(lambda: stand_in.pods.job("run", "ns")["status"].get("terminating") == 1)
+    stand_in.pods.wait_for(
+        lambda: stand_in.pods.job("run", "ns")["status"].get("terminating") == 1, PATIENCE
+    )
     assert alive(pid)
     lost.found()
-    stand_in.pods.wait_for(lambda: not lost.pids)
+    stand_in.pods.wait_for(lambda: not lost.pids, PATIENCE)
     assert not alive(pid)
 
 
@@ -254,7 +259,7 @@ def test_a_forced_delete_ends_the_processes_too(clients, stand_in, run):
     forced = stand_in.pods.newest("run", 0, "ns")
     pid = forced.pids[0]
     clients.core.delete_namespaced_pod(name=forced.name, namespace="ns", grace_period_seconds=0)
-    stand_in.pods.wait_for(lambda: forced.json is None and not forced.pids)
+    stand_in.pods.wait_for(lambda: forced.json is None and not forced.pids, PATIENCE)
     assert not alive(pid)
 
 
@@ -265,10 +270,10 @@ def test_forced_delete_of_a_lost_pod_leaves_a_zombie_of_the_run(clients, stand_i
     pid = lost.pids[0]
     lost.lose()
     clients.core.delete_namespaced_pod(name=lost.name, namespace="ns", grace_period_seconds=0)
-    stand_in.pods.wait_for(lambda: lost.json is None)
+    stand_in.pods.wait_for(lambda: lost.json is None, PATIENCE)
     assert alive(pid)  # two of one rank, as it happens on real clusters
     lost.found()
-    stand_in.pods.wait_for(lambda: not lost.pids)
+    stand_in.pods.wait_for(lambda: not lost.pids, PATIENCE)
     assert not alive(pid)
 
 
@@ -276,7 +281,8 @@ def test_logs_while_it_runs(clients, stand_in, run):
     script = "import time\nfor n in range(3):\n print('line', n, flush=True)\n time.sleep(0.05)\nprint('no newline', end='')"
     run(script)
     stand_in.pods.wait_for(
-        lambda: bool(stand_in.pods.of("run", "ns")) and _facts.phase(pod(stand_in)) != "Pending"
+        lambda: bool(stand_in.pods.of("run", "ns")) and _facts.phase(pod(stand_in)) != "Pending",
+        PATIENCE,
     )
     name = stand_in.pods.newest("run", 0, "ns").name
     answer = clients.core.read_namespaced_pod_log(
@@ -315,7 +321,8 @@ def test_gpus_are_shared_out_as_declared(clients, stand_in, run):
         lambda: any(
             _facts.condition(each.json or {}, "PodScheduled").get("status") == "False"
             for each in stand_in.pods.of("run", "ns")
-        )
+        ),
+        PATIENCE,
     )
     waiting = [
         each.json for each in stand_in.pods.of("run", "ns") if "nodeName" not in each.json["spec"]
@@ -334,7 +341,9 @@ def test_a_missing_secret_and_then_not(clients, stand_in, run):
             "state", {}
         )
 
-    stand_in.pods.wait_for(lambda: waits() and reason(stand_in) == "CreateContainerConfigError")
+    stand_in.pods.wait_for(
+        lambda: waits() and reason(stand_in) == "CreateContainerConfigError", PATIENCE
+    )
     clients.core.create_namespaced_secret(
         namespace="ns", body={"metadata": {"name": "keys"}, "stringData": {"key": "x"}}
     )
@@ -385,7 +394,7 @@ with KubernetesProcesses(tls=False) as stand_in:
     with stand_in._cluster.changed:
         pod = lambda: stand_in._kubelet._pods
         started = lambda: any(c.pid for sandbox in pod().values() for c in sandbox.containers.values())
-        stand_in._cluster.changed.wait_for(started, 30)
+        stand_in._cluster.changed.wait_for(started, 600)
         pids = [c.pid for sandbox in pod().values() for c in sandbox.containers.values()]
     print(json.dumps(pids), flush=True)
     time.sleep(600)
@@ -402,7 +411,7 @@ with KubernetesProcesses(tls=False) as stand_in:
         pids = json.loads(launched.stdout.readline())
         assert [alive(pid) for pid in pids] == [True]
         launched.send_signal(signal.SIGKILL)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + PATIENCE
     while any(alive(pid) for pid in pids) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(alive(pid) for pid in pids)
