@@ -65,7 +65,7 @@ def test_hatch_knows_every_package():
     environments = toml("hatch.toml")["envs"]
     assert environments["default"]["workspace"]["members"] == ["packages/*"]
     wheels = environments["default"]["scripts"]["wheels"][0]
-    assert "./packages/*" in wheels
+    assert "./packages/*/" in wheels
     path = environments["lint"]["env-vars"]["PYTHONPATH"].split(":")
     assert sorted(path) == [f"packages/{package}/src" for package in PACKAGES]
     alone = set(environments["unit"]["matrix"][0]["package"])

@@ -83,14 +83,14 @@ def _check(run):
 
 
 @given(_runs())
-@settings(max_examples=200, deadline=None, derandomize=True, suppress_health_check=_QUIET)
+@settings(max_examples=200, deadline=None, suppress_health_check=_QUIET)
 def test_schedules(run):
     _check(run)
 
 
 @pytest.mark.slow
 @given(_runs())
-@settings(max_examples=2000, deadline=None, derandomize=True, suppress_health_check=_QUIET)
+@settings(max_examples=2000, deadline=None, suppress_health_check=_QUIET)
 def test_many_schedules(run):
     _check(run)
 
@@ -115,6 +115,13 @@ def test_an_answer_that_takes_a_minute_and_gets_lost_is_no_outage(at):
             (40,),
         )
     )
+
+
+@given(_runs())
+@settings(max_examples=20)
+def test_what_is_printed_of_a_run_is_the_run(run):
+    """So a failure says what to give to ``_check`` to see it again."""
+    assert eval(repr(run)) == run
 
 
 def test_a_simulation_is_repeatable_to_the_last_request():

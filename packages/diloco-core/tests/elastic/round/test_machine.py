@@ -93,7 +93,6 @@ def _explore(examples, steps, **options):
             max_examples=examples,
             stateful_step_count=steps,
             deadline=None,
-            derandomize=True,
             suppress_health_check=list(HealthCheck),
             **options,
         ),

@@ -1,0 +1,37 @@
+"""What the tests of all packages have in common: other cases on request, and how to run again what has failed."""
+
+import shlex
+
+import pytest
+from hypothesis import settings
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--seed",
+        type=int,
+        metavar="N",
+        help="tests that draw their cases draw others than usual, and the same ones for the same N",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # before hypothesis reads its own options
+def pytest_configure(config):
+    if config.option.seed is not None:
+        settings.register_profile("seeded", settings.get_profile("ci"), derandomize=False)
+        config.option.hypothesis_profile = "seeded"
+        config.option.hypothesis_seed = str(config.option.seed)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item):
+    """The command that runs a failed test again, with the cases that it has drawn."""
+    report = yield
+    if report.failed:
+        words = ["hatch", "run", "one", item.nodeid]
+        if item.get_closest_marker("slow"):
+            words += ["-m", "slow"]
+        if item.config.option.seed is not None:
+            words += ["--seed", str(item.config.option.seed)]
+        report.sections.append(("to run it again", shlex.join(words)))
+    return report
