@@ -54,9 +54,9 @@ def _redact_nearly(text: str) -> str:
     end = text.rfind("@") + 1
     if not end or _FOLDER.match(text):
         return text
-    found = _NEARLY.match(text)
-    if found is not None and found.end() < end:
-        return f"{found[0]}{MASK}@{text[end:]}"
+    scheme = _NEARLY.match(text)
+    if scheme is not None and scheme.end() < end:
+        return f"{scheme[0]}{MASK}@{text[end:]}"
     return f"{MASK}@{text[end:]}" if ":" in text[:end] else text
 
 
@@ -91,10 +91,10 @@ def _mask_parameter(match: re.Match[str]) -> str:
 
 
 def _secrets(uris: Iterable[str]) -> set[str]:
-    found = {secret for uri in uris for secret in _secrets_of(uri)}
+    plain = {secret for uri in uris for secret in _secrets_of(uri)}
     forms = {
         form
-        for secret in found
+        for secret in plain
         for form in (secret, unquote(secret), quote(secret), quote(secret, safe=""))
     }
     # A text that was shown with repr() has some characters escaped.

@@ -233,7 +233,7 @@ class TestEarlierStates:
             )
         with pytest.raises(CorruptedObjectError) as caught:
             export(str(tmp_path / "run"), tmp_path / "again", at=steps[0])
-        assert re.search(rf"\. Whole states in .*[ ,]{steps[1]}\.$", str(caught.value))
+        assert re.search(rf"\. Complete states in .*[ ,]{steps[1]}\.$", str(caught.value))
 
     @pytest.mark.parametrize(
         ("kind", "gone"),
@@ -268,7 +268,7 @@ class TestEarlierStates:
         assert before < 6
         text = caplog.text
         assert (
-            f"the state after outer step 6 in {(tmp_path / 'run').as_uri()} is not whole: state/00000006/"
+            f"the state after outer step 6 in {(tmp_path / 'run').as_uri()} is incomplete: state/00000006/"
             in text
         )
         assert f"This is the state after outer step {before}." in text
@@ -277,7 +277,7 @@ class TestEarlierStates:
             assert (file.metadata()["sync"], file.metadata()["incomplete"]) == (str(before), "6")
         with pytest.raises(
             CorruptedObjectError,
-            match=r"the state after outer step 6 .*is not whole: .*Whole states in",
+            match=r"the state after outer step 6 .*is incomplete: .*Complete states in",
         ):
             export(tmp_path / "run", tmp_path / "again", at=6)
         caplog.clear()
@@ -309,10 +309,10 @@ class TestEarlierStates:
             export(tmp_path / "run", tmp_path / "model")
         text = str(caught.value)
         assert re.match(
-            r"the state after outer step 6 in \S+ is not whole: state/00000006/0\S* is not there",
+            r"the state after outer step 6 in \S+ is incomplete: state/00000006/0\S* is not there",
             text,
         )
-        assert text.endswith(f"Whole states in {(tmp_path / 'run').as_uri()}: none.")
+        assert text.endswith(f"Complete states in {(tmp_path / 'run').as_uri()}: none.")
         assert "try again later" not in text
 
     def test_a_state_that_is_complete_in_a_moment_is_not_complained_of(

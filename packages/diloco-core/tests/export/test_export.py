@@ -180,7 +180,7 @@ def test_a_strict_run_that_went_on_from_a_saved_state(lab, tmp_path):
 
 
 def test_a_strict_run_that_ended_in_the_middle_of_a_sync(lab, tmp_path):
-    """Its newest state is not whole: the one before is."""
+    """Its newest state is incomplete: the one before is."""
     uri = tmp_path / "run"
     before = lab.train(lambda rank: lab.small_model(), lab.store_exchanges(tmp_path, 2))
     whole = sorted((uri / "state").iterdir())[-1]
@@ -278,7 +278,8 @@ def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(
 
     monkeypatch.setattr(_export, "_read", collected)
     with pytest.raises(
-        CorruptedObjectError, match="is not whole: .* not there" if everything else "kept vanishing"
+        CorruptedObjectError,
+        match="is incomplete: .* not there" if everything else "kept vanishing",
     ):
         export(tmp_path / "run", tmp_path / "model")
 

@@ -214,7 +214,7 @@ class TestSeveralOptimizers:
         (record,) = [record for record in caplog.records if "waited for" in record.getMessage()]
         assert record.levelname == "WARNING"
         assert (
-            f"after 3 inner steps and comes after 6, since it waited for inner optimizer {idle} (SGD),"
+            f"after 3 inner steps and comes after 6, because it waited for inner optimizer {idle} (SGD),"
             in record.message
         )
 

@@ -19,7 +19,7 @@ from diloco_core import (
 class TestOneLoopForEveryTensor:
     """Two loops around one model would change each other's results, whichever optimizers they have."""
 
-    MESSAGE = r"another outer loop is under way that holds '{}' too, and one of the two syncs it"
+    MESSAGE = r"another outer loop in use also holds '{}', and at least one of the two syncs it"
 
     def loop(self, model, **options):
         inner = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=1.0)

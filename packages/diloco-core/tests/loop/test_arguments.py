@@ -36,7 +36,7 @@ def make(model=None, **options):
 
 @pytest.mark.parametrize("sync_every", [5, 7])
 def test_sync_every_is_a_multiple_of_the_fragments(sync_every):
-    message = rf"sync_every is {sync_every}, but must be a multiple of the number of fragments, which is 3"
+    message = rf"sync_every is {sync_every}, but it must be a multiple of the number of fragments, which is 3"
     with pytest.raises(ConfigurationError, match=message):
         make(sync_every=sync_every, fragments=3)
 
@@ -81,7 +81,7 @@ WRONG = [
     (
         "exchange",
         ["s3://user:secret@host/run", Untouched, object()],
-        "exchange must be what connect() or in_process() ",
+        "exchange must be an object that connect() or in_process() returned, ",
     ),
     ("on_sync", [[], "print", 3], "on_sync must be a function that takes a report, not a"),
     ("stateful", [[1], "loader", object()], "stateful must be a mapping from names"),
@@ -181,7 +181,8 @@ def test_fragments_by_module():
 
 def test_tensors_that_cannot_be_synced():
     with pytest.raises(
-        ConfigurationError, match=r"'weight' has dtype torch.complex64; bfloat16, .* can be synced"
+        ConfigurationError,
+        match=r"'weight' has dtype torch.complex64; only bfloat16, .* can be synced",
     ):
         make(nn.Linear(2, 2, dtype=torch.complex64))
     with pytest.raises(ConfigurationError, match="'weight' is on the meta device"):

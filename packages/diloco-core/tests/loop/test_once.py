@@ -16,7 +16,7 @@ class TestTwoLoops:
         outer, inner = lab.outer_loop(lab.small_model(), exchange)
         with outer:
             with pytest.raises(
-                ConfigurationError, match="this exchange carries another outer loop"
+                ConfigurationError, match="this exchange is in use by another outer loop"
             ):
                 lab.outer_loop(lab.small_model(seed=1), exchange)
             lab.small_step(lab.small_model(), inner)

@@ -101,7 +101,7 @@ class TestWhatDoesNotFit:
     @pytest.mark.parametrize("wrong", [None, [1, 2], "state"])
     def test_what_is_no_state(self, wrong):
         _, _, outer = self.outer(in_process(1)[0])
-        with pytest.raises(ConfigurationError, match="must be what state_dict"):
+        with pytest.raises(ConfigurationError, match=r"must be what DiLoCo\.state_dict"):
             outer.load_state_dict(wrong)
 
     @pytest.mark.parametrize(
@@ -138,7 +138,7 @@ class TestWhatDoesNotFit:
 
         results = run_replicas(replica, in_process(2))
         assert isinstance(results[0], ConfigurationError)
-        assert "outer optimizer's state for other shards" in str(results[0])
+        assert "outer optimizer's state for the shards of another replica" in str(results[0])
 
     def test_states_of_different_syncs(self, lab):
         """One replica goes on from a later state than the other."""
@@ -189,7 +189,7 @@ class TestWhatDoesNotFit:
             lab.push(model, torch.optim.SGD(model.parameters(), lr=1.0), 0, 5)
         with pytest.raises(
             ConfigurationError,
-            match=r"does not hold what it held when the state .* was saved.*load_state_dict",
+            match=r"does not hold the values that it held when the state .* was saved.*load_state_dict",
         ):
             outer.__enter__()
 

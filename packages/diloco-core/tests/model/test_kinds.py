@@ -64,7 +64,9 @@ class TestInferenceMode:
         model = nn.Linear(2, 2)
         with torch.inference_mode():
             model.register_buffer("table", torch.ones(2))
-        with pytest.raises(ConfigurationError, match="buffer 'table' is made inside"):
+        with pytest.raises(
+            ConfigurationError, match="buffer 'table' is a tensor that was made inside"
+        ):
             make(model)
         make(model, buffers="none")
 
@@ -149,7 +151,9 @@ class TestMemory:
     def test_a_parameter_that_is_a_buffer_too(self):
         model = nn.Linear(2, 2)
         model.register_buffer("again", model.weight)
-        with pytest.raises(ConfigurationError, match="buffer 'again' is parameter 'weight' too"):
+        with pytest.raises(
+            ConfigurationError, match="buffer 'again' is the same tensor as parameter 'weight'"
+        ):
             make(model)
 
 
@@ -254,7 +258,7 @@ class TestStateDicts:
                 return {"weight": self.weight}
 
         with pytest.raises(
-            ConfigurationError, match=r"model\.state_dict\(keep_vars=True\) fails.*TypeError"
+            ConfigurationError, match=r"model\.state_dict\(keep_vars=True\), .* fails: TypeError"
         ):
             make(Model(2, 2))
 
@@ -267,7 +271,7 @@ class TestStepsOutside:
         lab.push(model, two[1], 0, 0)
         with pytest.raises(
             SyncError,
-            match="2 inner steps were taken since this outer loop was made, and it was never",
+            match="2 inner steps were taken since this outer loop was made, but its block was ",
         ):
             lab.push(model, two[1], 0, 1)
         assert outer.committed == 0

@@ -17,9 +17,7 @@ from diloco_core.testing import Schedule, SimulatedStore, simulate
 from diloco_core.testing._store import Connection
 
 _SETTINGS = Elastic(2, grace=5.0, topology="sharded")
-_AGAIN = (
-    "Writing it again with the same content. Something else deletes or changes objects of this run."
-)
+_AGAIN = "It is written again with the same content. Something outside the run deletes or changes its objects."
 
 
 class Part(nn.Module):
@@ -198,7 +196,7 @@ def test_who_holds_other_values_writes_nothing_and_says_so_once(lab, caplog):
     ]
     assert sorted(text[:6] for text in said) == ["rank 0", "rank 1"]
     assert all(
-        "is gone. It holds what is not synced" in text and "synced_only=True" in text
+        "is gone. It holds tensors that are not synced" in text and "synced_only=True" in text
         for text in said
     )
 

@@ -33,12 +33,12 @@ CHANGES = {
     "double()": (
         lambda m, i: m.double(),
         "base.weight",
-        r"'base.weight' was float32\[3, 3\] .* is float64\[3, 3\] now",
+        r"'base.weight' was float32\[3, 3\] .* is now float64\[3, 3\]",
     ),
     "data of another shape": (
         lambda m, i: setattr(m.body.bias, "data", torch.zeros(5)),
         "body.bias",
-        r"'body.bias' was float32\[3\] .* is float32\[5\] now",
+        r"'body.bias' was float32\[3\] .* is now float32\[5\]",
     ),
     "unfrozen": (
         lambda m, i: m.base.requires_grad_(True),
@@ -81,12 +81,12 @@ CHANGES = {
     "a buffer of another shape": (
         lambda m, i: setattr(m, "mean", torch.zeros(4)),
         "mean",
-        r"buffer 'mean' was float32\[3\] .* is float32\[4\] now",
+        r"buffer 'mean' was float32\[3\] .* is now float32\[4\]",
     ),
     "a buffer of another dtype": (
         lambda m, i: setattr(m, "count", torch.tensor(1.0)),
         "count",
-        r"buffer 'count' was int64\[\] .* is float32\[\] now",
+        r"buffer 'count' was int64\[\] .* is now float32\[\]",
     ),
     "a buffer that is gone": (
         lambda m, i: setattr(m, "mean", None),

@@ -62,7 +62,7 @@ def test_impossible_options():
         plan_exchange(1e6, 2, 1e9, publish_every=0)
     with pytest.raises(ConfigurationError, match="strict must be True or False, not 'yes'"):
         plan_exchange(1e6, 2, 1e9, strict="yes")
-    with pytest.raises(ConfigurationError, match="strict runs are sharded"):
+    with pytest.raises(ConfigurationError, match="strict runs always use the sharded topology"):
         plan_exchange(1e6, 2, 1e9, strict=True, topology="gather")
     with pytest.raises(ConfigurationError, match="'auto', 'sharded' or 'gather'"):
         plan_exchange(1e6, 2, 1e9, topology="ring")

@@ -85,9 +85,7 @@ class TestConclusions:
     def test_both_numbers_are_named(self):
         error = conclude({1: left(1, number=2)}, [1], 0, Progress(3, 2))
         assert "rank 1 has left the run after 2 syncs" in str(error)
-        assert "this replica (rank 0) cannot take sync 3, for which all replicas are needed" in str(
-            error
-        )
+        assert "this replica (rank 0) cannot take sync 3, which needs all replicas" in str(error)
 
 
 @pytest.mark.parametrize("kind", KINDS)

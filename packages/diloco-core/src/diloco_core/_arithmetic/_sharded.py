@@ -167,6 +167,6 @@ def _is_nan(values: torch.Tensor) -> torch.Tensor:
     ).isnan()  # torch cannot tell it of eight bits
 
 
-def _first(found: torch.Tensor) -> int:
+def _first(mask: torch.Tensor) -> int:
     """Index of the first element that is true."""
-    return int(found.nonzero()[0].item())
+    return int(mask.nonzero()[0].item())

@@ -1,7 +1,7 @@
 """How a replica's part in a strict run ended, and what the others conclude from it.
 
-A failure travels: when one replica dies, the others fail because of it, and each of them says so. What is to be named in
-the end is the replica that died first, not the messenger.
+A failure spreads: when one replica dies, the others fail because of it, and each of them says so. The error that a user
+sees must name the replica that died first, not the one that passed the news on.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def conclude(
         elif other in missing or any(late.cause_rank == other for late in failed):
             return UnequalSyncsError(
                 f"rank {other} has left the run after {ending.progress}, so this replica (rank {rank}) cannot take sync "
-                f"{progress.next}, for which all replicas are needed. All must take the same number of syncs.",
+                f"{progress.next}, which needs all replicas. All replicas must take the same number of syncs.",
                 other,
             )
     for ending in failed:
@@ -120,12 +120,12 @@ def conclude(
 
 
 def _as_told(ending: Ending) -> str:
-    """What a replica that failed because of another one has said, without saying twice which one is lost."""
-    found = f"rank {ending.rank} found after {ending.progress}"
+    """The message of a replica that failed because of another one, without repeating which one is lost."""
+    witness = f"rank {ending.rank} found after {ending.progress}"
     _, _, told = ending.message.partition(": ")
     if told.startswith(f"rank {ending.cause_rank} "):
-        return f"{told.rstrip('.')} (as {found})"
-    return f"rank {ending.cause_rank} is lost, as {found}: {ending.message}"
+        return f"{told.rstrip('.')} (as {witness})"
+    return f"rank {ending.cause_rank} is lost, as {witness}: {ending.message}"
 
 
 def describe(kind: str, name: str, progress: Progress) -> str:

@@ -76,8 +76,8 @@ class Syncs:
         """
         if self._under_way is not None:
             raise SyncError(
-                f"{refused}: the sync of {self._under_way.what} has been begun and not finished. Call finish() of what begin() "
-                "has returned first, or give it up with abort()."
+                f"{refused}: the sync of {self._under_way.what} has been begun and not finished. First call finish() of the "
+                "object that begin() returned, or give the sync up with abort()."
             )
 
     def give_up(self) -> None:

@@ -71,7 +71,7 @@ class ProcessGroupExchange(Exchange):
     ) -> None:
         if not dist.is_available() or not dist.is_initialized():
             raise ConfigurationError(
-                "call torch.distributed.init_process_group() first: there is no process group"
+                "there is no process group: call torch.distributed.init_process_group() first"
             )
         check_whole("chunk_bytes", chunk_bytes)
         chosen = group if group is not None else dist.group.WORLD
@@ -205,17 +205,17 @@ class ProcessGroupExchange(Exchange):
         job.adopt(chunk, values)
 
     def _check_all(self) -> None:
-        """Everybody raises what any owner has found in its new values."""
+        """Raise the error of any owner whose new values were refused, on every replica."""
         refused = torch.tensor(
             [int(self._refused is not None)], dtype=torch.int32, device=self._device
         )
         dist.all_reduce(refused, op=dist.ReduceOp.MAX, group=self._group)
         if refused.item():
-            own = self._refused
-            found = self._everybodys(
-                None if own is None else (own.tensor, own.dtype, own.sync, own.outer_lr)
+            error = self._refused
+            refusals = self._everybodys(
+                None if error is None else (error.tensor, error.dtype, error.sync, error.outer_lr)
             )
-            raise NonFiniteUpdateError(*next(error for error in found if error is not None))
+            raise NonFiniteUpdateError(*next(other for other in refusals if other is not None))
 
     def _landing(self, job: SyncJob, chunk: Piece) -> torch.Tensor:
         destination = job.destination(chunk)
@@ -270,7 +270,7 @@ class ProcessGroupExchange(Exchange):
         for rank, (fingerprint, _) in enumerate(words):
             if fingerprint != job.fingerprint:
                 raise MismatchError(
-                    f"in {describe(job.kind, job.name, self._progress)}, rank {rank} contributes something else than rank "
+                    f"in {describe(job.kind, job.name, self._progress)}, rank {rank} contributes other tensors than rank "
                     f"{self.rank}: all replicas must sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
 

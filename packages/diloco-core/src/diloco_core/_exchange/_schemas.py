@@ -10,30 +10,34 @@ if TYPE_CHECKING:
     from ._base import Schema
 
 
-def compare_schemas(here: str, mine: Schema, there: str, theirs: Schema) -> None:
+def compare_schemas(name: str, mine: Schema, other_name: str, theirs: Schema) -> None:
     """Refuse replicas that differ.
 
     Args:
-        here: What this replica is called in errors.
-        mine: Its schema.
-        there: What the other replica, or the run, is called in errors.
-        theirs: Its schema.
+        name: The name of this replica in errors.
+        mine: The schema of this replica.
+        other_name: The name of the other replica, or of the run, in errors.
+        theirs: The schema of the other replica or of the run.
 
     Raises:
-        MismatchError: It names the first setting or tensor that differs, and both values.
+        MismatchError: They differ. The message names the first setting or tensor that differs, and both values.
     """
     difference = first_difference(mine, theirs)
     if difference is not None:
         raise MismatchError(
-            f"{here} and {there} differ in {difference.kind} {difference.name!r}: "
-            f"{difference.mine} at {here}, {difference.theirs} at {there}{_advice(difference, mine)}"
+            f"{name} and {other_name} differ in {difference.kind} {difference.name!r}: "
+            f"{difference.mine} at {name}, {difference.theirs} at {other_name}{_advice(difference, mine)}"
         )
     for what, ours, others in (
         ("setting", mine.settings, theirs.settings),
         ("tensor", mine.tensors, theirs.tensors),
     ):
         if list(ours) != list(others):
-            raise MismatchError(f"{here} and {there} have the same {what}s in another order")
+            raise MismatchError(
+                f"{name} and {other_name} have the same {what}s in different orders: build both models in the same way"
+                if what == "tensor"
+                else f"{name} and {other_name} have the same {what}s in different orders"
+            )
 
 
 def _advice(difference: Difference, schema: Schema) -> str:

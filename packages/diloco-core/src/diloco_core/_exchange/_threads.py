@@ -155,7 +155,7 @@ class InProcessExchange(Exchange):
         return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, last))
 
     def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
-        """One for every replica."""
+        """The number of shards: one per replica."""
         return self.world_size
 
     def leave(self) -> None:
@@ -198,7 +198,7 @@ class InProcessExchange(Exchange):
         for rank, other in enumerate(jobs):
             if other.fingerprint != job.fingerprint:
                 raise MismatchError(
-                    f"in {self._what(job)}, rank {rank} contributes something else than rank {self.rank}: all replicas must "
+                    f"in {self._what(job)}, rank {rank} contributes other tensors than rank {self.rank}: all replicas must "
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
         own = range(self.rank, layout.shards, self.world_size)

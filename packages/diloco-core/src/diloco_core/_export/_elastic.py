@@ -48,14 +48,14 @@ class ElasticSource:
     def complete(self) -> list[set[int]]:
         """For every fragment, after which syncs its state is completely published, and was not given up."""
         self.rollbacks = self._read_rollbacks()
-        found = done_states(self._store.list("state/"), len(self.fragments), self.rollbacks)
+        complete = done_states(self._store.list("state/"), len(self.fragments), self.rollbacks)
         initial = self._store.list(f"initial/{self._manifest.initial}/")
-        for index, syncs in enumerate(found):
+        for index, syncs in enumerate(complete):
             if all(file.key in initial for file in self.files(index, 0)):
                 syncs.add(0)
         if self.unknown:  # which of the states before that were given up, nobody can tell
-            found = [{sync for sync in syncs if sync > self.unknown} for syncs in found]
-        return found
+            complete = [{sync for sync in syncs if sync > self.unknown} for syncs in complete]
+        return complete
 
     def outer_steps(self, number: int) -> int:
         """How many outer steps the model had taken after a number of the log."""
@@ -136,7 +136,7 @@ class ElasticSource:
 
     def _read_rollbacks(self) -> list[Rollback]:
         """All that can be read, the oldest first. Every record of the log names the newest rollback before it."""
-        found: list[Rollback] = []
+        rollbacks: list[Rollback] = []
         self.unknown = 0
         following: int | None = (
             None  # which record is to be read next; None: the newest before `limit` that can be read
@@ -160,9 +160,9 @@ class ElasticSource:
                 )
                 continue
             if isinstance(record, Rollback):
-                found.append(record)
+                rollbacks.append(record)
             following = record.rollback
-        return found[::-1]
+        return rollbacks[::-1]
 
     def _record(self, sync: int) -> Commit | Rollback:
         key, fragment = commit_key(sync), (sync - 1) % len(self.fragments)

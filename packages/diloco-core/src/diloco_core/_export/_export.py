@@ -131,7 +131,7 @@ def export(
         if unfinished is not None:
             metadata["incomplete"] = str(unfinished.step)
             _log.warning(
-                "%s in %s is not whole: %s This is the state after outer step %d.",
+                "%s in %s is incomplete: %s This is the state after outer step %d.",
                 _the_states([unfinished.step]),
                 store.uri,
                 unfinished.why,
@@ -286,15 +286,15 @@ def _choose(
     if wanted:
         newer = [steps[number] for number in numbers if number > newest]
         return _Choice(newest, steps[newest], newer, list(damaged.values()), incomplete)
-    held = f"Whole states in {store.uri}: {_listed([steps[number] for number in whole])}."
+    held = f"Complete states in {store.uri}: {_listed([steps[number] for number in whole])}."
     if damaged and (at is None or at in steps.values()):
         error = next(iter(damaged.values()))
         raise CorruptedObjectError(f"{sentence(error)} {held}") from error
     for number in incomplete:
-        found = _why(source, number) if at in {None, source.outer_steps(number)} else None
-        if found is not None and number > source.first:
+        unfinished = _why(source, number) if at in {None, source.outer_steps(number)} else None
+        if unfinished is not None and number > source.first:
             raise CorruptedObjectError(
-                f"{_the_states([found.step])} in {store.uri} is not whole: {found.why} {held}"
+                f"{_the_states([unfinished.step])} in {store.uri} is incomplete: {unfinished.why} {held}"
             )
     if source.unknown:
         raise CorruptedObjectError(
@@ -415,9 +415,9 @@ def _group(entry: Mapping[str, Any]) -> Group:
 
 
 def _dtype(name: str) -> torch.dtype:
-    found = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(found, torch.dtype):
+    dtype = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(dtype, torch.dtype):
         raise CorruptedObjectError(
             f"the manifest names the dtype {name!r}, which torch does not know"
         )
-    return found
+    return dtype

@@ -39,7 +39,7 @@ class StrictSource:
         """For every fragment, after which syncs its state is completely published, and was not given up."""
         count = len(self.fragments)
         listing = self._store.list("state/")
-        found: list[set[int]] = [set() for _ in range(count)]
+        complete: list[set[int]] = [set() for _ in range(count)]
         for sync in self._published(listing):
             step = self._step(sync)
             index = sync if sync < count else (step - 1) % count
@@ -47,8 +47,8 @@ class StrictSource:
                 state_key(self._run, sync, number) in listing
                 for number in range(self.fragments[index]["shards"])
             ):
-                found[index].add(step)
-        return found
+                complete[index].add(step)
+        return complete
 
     def outer_steps(self, number: int) -> int:
         """How many outer steps the model had taken after a number of the log: the number itself."""
@@ -103,5 +103,5 @@ class StrictSource:
 
     def _published(self, listing: Mapping[str, int]) -> set[int]:
         """Of which syncs something is published."""
-        found = filter(None, map(_SHARD.fullmatch, listing))
-        return {int(match[1]) for match in found if match[2] == self._run[:16]}
+        shards = filter(None, map(_SHARD.fullmatch, listing))
+        return {int(match[1]) for match in shards if match[2] == self._run[:16]}

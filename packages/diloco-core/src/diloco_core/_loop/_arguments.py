@@ -1,4 +1,4 @@
-"""Arguments of an outer loop that are of the wrong kind are refused before anything is started."""
+"""Checks of the arguments of an outer loop, made before anything is started."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ _EXCHANGE_METHODS = ("join", "begin", "shards", "leave", "abort")
 
 
 def check_parties(model: object, exchange: object, on_sync: object) -> None:
-    """Refuse what is not a model, not an exchange, or not a function.
+    """Refuse a model, an exchange or a callback of the wrong kind.
 
     Raises:
-        ConfigurationError: It names the argument and what is expected.
+        ConfigurationError: An argument is refused. The message names it and says what is expected.
     """
     if torch.is_inference_mode_enabled():
         raise ConfigurationError(
-            "an outer loop cannot be made inside torch.inference_mode(): nothing made there can be trained"
+            "an outer loop cannot be made inside torch.inference_mode(), because tensors that are made there cannot be trained. "
+            "Make it outside."
         )
     if not isinstance(model, torch.nn.Module):
         raise ConfigurationError(f"model must be a torch.nn.Module, not {kind_of(model)}")
@@ -34,8 +35,8 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
     if missing or isinstance(exchange, type):
         # Not its repr: a URI may hold a password.
         raise ConfigurationError(
-            "exchange must be what connect() or in_process() returns, or something with the methods "
-            f"{', '.join(_EXCHANGE_METHODS)}; this {type(exchange).__name__} is not"
+            "exchange must be an object that connect() or in_process() returned, or one with the methods "
+            f"{', '.join(_EXCHANGE_METHODS)}; this {type(exchange).__name__} is neither"
         )
     world_size = whole("exchange.world_size", getattr(exchange, "world_size", None))
     if whole("exchange.rank", getattr(exchange, "rank", None), 0) >= world_size:
@@ -49,16 +50,16 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
 
 
 def steps_per_cycle(sync_every: object, fragments: int) -> int:
-    """``sync_every`` as a number that the fragments divide.
+    """``sync_every`` as a number that is a multiple of the number of fragments.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is something else.
     """
     steps = whole("sync_every", sync_every)
     if steps % fragments:
         raise ConfigurationError(
-            f"sync_every is {steps}, but must be a multiple of the number of fragments, which is {fragments}: every fragment "
-            "is synced once per sync_every inner steps, at equal distances"
+            f"sync_every is {steps}, but it must be a multiple of the number of fragments, which is {fragments}: every fragment "
+            "is synced once in sync_every inner steps, at equal intervals"
         )
     return steps
 
@@ -67,22 +68,22 @@ def fragments_of(given: object) -> int | Sequence[torch.nn.Module]:
     """``fragments`` as a number or a list of modules.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is something else.
     """
     if isinstance(given, (list, tuple, torch.nn.ModuleList, torch.nn.Sequential)):
         return list(given)
     if isinstance(given, (Iterable, torch.nn.Module)):
         raise ConfigurationError(
-            f"fragments must be a number, or a list of modules that make up one fragment each, not {kind_of(given)}"
+            f"fragments must be a number, or a list of modules that become one fragment each, not {kind_of(given)}"
         )
     return whole("fragments", given)
 
 
 def stateful_of(given: object) -> dict[str, Stateful]:
-    """What is to be saved beside the inner optimizer, by name.
+    """The objects to save besides the inner optimizer, by name.
 
     Raises:
-        ConfigurationError: It is no mapping from names.
+        ConfigurationError: The value is not a mapping from names.
     """
     if given is None:
         return {}

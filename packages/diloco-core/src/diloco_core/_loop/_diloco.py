@@ -62,31 +62,33 @@ class DiLoCo:
     was adopted are dropped, since they belong to values that are gone. Only trainable parameters are synced, tied ones
     once; what happens to buffers is declared by ``buffers``.
 
-    What is synced is fixed when the loop is made. At every sync the model and the optimizers are looked at: a parameter that
-    was replaced, converted, added, removed or unfrozen since, and an optimizer that holds something else, are refused by
-    name. Freezing a parameter is allowed, and so are new tensors in the places of buffers. What was frozen when the loop was
-    made keeps its values: they are looked at too, a part at every sync and all at the end. When replicas meet, frozen
-    parameters and buffers that are not persistent have to hold the same values everywhere: a replica that joins an elastic
-    run later is compared with the values at the run's start. What is to differ belongs into plain attributes.
+    The set of synced tensors is fixed when the loop is made. Every sync checks the model and the optimizers: a parameter that
+    has been replaced, converted, added, removed or unfrozen since then, and an optimizer that holds other parameters, are
+    refused by name. Freezing a parameter is allowed, and so is assigning new tensors to buffers. Parameters that were frozen
+    when the loop was made must keep their values. These are checked too, some of them at every sync and all of them at the
+    end. When replicas meet, frozen parameters and non-persistent buffers must hold the same values everywhere; a replica that
+    joins an elastic run later is compared with the values at the run's start. Keep values that are meant to differ between
+    replicas in plain attributes.
 
-    Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it cleanly flushes a partial period,
-    puts back what was changed after the last sync without a step (buffers too, such as running statistics), and tells the
-    others that this replica is done; leaving it by an exception tells them that it failed, so that they need not wait. A
-    sync that raises leaves this replica's parameters undefined; the store holds the state of the last sync. If its error is
-    caught inside the block, every further use raises, and so does leaving the block.
+    Entering the block meets the other replicas and adopts rank 0's parameters. Leaving it without an error syncs a partial
+    period, restores values that were changed after the last sync without a step (also in buffers, such as running
+    statistics), and tells the others that this replica is done. Leaving it by an exception tells them that this replica has
+    failed, and they need not wait for it. A sync that raises leaves this replica's parameters undefined; the store holds the
+    state of the last sync. If the error of a sync is caught inside the block, every further use of the loop raises an error,
+    and so does leaving the block.
 
-    The optimizers have to stay those that were given. Where parameters are trained and none of these steps, that is an
-    :class:`UnseenStepsError`: after many backward passes (at most ``3 * max(sync_every, 10)``), or when the block is left after
-    more than ``max(sync_every, 10)`` of them. After fewer, what they have changed is put back with a warning.
+    Keep the optimizers that were given. If parameters are trained while none of these optimizers steps, an
+    :class:`UnseenStepsError` is raised: after many backward passes (at most ``3 * max(sync_every, 10)``), or when the block is
+    left after more than ``max(sync_every, 10)`` of them. After fewer, the old values are restored with a warning.
 
-    In strict runs all replicas have to take the same number of syncs. Where another one has left after fewer, because it
-    has taken fewer inner steps, what this one has learned since the last sync is dropped with a warning, and it ends with
-    the same values as all. If it still trains after ``sync_every`` steps were dropped, that is an ``UnequalSyncsError``.
-    Where all train until :attr:`committed` has the wanted value, nothing is dropped.
+    In strict runs all replicas have to take the same number of syncs. If another replica has left after fewer syncs because
+    it took fewer inner steps, the progress of this replica since the last sync is dropped with a warning, and it ends with
+    the same values as all others. If it continues to train after ``sync_every`` steps have been dropped, an
+    ``UnequalSyncsError`` is raised. If all replicas train until :attr:`committed` has the wanted value, nothing is dropped.
 
     In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's newest state instead, and
     leaving it syncs a partial period only if enough replicas are left. Train until :attr:`committed` has the wanted value:
-    it counts the outer steps of the run's model, also those before this replica came.
+    it counts the outer steps of the run's model, including those before this replica joined.
 
     Not thread-safe: use it from the thread that trains.
 
@@ -96,28 +98,30 @@ class DiLoCo:
         exchange: The connection to the other replicas, from :func:`connect` or :func:`in_process`.
         sync_every: H, inner steps (calls of ``step()``, not micro-batches) between two syncs of the same fragment; a
             positive multiple of the number of fragments.
-        fragments: Into how many fragments of about equal size to cut the model, or the modules that make up one each.
+        fragments: The number of fragments of about equal size into which the model is cut, or a list of modules, each of
+            which becomes one fragment.
         outer_lr: Learning rate of the outer SGD; 0.7 if left out.
         outer_momentum: Its momentum, in [0, 1); 0.9 if left out.
         nesterov: Whether the momentum is Nesterov's (as in ``torch.optim.SGD``); True if left out.
-        outer_optimizer: Instead of these three: makes any element-wise torch optimizer from a list of parameters. It is
-            tried out on a small tensor, whole and cut into pieces.
+        outer_optimizer: A function that makes any element-wise torch optimizer from a list of parameters; replaces these
+            three arguments. The optimizer is tried out on a small tensor, both whole and cut into pieces.
         buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or ``"none"``. With several
             fragments, buffers are synced with the last one.
         init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused.
-        flush: What happens to a partial period when the block is left. ``"partial"``: it is synced. That is a full outer
-            step, with the whole learning rate and momentum, however few inner steps it covers: after a single one, most of
-            it is the momentum of the steps before. ``"none"``: it is dropped, and the model ends as the last committed
-            state, which is the same on all replicas.
-        stateful: Elastic runs only: what else belongs to this replica and is saved and restored with its inner optimizer
-            and random generators: ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``). Whether
-            it can be saved is tried when the block is entered, and after the first inner step.
-        save_inner_every: Elastic runs only: every how many syncs they are saved (and when the block is left); 0 for never.
-        on_sync: Called after every sync with its report, inside of the inner optimizer's ``step()``.
+        flush: What happens to a partial period when the block is left. ``"partial"``: it is synced. This is a full outer
+            step, with the whole learning rate and momentum, however few inner steps it covers: after a single inner step,
+            the outer step consists mostly of the momentum of earlier ones. ``"none"``: it is dropped, and the model ends in
+            the last committed state, which is the same on all replicas.
+        stateful: Elastic runs only: further objects of this replica that are saved and restored with its inner optimizer
+            and random generators, such as ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
+            Whether they can be saved is tested when the block is entered, and after the first inner step.
+        save_inner_every: Elastic runs only: the number of syncs from one save of these objects to the next; 0 for never. They
+            are also saved when the block is left.
+        on_sync: Called after every sync with its report, inside the inner optimizer's ``step()``.
 
     Raises:
-        ConfigurationError: An argument is not allowed; nothing has been started. Also where tensors share memory without
-            being tied, or optimizers and model do not hold the same parameters.
+        ConfigurationError: An argument is not allowed, tensors share memory without being tied, or the optimizers and the
+            model do not hold the same parameters. Nothing has been started.
     """
 
     def __init__(
@@ -175,7 +179,7 @@ class DiLoCo:
         ]
         Unsynced(
             model, [named for part in parts for named in part]
-        )  # refuses what is made again when the block is entered
+        )  # raises now what would otherwise be raised when the block is entered
         self._model = model
         synced_buffers = [named for named in parts[-1] if named.rule is not Rule.OUTER]
         self._watch = ModelWatch(
@@ -225,9 +229,9 @@ class DiLoCo:
     def committed(self) -> int:
         """Outer steps that the model has taken so far.
 
-        Where an elastic run has gone back to older states (``resume="newest-whole"``), this is less than before: what was
-        given up is not in the model, and does not count. In the store's log the syncs keep their numbers, so that the
-        numbers there are higher from then on.
+        After an elastic run has returned to an older state (``resume="newest-whole"``), the number is smaller than before:
+        the syncs that were given up are not in the model and do not count. The log in the store continues its numbering, and
+        its numbers are higher than this one from then on.
         """
         return self._count.committed
 
@@ -238,14 +242,16 @@ class DiLoCo:
 
     @property
     def batches_to_skip(self) -> int:
-        """Inner steps of this rank that the run has counted since the inner state that was restored had been saved.
+        """Inner steps of this rank that the run had counted beyond the inner state that was restored.
 
-        A data loader that was restored with it has to pass over so many batches, so that none is learned twice. Where
-        nothing was saved yet, these are all that the run has counted of this rank; 0 in a rank's first life. So it is too where
-        what was saved is damaged, or belongs to what the run has given up since: the loader is as new then.
+        A data loader that was restored with that state has to skip this many batches, or they would be learned twice. If no
+        state was restored, this is the number of all inner steps that the run had counted for this rank: 0 in a rank's first
+        life. A saved state is not restored if it is damaged, or if the run has given up the syncs before it; the data loader
+        then starts from the beginning.
 
-        It says where this life has begun, and does not change. What an earlier life has sent may be counted later too:
-        :attr:`SyncReport.batches_to_skip` says so. Who takes batch number :attr:`inner_steps` each time needs neither.
+        The number describes the start of this life and does not change. A contribution that an earlier life sent may be
+        counted later; :attr:`SyncReport.batches_to_skip` reports that. A loop that always takes batch number
+        :attr:`inner_steps` needs neither.
         """
         return self._membership.batches_to_skip
 
@@ -255,7 +261,8 @@ class DiLoCo:
                 "this outer loop has been entered already; make a new one for another run"
             )
         self._process = os.getpid()
-        # Not below: a loop under way, because of which this one is refused, may have the same exchange.
+        # Outside the try block below: if this loop is refused because another one is in use, both may have the same
+        # exchange, which must not be aborted.
         self._watch_steps(self._place.take)
         try:
             self._look_at_model()
@@ -287,7 +294,7 @@ class DiLoCo:
         trace: TracebackType | None,
     ) -> None:
         if os.getpid() != self._process:
-            # The parent goes on with the run, so that nothing is told to the others, and an error of the child stays its own.
+            # The parent continues the run: the child must not tell the other replicas anything, and its errors are its own.
             if error is None:
                 self._check_process()
             return
@@ -320,18 +327,18 @@ class DiLoCo:
     def flush(self) -> list[SyncReport]:
         """Sync every fragment that has inner steps since its last sync, so that nothing learned is left out.
 
-        All replicas must call it at the same point; leaving the ``with`` block does. It is a full outer step, however few
-        inner steps it covers. In elastic runs a sync is left out where too few replicas are left for it. In strict runs, if
-        another replica has left after fewer syncs (it has taken fewer steps, say because its gradient scaler has skipped
-        some), what is open here is dropped with a warning: all replicas end as the last committed state. Returns the
-        reports.
+        All replicas must call it at the same point; leaving the ``with`` block does so. It is a full outer step, however few
+        inner steps it covers. In elastic runs a sync is left out if too few replicas are left for it. In strict runs, if
+        another replica has left after fewer syncs (it took fewer steps, for example because its gradient scaler skipped
+        some), the unsynced steps of this replica are dropped with a warning: all replicas end in the last committed state.
+        Returns the reports.
         """
         self._check_whole()
         if self._steps.end():
             self._count.count()
         self._look_at_model()
         reports = []
-        # In turn, also a fragment that has nothing open because its last sync was refused: the others come after it.
+        # In turn, including a fragment without unsynced steps (its last sync was refused): the others come after it.
         for _ in self._fragments:
             if not any(self._count.since_sync):
                 break
@@ -348,20 +355,22 @@ class DiLoCo:
     def state_dict(self) -> dict[str, Any]:
         """The outer loop's state on this replica: counters, the global copy, and the outer state of its own shards.
 
-        The values are references, as in ``torch.nn.Module.state_dict``: write them to a file at once, or copy them. A digest
-        is saved with them, so that values that were changed since are refused when they are loaded.
+        The values are references, as in ``torch.nn.Module.state_dict``: write them to a file at once, or copy them. The state
+        holds a digest of the values: values that have changed since are refused when they are loaded.
 
-        Save it with the model's and the inner optimizer's state, per replica, and on all replicas after the same outer step:
-        where gradient scalers skip steps, do it by :attr:`committed` (in ``on_sync``, say), not by the number of batches.
-        :meth:`load_state_dict` wants the same rank and world size. Elastic runs need none of it: their store holds the state.
+        Save it with the model's and the inner optimizer's state, on every replica, and on all replicas after the same outer
+        step. If gradient scalers skip steps, choose the moment by :attr:`committed` (for example in ``on_sync``), not by the
+        number of batches. :meth:`load_state_dict` needs the same rank and world size. Elastic runs do not need this: their
+        store holds the state.
 
         Raises:
-            SyncError: There is no state yet, before the block is entered; or a sync has failed, so that the state is undefined.
-            ModelChangedError: The model is no longer what is synced.
+            SyncError: There is no state yet, because the block has not been entered; or the state is undefined, because a
+                sync has failed.
+            ModelChangedError: The model no longer holds the tensors that are synced.
         """
         if not self._has_values:
             raise SyncError(
-                "the outer loop has no state yet: state_dict() comes after its block is entered"
+                "the outer loop has no state yet: call state_dict() after its block has been entered"
             )
         self._check_whole()
         self._look_at_model()
@@ -384,22 +393,22 @@ class DiLoCo:
         return {**state, "digest": digest_of(state)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a saved state; call it before entering the block, after loading the model and the inner optimizer.
+        """Continue from a saved state. Call it before entering the block, after loading the model and the inner optimizer.
 
-        The replicas meet on a fresh prefix and refuse each other if their global copies differ. ``sync_every`` may be
-        another one than before, for all replicas alike: a period that is over is synced after the next step. When the block
-        is entered, the model must hold what it held when the state was saved.
+        The replicas meet on a fresh prefix and refuse each other if their global copies differ. ``sync_every`` may differ
+        from before if it is the same on all replicas: a period that is over is synced after the next step. When the block is
+        entered, the model must hold the same values as when the state was saved.
 
         Raises:
-            ConfigurationError: It was saved by another rank, world size, version or model, or with other settings, which it
-                names; or the exchange is elastic.
+            ConfigurationError: The state was saved by another rank, world size, version or model, or with other settings
+                (the message names them); or the exchange is elastic.
             SyncError: The block has been entered already.
         """
         if self._entered:
-            raise SyncError("load_state_dict() comes before the block is entered")
+            raise SyncError("load_state_dict() must be called before the block is entered")
         if self._membership.resumable:
             raise ConfigurationError(
-                "an elastic run is resumed from its store: connect to its prefix, and load nothing"
+                "an elastic run is resumed from its store, not by load_state_dict(): connect to its prefix without this call"
             )
         check_saved(state, self._identity(), self._settings(), self._fragments)
         load_fragments(state, self._pairs())
@@ -446,19 +455,21 @@ class DiLoCo:
             self._steps_outside[optimizer] += 1
             if self._steps_outside[optimizer] >= self.sync_every:
                 raise SyncError(
-                    f"{self._steps_outside[optimizer]} inner steps were taken since this outer loop was made, and it was never "
-                    "entered, so nothing is synced: train inside its block (with DiLoCo(...) as outer: ...)"
+                    f"{self._steps_outside[optimizer]} inner steps were taken since this outer loop was made, but its block was "
+                    "never entered, so nothing is synced. Train inside the block (with DiLoCo(...) as outer: ...)."
                 )
             return
         self._unseen.seen()
         self._idle.discard(optimizer)
         if self._steps.after(optimizer, self._inner.has_new_gradient):
             self._count.count()
-            if not self._tried_own_state:  # again: optimizers make their state in their first step
+            if (
+                not self._tried_own_state
+            ):  # a second time: optimizers create their state in their first step
                 self._membership.try_own_state()
                 self._tried_own_state = True
-        # Not within a step: what the optimizers that are still to come would step by, the sync would drop. But one that
-        # never steps again is waited for one period only.
+        # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
+        # yet. But an optimizer may never step again, so wait for one period only.
         half_taken = bool(self._steps.stepped)
         if self._schedule.due(self._count.since_event, half_taken=half_taken).adopt:
             self._tell_of_idle()
@@ -468,7 +479,7 @@ class DiLoCo:
                 self._outer_steps.part(error)
 
     def _tell_of_idle(self) -> None:
-        """Once: a sync came late, since an inner optimizer was waited for that has not stepped at all."""
+        """Log once that a sync came late because it waited for an inner optimizer that has not stepped at all."""
         if self._idle and not self._told_of_idle:
             self._told_of_idle = True
             idle = [self._inner.describe(number) for number in sorted(self._idle)]
@@ -478,23 +489,23 @@ class DiLoCo:
         self._idle = set(range(len(self._steps_outside)))
 
     def _settle(self) -> None:
-        """End as the last committed state: what was changed after it without a step would differ between the replicas."""
+        """End in the last committed state: changes that were made after it without a step would differ between replicas."""
         self._look_at_model()
         changed = self._outer_steps.settle()
         if not changed:
             return
         if self.inner_steps == self._inner_steps_before:
             raise UnseenStepsError(
-                f"rank {self._exchange.rank}: parameters were changed inside the block ({notices.some(changed)}), "
-                "but not a single step of the inner optimizer was seen, so nothing was synced, and the run's values were "
-                "put back. Was the optimizer made anew, or its step() replaced? Pass the optimizer that the training loop steps "
-                "to DiLoCo(...), and keep it; what is to be done to a model that is not trained belongs after the block.",
+                f"rank {self._exchange.rank}: parameters were changed inside the block ({notices.some(changed)}), but the inner "
+                "optimizer did not take a single step. Nothing was synced, and the run's values were restored. Was a new "
+                "optimizer made, or its step() replaced? Pass to DiLoCo(...) the optimizer that the training loop steps, and "
+                "keep it. To change a model that is not trained, do so after the block.",
                 changed[0],
             )
         notices.put_back(self._exchange.rank, changed)
 
     def _put_back(self) -> None:
-        """What the last syncs of an elastic run have not taken would be in this replica's model alone."""
+        """Drop steps that the last syncs of an elastic run do not hold: they would be in this replica's model alone."""
         if any(self._count.since_sync):
             notices.left_out(self._exchange.rank, max(self._count.since_sync), self.committed)
             self._outer_steps.drop_open_steps()
@@ -506,9 +517,9 @@ class DiLoCo:
     def _check_process(self) -> None:
         if os.getpid() != self._process:
             raise SyncError(
-                f"this process ({os.getpid()}) was forked from the one that trains ({self._process}), and is no replica of its "
-                "own: it must neither step the inner optimizer nor use the outer loop. Start processes that are to train by "
-                "spawn, each with a rank of its own."
+                f"this process ({os.getpid()}) was forked from the process that trains ({self._process}), and is not a replica: "
+                "it must neither step the inner optimizer nor use the outer loop. Start processes that train with the start "
+                "method 'spawn', and give each its own rank."
             )
 
     def _say_nothing_was_synced(self) -> None:
@@ -521,7 +532,7 @@ class DiLoCo:
         self._look_at_model()
 
     def _look_at_model(self) -> None:
-        """Refuse a model that is no longer what is synced; modules may have put new tensors in their buffers' places."""
+        """Refuse a model whose tensors are no longer the synced ones. Modules may have assigned new tensors to buffers."""
         check_settings(self._outers, self._outer_settings)
         buffers = self._watch.check()
         self._frozen.check()
@@ -539,7 +550,7 @@ class DiLoCo:
         return list(zip(self._fragments, self._outers, strict=True))
 
     def _settings(self) -> dict[str, str]:
-        """What must be the same on all replicas."""
+        """The settings that must be the same on all replicas."""
         return {
             "sync_every": str(self._schedule.sync_every),
             "fragments": str(len(self._fragments)),

@@ -1,4 +1,4 @@
-"""How the replicas of a run belong together, as far as an outer loop has to know: decided once, when the loop is made."""
+"""The kind of membership of a run, as far as an outer loop depends on it: decided once, when the loop is made."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def membership_of(
         return ResumableMembership(exchange, own)
     if stateful:
         raise ConfigurationError(
-            "stateful= is for elastic runs: connect with min_replicas, or save it yourself"
+            "stateful= is for elastic runs: connect with min_replicas, or save and restore these objects yourself"
         )
     return FixedMembership(exchange)
 
@@ -143,7 +143,7 @@ class FixedMembership:
         """
         raise SyncError(
             f"a report of this {type(self._exchange).__name__} says that the model was reloaded, but only an exchange that "
-            "derives from ResumableExchange can tell to which state. This is a mistake in the exchange."
+            "derives from ResumableExchange can say to which state. This is a bug in the exchange."
         )
 
     def try_own_state(self) -> None:

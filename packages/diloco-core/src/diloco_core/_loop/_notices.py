@@ -1,4 +1,4 @@
-"""What an outer loop says in the log (level warning): training that is lost, put back or not seen, and what to do about it."""
+"""Warnings of an outer loop about training that was lost, undone or not seen, and what to do about it."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _log = logging.getLogger("diloco_core")
 def sync_came_late(rank: int, due_after: int, came_after: int, idle: Sequence[str]) -> None:
     """A sync was late, since it waited for inner optimizers that have not stepped at all."""
     _log.warning(
-        "rank %d: a sync was due after %d inner steps and comes after %d, since it waited for %s, which has not stepped "
-        "in between. So it will be at every sync. Leave out an optimizer that does not step, and freeze its "
-        "parameters; one that steps less often than the others needs a larger sync_every.",
+        "rank %d: a sync was due after %d inner steps and comes after %d, because it waited for %s, which has not stepped "
+        "since the last sync. Every sync will be late in this way. If this optimizer never steps, leave it out and freeze its "
+        "parameters; if it steps less often than the others, use a larger sync_every.",
         rank,
         due_after,
         came_after,
@@ -34,8 +34,8 @@ def left_without_a_step(rank: int, committed: int | None) -> None:
         )
     else:
         _log.warning(
-            "rank %d: the block was left without a single step of the inner optimizer. The run stands at outer step %d: to "
-            "go on with it, train until outer.committed is larger than that.",
+            "rank %d: the block was left without a single step of the inner optimizer. The run is at outer step %d. To "
+            "continue it, train until outer.committed is larger than that.",
             rank,
             committed,
         )
@@ -44,8 +44,8 @@ def left_without_a_step(rank: int, committed: int | None) -> None:
 def left_before_a_sync(rank: int, inner_steps: int, period: int) -> None:
     """The block was left before its first sync, and nothing is flushed."""
     _log.warning(
-        "rank %d: the block was left after %d inner steps, before the first sync, which comes after %d. What was learned is "
-        "dropped, since flush='none': the model is as it was when the block was entered.",
+        "rank %d: the block was left after %d inner steps, before the first sync, which comes after %d. These steps are "
+        "dropped because of flush='none': the model is as it was when the block was entered.",
         rank,
         inner_steps,
         period,
@@ -55,9 +55,9 @@ def left_before_a_sync(rank: int, inner_steps: int, period: int) -> None:
 def went_back(rank: int, counted: int, inner_steps: int) -> None:
     """An elastic run has gone back to older states, which count fewer inner steps of this replica."""
     _log.warning(
-        "rank %d: the run has gone back to older states, in which inner steps of this replica from %d on are not "
-        "counted. It goes on with new batches. Those of the steps before %d are not learned, unless this replica is "
-        "started again before its next contribution counts.",
+        "rank %d: the run has returned to an older state, which does not hold the inner steps of this replica from step %d on. "
+        "The replica continues with new batches. The batches of the steps before %d are lost, unless this replica is "
+        "restarted before its next contribution is counted.",
         rank,
         counted,
         inner_steps,
@@ -67,8 +67,8 @@ def went_back(rank: int, counted: int, inner_steps: int) -> None:
 def reloaded(rank: int, committed: int, lost: Sequence[tuple[str, int]]) -> None:
     """The whole model was reloaded; ``lost``: fragments, and how many inner steps of each are in no sync."""
     _log.warning(
-        "rank %d: reloaded the model as it is after outer step %d of the run. Inner steps of this replica that are lost by "
-        "that, because no sync holds them yet: %s.",
+        "rank %d: reloaded the model as it is after outer step %d of the run. Inner steps of this replica that are lost "
+        "because no sync holds them yet: %s.",
         rank,
         committed,
         ", ".join(f"{steps} of fragment {name}" for name, steps in lost) or "none",
@@ -78,8 +78,8 @@ def reloaded(rank: int, committed: int, lost: Sequence[tuple[str, int]]) -> None
 def overtaken(rank: int, skipped: int) -> None:
     """The run has counted steps of an earlier life of this rank."""
     _log.warning(
-        "rank %d: the run has counted %d inner steps that an earlier life of this rank has taken and this one has not. Pass "
-        "over as many batches, or they are learned twice: see SyncReport.batches_to_skip, and on_sync.",
+        "rank %d: the run has counted %d inner steps that an earlier life of this rank took and this one did not. Skip as many "
+        "batches, or they are learned twice: see SyncReport.batches_to_skip and on_sync.",
         rank,
         skipped,
     )
@@ -88,10 +88,10 @@ def overtaken(rank: int, skipped: int) -> None:
 def put_back(rank: int, names: Sequence[str]) -> None:
     """Parameters were changed after the last sync, without a step."""
     _log.warning(
-        "rank %d: parameters were changed after the last sync, and no step of the inner optimizer was seen: %s. Their "
-        "committed values were put back, so that all replicas end with the same. What is to be done to the model at "
-        "the end belongs after the block; a step that was not seen was that of another optimizer, or of a step() "
-        "that was replaced.",
+        "rank %d: parameters were changed after the last sync without a step of the inner optimizer: %s. Their committed "
+        "values were restored, and all replicas end with the same model. To change the model at the end of the training, do "
+        "so after the block. If the change was a training step, it was taken by another optimizer, or by a step() that was "
+        "replaced.",
         rank,
         some(names),
     )
@@ -111,8 +111,8 @@ def left_out(rank: int, inner_steps: int, committed: int) -> None:
 def parted(rank: int, why: str, inner_steps: int, committed: int) -> None:
     """Another replica of a strict run has left, so there can be no more syncs."""
     _log.warning(
-        "rank %d: %s What this replica has learned in its last %d inner steps is dropped: it ends as all do, with the "
-        "values of outer step %d. If it goes on training instead of leaving the block, that is an error.",
+        "rank %d: %s The last %d inner steps of this replica are dropped: like all others, it ends with the values of outer "
+        "step %d. If it continues to train instead of leaving the block, an error is raised.",
         rank,
         why,
         inner_steps,

@@ -1,4 +1,4 @@
-"""The outer steps of one replica: whose turn it is, and what has become of what this replica has learned."""
+"""The outer steps of one replica: which fragment is synced next, and what becomes of this replica's contributions."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ _log = logging.getLogger("diloco_core")
 
 
 class OuterSteps:
-    """Syncs the fragments in turn and counts what comes of it. Not thread-safe.
+    """Syncs the fragments in turn and counts the results. Not thread-safe.
 
     Args:
         fragments: All of them, in the order of their turns.
-        schedule: Whose turn it is.
-        membership: How the replicas belong together.
-        rank: This replica.
-        before: Called before every sync: refuses what must not be synced.
+        schedule: Says which fragment is next.
+        membership: The kind of membership of the run.
+        rank: The number of this replica.
+        before: Called before every sync; raises an error if the model must not be synced.
         adopted: Called when values were adopted, before anything is counted.
         on_sync: Called with every report, or None.
 
     Attributes:
-        count: How far this replica has come.
-        training: Whether inner steps are taken between the syncs; not while a replica begins.
+        count: The inner and outer steps of this replica.
+        training: Whether inner steps are taken between the syncs; False while a replica begins.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class OuterSteps:
             last: This replica leaves afterwards.
 
         Raises:
-            UnequalSyncsError: Another replica of a strict run has left after fewer syncs. :meth:`part` is to follow.
-            SyncError: It has failed; see :meth:`._base.Exchange.sync`.
+            UnequalSyncsError: Another replica of a strict run has left after fewer syncs. Call :meth:`part` next.
+            SyncError: The sync has failed; see :meth:`._base.Exchange.sync`.
         """
         report = self._next(last)
         self.catch_up()
@@ -90,29 +90,29 @@ class OuterSteps:
     def catch_up(self) -> None:
         """Take the syncs that were committed without this replica."""
         while self._membership.behind():
-            self._next(last=True)  # if the others have gone, there is nothing to wait for
+            self._next(last=True)  # if the others have left, do not wait for them
 
     def drop_open_steps(self) -> None:
-        """Take the fragments with inner steps since their last sync back to what that sync has left."""
+        """Set the fragments with inner steps since their last sync back to the values of that sync."""
         for fragment, steps in zip(self._fragments, self.count.since_sync, strict=True):
             if steps:
                 fragment.start_over()
         self.count.close_all()
 
     def settle(self) -> list[str]:
-        """Put back what was changed after the last sync without a step; returns the parameters among that."""
+        """Restore values that were changed after the last sync without a step. Returns the names of the parameters among them."""
         open_steps = zip(self._fragments, self.count.since_sync, strict=True)
         return [name for fragment, steps in open_steps if not steps for name in fragment.settle()]
 
     def part(self, error: UnequalSyncsError) -> None:
-        """Another replica has left, so there can be no more syncs: end with what all have, unless training goes on."""
+        """Another replica has left, and there can be no more syncs: end with the values that all replicas have."""
         notices.parted(self._rank, str(error), max(self.count.since_sync), self.count.committed)
         self._dropped_steps += self.count.since_event
         self.drop_open_steps()
         self._parted = UnequalSyncsError(str(error), error.rank)  # without its frames
 
     def check_not_parted(self) -> None:
-        """Refuse inner steps that could not become part of the model any more, once they are as many as between two syncs.
+        """Refuse inner steps that can no longer become part of the model, once there are as many as between two syncs.
 
         Raises:
             UnequalSyncsError: Another replica has left, and this one still trains.
@@ -120,26 +120,26 @@ class OuterSteps:
         if self._parted is None or self._dropped_steps < self._schedule.sync_every:
             return
         error = UnequalSyncsError(
-            f"{self._parted} This replica still trains, but nothing that it learns could become part of the model any more. "
-            f"Rank {self._parted.rank} has taken fewer inner steps: its gradient scaler may have skipped some, or its data has "
-            "come to an end. Let all replicas train until `outer.committed` has the same value, or give all the same number of "
-            "steps.",
+            f"{self._parted} This replica is still training, but nothing that it learns can become part of the model any more. "
+            f"Rank {self._parted.rank} has taken fewer inner steps: its gradient scaler may have skipped some, or its data may "
+            "have ended. Let all replicas train until `outer.committed` has the same value, or give all of them the same number "
+            "of steps.",
             self._parted.rank,
         )
         self._failure = f"{type(error).__name__}: {error}"
         raise error
 
     def check_whole(self) -> None:
-        """Refuse to go on after a sync that has failed, whoever has caught its error: copies and model are undefined.
+        """Refuse to continue after a failed sync whose error was caught: the copies and the model are undefined.
 
         Raises:
-            SyncError: One has failed.
+            SyncError: A sync has failed.
         """
         if self._failure:
             raise SyncError(
-                "an earlier sync of this outer loop has failed, so what this replica holds is undefined, although the error "
-                "was caught. Let it leave the block, and begin again from a checkpoint or, in an elastic run, by connecting "
-                f"again. The error was {self._failure}"
+                "an earlier sync of this outer loop has failed and its error was caught, but the values of this replica are "
+                "undefined since then. Let the error leave the block. Then begin again from a checkpoint or, in an elastic "
+                f"run, by connecting again. The error was {self._failure}"
             )
 
     def _next(self, last: bool) -> SyncReport:
@@ -162,7 +162,7 @@ class OuterSteps:
             report = self._complete(report, number, inner_steps, counted)
         except BaseException as error:
             if not isinstance(error, UnequalSyncsError):
-                # Not the error itself, which holds on to many frames.
+                # Only its text: the error itself would keep many frames in memory.
                 self._failure = f"{type(error).__name__}: {error}"
             raise
         _log.debug("rank %d: %s", self._rank, report)
@@ -173,12 +173,12 @@ class OuterSteps:
     def _complete(
         self, report: SyncReport, number: int, inner_steps: int, counted: int
     ) -> SyncReport:
-        """Count what a sync has brought; its report with what the exchange cannot know.
+        """Count a sync. Returns its report, completed with what the exchange cannot know.
 
         Args:
-            report: What the exchange says of it.
-            number: Of which fragment it was.
-            inner_steps: How many inner steps this replica had taken for it.
+            report: The report of the exchange.
+            number: The fragment that was synced.
+            inner_steps: How many inner steps this replica had taken for the sync.
             counted: How many inner steps of this rank the run had counted before it.
         """
         count = self.count
@@ -206,11 +206,11 @@ class OuterSteps:
         )
 
     def _say_what_is_lost(self, number: int, inner_steps: int) -> None:
-        """This replica has reloaded the whole model.
+        """Log which inner steps are lost because this replica has reloaded the whole model.
 
         Args:
-            number: Of which fragment the sync was.
-            inner_steps: How many inner steps are dropped of that one.
+            number: The fragment that was synced.
+            inner_steps: How many inner steps of that fragment are dropped.
         """
         steps = list(self.count.since_sync)
         steps[number] = inner_steps
@@ -222,10 +222,11 @@ class OuterSteps:
         notices.reloaded(self._rank, self.count.committed, lost)
 
     def _jump(self) -> int:
-        """Go to where the run counts this rank's inner steps; returns how many of them this life has not taken.
+        """Continue the count of inner steps from the run's count of this rank. Returns how many of them this life did not take.
 
-        An earlier life of this rank had a part in the sync: its data is not to be learned again. Fragments with open steps
-        start again, since between those and the next ones there are steps now that they never took.
+        They are more if an earlier life of this rank contributed to the sync; the batches of that life must not be learned
+        again. Fragments with unsynced steps return to their last sync: the steps of the earlier life now lie between these
+        steps and the next ones, and a contribution can only cover consecutive steps.
         """
         skipped = self._membership.counted - self.count.inner_steps
         if skipped <= 0:
@@ -233,12 +234,12 @@ class OuterSteps:
         self.count.inner_steps += skipped
         self.drop_open_steps()
         if not self.training:
-            return 0  # the inner state is still to be restored: batches_to_skip will tell
+            return 0  # the inner state is restored later, and then batches_to_skip says it
         self._membership.overtaken()
         notices.overtaken(self._rank, skipped)
         return skipped
 
 
 def _ordinary_mode() -> AbstractContextManager[Any]:
-    """Optimizer state that is made inside torch.inference_mode(), where somebody flushes, could not be written to later."""
+    """Leave torch.inference_mode() for a sync: optimizer state that is created inside it could not be written to later."""
     return torch.inference_mode(mode=False) if torch.is_inference_mode_enabled() else nullcontext()

@@ -69,7 +69,7 @@ class OwnState:
             try:
                 if exchange.given_up(saved.sync, saved.rollback()):
                     _log.warning(
-                        "rank %d: the inner state in %s was saved after sync %d, and the run has gone back behind that",
+                        "rank %d: the inner state in %s was saved after sync %d, which the run has given up since",
                         exchange.rank,
                         saved.origin,
                         saved.sync,
@@ -85,24 +85,26 @@ class OwnState:
             if self._inner.overwritten:
                 _log.log(
                     logging.INFO if self._inner.scheduled else logging.WARNING,
-                    "rank %d: inner optimizers go on with the settings that were saved, not with those that they were made with "
-                    "now: %s. To change a setting of a run under way, set it in optimizer.param_groups inside the block.",
+                    "rank %d: the inner optimizers continue with the settings that were saved, not with those that they were "
+                    "made with now: %s. To change a setting of a run in progress, set it in optimizer.param_groups inside the "
+                    "block.",
                     exchange.rank,
                     "; ".join(self._inner.overwritten),
                 )
             if passed_over:
                 _log.warning(
-                    "rank %d takes the inner state after sync %d instead: %d batches are to be passed over",
+                    "rank %d takes the inner state after sync %d instead: skip %d batches (batches_to_skip)",
                     exchange.rank,
                     saved.sync,
                     self.behind,
                 )
             return
         if passed_over or (self.behind and self._every):
-            why = "" if passed_over else ", since the store holds none of this rank"
+            why = "" if passed_over else " because the store holds none of this rank"
             _log.warning(
-                "rank %d goes on with a fresh inner state%s: optimizer, random generators and stateful= begin anew, and a data "
-                "loader has to pass over the %d batches that the run has counted of this rank (batches_to_skip)",
+                "rank %d continues with a fresh inner state%s: the optimizer, the random generators and the objects in stateful= "
+                "start afresh, and a data loader has to skip the %d batches that the run has counted for this rank "
+                "(batches_to_skip)",
                 exchange.rank,
                 why,
                 self.behind,

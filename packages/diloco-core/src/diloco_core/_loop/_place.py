@@ -1,4 +1,4 @@
-"""The outer loops that are under way in this process: a tensor is synced by one of them at most, an exchange carries one.
+"""The outer loops in use in this process: at most one of them may sync a tensor, and at most one may use an exchange.
 
 Two loops around one model, each with an optimizer of its own, would take outer steps from each other's results, and no
 replica would end with what its run has committed.
@@ -25,12 +25,12 @@ _under_way: weakref.WeakSet[Place] = weakref.WeakSet()
 
 
 class Place:
-    """The place of one outer loop among those that are under way. Thread-safe.
+    """The place of one outer loop among those in use. Thread-safe.
 
     Args:
-        synced: The tensors that the loop syncs, by name.
-        held: All of its model's, these among them.
-        exchange: What it syncs over.
+        synced: Returns the tensors that the loop syncs, by name.
+        held: Returns all tensors of its model by name, including the synced ones.
+        exchange: The exchange over which it syncs.
     """
 
     def __init__(
@@ -47,8 +47,8 @@ class Place:
         """See whether the loop may be entered.
 
         Raises:
-            ConfigurationError: Another one is under way that syncs what this one holds, or holds what this one syncs. It
-                names the tensor. Or its exchange carries another one.
+            ConfigurationError: Another loop in use syncs a tensor of this one, or holds a tensor that this one syncs (the
+                message names it); or the exchange is in use by another loop.
         """
         with _lock:
             self._check()
@@ -67,10 +67,10 @@ class Place:
     def _check(self) -> None:
         for other in _under_way:
             if other is not self and other._exchange is self._exchange:  # noqa: SLF001 - of the same class
-                # Syncs have nothing but numbers: of two models that look alike, one would be taken for the other.
+                # Syncs are only numbered: two models of the same shape would be taken for one another.
                 raise ConfigurationError(
-                    "this exchange carries another outer loop, which is under way, and an exchange carries one: connect to "
-                    "another prefix for this one. (For the same URI and rank, connect() returns the same exchange.)"
+                    "this exchange is in use by another outer loop, and an exchange serves only one at a time: connect to "
+                    "another prefix for this loop. (For the same URI and rank, connect() returns the same exchange.)"
                 )
             _compare(self._synced(), other._held())  # noqa: SLF001
             _compare(self._held(), other._synced())  # noqa: SLF001
@@ -79,21 +79,23 @@ class Place:
 def _compare(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
     names = {id(tensor): name for name, tensor in reversed([*ours.items()]) if address(tensor)}
     mine = {id(tensor): tensor for tensor in ours.values() if id(tensor) in names}
-    # Nothing overlaps within a loop. What lies in other storages cannot overlap at all.
+    # Tensors of one loop do not overlap, and tensors of different storages cannot.
     storages = {_storage(tensor) for tensor in mine.values()}
-    near = {
+    candidates = {
         id(tensor): tensor
         for tensor in theirs.values()
         if address(tensor) and _storage(tensor) in storages
     }
-    shared = [tensor for tensor in mine.values() if id(tensor) in near and tensor.numel()]
-    overlap = shared or (first_overlap([*mine.values(), *near.values()]) if near else None)
+    shared = [tensor for tensor in mine.values() if id(tensor) in candidates and tensor.numel()]
+    overlap = shared or (
+        first_overlap([*mine.values(), *candidates.values()]) if candidates else None
+    )
     if overlap:
         name = next(names[id(tensor)] for tensor in overlap if id(tensor) in names)
         raise ConfigurationError(
-            f"another outer loop is under way that holds {name!r} too, and one of the two syncs it: they would change each "
+            f"another outer loop in use also holds {name!r}, and at least one of the two syncs it: they would change each "
             "other's results. Use one loop for the model, with all of its optimizers (DiLoCo(model, [a, b], ...)), or leave "
-            "the other one's block first."
+            "the block of the other loop first."
         )
 
 

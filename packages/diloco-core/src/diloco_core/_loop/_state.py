@@ -103,17 +103,19 @@ def check_saved(
     """
     if not isinstance(state, Mapping):
         raise ConfigurationError(
-            f"the saved outer loop must be what state_dict() of one has returned, not {kind_of(state)}"
+            f"the saved outer loop must be what DiLoCo.state_dict() returned, not {kind_of(state)}"
         )
     for key, value in identity.items():
         _same(key, state.get(key), value)
     missing = sorted(_SAVED - state.keys())
     if missing:
-        raise ConfigurationError(f"the saved outer loop is not whole: it has no {missing[0]!r}")
+        raise ConfigurationError(
+            f"the saved outer loop is incomplete: it has no {missing[0]!r}. Load one that was saved completely."
+        )
     if not _is_whole_state(state):
         raise ConfigurationError(
-            "the saved outer loop is not as state_dict() has returned it: something in it is missing, or of another kind. Load "
-            "one that was saved whole."
+            "the saved outer loop is not as state_dict() returned it: a part of it is missing or of the wrong kind. Load one "
+            "that was saved completely."
         )
     for key in [*settings, *(key for key in state["settings"] if key not in settings)]:
         if key not in MAY_CHANGE:
@@ -134,9 +136,9 @@ def check_saved(
     _same("order of tensors", saved, copies)
     if state["digest"] != digest_of(state):
         raise ConfigurationError(
-            "the saved outer loop does not hold any more what it held when it was saved: its values are references, which "
-            "further training changes, unless they are written to a file at once (torch.save) or copied (copy.deepcopy). "
-            "Otherwise the file is damaged."
+            "the values of the saved outer loop have changed since state_dict() returned them. They are references, which "
+            "further training changes: write them to a file at once (torch.save) or copy them (copy.deepcopy). If that was "
+            "done, the file is damaged."
         )
 
 
@@ -211,8 +213,8 @@ def warn_of_lost_inner_state(
     ]
     if lost:
         _log.warning(
-            "rank %d: the inner optimizer (%s) had a state when this outer loop was saved, and has none now. Load its state_dict "
-            "too, unless it is to begin anew.",
+            "rank %d: the inner optimizer (%s) had a state when this outer loop was saved, and has none now. Load its "
+            "state_dict() too, unless it is meant to start afresh.",
             rank,
             ", ".join(lost),
         )
@@ -233,9 +235,9 @@ def check_model(fragments: Sequence[Fragment], saved: Mapping[str, str | None]) 
     if differing:
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise ConfigurationError(
-            "the model does not hold what it held when the state of this outer loop was saved; different are "
-            f"{', '.join(map(repr, differing[:3]))}{more}. Load the model's state that was saved at the same moment too "
-            "(model.load_state_dict), and the inner optimizer's, before the block is entered."
+            "the model does not hold the values that it held when the state of this outer loop was saved. These differ: "
+            f"{', '.join(map(repr, differing[:3]))}{more}. Before the block is entered, also load the states of the model "
+            "(model.load_state_dict) and of the inner optimizer that were saved at the same moment."
         )
 
 

@@ -56,10 +56,10 @@ class FrozenValues:
             parameter = self._parameters[name]
             if checksum(parameter) != self._known[name]:
                 raise ModelChangedError(
-                    f"parameter {name!r} was frozen when the outer loop was made, and its values were changed since. It is not "
-                    "synced, so every replica would end with another one. Keep what follows the trained parameters (a moving "
-                    "average, a target network) outside of the model, or in buffers, which are synced; load values before the "
-                    "block is entered.",
+                    f"parameter {name!r} was frozen when the outer loop was made, and its values have been changed since. It is "
+                    "not synced, so every replica would end with different values. Keep tensors that follow the trained "
+                    "parameters (a moving average, a target network) outside the model, or in buffers, which are synced. Load "
+                    "values before the block is entered.",
                     name,
                 )
             self._seen[name] = _trace(parameter)

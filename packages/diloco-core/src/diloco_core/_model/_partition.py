@@ -128,7 +128,7 @@ def _check(named: NamedTensor) -> None:
     tensor = named.tensor
     if tensor.dtype not in {torch.bfloat16, torch.float16, torch.float32, torch.float64}:
         raise ConfigurationError(
-            f"parameter {named.name!r} has dtype {tensor.dtype}; bfloat16, float16, float32 and float64 can be synced"
+            f"parameter {named.name!r} has dtype {tensor.dtype}; only bfloat16, float16, float32 and float64 can be synced"
         )
     if type(tensor.detach()) is not torch.Tensor or tensor.layout is not torch.strided:
         raise ConfigurationError(
@@ -141,8 +141,8 @@ def _check(named: NamedTensor) -> None:
         )
     if tensor.is_inference():
         raise ConfigurationError(
-            f"parameter {named.name!r} was made inside torch.inference_mode(), which lets nobody write to it: make the model "
-            "outside"
+            f"parameter {named.name!r} was made inside torch.inference_mode() and cannot be written to: make the model outside "
+            "that mode"
         )
 
 
@@ -157,7 +157,7 @@ def _check_buffer(name: str, buffer: torch.Tensor) -> None:
     ):
         what = f"{kind_of(buffer.detach())} with layout {buffer.layout} on device {buffer.device}"
     elif buffer.is_inference():
-        what = "made inside torch.inference_mode(), which lets nobody write to it"
+        what = "a tensor that was made inside torch.inference_mode() and cannot be written to"
     elif buffer.dtype not in SAFETENSORS_DTYPES:
         what = f"of dtype {buffer.dtype}, which safetensors does not know"
     if what:
@@ -219,16 +219,16 @@ def _buffers(model: torch.nn.Module, policy: Buffers) -> list[NamedTensor]:
     if policy is Buffers.NONE:
         return []
     parameters = {id(parameter): name for name, parameter in model.named_parameters()}
-    found: dict[int, NamedTensor] = {}
+    buffers_by_id: dict[int, NamedTensor] = {}
     for key, buffer in named_buffers(model, persistent=True).items():
-        if id(buffer) not in found:
+        if id(buffer) not in buffers_by_id:
             name = plain_name(model, key)
             if id(buffer) in parameters:
                 raise ConfigurationError(
-                    f"buffer {name!r} is parameter {parameters[id(buffer)]!r} too, and would be synced twice, each time by other "
-                    "rules: register it once"
+                    f"buffer {name!r} is the same tensor as parameter {parameters[id(buffer)]!r} and would be synced twice, "
+                    "by different rules: register it only once"
                 )
             _check_buffer(name, buffer)
             mean = policy is Buffers.MEAN and buffer.is_floating_point()
-            found[id(buffer)] = NamedTensor(name, buffer, Rule.MEAN if mean else Rule.FIRST)
-    return list(found.values())
+            buffers_by_id[id(buffer)] = NamedTensor(name, buffer, Rule.MEAN if mean else Rule.FIRST)
+    return list(buffers_by_id.values())

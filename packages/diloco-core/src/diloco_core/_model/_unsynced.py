@@ -99,9 +99,9 @@ class Unsynced:
             "omitted": self.omitted,
         }
         for number in range(table["shards"]):
-            found: list[int] = []
-            put(unsynced_key(folder, number), partial(self.parts, folder, number, found.append))
-            sums.append(f"{found[-1]:016x}")
+            written: list[int] = []  # the store may ask for the parts again: the last sum counts
+            put(unsynced_key(folder, number), partial(self.parts, folder, number, written.append))
+            sums.append(f"{written[-1]:016x}")
         return table
 
     def has_the_layout_of(self, table: Mapping[str, Any]) -> bool:
@@ -193,8 +193,8 @@ def _entries(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return dict(model.state_dict(keep_vars=True))
     except Exception as error:
         raise ConfigurationError(
-            f"model.state_dict(keep_vars=True) fails, by which the entries of a whole model are known: {type(error).__name__}: "
-            f"{error}. A state_dict() of your own must take what torch's takes, and return a dict."
+            f"model.state_dict(keep_vars=True), which lists the entries of the whole model, fails: {type(error).__name__}: "
+            f"{error}. A state_dict() of your own must accept the same arguments as torch's, and return a dict."
         ) from error
 
 

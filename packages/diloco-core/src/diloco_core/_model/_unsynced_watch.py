@@ -114,7 +114,8 @@ class UnsyncedWatch:
         key = unsynced_key(self._folder, number)
         if self._own is not None and self._own.checksum(self._folder, number) == self._sums[number]:
             _log.error(
-                "rank %d: %s. Writing it again with the same content. Something else deletes or changes objects of this run.",
+                "rank %d: %s. It is written again with the same content. Something outside the run deletes or "
+                "changes its objects.",
                 self._rank,
                 damage,
             )
@@ -122,9 +123,9 @@ class UnsyncedWatch:
         elif number not in self._told:
             self._told.add(number)
             _log.error(
-                "rank %d: %s. It holds what is not synced (frozen parameters, buffers that are left alone), and this replica "
-                "cannot write it again, because its model holds other values than the run began with. Unless another replica "
-                "can, export() writes only what is synced (synced_only=True).",
+                "rank %d: %s. It holds tensors that are not synced (frozen parameters, buffers that are left alone). This "
+                "replica cannot write it again, because its model holds other values than at the start of the run. Unless "
+                "another replica can, export() can only write the synced tensors (synced_only=True).",
                 self._rank,
                 damage,
             )

@@ -69,7 +69,7 @@ def compared_tensors(
             values = sums[id(tensor)]
             if values is None:
                 _log.warning(
-                    "the values of %r, %s, cannot be compared between the replicas: see to it that they are the same",
+                    "the values of %r, %s, cannot be compared between the replicas: make sure that they are the same everywhere",
                     name,
                     kind_of(tensor),
                 )

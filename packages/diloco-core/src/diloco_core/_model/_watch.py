@@ -115,21 +115,22 @@ class ModelWatch:
             if parameter is not known.tensor:
                 _refuse_change(
                     name,
-                    f"parameter {name!r} is another tensor ({_described(parameter)}) than {_WHEN} ({known.description}), so "
-                    "what is trained is not what is synced. Copy values into the tensor that is there (load_state_dict "
+                    f"parameter {name!r} is another tensor ({_described(parameter)}) than {_WHEN} ({known.description}), so the "
+                    "tensor that is trained is not the one that is synced. Copy values into the existing tensor (load_state_dict "
                     "without assign=True, model.to without replacing parameters), or make the outer loop afterwards.",
                 )
             if not known.looks_like(parameter):
                 _refuse_change(
                     name,
-                    f"parameter {name!r} was {known.description} {_WHEN}, and is {_described(parameter)} now. Convert the model "
+                    f"parameter {name!r} was {known.description} {_WHEN} and is now {_described(parameter)}. Convert the model "
                     "before the outer loop is made.",
                 )
             if known.frozen and parameter.requires_grad:
                 _refuse_change(
                     name,
-                    f"parameter {name!r} was frozen {_WHEN}, and is trainable now: it would never be synced, since what is "
-                    "synced is fixed for the run. Make the outer loop while it is trainable; it may be frozen afterwards.",
+                    f"parameter {name!r} was frozen {_WHEN} and is trainable now. It would never be synced, because the set of "
+                    "synced parameters is fixed for the run. Make the outer loop while the parameter is trainable; it may be "
+                    "frozen afterwards.",
                 )
 
     def _check_buffers(self) -> dict[str, torch.Tensor]:
@@ -137,29 +138,30 @@ class ModelWatch:
             return {}
         now = named_buffers(self._model, persistent=True)
         self._check_names("buffer", self._buffers, now)
-        found: dict[str, torch.Tensor] = {}
+        buffers: dict[str, torch.Tensor] = {}
         for name, buffer in now.items():
             known = self._buffers[name]
             if not known.looks_like(buffer):
                 _refuse_change(
                     name,
-                    f"buffer {name!r} was {known.description} {_WHEN}, and is {_described(buffer)} now; only its values can be "
-                    "synced. Keep its shape and dtype, register it with persistent=False, or pass buffers='none'.",
+                    f"buffer {name!r} was {known.description} {_WHEN} and is now {_described(buffer)}, but a synced buffer may "
+                    "only change its values. Keep its shape and dtype, register it with persistent=False, or pass "
+                    "buffers='none'.",
                 )
             if buffer.is_inference():
                 _refuse_change(
                     name,
-                    f"buffer {name!r} was made inside torch.inference_mode(), which lets nobody write to it, so it cannot be "
-                    "synced. Evaluate the model inside torch.no_grad() instead, or without assigning new buffers.",
+                    f"buffer {name!r} was made inside torch.inference_mode() and cannot be written to, so it cannot be synced. "
+                    "Evaluate the model inside torch.no_grad() instead, or without assigning new buffers.",
                 )
             first = self._synced_as[name]
-            if found.setdefault(first, buffer) is not buffer:
+            if buffers.setdefault(first, buffer) is not buffer:
                 _refuse_change(
                     name,
-                    f"buffers {first!r} and {name!r} were one tensor {_WHEN}, and are two now, of which one would be synced. "
-                    "Assign a new tensor under all of its names, or copy values into the one that is there.",
+                    f"buffers {first!r} and {name!r} were one tensor {_WHEN} and are two now, only one of which would be synced. "
+                    "Assign a new tensor under all of its names, or copy values into the existing tensor.",
                 )
-        return found
+        return buffers
 
     def _check_names(
         self, kind: str, known: Mapping[str, _Known], now: Mapping[str, torch.Tensor]
@@ -192,8 +194,8 @@ class ModelWatch:
                         refuse(
                             "",
                             f"{which} holds a tensor that is not a parameter of the model: number {position} of its group "
-                            f"{index}, {_described(tensor)}. It would be trained and never synced. Make the optimizer of the "
-                            "parameters of this model, after everything that replaces them.",
+                            f"{index}, {_described(tensor)}. It would be trained and never synced. Make the optimizer from the "
+                            "parameters of this model, after every operation that replaces them.",
                         )
                     held.add(id(tensor))
         for name, known in self._parameters.items():
@@ -227,12 +229,12 @@ class ModelWatch:
                 refuse(
                     first,
                     f"elements of {first!r} ({_described(overlap[0])}) share memory with each other (an expanded tensor?), so "
-                    "they cannot be synced one by one. Give it memory of its own: clone() it.",
+                    "they cannot be synced one by one. Give every element its own memory: clone() the tensor.",
                 )
             refuse(
                 second,
                 f"{first!r} and {second!r} share memory without being the same tensor, so their values would be synced twice. "
-                "Tie them by assignment (module.weight = other.weight), or give each a memory of its own: clone() it.",
+                "Tie them by assignment (module.weight = other.weight), or give each its own memory: clone() one of them.",
             )
         self._addresses = addresses
 

@@ -85,12 +85,12 @@ class Fragment:
 
     def digests(self) -> dict[str, str]:
         """Name and checksum of every tensor's global copy."""
-        found = {}
+        checksums = {}
         for copy, segments in zip(self.copy, self._segments, strict=True):
             for segment in segments:
                 values = copy[segment.start : segment.stop]
-                found[segment.named.name] = xxhash.xxh3_64_hexdigest(view(values))
-        return found
+                checksums[segment.named.name] = xxhash.xxh3_64_hexdigest(view(values))
+        return checksums
 
     def take_snapshot(self) -> None:
         """Global copy := what the model holds."""
@@ -279,18 +279,18 @@ class Fragment:
 
     def progress(self) -> list[torch.Tensor]:
         """What the replica has learned since the last sync: model minus global copy, of the parameters."""
-        found = []
+        differences = []
         for index, group in enumerate(self.layout.groups):
             whole = Piece(index, 0, group.numel)
             if group.rule is Rule.OUTER:
-                found.append(
+                differences.append(
                     self.contribution(
                         whole, torch.empty(group.numel, dtype=group.dtype, device="cpu")
                     ).neg_()
                 )
             else:
-                found.append(torch.empty(0, device="cpu"))
-        return found
+                differences.append(torch.empty(0, device="cpu"))
+        return differences
 
     def reapply(self, progress: Sequence[torch.Tensor]) -> None:
         """Add what :meth:`progress` returned to the model again, on top of values that were adopted since."""

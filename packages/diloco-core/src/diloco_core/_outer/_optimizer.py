@@ -44,8 +44,8 @@ def outer_factory(
         given = [f"{name}={value!r}" for name, value in settings.items() if value is not None]
         if given:
             raise ConfigurationError(
-                f"{', '.join(given)} beside outer_optimizer: these are settings of the SGD that is used without an "
-                "outer_optimizer. Leave them out, and give yours its settings where it is made."
+                f"{', '.join(given)} cannot be given together with outer_optimizer: these are settings of the SGD that is used "
+                "without it. Leave them out, and set the learning rate and momentum of your optimizer where it is made."
             )
         if not callable(optimizer):
             raise ConfigurationError(
@@ -57,9 +57,11 @@ def outer_factory(
     momentum = number("outer_momentum", 0.9 if momentum is None else momentum)
     nesterov = yes_or_no("nesterov", True if nesterov is None else nesterov)
     if not lr > 0:
-        raise ConfigurationError(f"outer_lr must be positive, not {lr}; usual are 0.4 to 1.0")
+        raise ConfigurationError(
+            f"outer_lr must be positive, not {lr}; values from 0.4 to 1.0 are usual"
+        )
     if not 0 <= momentum < 1:
-        raise ConfigurationError(f"outer_momentum must be in [0, 1), not {momentum}; usual is 0.9")
+        raise ConfigurationError(f"outer_momentum must be in [0, 1), not {momentum}; 0.9 is usual")
     return partial(
         torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True
     )
@@ -210,8 +212,8 @@ class OuterOptimizer:
                     ]
         if done != piece.numel:
             raise ConfigurationError(
-                "the loaded state holds the outer optimizer's state for other shards: load the state that was saved by "
-                "the same rank of a run with the same world size"
+                "the loaded state holds the outer optimizer's state for the shards of another replica: load the state that was "
+                "saved by the same rank of a run with the same world size"
             )
         self._optimizer.state[parameter] = state
 
@@ -234,9 +236,9 @@ def check_settings(outers: Sequence[OuterOptimizer], settings: Mapping[str, str]
         for name, value in outer.settings.items():
             if value != settings.get(name):
                 raise ConfigurationError(
-                    f"{name} is {value} for fragment {index}, and the run's is {settings.get(name)}: all outer "
-                    "optimizers of a run have the same settings, from its start to its end. Give outer_optimizer a function "
-                    "that makes the same at every call, and do not change what it has made."
+                    f"{name} is {value} for fragment {index}, but {settings.get(name)} in the run: all outer optimizers must "
+                    "have the same settings from the start to the end of a run. Pass an outer_optimizer function that uses the "
+                    "same settings at every call, and do not change them afterwards."
                 )
 
 
@@ -262,7 +264,7 @@ def make(
         optimizer = factory(parameters)
     except Exception as error:
         raise ConfigurationError(
-            "outer_optimizer could not make an optimizer of flat parameters, which is what shards consist of: "
+            "outer_optimizer could not make an optimizer for flat parameters, which shards consist of: "
             f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
@@ -277,15 +279,15 @@ def make(
         id(parameter) for parameter in parameters
     ]:
         raise ConfigurationError(
-            f"the outer optimizer {name} does not hold the parameters that it was to be made of: make a new one at every "
-            "call, of the list that is passed in"
+            f"the outer optimizer {name} does not hold the parameters that were passed to the function: make a new optimizer "
+            "at every call, from the list that is passed in"
         )
     lr = number("the outer learning rate", group.get("lr", 1.0))
     if not lr > 0:
         raise ConfigurationError(f"the outer learning rate must be positive, not {lr}")
     if group.get("maximize"):
         raise ConfigurationError(
-            f"the outer optimizer {name} has maximize=True, which leads away from what the replicas have learned"
+            f"the outer optimizer {name} has maximize=True, which would undo the progress of the replicas: leave it out"
         )
     return optimizer
 

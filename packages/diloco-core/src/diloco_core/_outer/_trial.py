@@ -76,13 +76,13 @@ def _walk_whole(
     """What the values are after every step, where the optimizer has all of them in one tensor."""
     parameter = torch.nn.Parameter(start.clone())
     optimizer = make(factory, [parameter])
-    found = []
+    values_by_step = []
     for gradient in gradients:
         parameter.grad = gradient.clone()
         with _named(type(optimizer).__name__):
             optimizer.step()
-        found.append(parameter.detach().clone())
-    return found
+        values_by_step.append(parameter.detach().clone())
+    return values_by_step
 
 
 def _walk(
@@ -103,7 +103,7 @@ def _walk(
             problem = (
                 f"gives other values {when}: something that its steps depend on is not in its state"
                 if when
-                else "is not element-wise: it gives other values for a tensor that is cut than for the whole one"
+                else "is not element-wise: it gives other values for a tensor that is cut into pieces than for the whole tensor"
             )
             raise ConfigurationError(
                 f"the outer optimizer {outer.name} {problem}. Replicas update shards apart, so the update of an element must "
@@ -123,7 +123,7 @@ def _check_state(outer: OuterOptimizer, pieces: Sequence[Piece]) -> None:
             if not isinstance(name, str) or not fits:
                 raise ConfigurationError(
                     f"the outer optimizer {outer.name} keeps {name!r}, {what}, as the state of {piece.numel} float32 "
-                    "values. What can be published are numbers, and tensors with the shape and dtype of the values."
+                    "values. Only numbers, and tensors with the shape and dtype of the values, can be published."
                 )
 
 

@@ -87,15 +87,15 @@ class Model:
         """What is read of a contribution by somebody who needs all of it."""
         block_bytes = self.transfer.gather_block()
         window = min(self.shards, math.ceil(_WINDOW * block_bytes / self.shard))
-        found, largest = 0, 0
+        requests, largest = 0, 0
         for block in blocks(self._layout, range(window), CHUNK_BYTES, block_bytes):
             values = sum(self._layout.piece_bytes(chunk) for _, chunk in block)
             ends = sum(chunk.stop == self._layout.shard(shard)[-1].stop for shard, chunk in block)
             # A block has one chunk at least, which may be larger than what one request reads.
-            found += math.ceil((values + CHECKSUM_BYTES * ends) / self.transfer.block_bytes)
+            requests += math.ceil((values + CHECKSUM_BYTES * ends) / self.transfer.block_bytes)
             largest = max(largest, min(values, self.transfer.block_bytes))
         size = self.values + CHECKSUM_BYTES * self.shards
-        return Ranges(found * self.shards / window, size, min(size, largest))
+        return Ranges(requests * self.shards / window, size, min(size, largest))
 
     def header(self, sections: int) -> float:
         """Size of the header of a contribution that has so many sections."""

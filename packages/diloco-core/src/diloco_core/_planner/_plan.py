@@ -134,7 +134,9 @@ def plan_exchange(
     if not isinstance(strict, bool):
         raise ConfigurationError(f"strict must be True or False, not {strict!r}")
     if strict and topology == "gather":
-        raise ConfigurationError("strict runs are sharded: topology='gather' is for elastic ones")
+        raise ConfigurationError(
+            "strict runs always use the sharded topology: topology='gather' is for elastic runs (strict=False)"
+        )
     if topology not in {"auto", *TOPOLOGIES}:
         raise ConfigurationError(
             f"topology must be 'auto', 'sharded' or 'gather', not {topology!r}"

@@ -148,15 +148,15 @@ class Liveness:
             return None if data is None else read_note(data, rank, f"{self._store.uri}/{key}")
 
         try:
-            found = read_again(self._timing, read)
+            note = read_again(self._timing, read)
         except (CorruptedObjectError, FormatError) as error:
             # It says that the replica has ended, but not how: if it is still needed, its beat will tell that it is gone.
             _log.error("a note of the end of rank %d is ignored: %s", rank, error)
             self._unreadable.add(rank)
             return
-        if found is None:
+        if note is None:
             return
-        ending, nonce = found
+        ending, nonce = note
         if self._is_of(rank, nonce):
             self._endings[rank] = ending
         elif rank not in self._foreign:

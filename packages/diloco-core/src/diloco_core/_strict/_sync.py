@@ -235,7 +235,7 @@ class StoreSync:
         for rank in missing:
             if rank in others:
                 raise MismatchError(
-                    f"in {self._what}, rank {rank} contributes something else than rank {self._p.rank}: all replicas must "
+                    f"in {self._what}, rank {rank} contributes other tensors than rank {self._p.rank}: all replicas must "
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
         return missing

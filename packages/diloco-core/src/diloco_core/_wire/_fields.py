@@ -57,15 +57,15 @@ class Fields:
         pairs = self.items(name)
         if any(not isinstance(pair, list) or len(pair) != 2 for pair in pairs):
             raise self.wrong(f"field {name!r} must be a list of pairs")
-        found = {
+        by_rank = {
             self._whole(rank, f"a rank in {name!r}", 0, 99999): self._whole(
                 value, f"an entry of {name!r}", least, LARGEST
             )
             for rank, value in pairs
         }
-        if len(found) != len(pairs) or list(found) != sorted(found):
+        if len(by_rank) != len(pairs) or list(by_rank) != sorted(by_rank):
             raise self.wrong(f"field {name!r} must name every rank once, in order")
-        return found
+        return by_rank
 
     def texts_by_name(self, name: str) -> dict[str, str]:
         """Texts by name."""

@@ -138,9 +138,9 @@ class Shard:
 
     def rest(self, metadata: Mapping[str, str]) -> int:
         """Checksum of what :meth:`parts` would give now before the values: the header and the outer optimizer's tensors."""
-        found: list[int] = []
-        deque(self._before_values(metadata, found.append), maxlen=0)
-        return found[0]
+        sums: list[int] = []
+        deque(self._before_values(metadata, sums.append), maxlen=0)
+        return sums[0]
 
     def summing(
         self, metadata: Mapping[str, str]
@@ -168,9 +168,9 @@ class Shard:
 
     def sums(self, metadata: Mapping[str, str]) -> Sums:
         """Checksums of the file that :meth:`parts` would give now."""
-        found: list[Sums] = []
-        deque(self.parts(metadata, found.append), maxlen=0)
-        return found[0]
+        sums: list[Sums] = []
+        deque(self.parts(metadata, sums.append), maxlen=0)
+        return sums[0]
 
     def announce(self, reader: ObjectReader, origin: str) -> None:
         """Have the values of a file fetched ahead, where the store does that.

@@ -74,14 +74,14 @@ def unseal(kind: str, key: str, data: bytes, origin: str) -> dict[str, Any]:
         )
     try:
         record: dict[str, Any] = json.loads(data)
-        found = record.pop("kind"), record.pop("format")
+        written_kind, written_format = record.pop("kind"), record.pop("format")
         del record["xxh3_128"]
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptedObjectError(f"{origin} is not a record: {error}") from error
-    if found[1] != FORMAT:
-        raise _other_format(origin, found[1])
-    if found[0] != kind:
-        raise CorruptedObjectError(f"{origin} is a record of kind {found[0]!r}, not {kind!r}")
+    if written_format != FORMAT:
+        raise _other_format(origin, written_format)
+    if written_kind != kind:
+        raise CorruptedObjectError(f"{origin} is a record of kind {written_kind!r}, not {kind!r}")
     return record
 
 

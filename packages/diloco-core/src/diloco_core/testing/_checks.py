@@ -154,7 +154,7 @@ class SimulatedTraining:
             (0, index): (zero, zero) for index, zero in enumerate(zeros)
         }  # values and momentum
         now = [(zero, zero) for zero in zeros]
-        found = {}
+        values_by_sync = {}
         for record in log:
             if isinstance(record, Rollback):
                 now = [states[sync, index] for index, sync in enumerate(record.states)]
@@ -171,23 +171,23 @@ class SimulatedTraining:
                 momentum = _OUTER_MOMENTUM * momentum + mean
                 now[index] = values - _OUTER_LR * (mean + _OUTER_MOMENTUM * momentum), momentum
                 states[record.sync, index] = now[index]
-            found[record.sync] = [values for values, _ in now]
-        return found
+            values_by_sync[record.sync] = [values for values, _ in now]
+        return values_by_sync
 
     def outer_steps(self, log: Sequence[Commit | Rollback]) -> dict[int, int]:
         """How many outer steps the model has taken after every record of the log."""
         steps = dict.fromkeys(
             ((0, index) for index in range(len(self.sizes))), 0
         )  # by sync and fragment
-        now, found = [0] * len(self.sizes), {}
+        now, counts = [0] * len(self.sizes), {}
         for record in log:
             if isinstance(record, Rollback):
                 now = [steps[sync, index] for index, sync in enumerate(record.states)]
             else:
                 now[record.fragment] += 1
                 steps[record.sync, record.fragment] = now[record.fragment]
-            found[record.sync] = sum(now)
-        return found
+            counts[record.sync] = sum(now)
+        return counts
 
 
 def violations(
@@ -205,26 +205,28 @@ def violations(
         training: What it trained.
         deadline: Virtual seconds that a replica may spend in one step.
     """
-    found = [
+    problems = [
         f"life {key} raised {error!r}"
         for key, error in outcome.errors().items()
         if not _is_fenced(error)
     ]
     if not outcome.finished:
-        found.append(f"not every rank came to the end (virtual time {outcome.seconds:.0f} s)")
+        problems.append(f"not every rank came to the end (virtual time {outcome.seconds:.0f} s)")
     if training.longest > deadline:
-        found.append(f"a replica waited for {training.longest:.0f} s")
+        problems.append(f"a replica waited for {training.longest:.0f} s")
     if MANIFEST not in outcome.store.decided:
-        return [*found, "there is no manifest"]
-    found += [f"{key} was written again with other content" for key in outcome.store.changed]
-    found += [f"{key} was saved by a life that had a successor" for key in outcome.store.intrusions]
+        return [*problems, "there is no manifest"]
+    problems += [f"{key} was written again with other content" for key in outcome.store.changed]
+    problems += [
+        f"{key} was saved by a life that had a successor" for key in outcome.store.intrusions
+    ]
     log, broken = read_log(outcome.store)
-    found += broken
+    problems += broken
     expected = training.expected(log)
     for sync, states in sorted(training.states.items()):
         for rank, life, copies in states:
             if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
-                found.append(
+                problems.append(
                     f"after sync {sync}, rank {rank} (life {life}) differs from rank {states[0][0]}"
                 )
             if sync in expected:
@@ -232,40 +234,40 @@ def violations(
                     float((a - b).abs().max()) for a, b in zip(copies, expected[sync], strict=True)
                 )
                 if not far < _TOLERANCE:
-                    found.append(
+                    problems.append(
                         f"after sync {sync}, rank {rank} (life {life}) is {far:.3g} off what the log says"
                     )
     steps = training.outer_steps(log)
-    found += [
+    problems += [
         f"after sync {sync}, replicas count {sorted(counts)} outer steps, and the model has taken {steps[sync]}"
         for sync, counts in sorted(training.steps.items())
         if sync in steps and counts != {steps[sync]}
     ]
-    return found + ignored_rollbacks(log, training) + learned_twice(log, training)
+    return problems + ignored_rollbacks(log, training) + learned_twice(log, training)
 
 
 def ignored_rollbacks(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
     """Lives that went on after a rollback that they had not agreed to."""
     fence: dict[int, int] = {}
-    found = []
+    problems = []
     for record in log:
         if isinstance(record, Rollback):
             fence.update(record.fence)
             continue
-        found += [
+        problems += [
             f"rank {member.rank} (epoch {member.epoch}) has not agreed to go back, and takes part in sync {record.sync}"
             for member in record.members
             if member.epoch <= fence.get(member.rank, 0)
             and not training.agreed.get((member.rank, member.epoch), True)
         ]
-    return found
+    return problems
 
 
 def learned_twice(log: Sequence[Commit | Rollback], training: SimulatedTraining) -> list[str]:
     """Batches that more than one counted step of a rank has learned; what was given up does not count."""
     given_up = {sync for record in log if isinstance(record, Rollback) for sync in record.given_up}
     seen: dict[tuple[int, int, int], int] = {}
-    found = []
+    problems = []
     for commit in log:
         if isinstance(commit, Rollback) or commit.sync in given_up:
             continue
@@ -277,17 +279,17 @@ def learned_twice(log: Sequence[Commit | Rollback], training: SimulatedTraining)
                     continue  # of a simulation before this one
                 key = commit.fragment, member.rank, batch
                 if key in seen:
-                    found.append(
+                    problems.append(
                         f"rank {member.rank} learned batch {batch} in syncs {seen[key]} and {commit.sync}"
                     )
                 seen[key] = commit.sync
-    return found
+    return problems
 
 
 def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]:
     """All records of the log as they were decided, and what is wrong with them."""
     manifest = Manifest.from_json(store.decided[MANIFEST], MANIFEST)
-    previous, found, log = digest(store.decided[MANIFEST]), [], list[Commit | Rollback]()
+    previous, problems, log = digest(store.decided[MANIFEST]), [], list[Commit | Rollback]()
     positions: dict[tuple[int, int], Mapping[int, int]] = {}  # by fragment and sync
     newest = [0] * len(manifest.fragments)
     decided = [
@@ -305,17 +307,17 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
         record = read_record(data, len(log) + 1, commit_key(len(log) + 1))
         log.append(record)
         if record.run != manifest.run():
-            found.append(f"record {record.sync} is of another run")
+            problems.append(f"record {record.sync} is of another run")
         if isinstance(record, Rollback):
             newest = list(record.states)
         else:
             if record.previous != previous and record.sync - 1 not in lost:
-                found.append(f"record {record.sync} does not follow the one before")
+                problems.append(f"record {record.sync} does not follow the one before")
             ranks = [member.rank for member in record.members]
             if len(set(ranks)) < manifest.min_replicas or ranks != sorted(set(ranks)):
-                found.append(f"record {record.sync} has members {ranks}")
+                problems.append(f"record {record.sync} has members {ranks}")
             counted = positions.get((record.fragment, newest[record.fragment]), {})
-            found += [
+            problems += [
                 f"record {record.sync} counts steps of rank {member.rank} twice"
                 for member in record.members
                 if member.start < counted.get(member.rank, 0)
@@ -326,7 +328,7 @@ def read_log(store: SimulatedStore) -> tuple[list[Commit | Rollback], list[str]]
                 **{m.rank: m.stop for m in record.members},
             }
         previous = digest(data)
-    return log, found
+    return log, problems
 
 
 def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[str]:
@@ -346,7 +348,7 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
     count = len(manifest.fragments)
     kept = len(store.below("commits/")) - manifest.retention
     folders = ("state", "deltas") if manifest.topology == "gather" else ("state",)
-    found = [
+    problems = [
         f"{key} was removed too early"
         for key in removed
         if key.partition("/")[0] in folders and int(key.split("/")[1]) > kept
@@ -368,12 +370,12 @@ def broken_promises(store: SimulatedStore, removed: Iterable[str] = ()) -> list[
                 continue
             if record.fragment == index and record.sync > two[-1]:
                 keys += [member.key for member in record.members]
-        found += [
+        problems += [
             f"{key} is gone, and fragment {index} (states {two}) needs it"
             for key in keys
             if key not in store.objects and f"kept/{key}" not in store.objects
         ]
-    return found
+    return problems
 
 
 def _is_fenced(error: BaseException) -> bool:

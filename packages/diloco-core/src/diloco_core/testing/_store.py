@@ -121,7 +121,7 @@ class SimulatedStore:
 
     def stale(self, prefix: str, seconds: float) -> dict[str, int]:
         """What :meth:`below` would have returned so many seconds ago."""
-        found = self.below(prefix)
+        listing = self.below(prefix)
         folder = prefix.rstrip("/") + "/"
         before: dict[str, int | None] = {}
         for time, key, size in self.history:
@@ -131,10 +131,10 @@ class SimulatedStore:
                 else:
                     before.setdefault(key, None)
         for key, size in before.items():
-            found.pop(key, None)
+            listing.pop(key, None)
             if size is not None:
-                found[key] = size
-        return dict(sorted(found.items()))
+                listing[key] = size
+        return dict(sorted(listing.items()))
 
     def _replace(self, key: str, data: bytes) -> None:
         self._size += len(data) - len(self.objects.get(key, b""))

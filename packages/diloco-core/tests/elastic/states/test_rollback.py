@@ -246,7 +246,7 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
     if agreed:
         assert outcome.errors() == {}
         assert (
-            "rank 0: the run has gone back to older states, in which inner steps of this replica from "
+            "rank 0: the run has returned to an older state, which does not hold the inner steps of this replica from "
             in caplog.text
         )
         assert training.agreed == {(0, 2): True, (1, 2): True}

@@ -88,9 +88,9 @@ def test_a_life_that_slept_does_not_decide_on_a_record_that_was_decided_again(ca
     # What it had learned from the other state is not in the run.
     assert sum(report.reloaded for report in training.reports[0, 1]) == 1
     # As the log says: the next contribution that counts is of later batches, and a life that began after it would not go back.
-    assert "inner steps of this replica from 4 on are not counted" in caplog.text
+    assert "does not hold the inner steps of this replica from step 4 on" in caplog.text
     assert (
-        "Those of the steps before 8 are not learned, unless this replica is started again before"
+        "The batches of the steps before 8 are lost, unless this replica is restarted before"
         in caplog.text
     )
     assert [(member.start, member.stop) for member in log[LOST].members] == [(8, 10)]

@@ -178,7 +178,7 @@ def test_where_it_cannot_be_made_again_like_that_the_whole_state_is_loaded_and_w
     lost = [
         record
         for record in caplog.records
-        if "Inner steps of this replica that are lost by that" in record.getMessage()
+        if "Inner steps of this replica that are lost because" in record.getMessage()
     ]
     reports = training.reports[0, 1]
     if not alone:

@@ -162,7 +162,7 @@ class FolderStore:
 
         What is not a regular file is no object, and neither is what has a name that begins with a dot.
         """
-        found: dict[str, int] = {}
+        sizes_by_key: dict[str, int] = {}
         wanted = prefix.strip("/")
         folders = [split(wanted) if wanted else []]
         while folders:
@@ -175,11 +175,11 @@ class FolderStore:
                 self._opened() as root,
                 opened_below(root, names) as folder,
             ):
-                found.update(
+                sizes_by_key.update(
                     {"/".join([*names, name]): size for name, size in sizes(folder, below)}
                 )
             folders += [[*names, name] for name in below]
-        return dict(sorted(found.items()))
+        return dict(sorted(sizes_by_key.items()))
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
         """Remove objects; see :meth:`._api.Store.delete`."""

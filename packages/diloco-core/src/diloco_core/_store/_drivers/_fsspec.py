@@ -129,12 +129,12 @@ class FsspecDriver:
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes."""
         self._fs.invalidate_cache()
-        found = self._fs.find(self._path(prefix.rstrip("/")), detail=True)
+        files = self._fs.find(self._path(prefix.rstrip("/")), detail=True)
         start = len(self._root) + 1
         # Some drivers leave out the "/" at the end of a placeholder, which is empty, as few objects are.
         return {
             path[start:]: int(info["size"])
-            for path, info in found.items()
+            for path, info in files.items()
             if info.get("type") == "file" and (info["size"] or self.near or self._is_file(path))
         }
 

@@ -159,22 +159,22 @@ class ObstoreDriver:
 
     def get(self, key: str, largest: int) -> Buffer:
         """Read a whole object; its size comes before its bytes."""
-        found = self._obstore.get(self._little, key)
-        if found.meta["size"] > largest:
-            raise TooLargeError(found.meta["size"])
-        return memoryview(found.bytes())
+        answer = self._obstore.get(self._little, key)
+        if answer.meta["size"] > largest:
+            raise TooLargeError(answer.meta["size"])
+        return memoryview(answer.bytes())
 
     def head(self, key: str) -> tuple[int, Buffer]:
         """Size and first bytes of an object, with one request."""
         try:
-            found = self._obstore.get(self._little, key, options={"range": (0, HEAD_BYTES)})
+            answer = self._obstore.get(self._little, key, options={"range": (0, HEAD_BYTES)})
         except self._errors.GenericError as error:
             if _status(error) != 416:
                 raise
             return self._obstore.head(self._little, key)[
                 "size"
             ], b""  # an empty object has no first byte
-        return found.meta["size"], memoryview(found.bytes())
+        return answer.meta["size"], memoryview(answer.bytes())
 
     def range(self, key: str, start: int, stop: int) -> Buffer:
         """Bytes ``start`` to ``stop`` of an object."""
@@ -264,8 +264,8 @@ def _check_process(uri: str) -> None:
 
 
 def _status(error: Exception) -> int | None:
-    found = _STATUS.search(str(error))
-    return int(found[1]) if found else None
+    status = _STATUS.search(str(error))
+    return int(status[1]) if status else None
 
 
 def _plain_http() -> bool:
