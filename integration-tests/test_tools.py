@@ -135,9 +135,16 @@ def test_a_changelog_without_the_version_or_that_still_calls_it_unreleased(tiny)
     assert tiny.complaints() == ["CHANGELOG.md has no heading for 1.2.0"]
 
 
-def test_a_package_that_is_not_there():
+def test_a_package_that_is_not_there(monkeypatch, capsys):
     check = tool("release", "check")
-    assert sorted(path.name for path in (TOP / "packages").iterdir()) == check.PACKAGES
+    monkeypatch.setattr(sys, "argv", ["check", "diloco-core", "diloco-cor"])
+    monkeypatch.setattr(check, "check", None)  # nothing is begun
+    with pytest.raises(SystemExit):
+        check.main()
+    said = capsys.readouterr().err
+    assert "no package diloco-cor;" in said
+    packages = {path.parent.name for path in TOP.glob("packages/*/pyproject.toml")}
+    assert [name for name in packages if name not in said] == []
 
 
 # --- the site ---
@@ -220,7 +227,7 @@ def test_the_reference_has_every_public_name():
     reference = tool("docs", "reference")
     pages = {
         module: text
-        for package in (TOP / "packages").iterdir()
+        for package in (TOP / "packages").glob("*-*")
         for module, text in reference.pages(package / "src").items()
     }
     assert [name for name in names if f"::: diloco_core.{name}\n" not in pages["diloco_core"]] == []
