@@ -93,5 +93,5 @@ def test_every_example_is_here():
     assert programs == set(SAYS)
     tested = {path.parts[-3] for path in PACKAGES.glob("*/examples/test_*.py")}
     assert tested | {name.partition("/")[0] for name in SAYS} == {
-        path.name for path in PACKAGES.iterdir() if path.is_dir()
+        path.name for path in PACKAGES.iterdir() if (path / "pyproject.toml").exists()
     }
