@@ -137,7 +137,9 @@ def test_numbers_of_numpy_are_numbers(lab):
 )
 def test_settings_of_sgd_beside_another_optimizer_contradict_it(setting):
     ((name, value),) = setting.items()
-    with pytest.raises(ConfigurationError, match=f"^{name}={value} beside outer_optimizer"):
+    with pytest.raises(
+        ConfigurationError, match=f"^{name}={value} cannot be given together with outer_optimizer"
+    ):
         make(outer_optimizer=lambda p: torch.optim.Adam(p, lr=0.1), **setting)
 
 

@@ -101,17 +101,17 @@ def watch_claim(life: Life) -> None:
 
     text = "rank %d: %s. Writing the claim again with the same content. Something else deletes or changes objects of this run."
     try:
-        found = life.again(read)
+        stored = life.again(read)
     except CorruptedObjectError as error:
         _log.error(text, life.rank, str(error).rstrip("."))
         life.store.put(key, lambda: [own])
         return
-    if found is None:
+    if stored is None:
         _log.error(text, life.rank, f"{life.origin(key)} is gone")
         if life.store.create(key, partial(bytes, own)):
             return
-        found = life.again(read)
-    if found is not None and found != own:
+        stored = life.again(read)
+    if stored is not None and stored != own:
         raise _fenced(life, "another life")
 
 
@@ -133,11 +133,11 @@ def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
         yield written[0]
     newest = 0
     for key in store.list("deltas/"):
-        found = Delta.parse(key) or Hint.parse(key)
-        if found is not None:
-            newest = max(newest, found.sync)
-            if found.rank == rank:
-                yield found.epoch
+        payload = Delta.parse(key) or Hint.parse(key)
+        if payload is not None:
+            newest = max(newest, payload.sync)
+            if payload.rank == rank:
+                yield payload.epoch
     # The newest record is of the newest contributions, or of those before them.
     for sync in range(max(1, newest - 1), newest + 1):
         data = store.get(commit_key(sync))

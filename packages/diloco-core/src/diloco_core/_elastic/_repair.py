@@ -67,17 +67,17 @@ def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit
         CorruptedObjectError: It is damaged, and nothing here knows what it said.
     """
     try:
-        found = life.log(sync)
+        entry = life.log(sync)
     except CorruptedObjectError as error:
         mended = commit_again(life, sync, error)
         if mended is None:
             raise
         return mended
-    if found is None and decided and commit_again(life, sync, None) is not None:
-        found = life.log(sync)
-    if found is None:
+    if entry is None and decided and commit_again(life, sync, None) is not None:
+        entry = life.log(sync)
+    if entry is None:
         return None
-    record, of_record = found
+    record, of_record = entry
     if isinstance(record, Rollback):
         raise Reload(Why.WENT_BACK, record)
     return record, of_record
@@ -226,8 +226,8 @@ def _mend_done(life: Life, index: int) -> None:
 
 
 def _done_again(life: Life, sync: int, index: int) -> Done | None:
-    found = read_commit(life, sync, decided=True)
-    if found is None:
+    entry = read_commit(life, sync, decided=True)
+    if entry is None:
         return None
     sums: list[Sums] = []
     for number in range(life.fragments[index].job.layout.shards):
@@ -238,7 +238,7 @@ def _done_again(life: Life, sync: int, index: int) -> Done | None:
         if stored is None:
             return None
         sums.append(stored)
-    return Done(sync, index, tuple(s.values for s in sums), tuple(s.rest for s in sums), found[0])
+    return Done(sync, index, tuple(s.values for s in sums), tuple(s.rest for s in sums), entry[0])
 
 
 def check_shard(

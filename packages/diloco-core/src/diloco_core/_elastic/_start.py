@@ -161,21 +161,21 @@ def _watch(life: Life) -> None:
 
     text = "rank %d: %s. Writing it again with the same content. Something else deletes or changes objects of this run."
     try:
-        found = life.again(read)
+        stored = life.again(read)
     except CorruptedObjectError as error:
         _log.error(text, life.rank, str(error).rstrip("."))
         store.put(MANIFEST, lambda: [own])
         return
-    if found is None:
+    if stored is None:
         _log.error(text, life.rank, f"{life.origin(MANIFEST)} is gone")
         if store.create(MANIFEST, lambda: own):
             return
-        found = life.again(read)
-    if found is not None and found != life.manifest:
+        stored = life.again(read)
+    if stored is not None and stored != life.manifest:
         raise RunExistsError(
-            f"the manifest of another run (begun by run {found.run_id!r}, rank {found.writer}) has taken the place of this run's "
-            f"at {store.uri}: two runs share a prefix, and this replica (rank {life.rank} of run {life.manifest.run_id!r}) stops "
-            "before they mix. Give every run a prefix of its own; to go on with this run, put its manifest back."
+            f"the manifest of another run (begun by run {stored.run_id!r}, rank {stored.writer}) has taken the place of this "
+            f"run's at {store.uri}: two runs share a prefix, and this replica (rank {life.rank} of run {life.manifest.run_id!r}) "
+            "stops before they mix. Give every run a prefix of its own; to go on with this run, put its manifest back."
         )
 
 

@@ -225,10 +225,10 @@ class Life:
             RunExistsError: It is of another run.
         """
         key = commit_key(sync)
-        found = self.read(
+        entry = self.read(
             key, lambda data: (read_record(data, sync, self.origin(key)), digest(data))
         )
-        return found and (of_run(found[0], self.run, self.origin(key)), found[1])
+        return entry and (of_run(entry[0], self.run, self.origin(key)), entry[1])
 
     def done(self, sync: int, fragment: int) -> Done | None:
         """The record of a complete state, if there is one.
@@ -238,8 +238,8 @@ class Life:
             RunExistsError: It is of another run.
         """
         key = done_key(sync, fragment)
-        found = self.read(key, lambda data: Done.from_json(data, sync, fragment, self.origin(key)))
-        return found and of_run(found, self.run, self.origin(key))
+        record = self.read(key, lambda data: Done.from_json(data, sync, fragment, self.origin(key)))
+        return record and of_run(record, self.run, self.origin(key))
 
     def verify(self, commit: Commit) -> None:
         """Refuse a record that is not the next one of the log.

@@ -98,7 +98,7 @@ class DeltaFormat:
         yield self._plan(delta.groups).header
         layout, groups = self._job.layout, delta.groups
         for shard in range(layout.shards):
-            found = xxhash.xxh3_64(seed=base(shard).values().seed)
+            checksum = xxhash.xxh3_64(seed=base(shard).values().seed)
             chunks = contributions(
                 self._job,
                 shard,
@@ -113,18 +113,18 @@ class DeltaFormat:
             def checked(
                 values: Iterator[torch.Tensor] = chunks,
                 shard: int = shard,
-                found: xxhash.xxh3_64 = found,
+                checksum: xxhash.xxh3_64 = checksum,
             ) -> Iterator[torch.Tensor]:
                 for piece in layout.chunks(shard, chunk_bytes):
                     value = next(values) if carries(groups, piece.group) else None
-                    found.update(view(self._job.published(piece)))
+                    checksum.update(view(self._job.published(piece)))
                     if value is not None:
                         yield value
 
             yield from section_parts(
                 self._section(shard, groups, self._seed(delta, shard)), checked()
             )
-            if found.intdigest() != sums[shard]:
+            if checksum.intdigest() != sums[shard]:
                 raise ChangedError(shard)
 
     def reader(

@@ -76,11 +76,11 @@ class Delta:
     @classmethod
     def parse(cls, key: str) -> Delta | None:
         """The contribution that a key names, or None where it names none."""
-        found = _DELTA.fullmatch(key)
-        if found is None:
+        match = _DELTA.fullmatch(key)
+        if match is None:
             return None
-        sync, rank, epoch, start, stop = map(int, found.groups()[:5])
-        delta = cls(sync, rank, epoch, start, stop, found[6], found[7], int(found[8], 16))
+        sync, rank, epoch, start, stop = map(int, match.groups()[:5])
+        delta = cls(sync, rank, epoch, start, stop, match[6], match[7], int(match[8], 16))
         return delta if delta.key == key else None
 
 
@@ -101,10 +101,10 @@ class Hint:
     @classmethod
     def parse(cls, key: str) -> Hint | None:
         """The hint that a key is, or None."""
-        found = _HINT.fullmatch(key)
-        if found is None:
+        match = _HINT.fullmatch(key)
+        if match is None:
             return None
-        sync, rank, epoch, event = found.groups()
+        sync, rank, epoch, event = match.groups()
         return cls(int(sync), int(rank), int(epoch), event)
 
 
@@ -136,8 +136,8 @@ def shard_key(sync: int, fragment: int, shard: int, initial: str) -> str:
 
 def epochs(keys: Iterable[str], rank: int) -> list[int]:
     """The lives that claims among these keys speak of, of one rank."""
-    found = [match for match in map(_CLAIM.fullmatch, keys) if match is not None]
-    return sorted(int(match[2]) for match in found if int(match[1]) == rank)
+    claims = [match for match in map(_CLAIM.fullmatch, keys) if match is not None]
+    return sorted(int(match[2]) for match in claims if int(match[1]) == rank)
 
 
 def highest_epochs(keys: Iterable[str]) -> dict[int, int]:

@@ -40,12 +40,12 @@ def valid(
         size: How many bytes a contribution of certain groups must have; None where no contribution has these groups.
     """
     chosen: dict[int, Delta] = {}
-    for key, found in listing.items():
+    for key, stored_size in listing.items():
         delta = Delta.parse(key)
         if (
             delta is None
             or (delta.base, delta.schema) != (base, schema)
-            or found != size(delta.groups)
+            or stored_size != size(delta.groups)
         ):
             continue
         if not positions.get(delta.rank, 0) <= delta.start < delta.stop:
@@ -124,14 +124,14 @@ def done_states(
         fragments: How many fragments there are.
         rollbacks: What they gave up is left out.
     """
-    found: list[set[int]] = [set() for _ in range(fragments)]
+    complete: list[set[int]] = [set() for _ in range(fragments)]
     for match in filter(None, map(_DONE.fullmatch, listing)):
         sync, fragment = map(int, match.groups())
         if fragment >= fragments:
             continue
         if in_force(sync, fragment, rollbacks):
-            found[fragment].add(sync)
-    return found
+            complete[fragment].add(sync)
+    return complete
 
 
 def in_force(sync: int, fragment: int, rollbacks: Iterable[Rollback]) -> bool:
@@ -162,11 +162,11 @@ def kept_from(listing: Iterable[str], fragments: int, *, last: int, rollback: in
     Only states after the newest rollback count, so that nothing from before it is missed; 0 where there are fewer than two. Nor
     do those after ``last``, up to which the log is known: there may be a rollback between, that went back behind others.
     """
-    found = []
+    oldest = []
     for states in done_states(listing, fragments):
         newest = sorted((sync for sync in states if rollback < sync <= last), reverse=True)[:2]
-        found.append(newest[1] if len(newest) == 2 else 0)
-    return found
+        oldest.append(newest[1] if len(newest) == 2 else 0)
+    return oldest
 
 
 def collectable(
@@ -190,7 +190,7 @@ def collectable(
         keep_deltas: Whether such a life needs contributions too (gather), and not just published shards.
         initial: Nonce of the initial state.
     """
-    found = []
+    unneeded = []
     for key in keys:
         payload = Delta.parse(key) or Hint.parse(key)
         state, first = _STATE.fullmatch(key), _INITIAL.fullmatch(key)
@@ -198,13 +198,13 @@ def collectable(
             sync = payload.sync
             old = 0 < sync <= min(last, kept[(sync - 1) % len(kept)])
             if old and (not keep_deltas or sync <= last - retention):
-                found.append(key)
+                unneeded.append(key)
         elif state:
             sync, fragment = int(state[1]), int(state[2])
             if fragment < len(kept) and sync < kept[fragment] and sync <= last - retention:
-                found.append(key)
+                unneeded.append(key)
         elif first and last >= retention:
             fragment = int(first[2])
             if first[1] != initial or (fragment < len(kept) and kept[fragment] > 0):
-                found.append(key)
-    return found
+                unneeded.append(key)
+    return unneeded

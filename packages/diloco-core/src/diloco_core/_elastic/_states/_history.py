@@ -78,15 +78,15 @@ def given_up_since(life: Life, sync: int, rollback: int) -> bool:
     number = life.rollback
     while number > rollback:
         try:
-            found = life.log(number)
+            entry = life.log(number)
         except CorruptedObjectError as error:
             _log.error("rank %d: %s", life.rank, error)
             return True
-        if found is None or not isinstance(found[0], Rollback):
+        if entry is None or not isinstance(entry[0], Rollback):
             return True
-        if sync >= min(found[0].given_up, default=number):
+        if sync >= min(entry[0].given_up, default=number):
             return True
-        number = found[0].rollback
+        number = entry[0].rollback
     return number != rollback
 
 
@@ -135,7 +135,7 @@ def _rollbacks(life: Life, recorded: set[int]) -> list[tuple[Rollback, str]]:
     while life.store.get(commit_key(newest + 1)) is not None:  # a listing may be old
         newest += 1
         recorded.add(newest)
-    found: list[tuple[Rollback, str]] = []
+    rollbacks: list[tuple[Rollback, str]] = []
     sync = newest
     while sync:
         record = _record(life, sync)
@@ -143,19 +143,19 @@ def _rollbacks(life: Life, recorded: set[int]) -> list[tuple[Rollback, str]]:
             sync = max((number for number in recorded if number < sync), default=0)
             continue
         if isinstance(record[0], Rollback):
-            found.append((record[0], record[1]))
+            rollbacks.append((record[0], record[1]))
         sync = record[0].rollback
-    return found[::-1]
+    return rollbacks[::-1]
 
 
 def _record(life: Life, sync: int) -> tuple[Commit | Rollback, str] | None:
     try:
-        found = life.log(sync)
+        entry = life.log(sync)
     except CorruptedObjectError as error:
         _log.error("rank %d: %s", life.rank, error)
-        found = None
-    if found is None:
+        entry = None
+    if entry is None:
         done = readable_done(life, sync, life.index(sync))
         if done is not None and done.commit is not None:
             return done.commit, ""
-    return found
+    return entry

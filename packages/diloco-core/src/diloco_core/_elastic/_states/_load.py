@@ -72,12 +72,12 @@ def _stand(life: Life, sync: int) -> None:
     if not sync:
         life.standing.begin()
         return
-    found = read_commit(life, sync, decided=True)
-    if found is None:
+    log_entry = read_commit(life, sync, decided=True)
+    if log_entry is None:
         raise CorruptedObjectError(
             f"{life.origin(commit_key(sync))} is gone, but commit records are never deleted"
         )
-    life.standing.skip(*found)
+    life.standing.skip(*log_entry)
 
 
 def _load_newest(life: Life, index: int, history: History) -> bool:
@@ -147,10 +147,10 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
     """Load a fragment's state; returns the key of an object that is not there (any more), if one is missing."""
     job = life.fragments[index].job
     if sync:
-        found = read_done(life, sync, index)
-        if found is None:
+        record = read_done(life, sync, index)
+        if record is None:
             return done_key(sync, index)
-        done = found
+        done = record
     else:
         done = life.manifest.done(index)
     shards = job.layout.shards

@@ -123,10 +123,10 @@ def _publish_whole(life: Life, progress: Progress, done: Done, missing: Sequence
     # Lives that do this at the same time begin at different shards.
     start = life.rank % len(shards)
     _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
-    found = [
+    stored = [
         _whole_sums(life, progress, done.fragment, shard) for shard in shards
     ]  # all are looked at, and mended
-    return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(found))
+    return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(stored))
 
 
 def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int, Sums]:
@@ -147,12 +147,12 @@ def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int,
 def _create_shard(life: Life, progress: Progress, number: int, sums: list[Sums]) -> None:
     """Create a shard of the state in memory; ``sums`` gets its checksums where this call wrote it."""
     sync, index = progress.sync, life.index(progress.sync)
-    found: list[Sums] = []
+    attempts: list[Sums] = []
     parts = partial(
-        life.shard(sync, index, number).parts, shard_metadata(progress.job, sync), found.append
+        life.shard(sync, index, number).parts, shard_metadata(progress.job, sync), attempts.append
     )
     if life.create(life.key(sync, index, number), parts):
-        sums.append(found[-1])
+        sums.append(attempts[-1])
 
 
 def _note(written: dict[int, Sums], number: int, sums: list[Sums]) -> None:
@@ -209,15 +209,15 @@ def _is_published(life: Life, done: Done) -> bool:
         partial(_stored_end, life, life.shard(sync, index, shard), key, listing[key])
         for shard, key in enumerate(keys)
     )
-    found = in_parallel(life.store.store, ends, CONNECTIONS)
-    return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(found))
+    stored = in_parallel(life.store.store, ends, CONNECTIONS)
+    return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(stored))
 
 
-def _is_own(life: Life, done: Done, shard: int, found: Sums | None) -> bool:
+def _is_own(life: Life, done: Done, shard: int, stored: Sums | None) -> bool:
     """Whether a published shard is what this life has computed; says so where it is not."""
-    if found is None or found == (done.sums[shard], done.rests[shard]):
-        return found is not None
-    what = "values" if found.values != done.sums[shard] else "outer optimizer's tensors"
+    if stored is None or stored == (done.sums[shard], done.rests[shard]):
+        return stored is not None
+    what = "values" if stored.values != done.sums[shard] else "outer optimizer's tensors"
     _log.error(
         "rank %d: the %s in %s differ from what this replica has computed. Nobody will begin from this state; a later one takes "
         "its place. Where this goes on, look at the memory of the machines.",

@@ -97,13 +97,13 @@ class Adoption:
         while left:
             elapsed = wait.elapsed() if wait else 0.0
             life.handover.are_absent(shares.late_owners(left, elapsed))
-            found = listed(self._result, left)
-            seen = Pending(tuple(left), tuple(found), readable=self._unreadable is None)
+            published = listed(self._result, left)
+            seen = Pending(tuple(left), tuple(published), readable=self._unreadable is None)
             # One pass: what is published, then what is late. Whatever came may have brought more with it.
             while True:
                 decision = on_pending(shares, seen, elapsed=elapsed, patience=patience)
                 if isinstance(decision, Adopt):
-                    came = adopt_listed(self._result, found)
+                    came = adopt_listed(self._result, published)
                 elif isinstance(decision, Compute):
                     came = self._stand_in(decision.shards)
                 else:

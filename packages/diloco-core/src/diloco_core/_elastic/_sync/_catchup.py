@@ -154,10 +154,10 @@ def replay(life: Life) -> None:
         if not in_force(sync, life.index(sync), known):
             life.standing.pass_over(sync)
             continue
-        found = read_commit(life, sync, decided=life.sync < published)
-        if found is None:
+        entry = read_commit(life, sync, decided=life.sync < published)
+        if entry is None:
             break
-        commit, record = found
+        commit, record = entry
         life.verify(commit)
         progress = life.fragments[commit.fragment]
         if commit.sync <= progress.sync:

@@ -32,18 +32,18 @@ def look_back(life: Life) -> None:
     if not (life.late and life.sync and life.previous):
         return
     if life.sync == life.rollback:
-        found = life.log(life.sync)
+        entry = life.log(life.sync)
         if (
-            found is None
+            entry is None
         ):  # another life that has obeyed it writes it again, or says what is missing
             return
     else:
         try:
-            found = read_commit(life, life.sync, decided=True)
+            entry = read_commit(life, life.sync, decided=True)
         except Reload:
             _say(life)
             raise
-    if found is None or found[1] != life.previous:
+    if entry is None or entry[1] != life.previous:
         _say(life)
         raise Reload(Why.REPLACED)
 
@@ -56,7 +56,11 @@ def not_next(life: Life, commit: Commit) -> Exception:
         place; otherwise the error that the log does not hang together.
     """
     error = life.does_not_follow(commit)
-    if life.previous and commit.previous != life.previous and _found(life) == commit.previous:
+    if (
+        life.previous
+        and commit.previous != life.previous
+        and _digest_in_log(life) == commit.previous
+    ):
         _say(life)
         reload = Reload(Why.REPLACED)
         reload.__cause__ = error
@@ -64,13 +68,13 @@ def not_next(life: Life, commit: Commit) -> Exception:
     return error
 
 
-def _found(life: Life) -> str | None:
+def _digest_in_log(life: Life) -> str | None:
     """Digest of the record that has the number of the one that this life stands at."""
     try:
-        found = life.log(life.sync) if life.sync else None
+        entry = life.log(life.sync) if life.sync else None
     except CorruptedObjectError:
         return None
-    return found[1] if found is not None else None
+    return entry[1] if entry is not None else None
 
 
 def _say(life: Life) -> None:

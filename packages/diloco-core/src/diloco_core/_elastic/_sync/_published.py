@@ -27,11 +27,11 @@ def listed(result: Result, shards: Iterable[int]) -> dict[int, int]:
     return {shard: listing[key] for key, shard in keys.items() if key in listing}
 
 
-def adopt_listed(result: Result, found: dict[int, int]) -> list[int]:
+def adopt_listed(result: Result, listing: dict[int, int]) -> list[int]:
     """Adopt shards that :func:`listed` has found; returns those that could be read."""
     life = result.life
-    sizes = {result.key(shard): size for shard, size in found.items()}
-    numbers = dict(zip(sizes, found, strict=True))
+    sizes = {result.key(shard): size for shard, size in listing.items()}
+    numbers = dict(zip(sizes, listing, strict=True))
 
     def announce(key: str, reader: ObjectReader) -> None:
         result.shard(numbers[key]).announce(reader, life.origin(key))
@@ -39,7 +39,7 @@ def adopt_listed(result: Result, found: dict[int, int]) -> list[int]:
     with open_ahead(life.store.store, sizes, announce) as readers:
         return [
             shard
-            for shard, reader in zip(found, readers, strict=True)
+            for shard, reader in zip(listing, readers, strict=True)
             if adopt(result, shard, reader)
         ]
 
@@ -68,15 +68,15 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
     try:
         if result.mending:  # also what nobody needs to adopt it may be damaged
             check_shard(life, result.sync, result.index, shard, result.done)
-        found = read_again(life.timing, read)
+        sums = read_again(life.timing, read)
     except CorruptedObjectError as error:
         result.damaged[shard] = str(error)
         _log.error("rank %d: %s. It will be computed again.", life.rank, str(error).rstrip("."))
         return False
-    if found is None:
+    if sums is None:
         return False
     result.damaged.pop(shard, None)
-    result.settle(shard, *found)
+    result.settle(shard, *sums)
     progress.forget_outer(shard, life.chunk_bytes)
     life.traffic.received += sum(map(result.layout.piece_bytes, result.layout.shard(shard)))
     return True

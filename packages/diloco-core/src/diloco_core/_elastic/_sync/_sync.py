@@ -83,7 +83,7 @@ class ElasticSync:
             may_leave=patience is not None,
         )
         self._folder = Folder({}, {}, ())
-        self._found: tuple[Commit, str] | None = None
+        self._decided: tuple[Commit, str] | None = None
         self._contributing = 0.0
 
     def contribute(self) -> None:
@@ -96,16 +96,16 @@ class ElasticSync:
         life = self._life
         life.traffic.begin()
         start = life.timing.clock()
-        self._found = commit_mended(life, self._sync)
-        if self._found is None and self._own is None and self._job.steps is not None:
+        self._decided = commit_mended(life, self._sync)
+        if self._decided is None and self._own is None and self._job.steps is not None:
             self._contribute(*self._job.steps)
         self._contributing = life.timing.clock() - start
 
     def ready(self) -> bool:
         """Whether the sync is decided, or this life would not wait any longer for others."""
         try:
-            self._found = self._found or commit_mended(self._life, self._sync)
-            if self._found is not None:
+            self._decided = self._decided or commit_mended(self._life, self._sync)
+            if self._decided is not None:
                 return True
             decision = on_look(self._round, self._look(), overdue=False, expired=False)
         except Reload:
@@ -121,11 +121,11 @@ class ElasticSync:
         """
         life = self._life
         start = life.timing.clock() - self._contributing
-        found = self._found or self._wait()
-        if found is None:
+        entry = self._decided or self._wait()
+        if entry is None:
             life.handover.leave_open(self._own)
             return left(life, self._job)
-        commit, record = found
+        commit, record = entry
         self._check(commit)
         say_who_is_missing(life, commit)
         became = fate(
@@ -166,10 +166,10 @@ class ElasticSync:
         if progress.commit is not None and progress.sync == self._sync:
             return progress.commit
         try:
-            found = read_commit(life, self._sync)
+            entry = read_commit(life, self._sync)
         except (Reload, CorruptedObjectError):
             return None
-        return None if found is None else found[0]
+        return None if entry is None else entry[0]
 
     def stands_in(self) -> bool:
         """Whether an earlier life of this rank has contributed already: it stands for the rank."""
@@ -220,14 +220,14 @@ class ElasticSync:
                 return None
             if moment is not None:
                 wait.sleep(moment)
-            if (found := commit_mended(life, self._sync)) is not None:
+            if (entry := commit_mended(life, self._sync)) is not None:
                 break
             moment = wait.moment()
             folder = self._look() if moment.look else None
             overdue = moment.elapsed >= grace
             decision = on_look(self._round, folder, overdue=overdue, expired=moment.expired)
         life.traffic.waited += wait.elapsed()
-        return found
+        return entry
 
     def _leaves(self, decision: Decision) -> bool:
         """Do what is decided; returns whether this life goes without the sync."""
