@@ -1,4 +1,4 @@
-"""Whether a store will do as a rendezvous, found out where a replica stands: the entrypoint ``diloco_core.probe:run``."""
+"""Tests from a replica's machine whether a store can serve as a rendezvous: the entrypoint ``diloco_core.probe:run``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an exchange is: the one operation by which replicas come to the same values.
+"""The exchange: the one operation by which replicas arrive at the same values.
 
 The parameters are cut into shards. The owner of a shard sums everybody's contribution to it in rank order, applies the
 update and publishes the new values; everybody adopts them. All replicas read the same bytes, so they agree exactly, also
@@ -23,15 +23,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """What all replicas must have in common.
+    """The settings and tensors that all replicas must have in common.
 
     Attributes:
         tensors: A line per tensor: name, then shape, dtype and whatever else must agree.
         settings: Settings of the outer loop.
-        fragments: What the files of every fragment hold, for those who read them without a replica; it follows from the
-            rest, and is not compared.
-        unsynced: What belongs to the model and is not synced; whoever begins the run stores it. Not compared.
-        outer_state: Tells how many tensors the outer optimizer keeps of every parameter, for plans. Not compared.
+        fragments: A description of the files of every fragment, for readers that have no replica. It follows from the other
+            fields and is not compared.
+        unsynced: The tensors of the model that are not synced; the replica that begins the run stores them. Not compared.
+        outer_state: Returns how many tensors the outer optimizer keeps per parameter, for plans. Not compared.
     """
 
     tensors: Mapping[str, str]
@@ -49,50 +49,50 @@ class Exchange(Protocol):
 
     @abstractmethod
     def join(self, schema: Schema) -> None:
-        """Meet the other replicas; returns when all are there and agree. Repeatable with the same schema.
+        """Meet the other replicas; returns when all have arrived and agree. Repeatable with the same schema.
 
         Raises:
-            RendezvousTimeoutError: Some ranks never came; it names them.
+            RendezvousTimeoutError: Some ranks never arrived; the message names them.
             RunExistsError: The prefix was used before.
-            MismatchError: The replicas disagree; it says on what.
+            MismatchError: The replicas disagree; the message says on what.
         """
         ...
 
     @abstractmethod
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
-        """Contribute, as far as that takes no waiting; ``finish()`` of what it returns does the rest of :meth:`sync`.
+        """Contribute, as far as possible without waiting. ``finish()`` of the returned object does the rest of :meth:`sync`.
 
-        One sync is under way at a time. What an error means, and the arguments, are those of :meth:`sync`.
+        Only one sync may be in progress at a time. The arguments and errors are those of :meth:`sync`.
         """
         ...
 
     def sync(self, job: SyncJob, *, last: bool = False) -> SyncReport:
         """Contribute, reduce, update, adopt. Returns when this replica has adopted the result.
 
-        It is :meth:`begin` and ``finish()``, and is inherited by exchanges that derive from this class. An error in the
-        middle leaves the copies of this replica undefined; the published state in the store is whole.
+        It calls :meth:`begin` and then ``finish()``; exchanges that derive from this class inherit it. An error in the middle
+        leaves the copies of this replica undefined; the published state in the store stays complete.
 
         Args:
-            job: What is synced.
-            last: This replica can do without it. In strict runs, UnequalSyncsError is no failure of this replica then: its
-                copies are as they were, and it may leave.
+            job: The tensors to sync, and what to do with the result.
+            last: Whether this replica can do without the sync. If so, an UnequalSyncsError in a strict run is not a failure
+                of this replica: its copies are unchanged, and it may leave.
 
         Raises:
-            NonFiniteDeltaError: The own contribution holds NaN or infinity; nothing was sent.
+            NonFiniteDeltaError: The contribution of this replica holds NaN or infinity; nothing was sent.
             NonFiniteUpdateError: The new values would be NaN or infinite; they are not published.
-            SyncTimeoutError: Others did not contribute in time; it names them.
+            SyncTimeoutError: Other replicas did not contribute in time; the message names them.
             ReplicaLostError: Another replica died or failed.
             UnequalSyncsError: Another replica finished after fewer syncs.
-            CorruptedObjectError: Something read back is not what was written.
+            CorruptedObjectError: An object that was read is not what was written.
         """
         return self.begin(job, last=last).finish()
 
     @abstractmethod
     def shards(self, size: int) -> int:
-        """Into how many shards values of ``size`` bytes are cut; the same on every replica.
+        """The number of shards into which values of ``size`` bytes are cut; the same on every replica.
 
         Raises:
-            ConfigurationError: They are too large for one object.
+            ConfigurationError: The values are too large for one object.
         """
         ...
 

@@ -105,7 +105,7 @@ class ProcessGroupExchange(Exchange):
             )
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - who has left has told all at once
-        """Nothing yet: collectives take all replicas at once. ``finish()`` does the whole sync, and ``ready()`` says True."""
+        """Do nothing yet: collectives need all replicas at once. ``finish()`` does the whole sync; ``ready()`` returns True."""
         if self._schema is None or self._ended:
             raise SyncError(
                 "this exchange has ended" if self._ended else "join() comes before the first sync"
@@ -113,7 +113,7 @@ class ProcessGroupExchange(Exchange):
         return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, job))
 
     def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
-        """One for every replica."""
+        """The number of shards: one per replica."""
         return self.world_size
 
     def leave(self) -> None:

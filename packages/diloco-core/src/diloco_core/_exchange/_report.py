@@ -1,4 +1,4 @@
-"""What an exchange, and an outer loop above it, tell of a sync."""
+"""The report of an exchange, or of an outer loop above it, about one sync."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ class SyncReport:
             same as before where none was taken. In reports of an exchange that is used without one, such as those of
             :meth:`ObjectStoreAllReduce.mean`, its number within the exchange: 0 for the first one.
         fragment: Name of what was synced.
-        committed: Whether the new values were adopted, also where that took a reload.
-        members: How many replicas contributed; 0 where the sync does not count.
+        committed: Whether the new values were adopted, including by a reload.
+        members: How many replicas contributed; 0 if the sync does not count.
         bytes_sent: Bytes of the contribution and of the published state (with the outer state) that this replica wrote.
         bytes_received: Bytes of contributions and published state that this replica read; headers may be left out.
         wait_seconds: Time spent waiting for others.
         exchange_seconds: Time spent in the sync, waiting not counted.
-        inner_steps: Inner steps that the own contribution covers (0 where there is no inner loop, and where it was carried or is
-            open: the report of the fragment's next sync counts them).
+        inner_steps: Inner steps that this replica's contribution covers. It is 0 without an inner loop, and if the
+            contribution was carried or is open: then the report of the fragment's next sync counts these steps.
         total_inner_steps: Inner steps since the start of the run.
-        contribution: What became of the own contribution: ``counted``, ``carried`` into the next sync of the fragment,
-            ``dropped`` (the sync does not hold it, and no later one will), ``open`` where this replica did not wait for the end
-            (it may be counted later), or ``none`` where there was none to make. Always ``counted`` in strict runs, but
-            ``dropped`` where a manager has voted against the sync (:class:`ManagerExchange`).
-        reloaded: Whether this replica had to start again from the published state (elastic runs only). Its own contribution
-            may be counted all the same. What it has learned in other fragments since their last syncs is lost; a
-            warning in the log says how many inner steps that are.
-        batches_to_skip: How many batches the data loader has to pass over now (elastic runs only): with this sync the run
-            has counted inner steps that an earlier life of this rank had taken with them. 0 for almost all syncs.
+        contribution: What became of this replica's contribution: ``counted``; ``carried`` into the next sync of the fragment;
+            ``dropped`` (neither this sync nor a later one holds it); ``open`` if this replica did not wait for the end (it may
+            be counted later); or ``none`` if there was nothing to contribute. In strict runs it is always ``counted``, except
+            that it is ``dropped`` if a manager has voted against the sync (:class:`ManagerExchange`).
+        reloaded: Whether this replica had to start again from the published state (elastic runs only). Its contribution may
+            still be counted. Its progress in other fragments since their last syncs is lost; a warning in the log gives the
+            number of inner steps.
+        batches_to_skip: How many batches the data loader has to skip now (elastic runs only): with this sync the run has
+            counted inner steps that an earlier life of this rank took with these batches. 0 for almost all syncs.
     """
 
     sync: int

@@ -1,4 +1,4 @@
-"""An exchange whose run outlives its replicas: what an outer loop asks of it beside :class:`._base.Exchange`.
+"""An exchange whose run outlives its replicas: what an outer loop needs of it in addition to :class:`._base.Exchange`.
 
 The run itself is kept by the exchange (in a store, say): the global copy, the outer state, and which inner steps of every
 rank are in it. A replica takes the run's newest state where it begins, may come late or come back, and is told after every
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """Where a replica stands in a run.
+    """The position of a replica in a run.
 
     Attributes:
         sync: Number of the newest record in the run's log.

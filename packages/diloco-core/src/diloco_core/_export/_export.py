@@ -180,9 +180,9 @@ class _Choice(NamedTuple):
     Attributes:
         number: Its number in the log.
         step: After how many outer steps it is.
-        damaged: After how many outer steps the newer ones are that were found damaged; the newest first.
-        errors: What was found of these.
-        incomplete: Numbers of newer ones of which something was not there; the newest first.
+        damaged: For every newer state that is damaged, the number of outer steps after which it was saved; the newest first.
+        errors: The errors of these states.
+        incomplete: Numbers in the log of newer states that are incomplete; the newest first.
     """
 
     number: int

@@ -27,19 +27,19 @@ def open_store(
     within: float | None = None,
     transfer: Transfer | None = None,
 ) -> Store:
-    """The store for a URI, opened and tried out.
+    """Open the store of a URI and try it out.
 
-    With ``reading`` it is only read: nothing is made or written, a folder that does not exist is an empty store, and the
-    rights to list and get are enough.
+    With ``reading`` the store is only read: nothing is created or written, a folder that does not exist counts as an empty
+    store, and permission to list and read is enough.
 
-    A path or ``file://`` is a folder. ``s3://`` goes through obstore where that is installed and fsspec has no settings for
-    S3, which obstore would not see; all else goes through fsspec. ``obstore+s3://`` and ``fsspec+s3://`` choose by hand.
+    A path or ``file://`` is a folder. ``s3://`` uses obstore if that is installed and fsspec has no settings for S3 (obstore
+    would not see them); every other scheme uses fsspec. ``obstore+s3://`` and ``fsspec+s3://`` choose the driver explicitly.
 
     Raises:
-        ConfigurationError: The URI is empty or malformed, holds credentials or anything else that its driver would not
-            obey, or its scheme is unknown; or the variable that names the endpoint holds no URL.
-        StoreUnavailableError: The bucket or folder is missing, access is denied, or the store does not answer, which is
-            known after 100 seconds (or those of ``within``) at the latest.
+        ConfigurationError: The URI is empty or malformed, its scheme is unknown, or it holds credentials or anything else
+            that its driver would ignore; or the variable that names the endpoint does not hold a URL.
+        StoreUnavailableError: The bucket or folder is missing, access is denied, or the store has not answered within 100
+            seconds (or ``within`` seconds).
         MissingDependencyError: The driver of the scheme is not installed.
     """
     if not isinstance(uri, str) or not uri.strip():

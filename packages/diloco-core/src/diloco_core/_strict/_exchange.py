@@ -55,7 +55,7 @@ _TELL_SECONDS = 10.0
 
 
 class ObjectStoreExchange(Exchange):
-    """Replicas meet in an object store, and nowhere else; see :class:`._base.Exchange`.
+    """One replica's connection to a strict run over an object store; see :class:`._base.Exchange`.
 
     Rank k reduces, updates and publishes the shards k, k + world_size, …; per sync it sends its contribution to all other
     shards, and reads theirs to its own. With D bytes of contribution and N replicas that is D·(N-1)/N up, the published
@@ -67,7 +67,7 @@ class ObjectStoreExchange(Exchange):
         world_size: Number of replicas.
         run_id: The launch they belong to; replicas of different launches refuse each other.
         timing: Limits in seconds.
-        chunk_bytes: Size of the buffers; two of them are held. The same for all replicas.
+        chunk_bytes: Size in bytes of the buffers, two of which are held; must be the same for all replicas.
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -182,7 +182,7 @@ class ObjectStoreExchange(Exchange):
 
     @contextlib.contextmanager
     def _guarded(self, sync: StoreSync, last: bool) -> Iterator[None]:
-        """Whoever fails tells the others; who can do without the sync takes its contribution back."""
+        """Tell the others if this replica fails; if it can do without the sync, take its contribution back instead."""
         try:
             yield
         except BaseException as error:
@@ -203,7 +203,7 @@ class ObjectStoreExchange(Exchange):
         return report
 
     def shards(self, size: int) -> int:
-        """One for every replica."""
+        """The number of shards: one per replica."""
         check_size(self.store, size)
         return self.world_size
 

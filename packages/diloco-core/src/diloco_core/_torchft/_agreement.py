@@ -1,8 +1,8 @@
-"""Whether replicas that can only average hold the same things.
+"""Tells whether replicas that can only average hold equal values.
 
-Each thing is made into eight numbers, the bytes of its digest. The average of these numbers and that of their squares tell
-whether all replicas have the same: if they do, both averages are what each replica has sent. If they do not, no replica
-finds its own numbers in both, since the average of the squares is then larger than the square of the average.
+Every compared item becomes eight numbers, the bytes of its digest. The averages of these numbers and of their squares show
+whether all replicas agree: if they do, both averages equal what each replica has sent. If they do not, no replica sees its
+own numbers in both, because the average of the squares is then larger than the square of the average.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ class ManagerExchange(Exchange):
         self._schema, self._things = schema, compared(schema)
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - the manager knows who is there
-        """Nothing yet. ``finish()`` compares, averages, votes and updates, and ``ready()`` says True.
+        """Do nothing yet. ``finish()`` compares, averages, votes and updates; ``ready()`` returns True.
 
         Raises:
             MismatchError: The replicas differ in what all must have in common, or the others are further than this one.
@@ -146,7 +146,7 @@ class ManagerExchange(Exchange):
         )
 
     def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
-        """One: every replica updates everything."""
+        """The number of shards is one: every replica updates everything."""
         return 1
 
     def leave(self) -> None:
