@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 def run_replicas(
-    train: Callable[[Exchange], T], exchanges: Sequence[Exchange], *, timeout: float = 120.0
+    train: Callable[[Exchange], T], exchanges: Sequence[Exchange], *, timeout: float = 600.0
 ) -> list[T | BaseException]:
     """Call ``train(exchange)`` in one thread per exchange; returns what each returned or raised, in their order.
 
