@@ -1,6 +1,7 @@
 """What several of these tests share: the harness of ``hatch run bench-scale``."""
 
 import importlib
+import signal
 import sys
 from functools import cache, partial
 from pathlib import Path
@@ -13,6 +14,13 @@ sys.path.insert(0, str(Path(__file__).parent))  # for the module that several of
 MODULES = (
     "cohort", "command", "driver", "figures", "network", "page", "s3", "scaling", "table", "virtual_time", "weights",
 )  # fmt: skip
+
+
+def pytest_configure():
+    # As in packages/conftest.py, which says why.
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,21 @@
 """What the tests of all packages have in common: other cases on request, and how to run again what has failed."""
 
 import shlex
+import signal
 
 import pytest
 from hypothesis import settings
+
+
+def hear_signals():
+    """Let processes that tests start be interrupted, however the tests were started.
+
+    What a shell starts in the background, or with nohup, ignores some signals, and so does everything below it: tests that
+    interrupt a replica would wait for ever. A handler that does nothing is as good as ignoring, and is not inherited.
+    """
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGQUIT):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, lambda *_: None)
 
 
 def pytest_addoption(parser):
@@ -17,6 +29,7 @@ def pytest_addoption(parser):
 
 @pytest.hookimpl(tryfirst=True)  # before hypothesis reads its own options
 def pytest_configure(config):
+    hear_signals()
     if config.option.seed is not None:
         settings.register_profile("seeded", settings.get_profile("ci"), derandomize=False)
         config.option.hypothesis_profile = "seeded"
