@@ -44,7 +44,7 @@ from ._start import check_run, open_run, watch_manifest
 from ._states._history import given_up_since
 from ._states._rollback import obey_rollback, saying_what_to_do
 from ._sync._catchup import catch_up, start_again
-from ._sync._sync import ElasticSync
+from ._sync._sync import ElasticSync, stands_in
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -215,7 +215,7 @@ class ElasticExchange(ResumableExchange):
                 return True
         except (Reload, CorruptedObjectError, RunExistsError):
             return True  # it is there, and the sync sees to it
-        if self._first and ElasticSync(life).stands_in():
+        if self._first and stands_in(life):
             return True
         self._first = False
         if life.members.get(life.rank) != life.epoch and self._hinted != life.sync + 1:
@@ -253,29 +253,29 @@ class ElasticExchange(ResumableExchange):
             raise
 
     def _sync(self, life: Life, job: SyncJob, last: bool) -> Steps:
-        found_out: Reload | None = None
+        reload: Reload | None = None
         with saying_what_to_do(life, going_back=False):
             check_claim(life)
-            if job is not life.fragments[life.index(life.sync + 1)].job:
+            fragment = life.fragments[life.index(life.sync + 1)].job
+            if job is not fragment:
                 raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
             self._first = False
-            sync = ElasticSync(life, 2 * self.settings.grace if last else None)
+            sync = ElasticSync(life, fragment, 2 * self.settings.grace if last else None)
             try:
                 sync.contribute()
-            except Reload as reload:
-                found_out = reload
-        yield sync.ready if found_out is None else lambda: True
+            except Reload as reason:
+                reload = reason  # for the second half: nothing is loaded before that
+        yield sync.ready if reload is None else lambda: True
         with saying_what_to_do(life, going_back=False):
-            return self._finish(life, sync, found_out)
+            return self._finish(life, sync, reload)
 
-    def _finish(self, life: Life, sync: ElasticSync, found_out: Reload | None) -> SyncReport:
+    def _finish(self, life: Life, sync: ElasticSync, reload: Reload | None) -> SyncReport:
+        if reload is not None:
+            return self._again(life, sync, reload)
         try:
-            if found_out is not None:
-                raise found_out
             report = sync.finish()
-        except Reload as reload:
-            start_again(life, reload)
-            return sync.after_reloading()
+        except Reload as reason:
+            return self._again(life, sync, reason)
         if report.committed:
             life.handover.is_completed()
             if life.sync % WATCH_EVERY == 0:
@@ -283,6 +283,11 @@ class ElasticExchange(ResumableExchange):
                 watch_claim(life)
                 self._watch_unsynced(life)
         return report
+
+    @staticmethod
+    def _again(life: Life, sync: ElasticSync, reload: Reload) -> SyncReport:
+        start_again(life, reload)
+        return sync.after_reloading()
 
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
         """Keep what belongs to this replica alone, for the next life of its rank; see :func:`._inner.save_inner`.

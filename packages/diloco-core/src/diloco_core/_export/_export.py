@@ -341,24 +341,8 @@ def _read(
 
     with open_ahead(store, {key: listing.get(key) for key in numbers}, announce) as readers:
         for number, (file, opened) in enumerate(zip(files, readers, strict=True)):
-            _read_file_again(store, layout, flat, number, file, opened)
+            _read_file(store, layout, flat, number, file, opened)
     return {entry["name"]: _tensor(flat, entry, dtype) for entry in table["tensors"]}
-
-
-def _read_file_again(
-    store: Store,
-    layout: Layout,
-    flat: list[torch.Tensor],
-    number: int,
-    file: PublishedFile,
-    opened: ObjectReader | None,
-) -> None:
-    def read() -> None:
-        nonlocal opened
-        first, opened = opened, None
-        _read_file(store, layout, flat, number, file, first)
-
-    _again(read)
 
 
 def _read_file(
@@ -369,15 +353,22 @@ def _read_file(
     file: PublishedFile,
     opened: ObjectReader | None,
 ) -> None:
-    with opened or store.open(file.key) as reader:
-        values = _values(store, layout, number, file, reader)
-        for piece in layout.shard(number):
-            values.read(_part(flat, piece))
-        checksum = values.verify().values
-    if file.checksum not in {None, checksum}:
-        raise CorruptedObjectError(
-            f"{store.uri}/{file.key} is not what the record of its sync says"
-        )
+    """Read a file into place, again where it is not as it was written; ``opened`` is of use for the first reading only."""
+
+    def read() -> None:
+        nonlocal opened
+        reader, opened = opened or store.open(file.key), None
+        with reader:
+            values = _values(store, layout, number, file, reader)
+            for piece in layout.shard(number):
+                values.read(_part(flat, piece))
+            checksum = values.verify().values
+        if file.checksum not in {None, checksum}:
+            raise CorruptedObjectError(
+                f"{store.uri}/{file.key} is not what the record of its sync says"
+            )
+
+    _again(read)
 
 
 def _values(

@@ -10,8 +10,7 @@ import torch
 from .._arithmetic._layout import Rule
 from .._checks import one_of, whole
 from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
-from .._inner._step_counter import StepCounter
-from .._inner._steps import InnerSteps, optimizers_of
+from .._inner._steps import optimizers_of
 from .._inner._unseen_changes import UnseenChanges
 from .._model._frozen import FrozenValues
 from .._model._names import plain_name
@@ -24,6 +23,7 @@ from .._outer._optimizer import OuterOptimizer, check_settings, outer_factory
 from .._outer._trial import try_out
 from . import _notices as notices
 from ._arguments import check_parties, fragments_of, stateful_of, steps_per_cycle
+from ._inner_loop import InnerLoop
 from ._membership import membership_of
 from ._outer_steps import OuterSteps
 from ._place import Place
@@ -190,15 +190,9 @@ class DiLoCo:
         self._loaded_model: dict[str, str | None] = {}
         self._had_inner_state: list[bool] = []
         self._optimizers = optimizers
-        self._entered = False
         self._process = os.getpid()
         self._has_values = False
-        self._steps = StepCounter(len(optimizers))
-        self._steps_outside = [0] * len(optimizers)
-        self._idle = set(range(len(optimizers)))  # those that have not stepped since the last sync
-        self._told_of_idle = False
         self._inner_steps_before = 0
-        self._tried_own_state = False
         trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
         self._unseen = UnseenChanges(trained, self._schedule.sync_every)
         self._outer_steps = OuterSteps(
@@ -212,7 +206,15 @@ class DiLoCo:
         )
         self._count = self._outer_steps.count
         self._place = Place(self._synced_tensors, self._held_tensors, exchange)
-        self._inner = InnerSteps(optimizers, self._before_inner_step, self._after_inner_step)
+        self._inner = InnerLoop(
+            optimizers,
+            self._outer_steps,
+            self._schedule,
+            self._membership,
+            self._unseen,
+            exchange.rank,
+            self._check_process,
+        )
         self._watch_steps(self._place.check)
 
     @property
@@ -256,7 +258,7 @@ class DiLoCo:
         return self._membership.batches_to_skip
 
     def __enter__(self) -> Self:
-        if self._entered:
+        if self._inner.entered:
             raise SyncError(
                 "this outer loop has been entered already; make a new one for another run"
             )
@@ -283,7 +285,8 @@ class DiLoCo:
             self._exchange.abort(error)
             raise
         self._inner_steps_before = self.inner_steps
-        self._entered = self._inner.in_use = self._outer_steps.training = True
+        self._outer_steps.training = True
+        self._inner.enter()
         self._unseen.watch()
         return self
 
@@ -334,8 +337,7 @@ class DiLoCo:
         Returns the reports.
         """
         self._check_whole()
-        if self._steps.end():
-            self._count.count()
+        self._inner.end_step()
         self._look_at_model()
         reports = []
         # In turn, including a fragment without unsynced steps (its last sync was refused): the others come after it.
@@ -384,7 +386,7 @@ class DiLoCo:
             },
             "model": model_checksums(self._fragments),
             **self._count.state_dict(),
-            "stepped": self._steps.stepped,
+            "stepped": self._inner.stepped,
             "has_inner_state": [bool(optimizer.state) for optimizer in self._optimizers],
             "fragments": [
                 {"copy": list(f.copy), "outer": o.state_dict()} for f, o in self._pairs()
@@ -404,7 +406,7 @@ class DiLoCo:
                 (the message names them); or the exchange is elastic.
             SyncError: The block has been entered already.
         """
-        if self._entered:
+        if self._inner.entered:
             raise SyncError("load_state_dict() must be called before the block is entered")
         if self._membership.resumable:
             raise ConfigurationError(
@@ -415,7 +417,7 @@ class DiLoCo:
         self._loaded_model = dict(state["model"])
         self._had_inner_state = list(state["has_inner_state"])
         self._count.load_state_dict(state)
-        self._steps.load(state["stepped"])
+        self._inner.load(state["stepped"])
         self._restored = self._has_values = True
 
     def _synced_tensors(self) -> dict[str, torch.Tensor]:
@@ -441,52 +443,6 @@ class DiLoCo:
         self._inner.stop()
         self._unseen.stop()
         self._place.leave()
-
-    def _before_inner_step(self, optimizer: int) -> None:
-        if self._entered:
-            self._check_process()
-            self._unseen.steps()
-        self._outer_steps.check_not_parted()
-        if self._entered and self._steps.before(optimizer, self._inner.has_used_gradient):
-            self._count.count()
-
-    def _after_inner_step(self, optimizer: int) -> None:
-        if not self._entered:
-            self._steps_outside[optimizer] += 1
-            if self._steps_outside[optimizer] >= self.sync_every:
-                raise SyncError(
-                    f"{self._steps_outside[optimizer]} inner steps were taken since this outer loop was made, but its block was "
-                    "never entered, so nothing is synced. Train inside the block (with DiLoCo(...) as outer: ...)."
-                )
-            return
-        self._unseen.seen()
-        self._idle.discard(optimizer)
-        if self._steps.after(optimizer, self._inner.has_new_gradient):
-            self._count.count()
-            if (
-                not self._tried_own_state
-            ):  # a second time: optimizers create their state in their first step
-                self._membership.try_own_state()
-                self._tried_own_state = True
-        # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
-        # yet. But an optimizer may never step again, so wait for one period only.
-        half_taken = bool(self._steps.stepped)
-        if self._schedule.due(self._count.since_event, half_taken=half_taken).adopt:
-            self._tell_of_idle()
-            try:
-                self._outer_steps.sync()
-            except UnequalSyncsError as error:
-                self._outer_steps.part(error)
-
-    def _tell_of_idle(self) -> None:
-        """Log once that a sync came late because it waited for an inner optimizer that has not stepped at all."""
-        if self._idle and not self._told_of_idle:
-            self._told_of_idle = True
-            idle = [self._inner.describe(number) for number in sorted(self._idle)]
-            notices.sync_came_late(
-                self._exchange.rank, self._schedule.period, self._count.since_event, idle
-            )
-        self._idle = set(range(len(self._steps_outside)))
 
     def _settle(self) -> None:
         """End in the last committed state: changes that were made after it without a step would differ between replicas."""

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from ..._exchange._report import SyncReport
+    from ..._exchange._resumable import ResumableJob
     from .._life._life import Life
 
 _log = logging.getLogger("diloco_core")
@@ -51,37 +52,23 @@ class ElasticSync:
 
     Args:
         life: The life.
+        job: The fragment that is synced.
         patience: Where given, seconds after which this life leaves without the sync, and sooner if nobody is left to wait
             for; otherwise the sync must be completed in time.
     """
 
-    def __init__(self, life: Life, patience: float | None = None) -> None:
+    def __init__(self, life: Life, job: ResumableJob, patience: float | None = None) -> None:
         self._life = life
+        self._job = job
         self._patience = patience
         self._sync = life.sync + 1
         self._index = life.index(self._sync)
         self._progress = life.fragments[self._index]
-        self._job = self._progress.job
         self._base = self._progress.digest
         # A life contributes once to a sync, also if it did not wait for the end the first time.
         self._open = life.handover.take_open(self._sync)
         self._own = self._open
-        self._round = Round(
-            sync=self._sync,
-            rank=life.rank,
-            base=self._base,
-            schema=schema(life.run, self._job),
-            positions=self._progress.positions,
-            size=self._progress.format.size,
-            previous=life.previous,
-            members=life.members,
-            min_replicas=life.manifest.min_replicas,
-            absent=frozenset(life.handover.absent),
-            # Whoever leaves without the sync does not wait for those who have left before.
-            former=frozenset(life.handover.former) if patience is None else (),
-            differed=life.handover.differed,
-            may_leave=patience is not None,
-        )
+        self._round = _round(life, may_leave=patience is not None)
         self._folder = Folder({}, {}, ())
         self._decided: tuple[Commit, str] | None = None
         self._contributing = 0.0
@@ -170,14 +157,6 @@ class ElasticSync:
         except (Reload, CorruptedObjectError):
             return None
         return None if entry is None else entry[0]
-
-    def stands_in(self) -> bool:
-        """Whether an earlier life of this rank has contributed already: it stands for the rank."""
-        life = self._life
-        listing = life.store.list(deltas(self._sync))
-        life.handover.note_former(former_farewells(listing, life.rank, life.epoch))
-        delta = self._round.valid(listing).get(life.rank)
-        return delta is not None and delta.epoch < life.epoch
 
     def _contribute(self, start: int, stop: int) -> None:
         life, progress = self._life, self._progress
@@ -309,3 +288,34 @@ class ElasticSync:
     def _notice(self, seconds: float) -> str:
         name = self._job.name
         return notice(self._life, self._sync, name, self._folder, seconds, self._patience)
+
+
+def stands_in(life: Life) -> bool:
+    """Whether an earlier life of this rank has contributed to the next sync already: it stands for the rank."""
+    at = _round(life, may_leave=False)
+    listing = life.store.list(deltas(at.sync))
+    life.handover.note_former(former_farewells(listing, life.rank, life.epoch))
+    delta = at.valid(listing).get(life.rank)
+    return delta is not None and delta.epoch < life.epoch
+
+
+def _round(life: Life, *, may_leave: bool) -> Round:
+    """What a life knows of the next sync."""
+    sync = life.sync + 1
+    progress = life.fragments[life.index(sync)]
+    return Round(
+        sync=sync,
+        rank=life.rank,
+        base=progress.digest,
+        schema=schema(life.run, progress.job),
+        positions=progress.positions,
+        size=progress.format.size,
+        previous=life.previous,
+        members=life.members,
+        min_replicas=life.manifest.min_replicas,
+        absent=frozenset(life.handover.absent),
+        # Whoever leaves without the sync does not wait for those who have left before.
+        former=() if may_leave else frozenset(life.handover.former),
+        differed=life.handover.differed,
+        may_leave=may_leave,
+    )

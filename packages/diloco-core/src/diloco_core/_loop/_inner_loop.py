@@ -1,0 +1,133 @@
+"""The inner loop, as the outer loop sees it: steps of the inner optimizers are counted, and a sync follows when it is due."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._errors import SyncError, UnequalSyncsError
+from .._inner._step_counter import StepCounter
+from .._inner._steps import InnerSteps
+from . import _notices as notices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    import torch
+
+    from .._inner._unseen_changes import UnseenChanges
+    from ._membership import Membership
+    from ._outer_steps import OuterSteps
+    from ._schedule import Schedule
+
+
+class InnerLoop:
+    """Follows the inner optimizers of one replica. Not thread-safe.
+
+    Args:
+        optimizers: The inner optimizers.
+        outer_steps: Is told to sync.
+        schedule: Says when.
+        membership: Is asked whether the optimizers' state can be saved.
+        unseen: Is told of steps that were seen.
+        rank: This replica.
+        check_process: Refuses steps that another process takes.
+
+    Attributes:
+        entered: Whether the loop's block has been entered: steps are counted from then on.
+    """
+
+    def __init__(
+        self,
+        optimizers: Sequence[torch.optim.Optimizer],
+        outer_steps: OuterSteps,
+        schedule: Schedule,
+        membership: Membership,
+        unseen: UnseenChanges,
+        rank: int,
+        check_process: Callable[[], None],
+    ) -> None:
+        self.entered = False
+        self._outer_steps = outer_steps
+        self._count = outer_steps.count
+        self._schedule = schedule
+        self._membership = membership
+        self._unseen = unseen
+        self._rank = rank
+        self._check_process = check_process
+        self._step = StepCounter(len(optimizers))
+        self._steps_outside = [0] * len(optimizers)
+        self._everybody = frozenset(range(len(optimizers)))
+        self._idle = set(self._everybody)  # those that have not stepped since the last sync
+        self._told_of_idle = False
+        self._tried_own_state = False
+        self._optimizers = InnerSteps(optimizers, self._before, self._after)
+
+    def watch(self) -> None:
+        """See every step from now on."""
+        self._optimizers.watch()
+
+    def enter(self) -> None:
+        """Count them from now on."""
+        self.entered = self._optimizers.in_use = True
+
+    def stop(self) -> None:
+        """See no more steps."""
+        self._optimizers.stop()
+
+    def end_step(self) -> None:
+        """Count a step that only some of the inner optimizers have taken: the others will not take it any more."""
+        if self._step.end():
+            self._count.count()
+
+    @property
+    def stepped(self) -> list[int]:
+        """Which of the inner optimizers have stepped in the inner step under way."""
+        return self._step.stepped
+
+    def load(self, stepped: Sequence[int]) -> None:
+        """Go on in the middle of an inner step, in which these have stepped."""
+        self._step.load(stepped)
+
+    def _before(self, optimizer: int) -> None:
+        if self.entered:
+            self._check_process()
+            self._unseen.steps()
+        self._outer_steps.check_not_parted()
+        if self.entered and self._step.before(optimizer, self._optimizers.has_used_gradient):
+            self._count.count()
+
+    def _after(self, optimizer: int) -> None:
+        if not self.entered:
+            self._steps_outside[optimizer] += 1
+            if self._steps_outside[optimizer] >= self._schedule.sync_every:
+                raise SyncError(
+                    f"{self._steps_outside[optimizer]} inner steps were taken since this outer loop was made, but its block was "
+                    "never entered, so nothing is synced. Train inside the block (with DiLoCo(...) as outer: ...)."
+                )
+            return
+        self._unseen.seen()
+        self._idle.discard(optimizer)
+        if self._step.after(optimizer, self._optimizers.has_new_gradient):
+            self._count.count()
+            if not self._tried_own_state:
+                # A second time: optimizers create their state in their first step.
+                self._membership.try_own_state()
+                self._tried_own_state = True
+        # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
+        # yet. But an optimizer may never step again, so wait for one period only.
+        half_taken = bool(self._step.stepped)
+        if self._schedule.due(self._count.since_event, half_taken=half_taken).adopt:
+            self._tell_of_idle()
+            try:
+                self._outer_steps.sync()
+            except UnequalSyncsError as error:
+                self._outer_steps.part(error)
+
+    def _tell_of_idle(self) -> None:
+        """Log once that a sync came late because it waited for an inner optimizer that has not stepped at all."""
+        if self._idle and not self._told_of_idle:
+            self._told_of_idle = True
+            idle = [self._optimizers.describe(number) for number in sorted(self._idle)]
+            period, since = self._schedule.period, self._count.since_event
+            notices.sync_came_late(self._rank, period, since, idle)
+        self._idle = set(self._everybody)
