@@ -1,34 +1,23 @@
 """What a sync does with buffers: a declared policy, and BatchNorm's statistics as the example."""
 
-import itertools
 import random
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from buffers_lab import KINDS, exchanges, same_bytes, with_buffers
 from torch import nn
 
 from diloco_core import (
     ConfigurationError,
     DiLoCo,
     Elastic,
-    ElasticExchange,
-    NonFiniteDeltaError,
-    NonFiniteUpdateError,
-    ObjectStoreExchange,
-    ReplicaLostError,
-    Timing,
     in_process,
 )
 from diloco_core._arithmetic._sharded import may_carry
 from diloco_core._elastic._log._delta import DeltaFormat
 from diloco_core._model._partition import Buffers, split
 from diloco_core._outer._fragment import Fragment
-from diloco_core._store._open import open_store
-from diloco_core._wire._safetensors import SAFETENSORS_DTYPES
-from diloco_core._wire._sections import view
-from diloco_core.testing import Fault, Schedule, run_replicas, simulate
+from diloco_core.testing import Fault, Schedule, simulate
 
 REPLICAS = 3
 
@@ -170,166 +159,6 @@ def test_what_cannot_be_synced_is_refused():
     with pytest.raises(ConfigurationError, match="'spectrum' is complex"):
         DiLoCo(net, inner, in_process(1)[0], sync_every=1)
     assert DiLoCo(net, inner, in_process(1)[0], sync_every=1, buffers="none").committed == 0
-
-
-_prefixes = itertools.count()
-KINDS = ["threads", "strict", "sharded", "gather"]
-# Complex buffers are refused; all else that safetensors knows travels as it is.
-DTYPES = [dtype for dtype in SAFETENSORS_DTYPES if not dtype.is_complex]
-INF, NAN = float("inf"), float("nan")
-
-
-def exchanges(lab, kind, replicas, *, least=None, hurried=False):
-    if kind == "threads":
-        return in_process(replicas)
-    prefix = next(_prefixes)
-    stores = [open_store(f"memory://buffers/{prefix}") for _ in range(replicas)]
-    if kind == "strict":
-        return [ObjectStoreExchange(store, rank, replicas) for rank, store in enumerate(stores)]
-    elastic, timings = Elastic(least or replicas, topology=kind), [Timing()] * replicas
-    if hurried:  # a grace costs no real time, and nobody is ever given up
-        clocks = [lab.Clock() for _ in stores]
-        timings = [Timing(sync_timeout=1e12, clock=clock, sleep=clock.sleep) for clock in clocks]
-    return [
-        ElasticExchange(store, rank, replicas, elastic, timing=timing)
-        for rank, (store, timing) in enumerate(zip(stores, timings, strict=True))
-    ]
-
-
-def with_buffers(lab, buffers):
-    net = lab.fill(nn.Linear(2, 2))
-    for number, buffer in enumerate(buffers):
-        net.register_buffer(f"buffer{number}", buffer.clone())
-    return net
-
-
-def synced(lab, kind, buffers, policy="mean", later=None, **options):
-    """What replicas hold after two syncs, where rank r has the buffers ``later[r]`` before the second."""
-
-    def replica(exchange):
-        net = with_buffers(lab, buffers[exchange.rank])
-        inner = torch.optim.SGD(net.parameters(), lr=1.0)
-        with DiLoCo(net, inner, exchange, sync_every=1, buffers=policy):
-            lab.push(net, inner, exchange.rank, 0)
-            for number, buffer in enumerate(later[exchange.rank] if later else ()):
-                getattr(net, f"buffer{number}").copy_(buffer)
-            lab.push(net, inner, exchange.rank, 1)
-        return list(net.buffers())
-
-    return run_replicas(replica, exchanges(lab, kind, len(buffers), **options))
-
-
-def same_bytes(a, b):
-    return (a.dtype, a.shape, view(a.contiguous())) == (b.dtype, b.shape, view(b.contiguous()))
-
-
-class TestWhatIsNotFinite:
-    @pytest.mark.parametrize("policy", ["mean", "rank0"])
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_what_all_replicas_hold_stays_as_it_is(self, lab, kind, policy):
-        """A causal mask; and values whose sum over three replicas overflows or is rounded."""
-        mask = torch.full((4, 4), -INF).triu(1)
-        odd = torch.tensor([NAN, INF, 3e38, 0.1, -0.0])
-        for found in synced(lab, kind, [[mask, odd]] * 3, policy):
-            assert same_bytes(found[0], mask)
-            assert same_bytes(found[1], odd)
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_infinity_is_a_number_like_others(self, lab, kind):
-        """A running maximum begins at -inf, and not everybody has seen something."""
-        start, seen = torch.tensor([-INF, -INF]), torch.tensor([-INF, 2.0])
-        for (found,) in synced(lab, kind, [[start]] * 2, later=[[seen], [seen]]):
-            assert found.tolist() == [-INF, 2.0]
-        for (found,) in synced(lab, kind, [[start]] * 2, later=[[seen], [start]]):
-            assert found.tolist() == [-INF, -INF]
-
-    @pytest.mark.parametrize("policy", ["mean", "rank0"])
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_a_nan_that_is_new_is_refused_before_it_is_sent(self, lab, kind, policy):
-        before, after = torch.tensor([1.0, NAN]), torch.tensor([NAN, NAN])
-        first, second = synced(
-            lab, kind, [[before]] * 2, policy, later=[[after], [before]], least=1
-        )
-        assert isinstance(first, NonFiniteDeltaError)
-        assert (first.tensor, first.rank) == ("buffer0", 0)
-        if kind in {"threads", "strict"}:
-            assert isinstance(second, ReplicaLostError)
-        else:
-            assert same_bytes(second[0], before)
-
-    @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-    @pytest.mark.parametrize(("one", "other"), [(INF, -INF), ("most", "almost")])
-    @pytest.mark.parametrize("kind", KINDS)
-    def test_nothing_infinite_or_undefined_is_made_of_them(self, lab, kind, one, other, dtype):
-        most = torch.finfo(dtype).max
-        values = {"most": most, "almost": most * 0.99}
-        later = [
-            [torch.tensor([1.0, values.get(value, value)], dtype=dtype)] for value in (one, other)
-        ]
-        found = synced(lab, kind, [[torch.ones(2, dtype=dtype)]] * 2, later=later, hurried=True)
-        owners = [error for error in found if isinstance(error, NonFiniteUpdateError)]
-        assert len(owners) == (1 if kind in {"threads", "strict"} else 2)
-        assert all(isinstance(error, (NonFiniteUpdateError, ReplicaLostError)) for error in found)
-        assert {(error.tensor, error.outer_lr) for error in owners} == {("buffer0", None)}
-        assert "the mean over the replicas makes tensor 'buffer0' NaN or infinite" in str(owners[0])
-
-
-class TestDtypes:
-    @pytest.mark.parametrize("kind", KINDS)
-    @settings(max_examples=5, deadline=None)
-    @given(
-        st.lists(st.tuples(st.sampled_from(DTYPES), st.integers(0, 40)), max_size=5),
-        st.integers(0, 2**31),
-    )
-    def test_every_dtype_comes_from_rank_0_as_it_is(self, lab, kind, described, seed):
-        generator = torch.Generator().manual_seed(seed)
-
-        def buffer(dtype, size, rank):
-            if dtype is torch.bool:
-                return torch.rand(size, generator=generator) < 0.5
-            if dtype.is_floating_point:  # other values at other ranks, and no NaN
-                return torch.randn(size, generator=generator).to(dtype)
-            return torch.randint(
-                0, 256, (size * dtype.itemsize,), generator=generator, dtype=torch.uint8
-            ).view(dtype)
-
-        first, second = (
-            [[buffer(*one, rank) for one in described] for rank in range(3)] for _ in range(2)
-        )
-        for found in synced(lab, kind, first, "rank0", later=second):
-            assert all(same_bytes(a, b) for a, b in zip(found, second[0], strict=True))
-
-    @pytest.mark.parametrize("dtype", [dtype for dtype in DTYPES if dtype.is_floating_point])
-    def test_every_floating_point_dtype_has_a_mean(self, lab, dtype):
-        later = [[torch.tensor([2.0, 1.0 + 2 * rank]).to(dtype)] for rank in range(2)]
-        for (found,) in synced(lab, "strict", [[torch.ones(2).to(dtype)]] * 2, later=later):
-            assert found.float().tolist() == [2.0, 2.0]
-            assert found.dtype is dtype
-
-    @pytest.mark.parametrize("dtype", [torch.bool, torch.int8, torch.float16])
-    def test_they_weigh_what_they_weigh(self, lab, dtype):
-        """A mask of 256 KiB weighed 2 MiB."""
-        buffer = torch.zeros(2**14).to(dtype)
-        (part,) = split(with_buffers(lab, [buffer]), 1, Buffers.RANK0)
-        assert sum(named.wire_bytes for named in part) == 6 * 4 + 2**14 * dtype.itemsize
-
-    @pytest.mark.parametrize(
-        ("make", "word"),
-        [
-            (lambda: torch.ones(2, dtype=torch.complex128), "complex"),
-            (lambda: torch.ones(2).to_sparse(), "sparse_coo"),
-            (lambda: torch.ones(2, device="meta"), "device meta"),
-            (
-                lambda: torch.ones(4, dtype=torch.uint8).view(torch.float4_e2m1fn_x2),
-                "float4_e2m1fn_x2",
-            ),
-        ],
-    )
-    def test_what_has_no_bytes_of_its_own_is_refused_by_name(self, make, word):
-        net = nn.Linear(1, 1)
-        net.register_buffer("odd", make())
-        with pytest.raises(ConfigurationError, match=rf"buffer 'odd' is .*{word}"):
-            DiLoCo(net, torch.optim.SGD(net.parameters(), lr=1.0), in_process(1)[0], sync_every=1)
 
 
 class Weighing:

@@ -1,0 +1,68 @@
+"""Replicas with buffers of any kind, in every exchange."""
+
+import itertools
+
+import torch
+from torch import nn
+
+from diloco_core import (
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    ObjectStoreExchange,
+    Timing,
+    in_process,
+)
+from diloco_core._store._open import open_store
+from diloco_core._wire._safetensors import SAFETENSORS_DTYPES
+from diloco_core._wire._sections import view
+from diloco_core.testing import run_replicas
+
+_prefixes = itertools.count()
+KINDS = ["threads", "strict", "sharded", "gather"]
+# Complex buffers are refused; all else that safetensors knows travels as it is.
+DTYPES = [dtype for dtype in SAFETENSORS_DTYPES if not dtype.is_complex]
+
+
+def exchanges(lab, kind, replicas, *, least=None, hurried=False):
+    if kind == "threads":
+        return in_process(replicas)
+    prefix = next(_prefixes)
+    stores = [open_store(f"memory://buffers/{prefix}") for _ in range(replicas)]
+    if kind == "strict":
+        return [ObjectStoreExchange(store, rank, replicas) for rank, store in enumerate(stores)]
+    elastic, timings = Elastic(least or replicas, topology=kind), [Timing()] * replicas
+    if hurried:  # a grace costs no real time, and nobody is ever given up
+        clocks = [lab.Clock() for _ in stores]
+        timings = [Timing(sync_timeout=1e12, clock=clock, sleep=clock.sleep) for clock in clocks]
+    return [
+        ElasticExchange(store, rank, replicas, elastic, timing=timing)
+        for rank, (store, timing) in enumerate(zip(stores, timings, strict=True))
+    ]
+
+
+def with_buffers(lab, buffers):
+    net = lab.fill(nn.Linear(2, 2))
+    for number, buffer in enumerate(buffers):
+        net.register_buffer(f"buffer{number}", buffer.clone())
+    return net
+
+
+def synced(lab, kind, buffers, policy="mean", later=None, **options):
+    """What replicas hold after two syncs, where rank r has the buffers ``later[r]`` before the second."""
+
+    def replica(exchange):
+        net = with_buffers(lab, buffers[exchange.rank])
+        inner = torch.optim.SGD(net.parameters(), lr=1.0)
+        with DiLoCo(net, inner, exchange, sync_every=1, buffers=policy):
+            lab.push(net, inner, exchange.rank, 0)
+            for number, buffer in enumerate(later[exchange.rank] if later else ()):
+                getattr(net, f"buffer{number}").copy_(buffer)
+            lab.push(net, inner, exchange.rank, 1)
+        return list(net.buffers())
+
+    return run_replicas(replica, exchanges(lab, kind, len(buffers), **options))
+
+
+def same_bytes(a, b):
+    return (a.dtype, a.shape, view(a.contiguous())) == (b.dtype, b.shape, view(b.contiguous()))

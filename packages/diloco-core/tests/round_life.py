@@ -1,0 +1,355 @@
+"""One life in the model of an elastic run: it walks the real decision functions, one request at a time; see :mod:`round_lab`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from diloco_core._elastic._log import _rules as rules
+from diloco_core._elastic._log._keys import (
+    Delta,
+    Hint,
+    claim_key,
+    commit_key,
+    deltas,
+    done_key,
+    epochs,
+    shard_key,
+)
+from diloco_core._elastic._log._records import Commit, Done, digest, state_digest
+from diloco_core._elastic._round import _membership as membership
+from diloco_core._elastic._round import _shares as shares
+from diloco_core._elastic._round._membership import Create, Differ, Expired, Leave, Obey, Round
+from diloco_core._elastic._round._shares import (
+    Adopt,
+    Complete,
+    Compute,
+    KeepWaiting,
+    Pending,
+    Shares,
+)
+
+RUN, SCHEMA, NONCE = "b" * 16, "f" * 16, "a" * 16
+SIZE, GRACE = 100, 10.0
+REMEMBERED = 12  # how many writes a listing may be behind
+
+
+class Violation(AssertionError):
+    """Something that must never happen."""
+
+
+class Gone(Exception):
+    """What a life would go on from is gone, since newer state is complete: it loads again."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One request to the store; a life stands still until the world has carried it out."""
+
+    kind: str
+    key: Any
+    data: Any = None
+
+
+@dataclass
+class State:
+    """What a life holds: per shard the batches that are counted, and where it stands in the log."""
+
+    sync: int = 0
+    values: list = field(default_factory=list)
+    commit: Commit | None = None
+    previous: str = RUN
+    members: dict = field(default_factory=dict)
+
+    @property
+    def sums(self):
+        return tuple(checksum(value) for value in self.values)
+
+    @property
+    def positions(self):
+        return self.commit.positions if self.commit else {}
+
+    def follows(self, commit):
+        counted = {**self.positions, **{member.rank: member.stop for member in commit.members}}
+        return (commit.sync, commit.previous) == (self.sync + 1, self.previous) and (
+            commit.positions == counted
+        )
+
+
+def checksum(value):
+    """Of a shard."""
+    return int(digest(repr(value).encode()), 16)
+
+
+class Life:
+    """One life of a rank. ``request`` is what it is about to do; None when it has ended."""
+
+    def __init__(self, world, rank, name):
+        self.world, self.rank, self.name = world, rank, name
+        self.epoch, self.state, self.absent = 0, State(), set()
+        self.overdue, self.expired, self.elapsed = False, False, 0.0
+        self.flips = self.differed = False
+        self.learned: list = []
+        self.next = 0
+        self._program = self._live()
+        self.request = next(self._program)
+
+    def go_on(self, answer):
+        """Hand over the answer to its request."""
+        try:
+            self.request = self._program.send(answer)
+        except StopIteration:
+            self.request = None
+
+    def _live(self):
+        yield from self._claim()
+        yield from self._catch_up()
+        first = True
+        while True:
+            if (yield Request("get", claim_key(self.rank, self.epoch + 1))) is not None:
+                return
+            sync = self.state.sync + 1
+            if (yield Request("get", commit_key(sync))) is None and self.epoch not in {
+                self.state.members.get(self.rank)
+            }:
+                yield Request("put", Hint(sync, self.rank, self.epoch, "join").key, "hint")
+            try:
+                if not (yield from self._sync(stands_in=first)):
+                    yield Request("put", Hint(sync, self.rank, self.epoch, "leave").key, "hint")
+                    return
+                self.differed = False
+            except Gone:
+                yield from self._catch_up()
+            first = False
+
+    def _claim(self):
+        listing = yield Request("list", "claims/")
+        epoch = (
+            1
+            if "no epochs" in self.world.broken
+            else max(epochs(listing, self.rank), default=0) + 1
+        )
+        while True:
+            created = yield Request("create", claim_key(self.rank, epoch), self.name)
+            if created or "no epochs" in self.world.broken:
+                break
+            if (yield Request("get", claim_key(self.rank, epoch))) == self.name:
+                break
+            epoch += 1
+        self.epoch = epoch
+
+    def _catch_up(self):
+        while not (yield from self._load()):
+            pass
+        while (record := (yield Request("get", commit_key(self.state.sync + 1)))) is not None:
+            try:
+                if "no replay" in self.world.broken:
+                    self._stand(self.world.record(record), self.state.values)
+                else:
+                    yield from self._adopt(self.world.record(record))
+            except Gone:
+                return (yield from self._catch_up())
+        self.learned = []
+        self.next = max(self.next, self.state.positions.get(self.rank, 0))
+        return None
+
+    def _load(self):
+        newest = rules.newest_done((yield Request("list", "state/")), 1)[0]
+        done = (yield Request("get", done_key(newest, 0))) if newest else None
+        values = []
+        for shard in range(self.world.shards):
+            value = yield Request("get", shard_key(newest, 0, shard, NONCE))
+            if value is None or (newest and done is None):
+                return False
+            values.append(value)
+        if not newest:
+            self.state = State(0, values, None, RUN, dict.fromkeys(self.world.ranks, 0))
+        else:
+            if done.sums != tuple(map(checksum, values)):
+                raise Violation(f"state {newest} is not what its record says")
+            record = yield Request("get", commit_key(newest))
+            self._stand(self.world.record(record), values)
+        return True
+
+    def _sync(self, *, stands_in):
+        """Take part in the next sync; whether this life goes on."""
+        state, world = self.state, self.world
+        if (
+            self.flips
+        ):  # a bit of its memory, as in the gather topology, where nobody else would notice
+            state.values[0] = (*state.values[0], (self.rank, -1, self.name))
+            self.flips = False
+        sync = state.sync + 1
+        at = Round(
+            sync=sync,
+            rank=self.rank,
+            base=state_digest(state.sums),
+            schema=SCHEMA,
+            positions=state.positions,
+            size=lambda groups: SIZE,
+            previous=state.previous,
+            members=state.members,
+            min_replicas=world.quorum,
+            absent=frozenset(self.absent),
+            differed=self.differed,
+        )
+        record, own, held = (yield Request("get", commit_key(sync))), None, None
+        if record is None:
+            earlier = (
+                at.valid((yield Request("list", deltas(sync)))).get(self.rank)
+                if stands_in
+                else None
+            )
+            if earlier is None or earlier.epoch >= self.epoch:
+                self.learned.append(self.next)
+                self.next += 1
+                start, stop = self.learned[0], self.learned[-1] + 1
+                own = Delta(sync, self.rank, self.epoch, start, stop, at.base, SCHEMA)
+                if not at.valid({own.key: SIZE}):
+                    raise Violation(f"{own} would not count")
+                held = Request(
+                    "put", own.key, tuple((self.rank, batch, self.name) for batch in self.learned)
+                )
+                if "record before payload" not in world.broken:
+                    yield held
+            self.overdue = self.expired = False
+            while record is None:
+                listing = yield Request("list", deltas(sync))
+                if "record before payload" in world.broken and own is not None:
+                    listing = {**listing, own.key: SIZE}
+                folder = membership.read_folder(at, listing)
+                decision = membership.on_look(
+                    at, folder, overdue=self.overdue, expired=self.expired
+                )
+                if isinstance(decision, Expired | Leave):
+                    return False
+                if isinstance(decision, Differ):
+                    self.differed = True
+                    raise Gone
+                if isinstance(decision, Create):
+                    yield from self._decide(at, decision.members)
+                    if "own listing" in world.broken:
+                        record = self._record(at, decision.members).to_json()
+                        break
+                if "record before payload" in world.broken and own is not None:
+                    yield held
+                record = yield Request("get", commit_key(sync))
+        commit = world.record(record)
+        obeys = membership.on_record(at, commit, follows=state.follows(commit))
+        if isinstance(obeys, Differ):
+            self.differed = True
+            raise Gone
+        if obeys != Obey():
+            raise Violation(f"life {self.name} at sync {state.sync} cannot obey {commit}")
+        becomes = membership.fate(commit, self.rank, own, learned=own is not None, late=world.late)
+        yield from self._adopt(commit, local=becomes == "counted")
+        if becomes != "carried":
+            self.learned = []
+            self.next = max(self.next, self.state.positions.get(self.rank, 0))
+        if self._shares(commit).designated:
+            yield from self._collect()
+        return True
+
+    def _record(self, at, members):
+        positions = {**self.state.positions, **{member.rank: member.stop for member in members}}
+        return Commit(at.sync, 0, at.base, at.previous, members, positions, at.sync, run=RUN)
+
+    def _decide(self, at, members):
+        yield Request("create", commit_key(at.sync), self._record(at, members).to_json())
+
+    def _shares(self, commit):
+        ranks = tuple(member.rank for member in commit.members)
+        return Shares(sync=commit.sync, members=ranks, rank=self.rank, grace=GRACE)
+
+    def _adopt(self, commit, *, local=False):
+        at, world, values = self._shares(commit), self.world, list(self.state.values)
+        everything = range(world.shards)
+        if "done first" in world.broken and at.designated:
+            yield from self._say_done(commit, world.states[commit.sync])
+        own = at.own(everything)
+        for shard in own:
+            values[shard] = yield from self._compute(commit, shard)
+        left, self.elapsed = [shard for shard in everything if shard not in own], 0.0
+        self.absent = set()
+        while left:
+            elapsed = self.elapsed
+            self.absent |= at.late_owners(left, elapsed)
+            listing = yield Request("list", f"state/{commit.sync:08}/")
+            found = [s for s in left if shard_key(commit.sync, 0, s, NONCE) in listing]
+            seen = Pending(tuple(left), tuple(found))
+            while True:
+                decision = shares.on_pending(at, seen, elapsed=elapsed, patience=1e9)
+                came = []
+                if isinstance(decision, Adopt):
+                    for shard in decision.shards:
+                        value = yield Request("get", shard_key(commit.sync, 0, shard, NONCE))
+                        if value is not None:
+                            values[shard] = value
+                            came.append(shard)
+                elif isinstance(decision, Compute):
+                    for shard in decision.shards:
+                        values[shard] = yield from self._compute(commit, shard)
+                        came.append(shard)
+                else:
+                    break
+                left = [shard for shard in left if shard not in came]
+                seen = Pending(tuple(left), (), seen.arrived or bool(came))
+            if isinstance(decision, KeepWaiting):
+                self.expired = self.expired or elapsed > 100 * GRACE
+                if elapsed > 100 * GRACE:
+                    raise Violation(f"the shards {left} of sync {commit.sync} did not come in time")
+            elif isinstance(decision, Complete):
+                break
+        self._stand(commit, values)
+        if at.designated:
+            yield from self._say_done(commit, values)
+
+    def _say_done(self, commit, values):
+        sums = tuple(map(checksum, values))
+        yield Request("create", done_key(commit.sync, 0), Done(commit.sync, 0, sums, sums, commit))
+
+    def _compute(self, commit, shard):
+        """A shard after a sync, as it is in the store afterwards."""
+        value = self.state.values[shard]
+        key = shard_key(commit.sync, 0, shard, NONCE)
+        for member in commit.members:
+            batches = yield Request("get", member.key)
+            if batches is None:
+                return (yield from self._look_again(commit, key))
+            value = (*value, *batches)
+        if (yield Request("create", key, value)):
+            return value
+        found = yield Request("get", key)
+        return found if found is not None else (yield from self._look_again(commit, key))
+
+    def _look_again(self, commit, key):
+        found = yield Request("get", key)
+        if found is None:
+            newest = rules.newest_done((yield Request("list", "state/")), 1)[0]
+            if shares.inputs_are_superseded(newest, commit.sync, mending=False):
+                raise Gone
+            raise Violation(
+                f"what sync {commit.sync} is computed from is gone, and nothing newer is complete"
+            )
+        return found
+
+    def _stand(self, commit, values):
+        members = {member.rank: member.epoch for member in commit.members}
+        self.state = State(commit.sync, values, commit, digest(commit.to_json()), members)
+        self.world.check_state(self)
+
+    def _collect(self):
+        states = yield Request("list", "state/")
+        keys = [*(yield Request("list", "deltas/")), *states, *(yield Request("list", "initial/"))]
+        last = self.state.sync
+        kept = rules.kept_from(states, 1, last=last)
+        gone = rules.collectable(
+            keys,
+            last=last,
+            kept=kept,
+            retention=self.world.retention,
+            keep_deltas=False,
+            initial=NONCE,
+        )
+        if gone:
+            yield Request("delete", tuple(gone))
