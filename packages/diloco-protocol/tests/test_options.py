@@ -89,6 +89,21 @@ def test_the_constructor_has_the_signature():
     ]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ({}, "Toy: missing a required argument: 'color'. It takes color, owner, "),
+        (
+            {"color": "red", "colour": 1},
+            "Toy: got an unexpected keyword argument 'colour'. It takes",
+        ),
+    ],
+)
+def test_an_argument_that_there_is_not_is_named_in_the_constructors_own_words(arguments, told):
+    with pytest.raises(TypeError, match=f"^{told}"):
+        Toy(**arguments)
+
+
 def test_the_list_of_options():
     assert [(each.name, each.type, each.default, each.help) for each in options_of(ToyOptions)] == [
         ("color", "text", "(required)", 'Of the toy, such as `"red"`.'),

@@ -1,6 +1,7 @@
 """A sync in two halves, in every exchange: the halves together are a sync, and nothing else may be done between them."""
 
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
@@ -164,6 +165,14 @@ def test_nobody_leaves_with_a_sync_under_way(replicas):
     at_once(lambda replica: replica.exchange.leave(), replicas)
 
 
+@each(*KINDS)
+def test_a_sync_that_is_given_up_cannot_be_finished(replicas):
+    pending = begin(replicas[0])
+    replicas[0].exchange.abort(RuntimeError("out of coffee"))
+    with pytest.raises(SyncError, match="the sync of 0 is over"):
+        pending.finish()
+
+
 @each("in process", "strict")
 def test_a_sync_that_is_given_up_is_told_to_the_others(replicas):
     first, second = at_once(begin, replicas)
@@ -171,7 +180,7 @@ def test_a_sync_that_is_given_up_is_told_to_the_others(replicas):
     with pytest.raises(ReplicaLostError, match="out of coffee") as caught:
         first.finish()
     assert caught.value.rank == 1
-    with pytest.raises(SyncError):
+    with pytest.raises(SyncError, match="is over"):
         second.finish()
 
 
@@ -214,3 +223,17 @@ def test_a_function_that_yields_twice_is_no_sync():
     with pytest.raises(RuntimeError, match="has two halves only"):
         pending.finish()
     assert [a + b for a, b in pairwise(entered)][::2] == [0, 0]  # around each half
+
+
+@pytest.mark.parametrize("half", [1, 2])
+def test_a_sync_that_fails_is_over(half):
+    def steps():
+        if half == 1:
+            raise KeyError("half")
+        yield lambda: True
+        raise KeyError("half")
+
+    syncs = Syncs()
+    with pytest.raises(KeyError, match="half"):
+        syncs.begin("x", steps(), nullcontext).finish()
+    syncs.check("nothing is under way, so nothing is refused")

@@ -33,6 +33,7 @@ import inspect
 import re
 from collections.abc import Callable
 from dataclasses import MISSING, Field, dataclass, field, fields
+from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from ._hooks import Option
@@ -116,16 +117,26 @@ def takes(
 
     def decorate(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
         taken = inspect.signature(options)
+
+        @wraps(constructor)
+        def checked(self: Any, /, *arguments: P.args, **given: P.kwargs) -> None:
+            try:
+                taken.bind(*arguments, **given)
+            except TypeError as error:
+                names = ", ".join(taken.parameters)
+                raise TypeError(f"{type(self).__name__}: {error}. It takes {names}") from None
+            constructor(self, *arguments, **given)
+
         first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
         parameters = [first, *taken.parameters.values()]
-        constructor.__signature__ = taken.replace(  # type: ignore[attr-defined]
+        checked.__signature__ = taken.replace(  # type: ignore[attr-defined]
             parameters=parameters, return_annotation=None
         )
         helps = _helps(options)
-        constructor.__doc__ = "Args:\n" + "\n".join(
+        checked.__doc__ = "Args:\n" + "\n".join(
             f"    {name}: {text}" for name, text in helps.items()
         )
-        return constructor
+        return checked
 
     return decorate
 
