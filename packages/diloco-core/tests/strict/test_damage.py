@@ -140,7 +140,7 @@ class TestAtRest:
         results = run_replicas(means(1), made)
         assert lab.kinds(results) == [CorruptedObjectError, list]
         assert "state/00000000/00001" in str(results[0])
-        assert "Rank 1, which had its values, has left the run" in str(results[0])
+        assert "Rank 1, which had the values, has left the run" in str(results[0])
 
     @pytest.mark.parametrize("harm", HARMS)
     def test_a_shard_whose_owner_lives_is_written_again(self, lab, tmp_path, caplog, harm):
@@ -158,7 +158,7 @@ class TestAtRest:
             )
             + healthy
         )
-        assert "is written again, with the same content" in caplog.text
+        assert "is written again with the same content" in caplog.text
         assert not open_store(str(tmp_path / "b" / "run")).list("requests/")
 
     def test_tensors_that_have_changed_since_are_not_taken_for_the_shard(self, lab, tmp_path):
@@ -192,7 +192,9 @@ class TestAtRest:
         (made,) = exchanges(tmp_path, wrap, world_size=1)
         with ObjectStoreAllReduce(made) as reduce:
             reduce.mean([torch.ones(4)])
-        assert "the record is written again, with the same content" in caplog.text
+        assert (
+            "a commit record is damaged and is written again with the same content" in caplog.text
+        )
         assert json.loads(made.store.get("commits/00000000.json"))["sync"] == 0
 
     def test_a_commit_record_of_others_is_refused(self, tmp_path):
@@ -214,10 +216,10 @@ class TestAtRest:
             run_replicas(means(1), made), 1
         )  # rank 1 has left; nobody needs it any more
         with pytest.raises(
-            ReplicaLostError, match=r"no sign of life .* left a note of its end, which is damaged"
+            ReplicaLostError, match=r"no sign of life .* how it ended, but that note is damaged"
         ):
             observe(made)
-        assert "a note of the end of rank 1 is ignored" in caplog.text
+        assert "the note that says how rank 1 ended cannot be read and is ignored" in caplog.text
 
 
 def observe(made):
@@ -341,7 +343,7 @@ class TestEveryBit:
         job.begin()
         scratch = Scratch(16)
         seed = partial(wire_seed, "delta")
-        plan = DeltaPlan(job.layout, 2, 16, carried_groups(job), first=False)
+        plan = DeltaPlan(job.layout, 2, 16, carried_groups(job), is_rank_zero=False)
         file = DeltaFile(plan, 1, seed, {"rank": "1"})
         data = b"".join(
             map(bytes, file.parts(lambda shard: contributions(job, shard, 1, 16, scratch)))

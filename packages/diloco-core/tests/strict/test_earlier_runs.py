@@ -123,7 +123,7 @@ def test_its_notes_and_beats_are_no_signs_of_its_successor(lab, tmp_path, caplog
         observer.check([1], Progress(), "sync 1")
     assert (
         caplog.text.count(
-            "a note of the end of rank 1 is ignored: a process of an earlier run has written it"
+            "a note that says how rank 1 ended is ignored, since a process of an earlier run has written it"
         )
         == 1
     )

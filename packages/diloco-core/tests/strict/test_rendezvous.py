@@ -52,7 +52,7 @@ class TestMeeting:
         first = next(result for result in results if isinstance(result, RendezvousTimeoutError))
         assert first.missing == (1, 3)
         # Whoever gives up first tells the other, which then need not wait any longer.
-        assert all("missing: rank 1, 3" in str(result) for result in results)
+        assert all("missing: ranks 1, 3" in str(result) for result in results)
 
     def test_a_thread_that_never_comes_is_named(self, lab):
         exchanges = in_process(3, timing=Timing(join_timeout=0.05))

@@ -19,7 +19,7 @@ from .._errors import (
 from .._redact import redact
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
 _LONGEST = 10_000
 
@@ -66,6 +66,11 @@ class Ending:
     progress: Progress
     message: str = ""
     cause_rank: int | None = None
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Ranks as messages name them: ``rank 1``, or ``ranks 1, 2``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def as_text(error: BaseException) -> str:

@@ -1,8 +1,8 @@
 """The contributions of a strict run. Every chunk is verified before it is used.
 
-The owner of a shard adds contributions up chunk by chunk and updates its own copy at once, which nobody could take back. So
-a section of these files ends with a checksum for every chunk: that of all bytes of the section up to the chunk's end. What
-does not match is read again, and a flipped bit on the way costs a second request instead of the run.
+The owner of a shard adds up the contributions chunk by chunk and updates its own copy as it goes, which cannot be undone. So
+each section of these files ends with one checksum per chunk, taken over all bytes of the section up to the end of that chunk.
+A chunk that does not match is read again, so a bit that flips in transit costs a second request instead of the run.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 
 class DeltaPlan:
-    """What contributions look like that carry the same groups. They differ in the shards that a rank does not send.
+    """The format of all contributions that carry the same groups of tensors. They differ only in which shards a rank sends.
 
     Args:
-        layout: The plan of the sync.
+        layout: How the tensors of the sync are cut into shards.
         world_size: Number of ranks; a rank does not send the shards that it updates itself.
-        chunk_bytes: Bytes handled at once.
-        carried: The groups, as bits.
-        first: Whether it is rank 0's, which alone sends what only the first one's values are taken of.
-        codec: How they are encoded.
+        chunk_bytes: Number of bytes handled at once.
+        carried: The groups that are sent, one bit for each.
+        is_rank_zero: Whether rank 0 is the sender. It alone sends the groups whose values all replicas take from it.
+        codec: How the values are encoded.
     """
 
     def __init__(
@@ -52,19 +52,20 @@ class DeltaPlan:
         chunk_bytes: int,
         carried: int,
         *,
-        first: bool,
+        is_rank_zero: bool,
         codec: Codec = PLAIN,
     ) -> None:
         self.layout = layout
         self._world_size = world_size
         self._sections: list[Section] = []
         for shard in range(layout.shards):
-            pieces = sent_pieces(layout, shard, 0 if first else 1, carried)
+            pieces = sent_pieces(layout, shard, 0 if is_rank_zero else 1, carried)
             groups = {piece.group for piece in pieces}
             chunks = sum(chunk.group in groups for chunk in layout.chunks(shard, chunk_bytes))
             self._sections.append(Section(f"shard.{shard}", pieces, 0, max(chunks, 1), codec))
         self._sizes = [section_bytes(layout, section) for section in self._sections]
-        self._after = list(accumulate(reversed(self._sizes), initial=0))[::-1]
+        # Bytes from the beginning of each section to the end of a file with all sections.
+        self._bytes_to_end = list(accumulate(reversed(self._sizes), initial=0))[::-1]
 
     def shards(self, rank: int) -> list[int]:
         """The shards that a rank sends, in file order."""
@@ -75,19 +76,19 @@ class DeltaPlan:
         return replace(self._sections[shard], seed=seed)
 
     def distance(self, rank: int, shard: int) -> int:
-        """How many bytes before the end of a rank's file the section of a shard begins."""
-        first = shard + (rank - shard) % self._world_size
-        return self._after[shard] - sum(self._sizes[first :: self._world_size])
+        """Number of bytes between the beginning of a shard's section and the end of a rank's file."""
+        next_unsent = shard + (rank - shard) % self._world_size
+        return self._bytes_to_end[shard] - sum(self._sizes[next_unsent :: self._world_size])
 
 
 class DeltaFile:
-    """The contribution of one rank.
+    """The format of one rank's contribution.
 
     Args:
-        plan: What it looks like.
+        plan: The format that it has in common with those of other ranks.
         rank: The contributor.
-        seed: Makes the seed of a shard's section.
-        metadata: For people and other tools.
+        seed: Returns the seed of the checksums of a shard's section.
+        metadata: Goes into the header, for people and other tools.
     """
 
     def __init__(
@@ -104,43 +105,43 @@ class DeltaFile:
         return self._plan.section(shard, self._seed(shard))
 
     def distance(self, shard: int) -> int:
-        """How many bytes before the end of the file the section of a shard begins."""
+        """Number of bytes between the beginning of a shard's section and the end of the file."""
         return self._plan.distance(self._rank, shard)
 
     def parts(self, contributions: Callable[[int], Iterable[torch.Tensor]]) -> Iterator[Buffer]:
-        """The bytes of the file; ``contributions`` gives the chunks of a shard, encoded."""
+        """The bytes of the file; ``contributions`` yields the encoded chunks of a shard."""
         shards = self._plan.shards(self._rank)
         sections = [self.section(shard) for shard in shards]
         yield header(self.layout, sections, self._metadata)
         for section, shard in zip(sections, shards, strict=True):
             digest = xxhash.xxh3_64(seed=section.seed)
             sums = []
-            left = section_bytes(self.layout, section)
+            bytes_left = section_bytes(self.layout, section)
             for chunk in contributions(shard):
                 buffer = view(chunk)
                 digest.update(buffer)
                 sums.append(digest.intdigest())
-                left -= len(buffer)
+                bytes_left -= len(buffer)
                 yield buffer
             table = b"".join(
                 value.to_bytes(CHECKSUM_BYTES, "little") for value in sums or [digest.intdigest()]
             )
-            yield bytes(left - len(table)) + table
+            yield bytes(bytes_left - len(table)) + table
 
 
 class ShardDelta:
-    """A rank's contribution to one shard, read chunk by chunk; what is handed out is verified. Not thread-safe.
+    """Reads one rank's contribution to one shard chunk by chunk, and verifies each before it is used. Not thread-safe.
 
     Args:
         store: Where the file is.
-        key: Its key.
-        size: Its size in bytes.
-        file: What it looks like.
-        shard: Which shard.
-        timing: Its ``sleep`` is used before something is read again.
+        key: The key of the file.
+        size: The size of the file in bytes.
+        file: The format of the file.
+        shard: The shard to read.
+        timing: Its ``sleep`` is used before a chunk is read again.
 
     Raises:
-        CorruptedObjectError: The file has not the size that it should have.
+        CorruptedObjectError: The file is too short.
     """
 
     def __init__(
@@ -152,14 +153,14 @@ class ShardDelta:
         self._size = size
         self._timing = timing
         self._origin = f"{store.uri}/{key}, section {section.name}"
-        # Counted from the end: the header is for people and other tools.
+        # Counted from the end of the file, since the header, which is for people and other tools, may have any length.
         self._offset = self._announced = size - file.distance(shard)
         self._values = ValuesDecoder(file.layout, section)
         self._start, self._end = self._offset, self._offset + self._values.size
         self._stop = self._offset + section_bytes(file.layout, section)
         if self._offset < 0:
             raise CorruptedObjectError(
-                f"{self._origin}: the object has {size} bytes: it is truncated."
+                f"{self._origin}: the object is truncated: it has {size} bytes, and {file.distance(shard)} are needed."
             )
         self._table = b""
         self._hash = xxhash.xxh3_64(seed=section.seed)
@@ -170,30 +171,30 @@ class ShardDelta:
         self._expect: Callable[[int, int], None] | None = None
 
     def announce(self, size: int) -> None:
-        """So many bytes will be read next, where the store profits from knowing that."""
+        """Tell the store that so many bytes will be read next, if it can fetch them ahead."""
         self._opened()
         if self._expect is None:
             return
         start, stop = self._announced, self._announced + size
         if start == self._offset and not self._table:
             if self._stop - start <= self._block_bytes:
-                stop = self._stop  # all of it with one request, the checksums included
+                stop = self._stop  # the whole section in one request, including the checksums
             else:
                 self._expect(self._end, self._stop)
         self._announced = stop
         self._expect(start, stop)
 
     def read(self, out: torch.Tensor) -> None:
-        """Fill a contiguous CPU tensor with the next chunk, verified.
+        """Fill a contiguous CPU tensor with the next chunk and verify it.
 
         Raises:
-            CorruptedObjectError: It is not what was written, however often it is read.
+            CorruptedObjectError: The chunk does not match its checksum, also after it was read again.
         """
         read_again(self._timing, lambda: self._store.attempt(lambda: self._read(out)))
         self._chunks += 1
 
     def close(self) -> None:
-        """Let go of the reader; repeatable."""
+        """Close the reader; repeatable."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.close()
@@ -213,10 +214,11 @@ class ShardDelta:
                 self._table[start : start + CHECKSUM_BYTES], "little"
             ):
                 raise CorruptedObjectError(
-                    f"{self._origin}: a checksum is wrong. The object was damaged, or written for another run, model or sync."
+                    f"{self._origin}: a checksum is wrong. The object is damaged, or it was written for another run, model or "
+                    "sync."
                 )
         except BaseException:
-            self.close()  # what it has fetched ahead may be what is wrong
+            self.close()  # the wrong bytes may be among those that the reader has fetched ahead
             self._table = b""
             raise
         self._hash = digest
@@ -232,7 +234,7 @@ class ShardDelta:
             self._reader = reader = self._store.store.open(self._key, self._size)
             self._expect = (
                 reader.expect if isinstance(reader, ReadsAhead) else None
-            )  # asked once: that is slow
+            )  # checked once per reader, since the check is slow
         return self._reader
 
     def __enter__(self) -> Self:

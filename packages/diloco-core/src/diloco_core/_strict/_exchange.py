@@ -3,20 +3,21 @@
 Keys below the run's prefix::
 
     manifest.json              what this run is, for people and tools (written by rank 0)
-    claims/{rank}.json         who plays which rank; written once
-    schemas/{digest}.json      the tensors and settings that all replicas have in common, so one object; see the claims
-    beats/{rank}               a counter that shows life
-    notes/{rank}.json          "left" or "failed", and because of whom
-    deltas/{sync}/{rank}.{run}.{fingerprint}.{groups}.safetensors    a contribution: immutable, gone when all have used it
-    commits/{sync}.json        who is in the sync; payloads first, this record last
+    claims/{rank}.json         which process has taken the rank; written once
+    schemas/{digest}.json      the tensors and settings that a claim refers to; replicas that agree write the same object
+    beats/{rank}               a counter that shows that the rank is alive
+    notes/{rank}.json          how the rank ended: "left" or "failed", and which other rank caused its failure
+    deltas/{sync}/{rank}.{run}.{fingerprint}.{groups}.safetensors    a contribution; never changed, deleted when all have used it
+    commits/{sync}.json        who is in the sync; written after all contributions
     state/{sync}/{shard}.{run}.safetensors             new parameters and outer state: the checkpoint
     unsynced/{nonce}/{number}.safetensors             what belongs to the model and is not synced; written once by rank 0
-    requests/{sync}/{shard}.{rank}                    a rank found the shard damaged; its owner writes it again
+    requests/{sync}/{shard}.{rank}                    the rank has found the shard damaged; the shard's owner writes it again
 
-Records are sealed (:mod:`._sealed`), payloads checksummed. Whatever else lies below the prefix is passed over.
+Records are sealed (:mod:`._sealed`), and payloads carry checksums. Any other object below the prefix is ignored.
 
-Every rank writes only its own keys (the commit record has the same bytes whoever writes it), so no conditional write is
-needed and nobody ever decides anything by itself. Anybody who may write below the prefix is trusted.
+Each rank writes only its own keys, except for schemas and commit records, which are the same bytes whichever rank writes
+them. So no conditional write is needed, and no rank ever decides anything by itself. Everyone who may write below the prefix
+is trusted.
 """
 
 from __future__ import annotations
@@ -57,17 +58,18 @@ _TELL_SECONDS = 10.0
 class ObjectStoreExchange(Exchange):
     """One replica's connection to a strict run over an object store; see :class:`._base.Exchange`.
 
-    Rank k reduces, updates and publishes the shards k, k + world_size, …; per sync it sends its contribution to all other
-    shards, and reads theirs to its own. With D bytes of contribution and N replicas that is D·(N-1)/N up, the published
-    shard (with its outer state) and 2·D·(N-1)/N down, for any N. One thread at a time; a daemon thread keeps the beat.
+    Rank k reduces, updates and publishes the shards k, k + world_size, …. In each sync it sends its contributions to all other
+    shards, and reads the contributions of the other ranks to its own. With contributions of D bytes and N replicas, it uploads
+    D·(N-1)/N and its published shards (with their outer state), and downloads 2·D·(N-1)/N, for any N. To be used by one thread
+    at a time; a daemon thread writes the beat.
 
     Args:
         store: The run's prefix.
-        rank: This replica.
+        rank: The rank of this replica.
         world_size: Number of replicas.
-        run_id: The launch they belong to; replicas of different launches refuse each other.
+        run_id: The launch that the replicas belong to; replicas of different launches refuse each other.
         timing: Limits in seconds.
-        chunk_bytes: Size in bytes of the buffers, two of which are held; must be the same for all replicas.
+        chunk_bytes: Size in bytes of each of the two buffers; must be the same for all replicas.
 
     Raises:
         ConfigurationError: An argument is not allowed.
@@ -86,7 +88,9 @@ class ObjectStoreExchange(Exchange):
         rank, world_size = check_identity(rank, world_size)
         check_whole("chunk_bytes", chunk_bytes)
         if not isinstance(run_id, str):
-            raise ConfigurationError(f"run_id must be text, not {run_id!r}")
+            raise ConfigurationError(
+                f"run_id must be text (a str), not {run_id!r} ({type(run_id).__name__})"
+            )
         self.rank = rank
         self.world_size = world_size
         self.run_id = run_id
@@ -105,7 +109,7 @@ class ObjectStoreExchange(Exchange):
         self._last: StoreSync | None = None
         self._obsolete: list[str] = []
         self._unsynced: UnsyncedWatch | None = None
-        self.when_ended: Callable[[], object] = bool  # told when this replica has left or failed
+        self.when_ended: Callable[[], object] = bool  # called when this replica leaves or fails
         self._ended = ""
 
     def join(self, schema: Schema) -> None:
@@ -115,7 +119,7 @@ class ObjectStoreExchange(Exchange):
             if schema != self._schema:
                 raise ConfigurationError(
                     "this exchange has already joined its run with another model or other settings. "
-                    "One exchange carries one outer loop: connect to another prefix for a second one."
+                    "An exchange serves only one outer loop: for a second loop, connect to another prefix."
                 )
             return
         warn_of_long_syncs(
@@ -128,7 +132,7 @@ class ObjectStoreExchange(Exchange):
             outer_state=schema.outer_state,
         )
         store, timing, liveness = self._store, self._timing, self._liveness
-        own = claim(
+        own_claim = claim(
             store,
             self.rank,
             self.world_size,
@@ -138,16 +142,16 @@ class ObjectStoreExchange(Exchange):
             self._chunk_bytes,
             timing,
         )
-        self._claim = own
+        self._claim = own_claim
         try:
             liveness.start()
             run = meet(
                 store,
-                own,
+                own_claim,
                 schema,
                 timing,
                 liveness.check_failures,
-                lambda c: liveness.know(c.rank, c.nonce),
+                lambda other: liveness.know(other.rank, other.nonce),
             )
             if self.rank == 0:
                 unsynced = {} if schema.unsynced is None else schema.unsynced.publish(self._put)
@@ -166,7 +170,7 @@ class ObjectStoreExchange(Exchange):
             liveness,
             self._chunk_bytes,
             Scratch(self._chunk_bytes),
-            partial(watch_own, store, own, timing),
+            partial(watch_own, store, own_claim, timing),
         )
         self._schema = schema
 
@@ -174,7 +178,9 @@ class ObjectStoreExchange(Exchange):
         """Store the contribution; see :meth:`._base.Exchange.begin`."""
         self._check_open()
         if self._participant is None:
-            raise SyncError("join() comes before the first sync")
+            raise SyncError(
+                "this exchange has not joined its run yet: call join() before the first sync"
+            )
         sync = StoreSync(self._participant, self._progress, job, self._last)
         return self._syncs.begin(
             job.name, self._sync(sync, job), partial(self._guarded, sync, last)
@@ -182,12 +188,12 @@ class ObjectStoreExchange(Exchange):
 
     @contextlib.contextmanager
     def _guarded(self, sync: StoreSync, last: bool) -> Iterator[None]:
-        """Tell the others if this replica fails; if it can do without the sync, take its contribution back instead."""
+        """Tell the others if this replica fails. If it can do without this sync, only take its contribution back."""
         try:
             yield
         except BaseException as error:
             if last and isinstance(error, UnequalSyncsError):
-                # Nobody can commit to it without the one that has left.
+                # This sync can never be committed, since a replica has left without contributing to it.
                 self._store.delete(sync.contributed)
             else:
                 self.abort(error)
@@ -216,7 +222,7 @@ class ObjectStoreExchange(Exchange):
         """Tell the others that this replica is done; repeatable."""
         if not self._ended:
             self._syncs.check("this replica cannot leave")
-            self._ended = "left"
+            self._ended = "left its run"
             self.when_ended()
             self._last = None
             self._liveness.stop()
@@ -238,13 +244,13 @@ class ObjectStoreExchange(Exchange):
         self.when_ended()
         self._last = None
         self._liveness.stop()
-        # Where the store is away, waiting for it once more would only delay the error.
+        # If the store cannot be reached, waiting for it once more would only delay the error.
         self._store.patience = min(self._store.patience, _TELL_SECONDS)
         try:
             if self._is_ours(error):
                 self._liveness.tell(ending)
-        except Exception as second:  # noqa: BLE001 - the first error is the one to tell
-            error.add_note(f"the other replicas could not be told: {second}")
+        except Exception as telling_error:  # noqa: BLE001 - the first error is the one to report
+            error.add_note(f"the other replicas could not be told of this failure: {telling_error}")
         with contextlib.suppress(Exception):
             self.store.close()
 
@@ -252,7 +258,10 @@ class ObjectStoreExchange(Exchange):
         self._store.put(key, parts)
 
     def _is_ours(self, error: BaseException) -> bool:
-        """Whether the rank's place in the run is this replica's, or free: a note must not end somebody else's run."""
+        """Whether this replica may write a note for its rank: it holds the rank, or no process does.
+
+        A note must not end a run that another process takes part in.
+        """
         if self._claim is not None:
             return self._is_claimed()
         return (
@@ -260,7 +269,7 @@ class ObjectStoreExchange(Exchange):
         )
 
     def _is_claimed(self) -> bool:
-        """Whether the rank's place is still this replica's: a process of an earlier run must not end a later one."""
+        """Whether this replica still holds its rank: a process of an earlier run must not end a later one."""
         if self._claim is None:
             return False
         try:
@@ -272,5 +281,5 @@ class ObjectStoreExchange(Exchange):
     def _check_open(self) -> None:
         if self._ended:
             raise SyncError(
-                f"this exchange has ended: it {self._ended}. Start a new run on a new prefix."
+                f"this exchange has ended: it has {self._ended}. Start a new run on a new prefix."
             )

@@ -1,6 +1,6 @@
-"""How replicas learn of each other's end: beats that stop, and notes of those that left or failed.
+"""How replicas learn that another one has ended: its beat stops, or it leaves a note that it has left or failed.
 
-A beat carries no time, so clocks need not agree: the observer measures with its own clock since it last saw a change. Time
+A beat holds no time, so clocks need not agree: by its own clock, the observer measures how long a beat has not changed. Time
 in which the observer cannot reach the store does not count.
 """
 
@@ -27,14 +27,17 @@ if TYPE_CHECKING:
 _log = logging.getLogger("diloco_core")
 
 _NOTHING = Progress()
-_AGAIN_SECONDS = 1.0
+_RETRY_SECONDS = 1.0
 _STOP_SECONDS = 5.0
 _MOST_BEATS = 64
 _READS_AT_ONCE = 16
 
 
 class Liveness:
-    """Beats and notes of one replica, and what it knows of the others'. One observer thread; the beat has its own."""
+    """The beat and the note of one replica, and what it knows of the beats and notes of the others.
+
+    To be used by one thread; another one writes the beat.
+    """
 
     def __init__(
         self, store: Patient, rank: int, world_size: int, timing: Timing, nonce: str
@@ -50,19 +53,19 @@ class Liveness:
         self._unreadable: set[int] = set()
         self._foreign: set[int] = set()
         self._downtime = 0.0
-        self._looked_at = -1
+        self._last_read = -1
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def know(self, rank: int, nonce: str) -> None:
-        """Who plays another rank. From now on, what other processes have written in its name does not count.
+        """Remember which process holds another rank. From now on, beats and notes of other processes for it are ignored.
 
-        Such a process is of an earlier run: somebody has emptied the prefix, and it still lives.
+        Such a process belongs to an earlier run: the prefix was emptied while the process was still running.
         """
         self._nonces[rank] = nonce
 
     def start(self) -> None:
-        """Begin to beat, from a daemon thread."""
+        """Begin to write the beat, from a daemon thread."""
         self._beat(0)
         self._thread = threading.Thread(
             target=self._run, name=f"diloco-beat-{self._rank}", daemon=True
@@ -70,47 +73,47 @@ class Liveness:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop the beat; repeatable."""
+        """Stop writing the beat; repeatable."""
         self._stop.set()
         if self._thread is not None:
-            # It may be waiting for a store that is away, which nobody else has to wait for: one more beat does no harm.
+            # Not without a limit: the thread may be waiting for a store that is unavailable. One more beat does no harm.
             self._thread.join(_STOP_SECONDS)
             self._thread = None
 
     def tell(self, ending: Ending) -> None:
-        """Leave a note of this replica's end."""
+        """Write the note that says how this replica ended."""
         self._store.put(note_key(self._rank), lambda: [note(ending, self._nonce)])
 
-    def check(self, missing: Collection[int], progress: Progress, what: str) -> None:
-        """Look for a reason why some ranks may never come.
+    def check(self, missing: Collection[int], progress: Progress, description: str) -> None:
+        """Look for a reason why some ranks may never contribute.
 
         Args:
-            missing: The ranks that are waited for.
+            missing: The ranks that this replica is waiting for.
             progress: How many syncs this replica has finished.
-            what: What they are waited for in, for errors.
+            description: What errors call the sync in which it waits for them.
 
         Raises:
-            ReplicaLostError: A replica failed, or the beat of one of them stopped.
-            UnequalSyncsError: One of them left before this sync.
+            ReplicaLostError: A replica failed, or the beat of a missing one stopped.
+            UnequalSyncsError: A missing rank left before this sync.
         """
         self.check_failures(missing, progress)
         now = self._now()
         ranks = self._next(missing)
         for rank, beat in zip(ranks, self._read_beats(ranks), strict=True):
-            last, since = self._seen.get(rank, (None, now))
-            # What a process of an earlier run has written is no sign of life.
-            own = self._is_of(rank, beat.partition(b" ")[0].decode("ascii", "replace"))
-            if last is None or (own and beat != last):
+            last_beat, since = self._seen.get(rank, (None, now))
+            # A beat of a process of an earlier run is not a sign of life.
+            of_this_run = self._is_of(rank, beat.partition(b" ")[0].decode("ascii", "replace"))
+            if last_beat is None or (of_this_run and beat != last_beat):
                 self._seen[rank] = (beat, now)
             elif now - since > self._timing.lost_after:
-                unread = (
-                    " It has left a note of its end, which is damaged."
+                damaged_note = (
+                    " It has written a note of how it ended, but that note is damaged."
                     if rank in self._unreadable
                     else ""
                 )
                 raise ReplicaLostError(
-                    f"rank {rank} has shown no sign of life for {now - since:.0f} s, so {what} cannot be completed. "
-                    f"Its process or machine is gone, or it cannot reach the store: look at its logs.{unread}",
+                    f"rank {rank} has shown no sign of life for {now - since:.0f} s, so {description} cannot be completed. "
+                    f"Its process or machine is gone, or it cannot reach the store: look at its logs.{damaged_note}",
                     rank,
                 )
 
@@ -118,8 +121,8 @@ class Liveness:
         """Read the notes of the other ranks.
 
         Raises:
-            ReplicaLostError: A replica failed; names the one that failed first.
-            UnequalSyncsError: One of the ``missing`` left.
+            ReplicaLostError: A replica failed; the error names the one that failed first.
+            UnequalSyncsError: One of the ``missing`` ranks left.
         """
         noted = [
             rank
@@ -135,7 +138,7 @@ class Liveness:
             raise error
 
     def ending(self, rank: int) -> Ending | None:
-        """How another replica has ended, as far as it is known."""
+        """How another replica has ended; None if this is not known."""
         return self._endings.get(rank)
 
     def _read_note(self, rank: int) -> None:
@@ -150,8 +153,12 @@ class Liveness:
         try:
             note = read_again(self._timing, read)
         except (CorruptedObjectError, FormatError) as error:
-            # It says that the replica has ended, but not how: if it is still needed, its beat will tell that it is gone.
-            _log.error("a note of the end of rank %d is ignored: %s", rank, error)
+            # The replica has ended, but how is not known. If it is still needed, its beat will show that it is gone.
+            _log.error(
+                "the note that says how rank %d ended cannot be read and is ignored: %s",
+                rank,
+                error,
+            )
             self._unreadable.add(rank)
             return
         if note is None:
@@ -162,8 +169,8 @@ class Liveness:
         elif rank not in self._foreign:
             self._foreign.add(rank)
             _log.error(
-                "a note of the end of rank %d is ignored: a process of an earlier run has written it, which still lives although "
-                "the prefix was emptied. Stop it.",
+                "a note that says how rank %d ended is ignored, since a process of an earlier run has written it. That process "
+                "is still running, although its prefix was emptied for this run: stop it.",
                 rank,
             )
 
@@ -171,11 +178,14 @@ class Liveness:
         return self._nonces.get(rank, nonce) == nonce
 
     def _next(self, missing: Collection[int]) -> list[int]:
-        """Some of these ranks, others every time: while beats are read, nobody looks whether the wait is over."""
+        """The missing ranks whose beats are read now: a limited number, the next ones each time.
+
+        While beats are read, this replica does not notice that its wait is over.
+        """
         ranks = sorted(missing)
-        after = [rank for rank in ranks if rank > self._looked_at]
-        chosen = (after + ranks)[: min(_MOST_BEATS, len(ranks))]
-        self._looked_at = chosen[-1] if chosen else -1
+        later_ranks = [rank for rank in ranks if rank > self._last_read]
+        chosen = (later_ranks + ranks)[: min(_MOST_BEATS, len(ranks))]
+        self._last_read = chosen[-1] if chosen else -1
         return chosen
 
     def _read_beats(self, ranks: Iterable[int]) -> Iterator[bytes]:
@@ -190,11 +200,12 @@ class Liveness:
             return b""
 
     def _now(self) -> float:
-        """The observer's clock, which stands still while it cannot reach the store."""
+        """The time by the clock of this replica, which stands still while it cannot reach the store."""
         downtime = self._store.downtime
         now = self._timing.clock() - downtime
         if downtime - self._downtime > self._timing.beat_interval:
-            # Long enough for beats to be missed, and the others may not be back yet: all are given the whole time again.
+            # The store was away for so long that beats were missed, and the others may not reach it yet: all of them get the
+            # whole time again.
             self._seen = {rank: (beat, now) for rank, (beat, _) in self._seen.items()}
         self._downtime = downtime
         return now
@@ -210,6 +221,6 @@ class Liveness:
             try:
                 self._beat(count)
             except (StoreError, OSError) as error:
-                # Not fatal by itself: the next beat may get through before the others give this replica up.
+                # Not fatal by itself: the next beat may succeed before the others count this replica as lost.
                 _log.warning("rank %d could not write its beat: %s", self._rank, error)
-                pause = min(pause, _AGAIN_SECONDS)
+                pause = min(pause, _RETRY_SECONDS)

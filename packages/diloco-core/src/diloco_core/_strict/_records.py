@@ -1,6 +1,6 @@
-"""The records of a strict run: who plays which rank, how they ended, who is in a sync, and what the run is.
+"""The records of a strict run: which process holds which rank, how each ended, who is in a sync, and what the run is.
 
-Every one is sealed (:mod:`._sealed`), and what it repeats of its key must agree with it.
+Each record is sealed (:mod:`._sealed`), and fields that repeat a part of its key must agree with the key.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ _COMMIT = re.compile(r"commits/([0-9]{8})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """What a rank declares when it joins.
+    """What a replica declares when it joins.
 
     Attributes:
-        rank: The replica.
+        rank: The rank that it takes.
         world_size: Number of replicas.
-        run_id: The launch it belongs to, or "".
-        chunk_bytes: Contributions carry a checksum for every so many bytes.
+        run_id: The launch that it belongs to, or "".
+        chunk_bytes: Contributions have one checksum per so many bytes.
         schema: Digest of what all replicas must have in common; see :func:`schema_key`.
-        nonce: Tells two processes apart that claim the same rank.
-        host: Where it runs.
-        pid: Its process there.
+        nonce: Distinguishes processes that claim the same rank.
+        host: The name of its machine.
+        pid: The id of its process on that machine.
     """
 
     rank: int
@@ -73,8 +73,8 @@ class Claim:
         """The stored claim of a rank.
 
         Raises:
-            CorruptedObjectError: It is damaged, or not the claim of this rank.
-            FormatError: Another version of diloco-core has written it.
+            CorruptedObjectError: The claim is damaged, or it is not that of this rank.
+            FormatError: Another version of diloco-core has written the record.
         """
         fields = Fields(unseal("claim", claim_key(rank), data, origin), origin)
         fields.agree("rank", rank)
@@ -101,56 +101,63 @@ def schema_digest(schema: Schema) -> str:
 
 
 def schema_key(digest: str) -> str:
-    """Key of a table of tensors and settings. Replicas that agree write the same one, so each reads only its own claim's."""
+    """Key of a table of tensors and settings. Replicas that agree write the same one, so they need not read each other's."""
     return f"schemas/{digest}.json"
 
 
 def schema_record(schema: Schema) -> bytes:
-    """The table of tensors and settings as stored; the same bytes whoever writes it."""
+    """The table of tensors and settings as stored. Replicas that agree write the same bytes."""
     key = schema_key(schema_digest(schema))
     return seal("schema", key, {"tensors": dict(schema.tensors), "settings": dict(schema.settings)})
 
 
 def read_schema(data: bytes, digest: str, origin: str) -> Schema:
-    """The stored table with a digest.
+    """The stored table of tensors and settings that has this digest.
 
     Raises:
-        CorruptedObjectError: It is damaged, or has another digest.
-        FormatError: Another version of diloco-core has written it.
+        CorruptedObjectError: The table is damaged, or has another digest.
+        FormatError: Another version of diloco-core has written the record.
     """
     fields = Fields(unseal("schema", schema_key(digest), data, origin), origin)
     schema = Schema(fields.texts_by_name("tensors"), fields.texts_by_name("settings"))
     if schema_digest(schema) != digest:
-        raise CorruptedObjectError(f"{origin} is not the table that its name says")
+        raise CorruptedObjectError(
+            f"{origin} is damaged: it is not the table whose digest is in its name"
+        )
     return schema
 
 
 def claimed_ranks(keys: Iterable[str]) -> Iterator[int]:
-    """The ranks that are claimed, from a listing; what else lies in the folder is passed over."""
+    """The ranks whose claims are in a listing; other keys are ignored."""
     return _ranks(_CLAIM, keys)
 
 
 def note_key(rank: int) -> str:
-    """Key of the note that a rank leaves at its end."""
+    """Key of the note that says how a rank ended."""
     return f"notes/{rank:05}.json"
 
 
 def noted_ranks(keys: Iterable[str]) -> Iterator[int]:
-    """The ranks that have left a note, from a listing; what else lies in the folder is passed over."""
+    """The ranks whose notes are in a listing; other keys are ignored."""
     return _ranks(_NOTE, keys)
 
 
 def run_name(claims: Iterable[Claim]) -> str:
-    """What tells a run from every other one, also from an earlier one under the same prefix: 32 hexadecimal digits.
+    """A name that no other run has, not even an earlier one under the same prefix: 32 hexadecimal digits.
 
     Args:
-        claims: The claims of all ranks; the processes that have met.
+        claims: The claims of all ranks, by the processes that have met.
     """
     return fingerprint("run", sorted((claim.rank, claim.nonce) for claim in claims))
 
 
 def note(ending: Ending, nonce: str) -> bytes:
-    """The note of a replica's end as stored; ``nonce``: that of its claim."""
+    """The note that says how a replica ended, as stored.
+
+    Args:
+        ending: How it ended.
+        nonce: The nonce of its claim.
+    """
     return seal(
         "note",
         note_key(ending.rank),
@@ -167,11 +174,11 @@ def note(ending: Ending, nonce: str) -> bytes:
 
 
 def read_note(data: bytes, rank: int, origin: str) -> tuple[Ending, str]:
-    """The ending that a stored note tells of, and the nonce of the claim of who has written it.
+    """The ending that a stored note reports, and the nonce in the claim of the process that wrote it.
 
     Raises:
-        CorruptedObjectError: It is damaged, or not the note of this rank.
-        FormatError: Another version of diloco-core has written it.
+        CorruptedObjectError: The note is damaged, or it is not that of this rank.
+        FormatError: Another version of diloco-core has written the record.
     """
     fields = Fields(unseal("note", note_key(rank), data, origin), origin)
     fields.agree("rank", rank)
@@ -189,17 +196,17 @@ def commit_key(sync: int) -> str:
 
 
 def committed_sync(key: str) -> int | None:
-    """Which sync a record is of, or None where the key is not that of one."""
+    """The sync whose record has this key; None if it is not the key of such a record."""
     match = _COMMIT.fullmatch(key)
     return int(match[1]) if match else None
 
 
 def commit(sync: int, name: str, members: Sequence[str]) -> bytes:
-    """The commit record as stored: the same bytes whoever writes it, so that it does not matter if several do.
+    """The commit record as stored. All replicas write the same bytes, so it does not matter if several of them do.
 
     Args:
         sync: Number of the sync in the exchange.
-        name: What is synced.
+        name: Name of what is synced.
         members: Keys of the contributions in rank order.
     """
     keys = [{"rank": rank, "key": key} for rank, key in enumerate(members)]
@@ -217,17 +224,18 @@ def check_commit(
     """The keys of the contributions that a stored commit record names, in rank order.
 
     Args:
-        data: The record.
+        data: The stored bytes of the record.
         sync: Number of the sync in the exchange.
-        name: What is synced.
+        name: Name of what is synced.
         world_size: How many members it must have.
-        carried: What the contribution of a rank under a key carries; None where it is not one to this sync.
+        carried: Returns which groups the contribution with a rank and a key carries; None if it is not a contribution of this
+            rank to this sync.
         origin: What the record is called in errors.
 
     Raises:
-        CorruptedObjectError: It is damaged.
-        MismatchError: Another run has written it.
-        FormatError: Another version of diloco-core has written it.
+        CorruptedObjectError: The record is damaged.
+        MismatchError: Another run has written the record.
+        FormatError: Another version of diloco-core has written the record.
     """
     fields = Fields(unseal("commit", commit_key(sync), data, origin), origin)
     fields.agree("sync", sync)
@@ -236,11 +244,12 @@ def check_commit(
         carried(rank, key) is None for rank, key in enumerate(members)
     ):
         raise MismatchError(
-            f"{origin} names other members than this run has: give every run a prefix of its own"
+            f"{origin} names other members than this run has, so another run has written it: give every run a prefix of its own"
         )
     if data != commit(sync, name, members):
         raise MismatchError(
-            f"{origin} is not what the replicas of this run write: give every run a prefix of its own"
+            f"{origin} is not what the replicas of this run write, so another run has written it: give every run a prefix of its "
+            "own"
         )
     return members
 
@@ -251,8 +260,8 @@ def manifest(
     """The manifest as stored: what the run is, for people and for ``export``.
 
     Args:
-        run_id: The launch it belongs to.
-        run: See :func:`run_name`.
+        run_id: The launch that it belongs to.
+        run: The name of the run; see :func:`run_name`.
         world_size: Number of replicas.
         schema: What the replicas have in common.
         unsynced: What belongs to the model and is not synced; see :mod:`._unsynced`.
@@ -278,8 +287,8 @@ def read_manifest(data: bytes, origin: str) -> Mapping[str, Any]:
     """The fields of the manifest of a strict run.
 
     Raises:
-        CorruptedObjectError: It is damaged, or not that of a strict run.
-        FormatError: Another version of diloco-core has written it.
+        CorruptedObjectError: The manifest is damaged, or it is not that of a strict run.
+        FormatError: Another version of diloco-core has written the record.
     """
     record = unseal("manifest", MANIFEST, data, origin)
     fields = Fields(record, origin)

@@ -1,4 +1,4 @@
-"""How the replicas of a strict run meet: every rank claims its place once, then all check that they agree."""
+"""How the replicas of a strict run meet: each claims its rank once, then all check that they agree."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from .._errors import (
     ReplicaLostError,
     RunExistsError,
 )
+from .._exchange._endings import named_ranks
 from .._exchange._schemas import compare_schemas
 from .._store._parallel import in_parallel
 from .._store._reread import read_again
@@ -54,22 +55,22 @@ def claim(
     chunk_bytes: int,
     timing: Timing,
 ) -> Claim:
-    """Take a rank's place in the run, once and for all.
+    """Claim a rank of the run for this process. A rank can be claimed only once.
 
     Args:
         store: The run's prefix.
-        rank: This replica.
-        world_size: How many there are.
-        run_id: The launch they belong to, or "".
-        nonce: Tells this process from others that claim the rank.
-        schema: What they must have in common.
-        chunk_bytes: For how many bytes of a contribution there is a checksum.
-        timing: Its ``sleep`` is used.
+        rank: The rank of this replica.
+        world_size: Number of replicas.
+        run_id: The launch that they belong to, or "".
+        nonce: Distinguishes this process from others that claim the same rank.
+        schema: What all replicas must have in common.
+        chunk_bytes: Contributions have one checksum per so many bytes.
+        timing: Its ``sleep`` is used before a claim is read again.
 
     Raises:
         RunExistsError: The rank has been claimed before, or the prefix holds another run.
     """
-    own = Claim(
+    own_claim = Claim(
         rank,
         world_size,
         run_id,
@@ -82,83 +83,84 @@ def claim(
     claims = store.list("claims/")
     if any(map(_ELASTIC_CLAIM.fullmatch, claims)):
         raise RunExistsError(
-            f"{store.uri} holds an elastic run, which no strict replica can join: pass min_replicas=, or use another prefix"
+            f"{store.uri} holds an elastic run, which a strict replica cannot join: to join it, pass min_replicas=; to begin a "
+            "strict run, use another prefix"
         )
     if claim_key(rank) not in claims:
-        # No replica of a run writes these before all ranks are claimed.
+        # This run cannot have written these objects yet, since that comes after all ranks are claimed.
         for key in (MANIFEST, *filter(_COMMIT.fullmatch, store.list("commits/"))):
             if store.get(key) is not None:
                 raise RunExistsError(f"{store.uri} holds {key!r} of an earlier run. {_OWN_PREFIX}.")
     table = schema_record(schema)
-    store.put(schema_key(own.schema), lambda: [table])
-    if not store.create(claim_key(rank), own.to_bytes):
-        check_own(store, own, timing)
-    return own
+    store.put(schema_key(own_claim.schema), lambda: [table])
+    if not store.create(claim_key(rank), own_claim.to_bytes):
+        check_own(store, own_claim, timing)
+    return own_claim
 
 
 def meet(
     store: Patient,
-    own: Claim,
+    own_claim: Claim,
     schema: Schema,
     timing: Timing,
     check_failures: Callable[[], object],
-    came: Callable[[Claim], object] = lambda _: None,
+    joined: Callable[[Claim], object] = lambda _: None,
 ) -> str:
-    """Wait for all other ranks, and compare; returns the name of the run that they are.
+    """Wait for all other ranks, and check that they agree with this one. Returns the name of the run; see :func:`run_name`.
 
     Args:
         store: The run's prefix.
-        own: What :func:`claim` returned.
-        schema: What they must have in common.
+        own_claim: What :func:`claim` returned.
+        schema: What all replicas must have in common.
         timing: Limits and clock.
-        check_failures: Raises if another rank has failed already.
-        came: Told the claim of everybody who comes.
+        check_failures: Raises an error if another rank has failed already.
+        joined: Called with the claim of each other rank when that has arrived.
 
     Raises:
-        RunExistsError: The rank is claimed by somebody else, or the prefix is used by another run too.
-        RendezvousTimeoutError: Some ranks did not come; it names them.
-        MismatchError: The replicas disagree; it says on what.
+        RunExistsError: Another process holds the rank, or another run uses the prefix, too.
+        RendezvousTimeoutError: Some ranks did not arrive in time; the error names them.
+        MismatchError: The replicas disagree; the error says on what.
         CorruptedObjectError: A claim is damaged.
         FormatError: A replica runs another version of diloco-core.
     """
-    claims: dict[int, Claim] = {own.rank: own}
+    claims: dict[int, Claim] = {own_claim.rank: own_claim}
 
     def missing() -> list[int]:
-        return [rank for rank in range(own.world_size) if rank not in claims]
+        return [rank for rank in range(own_claim.world_size) if rank not in claims]
 
     def read_claims() -> None:
-        come = [rank for rank in claimed_ranks(store.list("claims/")) if rank not in claims]
+        new_ranks = [rank for rank in claimed_ranks(store.list("claims/")) if rank not in claims]
         for other in in_parallel(
-            store.store, (partial(_read, store, rank, timing) for rank in come), READS_AT_ONCE
+            store.store,
+            (partial(_read_claim, store, rank, timing) for rank in new_ranks),
+            READS_AT_ONCE,
         ):
             if other is not None:
-                _compare(own, other, store.uri)
-                if other.schema != own.schema:
-                    _compare_tables(store, own, schema, other, timing)
+                _compare(own_claim, other, store.uri)
+                if other.schema != own_claim.schema:
+                    _compare_tables(store, own_claim, schema, other, timing)
                 claims[other.rank] = other
-                came(other)
+                joined(other)
 
     def look_around() -> None:
         try:
             check_failures()
         except ReplicaLostError:
-            read_claims()  # if it failed because we disagree, that is what should be said
+            read_claims()  # if it failed because the replicas disagree, the error should say that
             raise
 
     def expired() -> Exception:
-        ranks = ", ".join(map(str, missing()))
         return RendezvousTimeoutError(
-            f"{len(claims)} of {own.world_size} replicas met at {store.uri} within {timing.join_timeout:g} s; "
-            f"missing: rank {ranks}. Look at the logs of the missing ranks, and whether they were given the same URI "
-            "and world size.",
+            f"only {len(claims)} of {own_claim.world_size} replicas met at {store.uri} within {timing.join_timeout:g} s; "
+            f"missing: {named_ranks(missing())}. Look at the logs of the missing ranks, and check that they were given the "
+            "same URI and world size. If they only need longer to start, raise join_timeout.",
             missing(),
         )
 
     def notice(seconds: float) -> str:
-        ranks = ", ".join(map(str, missing()))
         return (
-            f"rank {own.rank}: {len(claims)} of {own.world_size} replicas have met at {store.uri} after {seconds:.0f} s; waiting "
-            f"for rank {ranks}, for up to {timing.join_timeout:g} s"
+            f"rank {own_claim.rank}: {len(claims)} of {own_claim.world_size} replicas have met at {store.uri} after "
+            f"{seconds:.0f} s; waiting for {named_ranks(missing())}, for up to {timing.join_timeout:g} s"
         )
 
     wait = Wait(
@@ -174,12 +176,12 @@ def meet(
     while missing():
         wait.pause()
         read_claims()
-    # A store without exclusive creation may have let somebody else overwrite the claim.
-    check_own(store, own, timing)
+    # A store without exclusive creation may have let another process overwrite the claim.
+    check_own(store, own_claim, timing)
     return run_name(claims.values())
 
 
-def _read(store: Patient, rank: int, timing: Timing) -> Claim | None:
+def _read_claim(store: Patient, rank: int, timing: Timing) -> Claim | None:
     key = claim_key(rank)
 
     def read() -> Claim | None:
@@ -189,77 +191,77 @@ def _read(store: Patient, rank: int, timing: Timing) -> Claim | None:
     return read_again(timing, read)
 
 
-def check_own(store: Patient, own: Claim, timing: Timing) -> None:
-    """Refuse to begin where the own rank's claim is somebody else's.
+def check_own(store: Patient, own_claim: Claim, timing: Timing) -> None:
+    """Check that the stored claim of this replica's rank is its own.
 
     Raises:
-        RunExistsError: It is, or there is none any more.
-        CorruptedObjectError: It is damaged.
+        RunExistsError: The claim is that of another process, or it is gone.
+        CorruptedObjectError: The claim is damaged.
     """
-    other = _read(store, own.rank, timing)
-    if other is None:
+    stored = _read_claim(store, own_claim.rank, timing)
+    if stored is None:
         raise RunExistsError(
-            f"the claim of rank {own.rank} in {store.uri} has vanished: something deletes objects there. {_OWN_PREFIX}."
+            f"the claim of rank {own_claim.rank} in {store.uri} has vanished: something deletes objects there. {_OWN_PREFIX}."
         )
-    _refuse_another(store, own, other)
+    _refuse_another(store, own_claim, stored)
 
 
-def watch_own(store: Patient, own: Claim, timing: Timing) -> None:
-    """Refuse to go on where another run has claimed the own rank: the prefix was emptied, and is used again.
+def watch_own(store: Patient, own_claim: Claim, timing: Timing) -> None:
+    """Refuse to go on if another run has claimed this replica's rank, since the prefix was emptied and is used again.
 
-    A claim that is gone or damaged ends no run: what has met needs it no more.
+    A claim that is gone or damaged does not end the run: after the replicas have met, they no longer need it.
 
     Raises:
-        RunExistsError: Another run has.
+        RunExistsError: Another run has claimed the rank.
     """
     try:
-        other = _read(store, own.rank, timing)
+        stored = _read_claim(store, own_claim.rank, timing)
     except CorruptedObjectError:
         return
-    if other is not None:
-        _refuse_another(store, own, other)
+    if stored is not None:
+        _refuse_another(store, own_claim, stored)
 
 
-def _refuse_another(store: Patient, own: Claim, other: Claim) -> None:
-    if other.nonce == own.nonce:
+def _refuse_another(store: Patient, own_claim: Claim, stored: Claim) -> None:
+    if stored.nonce == own_claim.nonce:
         return
-    same = bool(own.run_id) and other.run_id == own.run_id
+    same_run = bool(own_claim.run_id) and stored.run_id == own_claim.run_id
     holder = (
-        f"run {other.run_id!r}"
-        if other.run_id
+        f"run {stored.run_id!r}"
+        if stored.run_id
         else "an earlier run, or by an earlier process of this one"
     )
-    if same:
+    if same_run:
         holder = "an earlier process of this rank in the same run"
     raise RunExistsError(
-        f"rank {own.rank} of {store.uri} is taken by {holder}: process {other.pid} on {other.host}. In a strict run every rank "
-        "takes part only once. If the others of that run still wait for this rank, end them, and start all replicas again on a "
-        "fresh prefix, from a checkpoint (pass min_replicas= for runs in which a replica can come back). "
-        f"{_OWN_PREFIX}."
+        f"rank {own_claim.rank} of {store.uri} is taken by {holder}: process {stored.pid} on {stored.host}. In a strict run "
+        "every rank takes part only once. If the other replicas of that run are still waiting for this rank, end them, and "
+        "start all replicas again on a fresh prefix, from a checkpoint (for runs in which a replica can come back, pass "
+        f"min_replicas=). {_OWN_PREFIX}."
     )
 
 
-def _compare(own: Claim, other: Claim, uri: str) -> None:
-    if other.run_id != own.run_id:
+def _compare(own_claim: Claim, other: Claim, uri: str) -> None:
+    if other.run_id != own_claim.run_id:
         raise RunExistsError(
-            f"{uri} is used by two runs: rank {other.rank} belongs to run {other.run_id!r}, this replica to {own.run_id!r}. "
-            f"{_OWN_PREFIX}."
+            f"{uri} is used by two runs: rank {other.rank} belongs to run {other.run_id!r}, and this replica (rank "
+            f"{own_claim.rank}) to {own_claim.run_id!r}. {_OWN_PREFIX}."
         )
-    for name, mine, theirs in (
-        ("world_size", own.world_size, other.world_size),
-        ("chunk_bytes", own.chunk_bytes, other.chunk_bytes),
+    for name, own_value, other_value in (
+        ("world_size", own_claim.world_size, other.world_size),
+        ("chunk_bytes", own_claim.chunk_bytes, other.chunk_bytes),
     ):
-        if mine != theirs:
+        if own_value != other_value:
             raise MismatchError(
-                f"rank {other.rank} was started with {name}={theirs}, and rank {own.rank} with {name}={mine}: "
-                "all replicas of a run must be given the same"
+                f"rank {other.rank} was started with {name}={other_value}, and rank {own_claim.rank} with {name}={own_value}: "
+                "start all replicas of a run with the same value"
             )
 
 
 def _compare_tables(
-    store: Patient, own: Claim, schema: Schema, other: Claim, timing: Timing
+    store: Patient, own_claim: Claim, schema: Schema, other: Claim, timing: Timing
 ) -> None:
-    """Say in what two replicas differ whose digests do."""
+    """Raise the error that says in what two replicas with different digests differ."""
     key = schema_key(other.schema)
 
     def read() -> Schema:
@@ -269,9 +271,10 @@ def _compare_tables(
         return read_schema(data, other.schema, f"{store.uri}/{key}")
 
     try:
-        theirs = read_again(timing, read)
+        other_schema = read_again(timing, read)
     except CorruptedObjectError as error:
         raise MismatchError(
-            f"rank {own.rank} and rank {other.rank} differ in their tensors or settings; in which ones cannot be told: {error}"
+            f"rank {own_claim.rank} and rank {other.rank} differ in their tensors or settings. Which ones cannot be said, since "
+            f"the table of rank {other.rank} cannot be read ({error}): start all replicas with the same model and settings"
         ) from error
-    compare_schemas(f"rank {own.rank}", schema, f"rank {other.rank}", theirs)
+    compare_schemas(f"rank {own_claim.rank}", schema, f"rank {other.rank}", other_schema)

@@ -1,7 +1,7 @@
-"""Shards of a strict run that are damaged in the store while the run lives: their owners still have the values.
+"""Shards of a strict run that are damaged in the store while the run is going on, when their owners still have the values.
 
-Whoever finds one leaves a request below ``requests/`` and waits. The owner looks there while it waits for others itself,
-writes the shard again with the same content, and removes the request.
+A replica that finds a damaged shard writes a request below ``requests/`` and waits. The owner looks for requests while it
+waits for other replicas itself; it writes the shard again with the same content, and deletes the request.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ _REQUEST = re.compile(r"requests/([0-9]{8})/([0-9]{5})\.([0-9]{5})")
 
 
 class Repairs:
-    """What one replica asks for, and is asked for, in one sync. Not thread-safe.
+    """The requests that one replica makes and is given in one sync. Not thread-safe.
 
     Args:
         store: The run's prefix.
-        rank: This replica.
+        rank: The rank of this replica.
         sync: Number of the sync in the exchange.
     """
 
@@ -38,35 +38,39 @@ class Repairs:
 
     def ask(self, shard: int, owner: int, error: CorruptedObjectError) -> None:
         """Ask the owner of a shard to write it again."""
-        _log.error("rank %d, which has its values, is asked to write it again: %s", owner, error)
+        _log.error(
+            "a shard is damaged: %s Rank %d, which has its values, is asked to write it again.",
+            str(error).rstrip(".") + ".",
+            owner,
+        )
         self._store.put(self._key(shard, self._rank), lambda: [b"damaged"])
         self._asked[shard] = error
 
     def pending(self, shard: int) -> bool:
-        """Whether a shard was asked for and has not been written again yet."""
+        """Whether this replica has asked for a shard that has not been written again yet."""
         if shard in self._asked and self._key(shard, self._rank) not in self._requests():
             del self._asked[shard]
         return shard in self._asked
 
     def asked_for(self) -> CorruptedObjectError | None:
-        """The error of a shard that was asked for, if there is one."""
+        """The error that shows the damage of a shard that this replica has asked for; None if it waits for no such shard."""
         return next(iter(self._asked.values()), None)
 
     def check(self, shard: int, ending: Ending | None) -> None:
-        """Give up where the owner of a shard that was asked for has ended.
+        """Give up if this replica has asked for the shard and the owner has ended.
 
         Raises:
-            CorruptedObjectError: It says what can be done.
+            CorruptedObjectError: The owner has ended; the error says what can be done.
         """
         if shard in self._asked and ending is not None:
             raise CorruptedObjectError(
-                f"{self._asked[shard]} Rank {ending.rank}, which had its values, has left the run: this replica cannot take "
-                "over the result of this sync. If the others have finished, use the model of one of them; otherwise start "
-                "again from a checkpoint, on another prefix."
+                f"{self._asked[shard]} Rank {ending.rank}, which had the values, has left the run, so this replica cannot "
+                "adopt the result of this sync. If the other replicas have finished, use the model of one of them; otherwise "
+                "start again from a checkpoint, on another prefix."
             ) from self._asked[shard]
 
     def wanted(self) -> list[int]:
-        """The shards that anybody asks for."""
+        """The shards that any replica asks for."""
         return sorted(
             {
                 int(match[2])
@@ -76,7 +80,7 @@ class Repairs:
         )
 
     def done(self, shard: int) -> None:
-        """A shard has been written again."""
+        """Delete the requests for a shard that has been written again."""
         prefix = self._key(shard, 0)[: -len("00000")]
         self._store.delete([key for key in self._requests() if key.startswith(prefix)])
 

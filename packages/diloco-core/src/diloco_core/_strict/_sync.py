@@ -14,7 +14,7 @@ from .._arithmetic._reduction import blocks, reduce_shards
 from .._arithmetic._sent import as_sent, sent_bytes
 from .._arithmetic._sharded import carried_groups, carries, contributions, may_carry, with_unchanged
 from .._errors import CorruptedObjectError, MismatchError, SyncTimeoutError
-from .._exchange._endings import describe
+from .._exchange._endings import describe, named_ranks
 from .._exchange._report import SyncReport
 from .._store._ahead import open_ahead
 from .._store._api import block_bytes_of
@@ -50,17 +50,17 @@ _DELTA = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Participant:
-    """What stays the same from sync to sync."""
+    """This replica in its run: what stays the same from sync to sync."""
 
     store: Patient
     rank: int
     world_size: int
-    run: str  # see _records.run_name
+    run: str  # the name of the run; see _records.run_name
     timing: Timing
     liveness: Liveness
     chunk_bytes: int
     scratch: Scratch
-    check_claim: Callable[[], None]  # raises where another run uses the prefix by now
+    check_claim: Callable[[], None]  # raises an error if another run uses the prefix by now
 
     def owned(self, layout: Layout) -> range:
         """The shards that this replica updates and publishes."""
@@ -68,11 +68,11 @@ class Participant:
 
 
 class StoreSync:
-    """One sync of one replica, in two halves. Run once; after that it can write its shards again.
+    """One sync of one replica, in two halves. It runs once; after that, it can still write damaged shards again.
 
     Args:
         participant: What stays the same from sync to sync.
-        progress: The syncs before this one.
+        progress: How many syncs came before this one.
         job: What is synced.
         previous: The sync before this one.
     """
@@ -89,14 +89,14 @@ class StoreSync:
         self._progress = progress
         self._job = job
         self._layout = job.layout
-        # Of the run as well: a process of an earlier run under this prefix, if it wakes up late, writes other keys, and
-        # whatever it may have written under these ones does not match.
+        # This is also made from the name of the run. A process of an earlier run under this prefix that is still running
+        # writes other keys, and what it may have written under the same keys does not match the checksums.
         self._fingerprint = fingerprint(participant.run, job.fingerprint)
         self._owned = participant.owned(job.layout)
         self._groups = carried_groups(job)
-        # The key of every rank's contribution, which says what it carries; learned from the listing or the record.
+        # The key of each rank's contribution, which says what it carries; taken from the listing or from the commit record.
         self._members: dict[int, str] = {}
-        self._what = describe(job.kind, job.name, progress)
+        self._description = describe(job.kind, job.name, progress)
         self._listing: dict[str, int] = {}
         self._plans: dict[tuple[bool, int], DeltaPlan] = {}
         self._sums: dict[int, Sums] = {}
@@ -108,7 +108,7 @@ class StoreSync:
         self._waited = 0.0
 
     def contribute(self) -> None:
-        """The first half: store the own contribution."""
+        """The first half: store this replica's contribution."""
         start = self._p.timing.clock()
         self._sent += self._p.store.put(
             self._delta_key(self._p.rank, self._groups), self._delta_parts
@@ -116,15 +116,19 @@ class StoreSync:
         self._contributing = self._p.timing.clock() - start
 
     def ready(self) -> bool:
-        """Whether all have contributed."""
+        """Whether all replicas have contributed."""
         return not self._missing_ranks()
 
     def finish(self, obsolete: Iterable[str]) -> SyncReport:
-        """The second half. ``obsolete`` are own keys that nobody needs once all have contributed to this sync."""
+        """The second half: wait for the others, update this replica's shards, and adopt all others.
+
+        Args:
+            obsolete: Keys of this replica that are no longer needed when all replicas have contributed to this sync.
+        """
         clock = self._p.timing.clock
         start = clock()
         self._wait_for_commit()
-        # Everybody has contributed to this sync, so everybody is through with the one before.
+        # All replicas have contributed to this sync, so all have finished the one before.
         self._previous = None
         self._p.store.delete(obsolete, unread=True)
         self._reduce()
@@ -142,11 +146,11 @@ class StoreSync:
 
     @property
     def contributed(self) -> list[str]:
-        """Keys of the own contribution."""
+        """Keys of this replica's contribution."""
         return [self._delta_key(self._p.rank, self._groups)]
 
     def obsolete_keys(self) -> list[str]:
-        """Own keys that may go when all replicas have finished this sync."""
+        """Keys of this replica that may be deleted when all replicas have finished this sync."""
         state = (
             state_key(self._p.run, sync, shard)
             for sync in self._job.supersedes
@@ -155,10 +159,10 @@ class StoreSync:
         return [self._delta_key(self._p.rank, self._groups), *state]
 
     def repair(self) -> None:
-        """Write those own shards again that others have found damaged.
+        """Write those shards of this replica again that others have found damaged.
 
         Raises:
-            CorruptedObjectError: One cannot be written again, because its values have been changed since.
+            CorruptedObjectError: A shard cannot be written again, because its values have changed since.
         """
         for shard in self._repairs.wanted():
             if shard not in self._sums:
@@ -166,17 +170,18 @@ class StoreSync:
             origin = f"{self._p.store.uri}/{state_key(self._p.run, self._number, shard)}"
             if self._shard(shard).sums(self._metadata("state")) != self._sums[shard]:
                 raise CorruptedObjectError(
-                    f"{origin} is damaged, and cannot be written again: the tensors that it was made of have been changed "
-                    "since. The replicas no longer agree: start again from a checkpoint, on another prefix."
+                    f"{origin} is damaged and cannot be written again, because the tensors that it was made from have changed "
+                    "since. The replicas no longer hold the same values: start again from a checkpoint, on another prefix."
                 )
             _log.error(
-                "%s was damaged in the store: it is written again, with the same content.", origin
+                "%s is damaged in the store and is written again with the same content.", origin
             )
             self._publish(shard)
             self._repairs.done(shard)
 
     def _delta_parts(self) -> Iterator[Buffer]:
-        # The own shards are not sent, but they are checked: what is not finite must stop before anybody commits to it.
+        # What this replica contributes to its own shards is not sent, but it is checked now: an infinite value or NaN must be
+        # refused before the sync can be committed.
         for shard in self._owned:
             for _ in self._contributions(shard):
                 pass
@@ -186,19 +191,19 @@ class StoreSync:
         return contributions(self._job, shard, self._p.rank, self._p.chunk_bytes, self._p.scratch)
 
     def _sent_contributions(self, shard: int) -> Iterator[torch.Tensor]:
-        p = self._p
+        participant = self._p
         return contributions(
             self._job,
             shard,
-            p.rank,
-            p.chunk_bytes,
-            p.scratch,
+            participant.rank,
+            participant.chunk_bytes,
+            participant.scratch,
             groups=self._groups,
             encoded=True,
         )
 
     def _wait_for_commit(self) -> None:
-        """Whoever sees all contributions writes the record; everybody else waits for that one key."""
+        """Wait for the commit record. A replica that sees all contributions writes it; the others wait for that one key."""
         missing = self._missing_ranks()
 
         def look_around() -> None:
@@ -208,7 +213,7 @@ class StoreSync:
             if missing:
                 if self._previous is not None:
                     self._previous.repair()
-                self._p.liveness.check(missing, self._progress, self._what)
+                self._p.liveness.check(missing, self._progress, self._description)
             else:
                 self._commit()
 
@@ -222,7 +227,7 @@ class StoreSync:
 
     def _missing_ranks(self) -> list[int]:
         self._listing = self._p.store.list(f"deltas/{self._number:08}/")
-        others = set()
+        with_other_tensors = set()
         for key in self._listing:
             match = _DELTA.fullmatch(key)
             if match is None or match[2] != self._p.run[:16]:
@@ -230,12 +235,12 @@ class StoreSync:
             if self._carried(int(match[1]), key) is not None:
                 self._members[int(match[1])] = key
             else:
-                others.add(int(match[1]))
+                with_other_tensors.add(int(match[1]))
         missing = [rank for rank in range(self._p.world_size) if rank not in self._members]
         for rank in missing:
-            if rank in others:
+            if rank in with_other_tensors:
                 raise MismatchError(
-                    f"in {self._what}, rank {rank} contributes other tensors than rank {self._p.rank}: all replicas must "
+                    f"in {self._description}, rank {rank} contributes other tensors than rank {self._p.rank}: all replicas must "
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
         return missing
@@ -264,14 +269,16 @@ class StoreSync:
         except CorruptedObjectError as error:
             if self._missing_ranks():
                 return False
-            # It says only what all replicas know, and all would write the same bytes.
-            _log.error("the record is written again, with the same content: %s", error)
+            # The record holds only what all replicas know, and all of them would write the same bytes.
+            _log.error(
+                "a commit record is damaged and is written again with the same content: %s", error
+            )
             self._commit()
             return True
 
     def _reduce(self) -> None:
-        """Update the own shards, one after another, and publish each before the next one's turn."""
-        own, store = self._p.rank, self._p.store
+        """Update this replica's shards one after another, and publish each before the next is updated."""
+        own_rank, store = self._p.rank, self._p.store
         carried = {
             rank: self._carried(rank, key) or 0 for rank, key in sorted(self._members.items())
         }
@@ -281,7 +288,7 @@ class StoreSync:
                 (shard, rank): stack.enter_context(self._delta(shard, rank, groups))
                 for shard in self._owned
                 for rank, groups in carried.items()
-                if rank != own
+                if rank != own_rank
             }
             block_bytes = block_bytes_of(store.store)
             if not store.near:
@@ -289,7 +296,7 @@ class StoreSync:
             for shard in self._owned:
                 sources: list[Source] = [
                     as_sent(self._job)
-                    if rank == own
+                    if rank == own_rank
                     else with_unchanged(self._job, groups, partial(self._read, deltas[shard, rank]))
                     for rank, groups in carried.items()
                 ]
@@ -305,7 +312,7 @@ class StoreSync:
                 self._sent += self._publish(shard)
 
     def _list_members(self) -> None:
-        """Learn the sizes of all contributions: a listing may be older than the record that names them."""
+        """List the contributions again if the last listing, which has their sizes, is older than the record that names them."""
         members = self._members.values()
         if any(key not in self._listing for key in members):
             self._listing = self._p.store.list(f"deltas/{self._number:08}/")
@@ -321,7 +328,7 @@ class StoreSync:
         carried: Mapping[int, int],
         block_bytes: int,
     ) -> None:
-        """Say what will be read, in the order of use."""
+        """Tell the readers what will be read, in the order of use."""
         for shard in self._owned:
             for block in blocks(self._layout, [shard], self._p.chunk_bytes, block_bytes):
                 for rank, groups in carried.items():
@@ -340,7 +347,7 @@ class StoreSync:
         )
 
     def _sent_bytes(self, rank: int, groups: int, block: Iterable[tuple[int, Piece]]) -> int:
-        """How much of a block a rank sends."""
+        """How many bytes of a block a rank sends."""
         sent = (
             piece
             for _, piece in block
@@ -350,7 +357,7 @@ class StoreSync:
         return sum(sent_bytes(self._job.codec, self._layout, piece) for piece in sent)
 
     def _publish(self, shard: int) -> int:
-        """Store an own shard after its update. Returns its size in bytes."""
+        """Store one of this replica's shards after its update. Returns its size in bytes."""
 
         def remember(sums: Sums) -> None:
             self._sums[shard] = sums
@@ -362,7 +369,7 @@ class StoreSync:
         )
 
     def _adopt(self) -> None:
-        """Read the other owners' shards, whichever is there first."""
+        """Read the shards of the other owners, in the order in which they are published."""
         pending = [shard for shard in range(self._layout.shards) if shard not in self._owned]
 
         def owners() -> list[int]:
@@ -371,7 +378,7 @@ class StoreSync:
         def look_around() -> None:
             self._p.check_claim()
             self.repair()
-            self._p.liveness.check(owners(), self._progress, self._what)
+            self._p.liveness.check(owners(), self._progress, self._description)
             for shard in pending:
                 self._repairs.check(shard, self._p.liveness.ending(self._owner(shard)))
 
@@ -389,7 +396,7 @@ class StoreSync:
             wait.pause()
 
     def _adopt_published(self, shards: list[int]) -> list[int]:
-        """Adopt those shards that are published by now; returns them."""
+        """Adopt those of these shards that are published by now, and return them."""
         store = self._p.store
         listing = store.list(f"state/{self._number:08}/")
         keys = {state_key(self._p.run, self._number, shard): shard for shard in shards}
@@ -444,17 +451,20 @@ class StoreSync:
             damage = self._repairs.asked_for()
             if damage is not None:
                 return damage
-            ranks = ", ".join(map(str, missing()))
             return SyncTimeoutError(
-                f"{self._what} at {self._p.store.uri} was not completed within {timeout:g} s; waiting for rank {ranks}. "
-                "Raise sync_timeout if they are only slow.",
+                f"{self._description} at {self._p.store.uri} was not completed within {timeout:g} s; it was still waiting for "
+                f"{named_ranks(missing())}. Look at the logs of the missing ranks; if they are only slow, raise sync_timeout.",
                 missing(),
             )
 
         def notice(seconds: float) -> str:
-            ranks = ", ".join(map(str, missing()))
-            text = f"rank {self._p.rank}: {self._what} has been waiting for rank {ranks} for {seconds:.0f} s"
-            return f"{text}, and gives up after {timeout:g} s" if ranks else ""
+            ranks = missing()
+            if not ranks:
+                return ""
+            return (
+                f"rank {self._p.rank}: {self._description} has been waiting for {named_ranks(ranks)} for {seconds:.0f} s, and "
+                f"gives up after {timeout:g} s"
+            )
 
         store = self._p.store
         return Wait(
@@ -471,50 +481,53 @@ class StoreSync:
         return shard % self._p.world_size
 
     def _delta_file(self, rank: int, carried: int) -> DeltaFile:
-        first = rank == 0
-        if (first, carried) not in self._plans:
-            p = self._p
-            self._plans[first, carried] = DeltaPlan(
+        is_rank_zero = rank == 0
+        if (is_rank_zero, carried) not in self._plans:
+            participant = self._p
+            self._plans[is_rank_zero, carried] = DeltaPlan(
                 self._layout,
-                p.world_size,
-                p.chunk_bytes,
+                participant.world_size,
+                participant.chunk_bytes,
                 carried,
-                first=first,
+                is_rank_zero=is_rank_zero,
                 codec=self._job.codec,
             )
         seed_of = partial(self._seed, "delta", rank, carried)
         return DeltaFile(
-            self._plans[first, carried], rank, seed_of, self._metadata("delta", rank=rank)
+            self._plans[is_rank_zero, carried],
+            rank,
+            seed_of,
+            self._metadata("delta", rank=rank),
         )
 
     def _shard(self, shard: int) -> Shard:
         return Shard(self._job, shard, self._seed, self._p.chunk_bytes)
 
-    def _seed(self, *what: object) -> int:
-        return seed(self._fingerprint, self._number, *what)
+    def _seed(self, *parts: object) -> int:
+        return seed(self._fingerprint, self._number, *parts)
 
     def _metadata(self, kind: str, **extra: object) -> dict[str, str]:
-        own = {
+        fields = {
             "diloco": kind,
             "sync": self._number,
             "name": self._job.name,
             "fingerprint": self._job.fingerprint,
         }
-        return {key: str(value) for key, value in {**own, **extra}.items()}
+        return {key: str(value) for key, value in {**fields, **extra}.items()}
 
     def _delta_key(self, rank: int, groups: int) -> str:
         return f"deltas/{self._number:08}/{rank:05}.{self._p.run[:16]}.{self._job.fingerprint[:16]}.{groups:x}.safetensors"
 
     def _carried(self, rank: int, key: str) -> int | None:
-        """Which groups the contribution under a key carries; None where it is not one of this rank to this sync."""
+        """The groups that the contribution with this key carries; None if it is not one of this rank to this sync."""
         match = _DELTA.fullmatch(key)
         groups = int(match[3], 16) if match is not None else -1
-        whole = (
+        valid = (
             groups >= 0 and key == self._delta_key(rank, groups) and may_carry(self._layout, groups)
         )
-        return groups if whole else None
+        return groups if valid else None
 
 
 def state_key(run: str, sync: int, shard: int) -> str:
-    """Key of a published shard of a strict run; ``run``: its name."""
+    """Key of a published shard of a strict run; ``run`` is the name of the run."""
     return f"state/{sync:08}/{shard:05}.{run[:16]}.safetensors"
