@@ -135,7 +135,7 @@ class TestTheRateOfAPrefix:
         assert f"{free.seconds:.3g} s" in first
         assert f"{1000 * (plan.gets + plan.lists):,.0f} reads" in first
         assert f"{1000 * (plan.puts + plan.deletes):,.0f} writes" in first
-        assert "5,500 and 3,500 per second" in first
+        assert "accepts 5,500 reads and 3,500 writes per second" in first
         assert "sync_every" in helps
         assert "31 shards" in shards, "the square root of the number of replicas"
         assert free.limits == ()
@@ -197,10 +197,10 @@ class TestTheRateOfAPrefix:
         for options in ({"strict": True}, {"topology": "sharded"}, {"topology": "gather"}):
             limits = plan_exchange(20e9, 4, NIC, store=UNLIMITED, **options).limits
             assert (
-                "contributions of 80 GB are too large for an object, which can have 52 GB"
+                "each contribution has 80 GB, which is too large for one object (at most 52 GB)"
                 in limits[0]
             )
-            assert "into 2 fragments or more" in limits[0]
+            assert "into at least 2 fragments" in limits[0]
         assert plan_exchange(10e9, 4, NIC, strict=True, store=UNLIMITED).limits == ()
 
 

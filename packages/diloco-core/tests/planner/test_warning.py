@@ -54,7 +54,8 @@ class TestWarned:
         for figure in (
             "rank 3",
             "28 GB between 8 replicas",
-            f"takes about {plan.seconds:.3g} s, and {plan.longest_part:.3g} s of these",
+            f"takes about {plan.seconds:.3g} s. The longest part",
+            f"takes {plan.longest_part:.3g} s. The others",
             "sync_timeout (40 s)",
             f"sends {plan.bytes_sent / 1e9:.3g} GB",
             f"receives {plan.bytes_received / 1e9:.3g} GB with {requests:.0f} requests",

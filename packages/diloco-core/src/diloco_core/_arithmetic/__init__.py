@@ -1,1 +1,1 @@
-"""The arithmetic that all exchanges share: how values are cut, contributed, added up and adopted."""
+"""The arithmetic that all exchanges share: how values are divided, contributed, added up and adopted."""

@@ -1,4 +1,4 @@
-"""How a sync's flat values are cut: into groups by dtype and rule, groups into shards, shards into chunks."""
+"""How the flat values of a sync are divided: into groups by dtype and rule, groups into shards, and shards into chunks."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -7,21 +7,21 @@ from enum import StrEnum
 import torch
 
 CHUNK_BYTES = 2**20
-"""Default size of a chunk in bytes: what fits into a processor's second-level cache, measured best at 256 KiB to 1 MiB."""
+"""Default size of a chunk in bytes. It fits into a processor's second-level cache; 256 KiB to 1 MiB were measured to be best."""
 
 # Shard boundaries fall on multiples of this many elements, so that vector instructions and mapped reads stay aligned.
 _ALIGNMENT = 16
 
 
 class Rule(StrEnum):
-    """What the owner of a shard does with the contributions of a group."""
+    """What the owner of a shard does with the contributions to a group."""
 
     OUTER = "outer"
-    """Mean in rank order, then the outer optimizer."""
+    """Takes their mean, adding them up in rank order, and applies the outer optimizer to it."""
     MEAN = "mean"
-    """Mean in rank order."""
+    """Takes their mean, adding them up in rank order."""
     FIRST = "first"
-    """The values of rank 0; the other ranks send nothing."""
+    """Takes the values of rank 0; the other ranks send nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,9 @@ class Group:
     """One flat vector of a sync.
 
     Attributes:
-        dtype: The dtype it is summed, stored and sent in.
+        dtype: The dtype in which it is summed, stored and sent.
         numel: Its number of elements.
-        rule: How contributions become the new values.
+        rule: How contributions become new values.
     """
 
     dtype: torch.dtype
@@ -55,10 +55,10 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The fixed plan of a sync: every replica derives the same one from the schema.
+    """How the values of a sync are divided, which is fixed: every replica derives the same layout from the schema.
 
     Attributes:
-        groups: The flat vectors, widest dtype first (so that every piece of a file is aligned to its dtype).
+        groups: The flat vectors, those with the widest dtype first (so that every piece of a file is aligned to its dtype).
         shards: Number of shards; shard k is reduced and published by rank ``k % world_size``.
     """
 
@@ -68,12 +68,14 @@ class Layout:
     def __post_init__(self) -> None:
         sizes = [group.dtype.itemsize for group in self.groups]
         if sizes != sorted(sizes, reverse=True):
-            raise ValueError(f"groups must come widest dtype first, not with item sizes {sizes}")
+            raise ValueError(
+                f"groups must be in order of their dtypes, the widest dtype first; their item sizes are {sizes} bytes"
+            )
         if self.shards < 1:
-            raise ValueError(f"a layout needs at least one shard, not {self.shards}")
+            raise ValueError(f"a layout needs at least one shard, but shards is {self.shards}")
 
     def bound(self, group: int, shard: int) -> int:
-        """First element of ``group`` that belongs to ``shard`` (or the end, for ``shard == shards``)."""
+        """Index of the first element of ``group`` that belongs to ``shard`` (for ``shard == shards``, the end of the group)."""
         numel = self.groups[group].numel
         if shard == self.shards:
             return numel
@@ -88,17 +90,17 @@ class Layout:
         return tuple(piece for piece in pieces if piece.numel)
 
     def chunks(self, shard: int, chunk_bytes: int) -> Iterator[Piece]:
-        """The pieces of a shard again, cut so that none is larger than ``chunk_bytes``."""
+        """The pieces of a shard, divided further so that none is larger than ``chunk_bytes``."""
         for piece in self.shard(shard):
             step = self.chunk_elements(piece.group, chunk_bytes)
             for start in range(piece.start, piece.stop, step):
                 yield Piece(piece.group, start, min(start + step, piece.stop))
 
     def chunk_elements(self, group: int, chunk_bytes: int) -> int:
-        """Elements of ``group`` in a chunk of at most ``chunk_bytes`` (at least one)."""
+        """The number of elements of ``group`` in a chunk of at most ``chunk_bytes`` (at least one)."""
         elements = max(1, chunk_bytes // self.groups[group].dtype.itemsize)
-        # Vectorised kernels round the end of a tensor that fills no vector differently: whole vectors make the numbers
-        # independent of the chunk size, down to 16 elements.
+        # Vectorised kernels round the last elements of a tensor differently if these do not fill a vector. Chunks of whole
+        # vectors give results that do not depend on the chunk size, as long as it is at least 16 elements.
         return elements if elements < _ALIGNMENT else elements // _ALIGNMENT * _ALIGNMENT
 
     def piece_bytes(self, piece: Piece) -> int:

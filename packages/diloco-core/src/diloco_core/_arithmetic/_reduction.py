@@ -1,8 +1,8 @@
-"""Adding up contributions in rank order, and updating the own copy with their mean.
+"""Add up contributions in rank order, and update this replica's copy with their mean.
 
-It goes block by block: of every contribution in turn, all chunks of a block are read before those of the next contribution.
-Where requests cost nothing a block is one chunk, which stays in the processor's cache. Over a network a block is what one
-request brings.
+The work is done block by block: all chunks of a block are read from one contribution, then from the next one. Where requests
+cost nothing, a block is one chunk, which stays in the processor's cache. Over a network, a block is as much as one request
+reads.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ if TYPE_CHECKING:
 def blocks(
     layout: Layout, shards: Iterable[int], chunk_bytes: int, block_bytes: int
 ) -> Iterator[list[tuple[int, Piece]]]:
-    """The chunks of some shards, each with its shard, in groups of at most ``block_bytes`` (but at least one chunk)."""
+    """The chunks of some shards, each with its shard's number, in blocks of at most ``block_bytes`` (but at least one chunk)."""
     block: list[tuple[int, Piece]] = []
     size = 0
     for shard in shards:
         for chunk in layout.chunks(shard, chunk_bytes):
-            more = layout.piece_bytes(chunk)
-            if block and size + more > block_bytes:
+            chunk_size = layout.piece_bytes(chunk)
+            if block and size + chunk_size > block_bytes:
                 yield block
                 block, size = [], 0
             block.append((shard, chunk))
-            size += more
+            size += chunk_size
     if block:
         yield block
 
@@ -52,21 +52,21 @@ def reduce_shards(
     everything: bool = False,
     verify: Callable[[], None] = lambda: None,
 ) -> None:
-    """Sum the contributions to shards in rank order, update the own copy and adopt the new values.
+    """Sum the contributions to shards in rank order, update this replica's copy, and adopt the new values.
 
     Args:
         job: The sync.
-        shards: Which shards.
-        sources: For every rank, in order, what gives its contribution to a chunk. Chunks come in file order.
+        shards: The shards to reduce.
+        sources: For every rank, in order, the source of its contribution. They are asked for chunks in file order.
         chunk_bytes: Largest size of a chunk.
         scratch: Buffers.
         sync: Number of the sync, for errors.
-        block_bytes: How much is taken of one source before the next one's turn: one chunk at least.
-        everything: Whether the sources give also what only the first one's values are taken of.
-        verify: Called when all contributions have been read; raises if they are not what was written.
+        block_bytes: How much is read from one source before the next one is read: at least one chunk.
+        everything: Whether all sources also give the groups for which only the first source's values are used.
+        verify: Called after all contributions have been read; raises if they are not what was written.
 
     Raises:
-        NonFiniteUpdateError: The new values would be NaN or infinite. The own copy is undefined then.
+        NonFiniteUpdateError: The new values would be NaN or infinite. This replica's copy is undefined then.
     """
     refused: NonFiniteUpdateError | None = None
     for block in blocks(job.layout, shards, chunk_bytes, block_bytes):
@@ -76,15 +76,15 @@ def reduce_shards(
             for chunk, out in zip(chunks, scratch.totals(job.layout, chunks), strict=True)
         ]
         for source in sources:
-            for each in means:
-                each.add(source)
-        for chunk, each in zip(chunks, means, strict=True):
+            for chunk_mean in means:
+                chunk_mean.add(source)
+        for chunk, chunk_mean in zip(chunks, means, strict=True):
             try:
-                values = job.update(chunk, each.result(sync))
+                values = job.update(chunk, chunk_mean.result(sync))
                 job.check_update(chunk, values, sync)
             except NonFiniteUpdateError as error:
-                # Perhaps a contribution was damaged on its way. Checksums stand at its end, so all of it is read before
-                # anybody blames the outer step.
+                # A contribution may have been damaged on its way. Its checksum follows its values, so read and verify all of
+                # it before blaming the outer step.
                 refused = refused or error
                 continue
             job.adopt(chunk, values)
@@ -101,7 +101,7 @@ def mean(
     Args:
         job: The sync.
         chunk: The chunk.
-        sources: For every rank, in order, what gives its contribution.
+        sources: For every rank, in order, the source of its contribution.
         scratch: Buffers; the first one may hold the result.
         sync: Number of the sync, for errors.
 
@@ -109,14 +109,14 @@ def mean(
         NonFiniteUpdateError: The mean of a buffer is not finite, although the contributions are.
     """
     (out,) = scratch.totals(job.layout, [chunk])
-    each = (
+    chunk_mean = (
         _Mean(job, chunk, out, scratch)
         if _is_plain(job, chunk, len(sources))
         else _MeanOfBuffers(job, chunk, out, scratch)
     )
     for source in sources:
-        each.add(source)
-    return each.result(sync)
+        chunk_mean.add(source)
+    return chunk_mean.result(sync)
 
 
 class _Mean:
@@ -131,14 +131,14 @@ class _Mean:
         self._total: torch.Tensor | None = None
 
     def add(self, source: Source) -> None:
-        """The next contribution, in rank order."""
+        """Add the next contribution, in rank order."""
         self._count += 1
         if self._total is None:
             self._total = source(self._chunk, self._out)
         else:
             self._total = torch.add(self._total, self._next(source), out=self._out)
 
-    def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - others have something to say
+    def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
         """The mean."""
         assert self._total is not None
         return self._total.div_(self._count) if self._count > 1 else self._total
@@ -148,7 +148,7 @@ class _Mean:
 
 
 class _First(_Mean):
-    """The first contribution to a chunk. ``everything``: the others are read, so that their sections can be verified."""
+    """The first contribution to a chunk. With ``everything`` the others are read too, so that their sections can be verified."""
 
     def __init__(
         self, job: SyncJob, chunk: Piece, out: torch.Tensor, scratch: Scratch, *, everything: bool
@@ -157,27 +157,27 @@ class _First(_Mean):
         self._everything = everything
 
     def add(self, source: Source) -> None:
-        """The next contribution, in rank order."""
+        """Add the next contribution, in rank order."""
         if self._total is None:
             self._total = source(self._chunk, self._out)
         elif self._everything:
             self._next(source)
 
-    def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - others have something to say
-        """The first one."""
+    def result(self, sync: int) -> torch.Tensor:  # noqa: ARG002 - a subclass needs it
+        """The values of the first contribution."""
         assert self._total is not None
         return self._total
 
 
 class _MeanOfBuffers(_Mean):
-    """The mean, and exactly the common value where all replicas have the same one.
+    """The mean of the contributions to a chunk of buffers. Elements that are equal on all replicas keep exactly their value.
 
-    A causal mask of -inf, or a table that nobody changes, comes out as it went in: neither rounding nor overflow of the sum
-    may touch it. Buffers are small beside the parameters, so this may cost a few more passes.
+    A causal mask of -inf, or a table that never changes, comes out as it went in: neither rounding nor overflow of the sum
+    may alter it. Buffers are small compared with the parameters, so a few additional passes are affordable.
     """
 
     def add(self, source: Source) -> None:
-        """The next contribution, in rank order."""
+        """Add the next contribution, in rank order."""
         self._count += 1
         if self._total is None:
             self._first = source(self._chunk, self._out).clone()
@@ -195,14 +195,14 @@ class _MeanOfBuffers(_Mean):
         """The mean.
 
         Raises:
-            NonFiniteUpdateError: It is not finite, although the contributions are.
+            NonFiniteUpdateError: The mean is not finite, although the contributions are.
         """
         assert self._total is not None
         total = torch.where(self._same, self._first, self._total.div_(self._count))
-        # Infinity out of finite values is an overflow of the sum, and NaN without NaN comes of infinities that differ.
-        made = (total.isinf() & ~self._infinite) | (total.isnan() & ~self._nan)
-        if bool(made.any()):
-            index = int(made.nonzero()[0].item())
+        # Infinity from finite values is an overflow of the sum; NaN from values without NaN comes from opposite infinities.
+        newly_not_finite = (total.isinf() & ~self._infinite) | (total.isnan() & ~self._nan)
+        if bool(newly_not_finite.any()):
+            index = int(newly_not_finite.nonzero()[0].item())
             raise NonFiniteUpdateError(self._job.locate(self._chunk, index), total.dtype, sync)
         return total
 

@@ -1,4 +1,4 @@
-"""What of a contribution is sent, and in how many bytes. Only what takes an outer step is encoded; the rest is sent as it is."""
+"""How contributions are sent, and in how many bytes. Only values that take an outer step are encoded."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
 
 
 def codec_of(codec: Codec, layout: Layout, group: int) -> Codec:
-    """The codec by which a group is sent."""
+    """The codec with which a group is sent."""
     return codec if layout.groups[group].rule is Rule.OUTER else PLAIN
 
 
 def sent_bytes(codec: Codec, layout: Layout, piece: Piece) -> int:
-    """How many bytes a piece is on the wire. No other place says so."""
+    """The size of a piece on the wire in bytes. No other module computes it."""
     return codec_of(codec, layout, piece.group).size(layout.groups[piece.group].dtype, piece.numel)
 
 
 def as_sent(job: SyncJob) -> Callable[[Piece, torch.Tensor], torch.Tensor]:
-    """The own contribution as all others add it up: encoded and decoded. Where that changes nothing, it is not done."""
+    """A source of this replica's contribution as all other replicas read it: encoded and decoded, unless that changes nothing."""
     if job.codec.plain:
         return job.contribution
 

@@ -1,4 +1,4 @@
-"""The arithmetic that every sharded exchange shares: contribute and adopt; :mod:`._reduction` is between."""
+"""The arithmetic that every sharded exchange shares: contributing and adopting. :mod:`._reduction` has what lies between them."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ if TYPE_CHECKING:
 
     from ._sync_job import SyncJob
 
-    # Fills the buffer with a rank's contribution to a chunk and returns it, or returns a view that holds it already.
+    # Fills the buffer with a rank's contribution to a chunk and returns the buffer; or returns a view that already holds it.
     Source: TypeAlias = Callable[[Piece, torch.Tensor], torch.Tensor]
 
 
-_WORD = 64  # so that the parts of a buffer are aligned as whole tensors are
+_WORD = 64  # bytes; parts of a buffer begin at multiples of it, so that they are aligned as whole tensors are
 
 
 class Scratch:
-    """Two chunk-sized buffers, reused for every chunk. The first one grows to the size of a block. Not thread-safe."""
+    """Two chunk-sized buffers, reused for every chunk. The first one grows to the size of a block if needed. Not thread-safe."""
 
     def __init__(self, chunk_bytes: int) -> None:
         self._buffers = [_bytes(max(chunk_bytes, _WORD)) for _ in range(2)]
@@ -54,21 +54,21 @@ def _rounded(size: int) -> int:
 
 
 def carried_groups(job: SyncJob) -> int:
-    """Which groups the contribution to a sync has to carry, as bits: all but those that have not changed.
+    """The groups that a contribution to a sync has to carry, as a bit mask: all except those that have not changed.
 
-    Who reads it takes the values of the others from its own global copy, which is the same at all replicas.
+    A reader takes the values of the other groups from its own global copy, which is the same on all replicas.
     """
     unchanged = job.unchanged()
     return sum(1 << group for group in range(len(job.layout.groups)) if group not in unchanged)
 
 
 def carries(groups: int, group: int) -> bool:
-    """Whether a contribution of such groups carries a group."""
+    """Whether a contribution that carries ``groups`` (a bit mask) carries this group."""
     return bool(groups >> group & 1)
 
 
 def may_carry(layout: Layout, groups: int) -> bool:
-    """Whether a contribution may carry these groups: none that is unknown, and everything that takes an outer step."""
+    """Whether a contribution may carry exactly these groups: only groups of the layout, and all that take an outer step."""
     known = groups >> len(layout.groups) == 0
     return known and all(
         carries(groups, g) for g, group in enumerate(layout.groups) if group.rule is Rule.OUTER
@@ -95,13 +95,14 @@ def contributions(
     groups: int | None = None,
     encoded: bool = False,
 ) -> Iterator[torch.Tensor]:
-    """The own contribution to a shard, chunk by chunk, each checked: what takes an outer step has to be finite.
+    """This replica's contribution to a shard, chunk by chunk. Each is checked: values that take an outer step must be finite.
 
-    ``everything``: also what only the first member's values are taken of, since anybody may turn out to be the first.
-    ``groups``: only these groups, as bits. ``encoded``: their bytes instead of their values.
+    With ``everything`` it includes the groups for which only the first member's values are used, since any member may turn
+    out to be the first. ``groups`` restricts it to these groups (a bit mask). With ``encoded`` it consists of encoded bytes
+    instead of values.
 
     Raises:
-        NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer NaN where there was none before.
+        NonFiniteDeltaError: A chunk holds NaN or infinity, or a buffer holds NaN where there was none before.
     """
     layout = job.layout
     for chunk in layout.chunks(shard, chunk_bytes):
@@ -118,14 +119,14 @@ def contributions(
 
 
 def with_unchanged(job: SyncJob, groups: int, source: Source) -> Source:
-    """A source of a contribution that carries these groups; what it does not carry is as in the global copy."""
+    """A source of a contribution that carries ``groups``. Values of groups that it does not carry come from the global copy."""
 
     def read(piece: Piece, out: torch.Tensor) -> torch.Tensor:
         if carries(groups, piece.group):
             return source(piece, out)
-        copy = job.destination(piece)
-        assert copy is not None  # what has no global copy is never unchanged
-        return out.copy_(copy)
+        global_copy = job.destination(piece)
+        assert global_copy is not None  # a group without a global copy never counts as unchanged
+        return out.copy_(global_copy)
 
     return read
 
@@ -141,7 +142,7 @@ def adopt_shard(job: SyncJob, shard: int, read: Source, chunk_bytes: int, scratc
 
 
 def _check_finite(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -> None:
-    # The sum of finite values can overflow, but NaN or infinity always shows in it; and it costs a fifth of isfinite().
+    # NaN or infinity always shows in the sum, which costs a fifth of isfinite(). A sum of finite values can overflow, though.
     if not values.is_floating_point() or math.isfinite(values.sum().item()):
         return
     finite = values.isfinite()
@@ -150,21 +151,20 @@ def _check_finite(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -
 
 
 def _check_buffers(job: SyncJob, chunk: Piece, values: torch.Tensor, rank: int) -> None:
-    """Infinity may be meant (masks, the start of a running minimum); NaN is refused unless all replicas hold it already."""
+    """Refuse NaN, unless all replicas hold it already. Infinity may be intended (masks, the start of a running minimum)."""
     if not values.is_floating_point():
         return
     nan = _is_nan(values)
-    before = job.destination(chunk)
-    if bool(nan.any()) and before is not None:
-        nan &= ~_is_nan(before)
+    global_copy = job.destination(chunk)
+    if bool(nan.any()) and global_copy is not None:
+        nan &= ~_is_nan(global_copy)
     if bool(nan.any()):
         raise NonFiniteDeltaError(job.locate(chunk, _first(nan)), rank)
 
 
 def _is_nan(values: torch.Tensor) -> torch.Tensor:
-    return (
-        values if values.dtype.itemsize > 1 else values.float()
-    ).isnan()  # torch cannot tell it of eight bits
+    # torch has no isnan() for floating-point dtypes of eight bits.
+    return (values if values.dtype.itemsize > 1 else values.float()).isnan()
 
 
 def _first(mask: torch.Tensor) -> int:

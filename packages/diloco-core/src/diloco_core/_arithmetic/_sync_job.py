@@ -1,4 +1,4 @@
-"""What is synced, as an exchange sees it: one replica's side of one sync."""
+"""The interface through which an exchange sees what is synced: one replica's side of one sync."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class SyncJob(Protocol):
 
     @property
     def name(self) -> str:
-        """Name of what is synced."""
+        """The name of what is synced."""
         ...
 
     @property
@@ -28,34 +28,34 @@ class SyncJob(Protocol):
 
     @property
     def layout(self) -> Layout:
-        """How the values are cut."""
+        """How the values are divided."""
         ...
 
     @property
     def codec(self) -> Codec:
-        """How contributions are sent; part of the fingerprint."""
+        """How contributions are encoded; part of the fingerprint."""
         ...
 
     @property
     def fingerprint(self) -> str:
-        """Digest of everything that replicas must agree on; equal for equal schemas."""
+        """A digest of everything that replicas must agree on; equal for equal schemas."""
         ...
 
     @property
     def supersedes(self) -> Sequence[int]:
-        """Earlier syncs whose published state is of no use once this one is complete."""
+        """Earlier syncs whose published state is no longer needed once this one is complete."""
         ...
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
-        """This replica's contribution: written into ``out``, or a view that is left alone until the piece is updated."""
+        """This replica's contribution: written into ``out``, or a view whose values do not change until the piece is updated."""
         ...
 
     def unchanged(self) -> Collection[int]:
-        """Groups whose contribution is the global copy that all replicas hold, so that nobody has to send it."""
+        """Groups whose contribution equals the global copy, which all replicas hold, so that it need not be sent."""
         ...
 
     def locate(self, piece: Piece, index: int) -> str:
-        """Name of the tensor that holds element ``index`` of the piece."""
+        """The name of the tensor that holds element ``index`` of the piece."""
         ...
 
     def must_be_finite(self, piece: Piece) -> bool:
@@ -63,33 +63,33 @@ class SyncJob(Protocol):
         ...
 
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
-        """Apply the reduced contributions to the own copy and return the new values (a view, or ``reduced`` itself)."""
+        """Apply the reduced contributions to this replica's copy, and return the new values (a view, or ``reduced`` itself)."""
         ...
 
     def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
         """Refuse new values that the model cannot hold.
 
         Raises:
-            NonFiniteUpdateError: They are NaN or infinite in the dtype of a tensor of the model.
+            NonFiniteUpdateError: A value is NaN or infinite in the dtype of a tensor of the model.
         """
         ...
 
     def destination(self, piece: Piece) -> torch.Tensor | None:
-        """Where published values of this piece are to be read to, or None where a buffer will do."""
+        """The tensor into which published values of this piece are to be read; None if they may be read into any buffer."""
         ...
 
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
-        """Take over published values (``values`` is ``destination(piece)`` where there is one)."""
+        """Adopt published values (``values`` is ``destination(piece)``, unless that is None)."""
         ...
 
     def published(self, piece: Piece) -> torch.Tensor:
-        """The values of a piece of an own shard after its update."""
+        """The values of a piece after its update; the piece belongs to a shard that this replica owns."""
         ...
 
     def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
-        """The outer optimizer's scalars (a step count, say), equal for all elements of the own shards."""
+        """The outer optimizer's scalars (such as a step count), equal for all elements of the shards that this replica owns."""
         ...
 
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
-        """The outer optimizer's tensors that belong to a piece of an own shard, each of the piece's size."""
+        """The outer optimizer's tensors for a piece of a shard that this replica owns, each as large as the piece."""
         ...

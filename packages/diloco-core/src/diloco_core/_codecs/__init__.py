@@ -1,1 +1,1 @@
-"""How contributions become bytes and back. A codec is a module here, with a class of the kind :class:`._codec.Codec`."""
+"""How contributions are encoded and decoded. Each codec has a module here; its class implements :class:`._codec.Codec`."""

@@ -1,4 +1,4 @@
-"""What a codec is."""
+"""The interface of codecs."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ if TYPE_CHECKING:
 
 
 class Codec(Protocol):
-    """How values that take an outer step are sent. All replicas of a run have the same one, which their schemas compare.
+    """Encodes the values that take an outer step. All replicas of a run use the same codec: schemas name it, and are compared.
 
-    Everybody adds up what comes out of :meth:`decode`, the sender too: a codec may lose something, and replicas still agree.
-    It sees one chunk at a time, whose size a replica chooses (a multiple of 16 elements, but for the last one of a shard):
-    the bytes of a shard must be the same however it is cut. Thread-safe.
+    All replicas, including the sender, add up what :meth:`decode` returns, so they agree even if a codec loses precision.
+    A codec sees one chunk at a time. Each replica chooses its own chunk size (a multiple of 16 elements, except for the
+    last chunk of a shard), so the bytes of a shard must be the same however it is cut. Thread-safe.
 
     Attributes:
-        name: What schemas call it.
-        plain: Whether the bytes are those of the values, so that nothing has to be encoded and decoded.
+        name: The codec's name in schemas.
+        plain: Whether the encoded bytes are those of the values in memory, so that encoding and decoding can be skipped.
     """
 
     @property
@@ -27,14 +27,14 @@ class Codec(Protocol):
     def plain(self) -> bool: ...
 
     def size(self, dtype: torch.dtype, numel: int) -> int:
-        """How many bytes so many values become: fixed, so that whoever lists the store sees whether an object is whole."""
+        """The number of bytes that ``numel`` values become. It is fixed, so a listing shows whether an object is complete."""
         ...
 
     def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """The bytes of a chunk.
+        """Encode a chunk.
 
         Args:
-            values: Flat, contiguous, on the CPU. It is not changed.
+            values: Flat, contiguous, on the CPU. They are not changed.
 
         Returns:
             uint8, flat, contiguous, on the CPU; may share memory with ``values``.
@@ -42,5 +42,5 @@ class Codec(Protocol):
         ...
 
     def decode(self, data: torch.Tensor, out: torch.Tensor) -> None:
-        """Fill ``out`` with the values of a chunk; ``data`` is what :meth:`encode` has returned for them."""
+        """Fill ``out`` with the values of a chunk; ``data`` is what :meth:`encode` returned for the chunk."""
         ...

@@ -1,4 +1,4 @@
-"""What the steps of a sync cost one replica: requests, bytes and seconds, over a store that behaves in a certain way."""
+"""What the steps of a sync cost one replica: requests, bytes and seconds, over a store that behaves as a model says."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from .._errors import ConfigurationError
 from .._store._transfer import PART_BYTES, Transfer
 
 READS = ("GET", "LIST")
-"""Kinds of requests that count towards the rate of reads; the others count as writes."""
+"""Kinds of requests that count towards the rate of reads; all others count as writes."""
 
-_STEADY = 64  # shards, after which each takes as long as the one before
-_MANY = 8  # rounds, after which it does not matter that the last one is not full
+_STEADY = 64  # after this many shards, each further shard takes as long as the one before
+_MANY = 8  # with more rounds than this, it does not matter that the last one may not be full
 
 
 @dataclass(frozen=True, slots=True)
 class StoreModel:
-    """How a store behaves, as one replica sees it. How many requests are under way at once is a matter of the code.
+    """How a store behaves, as one replica sees it. How many requests are under way at once depends on the code, not on the store.
 
     Attributes:
         connection_bandwidth: Bytes per second of one connection.
-        first_byte: Seconds from a GET or LIST to its first byte.
-        put: Seconds that a PUT or DELETE takes besides its transfer.
-        poll: Seconds that pass, each time that a replica waits for the others, until it looks again.
-        reads: GET and LIST requests per second that the run's prefix takes, of all replicas together; None: any number.
-        writes: PUT and DELETE requests per second that it takes; None: any number.
-        page: Keys in one answer to a LIST.
+        first_byte: Seconds from a GET or LIST to the first byte of the answer.
+        put: Seconds that a PUT or DELETE takes in addition to its transfer.
+        poll: Seconds between two looks of a replica that waits for the others.
+        reads: GET and LIST requests per second that the run's prefix accepts from all replicas together; None for no limit.
+        writes: PUT and DELETE requests per second that it accepts from all replicas together; None for no limit.
+        page: The most keys in one answer to a LIST.
         put_price: US dollars per PUT or LIST.
         get_price: US dollars per GET.
     """
@@ -48,7 +48,9 @@ class StoreModel:
         check_whole("page", self.page)
         for name in ("reads", "writes"):
             if getattr(self, name) is not None:
-                check_positive(name, getattr(self, name), " of requests per second, or None")
+                check_positive(
+                    name, getattr(self, name), " of requests per second, or None for no limit"
+                )
         for name in ("first_byte", "put", "poll", "put_price", "get_price"):
             value = getattr(self, name)
             if (
@@ -59,22 +61,22 @@ class StoreModel:
                 raise ConfigurationError(f"{name} must be a number, 0 or more, not {value!r}")
 
     def latency(self, kind: str) -> float:
-        """Seconds that a request takes besides its transfer."""
+        """Seconds that a request takes in addition to its transfer."""
         return self.first_byte if kind in READS else self.put
 
     def rate(self, kind: str) -> float:
-        """How many requests of this kind the prefix takes per second."""
+        """How many requests of this kind the prefix accepts per second."""
         rate = self.reads if kind in READS else self.writes
         return math.inf if rate is None else rate
 
 
 @dataclass(frozen=True, slots=True)
 class Ranges:
-    """What is read with requests of their own.
+    """Ranges of objects, each of which is read with a request of its own.
 
     Attributes:
-        count: How many requests.
-        size: Bytes of all of them.
+        count: How many ranges there are.
+        size: Bytes of all of them together.
         largest: Bytes of the largest one.
     """
 
@@ -83,53 +85,54 @@ class Ranges:
     largest: float
 
     def times(self, factor: float) -> Ranges:
-        """The same of so many objects."""
+        """The same ranges of ``factor`` objects."""
         return Ranges(self.count * factor, self.size * factor, self.largest)
 
 
 class _Queue:
-    """The requests of one kind of rate since the replicas have met: reads, or writes.
+    """The requests that one rate limits (that of reads, or that of writes) since all replicas last waited for each other.
 
-    All replicas send them at the same time, so the last one is let through later than the first. It takes its further steps
-    later too, where nobody is in its way any more: so only the longest burst counts. Unless there are more requests than the
-    store takes in all that time: then it lets them through one after the other, without a pause.
+    All replicas send requests at the same time, so the last replica's request is served later than the first one's. That
+    replica then takes its further steps later too, when the others are no longer in its way. So only the longest burst
+    causes a delay, unless there are more requests than the store can serve in the whole time: then it serves them one
+    after another without a pause.
     """
 
     def __init__(self) -> None:
-        self._alone = self._served = self._rounds = self._burst = 0.0
+        self._unhindered = self._served = self._rounds = self._burst = 0.0
 
-    def add(self, alone: float, served: float, rounds: float) -> None:
-        """Further requests.
+    def add(self, unhindered: float, served: float, rounds: float) -> None:
+        """Add requests.
 
         Args:
-            alone: Seconds that they take where nobody else uses the store.
-            served: Seconds that the store needs to let those of all replicas through.
-            rounds: In how many rounds, one after another, each replica sends them.
+            unhindered: Seconds that one replica's requests take if no other replica uses the store.
+            served: Seconds that the store needs to serve the requests of all replicas.
+            rounds: The number of rounds, one after another, in which each replica sends its requests.
         """
-        self._alone += alone
+        self._unhindered += unhindered
         self._served += served
         self._rounds += rounds
         self._burst = max(self._burst, served / rounds)
 
     @property
     def delay(self) -> float:
-        """Seconds by which the last replica is later because of the rate."""
+        """Seconds by which the rate limit delays the last replica."""
         if not self._rounds:
             return 0.0
-        return max(self._burst, self._served + self._alone / self._rounds - self._alone)
+        return max(self._burst, self._served + self._unhindered / self._rounds - self._unhindered)
 
 
 class Costs:
-    """What a sync costs a replica, step by step. All replicas take the same steps.
+    """Adds up what a sync costs a replica, step by step. All replicas take the same steps.
 
     Args:
         store: How the store behaves.
         transfer: How the replicas read and write.
         replicas: How many replicas there are.
-        bandwidth: Bytes per second that a replica moves in one direction.
+        bandwidth: Bytes per second that a replica can move in one direction.
 
     Attributes:
-        requests: Requests by kind, as a mean over the replicas.
+        requests: The number of requests by kind, as a mean over the replicas.
         sent: Bytes that a replica sends.
         received: Bytes that a replica receives.
     """
@@ -150,16 +153,16 @@ class Costs:
 
     @property
     def seconds(self) -> float:
-        """Seconds until the last replica is through."""
+        """Seconds until the last replica has finished all steps so far."""
         return self._passed + max(queue.delay for queue in self._queues)
 
     @property
     def longest_part(self) -> float:
-        """Seconds of the longest part between two moments at which everybody waits for the last replica."""
+        """Seconds of the longest part between two points at which all replicas wait for the last one."""
         return max(self._longest, self.seconds - self._met)
 
     def meet(self) -> None:
-        """Everybody waits until the last replica has come here, and needs a moment to see it."""
+        """All replicas wait until the last one has come to this point, and need a moment to see that it has."""
         self._longest = self.longest_part
         self._passed = self._met = self.seconds + self.store.poll
         self._queues = _Queue(), _Queue()
@@ -173,41 +176,41 @@ class Costs:
         times: float = 1.0,
         at_once: int = 1,
     ) -> None:
-        """Small requests.
+        """Send small requests.
 
         Args:
-            kind: Of which kind.
-            count: How many of them.
-            by: How many of the replicas send them; the others wait for these. All of them by default.
-            times: In how many of the syncs this happens.
-            at_once: How many of them are under way at the same time.
+            kind: Their kind.
+            count: How many requests a replica sends.
+            by: How many of the replicas send them while the others wait; all of them if left out.
+            times: The share of syncs in which this happens; 1 for every sync.
+            at_once: How many requests of a replica are under way at the same time.
         """
         if by != 0:
             rounds = math.ceil(count / at_once)
             self._step(kind, count, rounds * self.store.latency(kind), rounds, by=by, times=times)
 
     def list(self, keys: float, *, by: float | None = None, times: float = 1.0) -> None:
-        """List so many keys, page after page."""
+        """List this many keys, page after page."""
         self.ask("LIST", max(1, math.ceil(keys / self.store.page)), by=by, times=times)
 
     def upload(self, size: float, at_once: int) -> None:
-        """Write an object; a large one in parts, of which so many go up at the same time."""
+        """Write an object. A large one is written in parts, ``at_once`` of them at the same time."""
         self.sent += size
         if size < PART_BYTES:
             self._step("PUT", 1, self._one("PUT", size), 1)
             return
         parts = math.ceil(size / PART_BYTES)
         rounds = math.ceil(parts / at_once)
-        # The last part is smaller, which matters where it is the only one of its round.
-        alone = (parts - 1) % at_once == 0
-        last = size - (parts - 1) * PART_BYTES if alone else PART_BYTES
-        seconds = (rounds - 1) * self._one("PUT", PART_BYTES) + self._one("PUT", last)
+        # The last part is smaller. That matters only if it is the only one of its round.
+        last_is_alone = (parts - 1) % at_once == 0
+        last_size = size - (parts - 1) * PART_BYTES if last_is_alone else PART_BYTES
+        seconds = (rounds - 1) * self._one("PUT", PART_BYTES) + self._one("PUT", last_size)
         seconds = max(seconds, self.store.put + size / self.bandwidth)
-        # One request begins it, and one ends it.
+        # One more request begins the upload, and one ends it.
         self._step("PUT", parts + 2, seconds + 2 * self.store.put, 2 + rounds)
 
     def create(self, objects: float, size: float, at_once: int, times: float = 1.0) -> None:
-        """Create objects that must not be there, each with one request, of which so many go up at the same time."""
+        """Create objects that must not exist yet: one request each, ``at_once`` of them at the same time."""
         self.sent += objects * size * times
         rounds = _rounds(objects, at_once)
         seconds = max(
@@ -216,21 +219,23 @@ class Costs:
         self._step("PUT", objects, seconds, rounds, times=times)
 
     def read(self, ranges: Ranges, budget: float) -> None:
-        """Read ranges, with so much memory for those that are under way."""
+        """Read ranges; ``budget`` is the memory in bytes for those that are under way."""
         if ranges.count:
             self.received += ranges.size
-            at_once, each = self._reading(ranges, budget)
+            at_once, round_seconds = self._reading(ranges, budget)
             rounds = _rounds(ranges.count, at_once)
-            seconds = max(rounds * each, self.store.first_byte + ranges.size / self.bandwidth)
+            seconds = max(
+                rounds * round_seconds, self.store.first_byte + ranges.size / self.bandwidth
+            )
             self._step("GET", ranges.count, seconds, rounds)
 
     def update(self, shards: int, ranges: Ranges, published: float, at_once: int) -> None:
-        """Read contributions to a replica's shards, and create each shard's object in the background when it is updated.
+        """Read the contributions to a replica's shards. When a shard is updated, create its object in the background.
 
         Args:
             shards: How many shards the replica has.
-            ranges: What is read for each.
-            published: Bytes of each object, which takes no memory from the reads.
+            ranges: What is read for each shard.
+            published: Bytes of each object; objects take no memory from the reads.
             at_once: How many objects are under way at the same time.
         """
         self.received += shards * ranges.size
@@ -245,7 +250,7 @@ class Costs:
         )
 
     def _pipelined(self, shards: int, ranges: Ranges, published: float, at_once: int) -> float:
-        """Seconds for the reads and uploads of some shards, one after another, with the uploads in the background."""
+        """Seconds to read and upload some shards, one after another, where the uploads run in the background."""
         if shards > _STEADY:
             first, second = (
                 self._pipelined(count, ranges, published, at_once)
@@ -253,18 +258,19 @@ class Costs:
             )
             return second + (shards - _STEADY) * (second - first) / (_STEADY - _STEADY // 2)
         budget = self.transfer.budget_bytes
-        together, each = self._reading(ranges, budget)
+        together, round_seconds = self._reading(ranges, budget)
         per_byte = (
-            max(1 / self.bandwidth, each / together * ranges.count / ranges.size)
+            max(1 / self.bandwidth, round_seconds / together * ranges.count / ranges.size)
             if ranges.count
             else 0.0
         )
+        # Moments, in seconds: when a shard's contributions are read, when it is updated, when it is uploaded.
         read = ranges.size * per_byte
-        updated = max(read, _rounds(ranges.count, together) * each)
+        updated = max(read, _rounds(ranges.count, together) * round_seconds)
         uploaded: list[float] = []
         for number in range(shards):
             if number:
-                # Reading goes on while an upload is waited for, as far as there is memory.
+                # While it waits for an upload, a replica continues to read, as far as there is memory.
                 read = max(
                     read + ranges.size * per_byte, updated + (ranges.size - budget) * per_byte
                 )
@@ -275,18 +281,20 @@ class Costs:
         return uploaded[-1]
 
     def _reading(self, ranges: Ranges, budget: float) -> tuple[float, float]:
-        """How many ranges are read at the same time, and the seconds of a round of them."""
+        """How many ranges are read at the same time, and how many seconds one such round takes."""
         connections = self.transfer.connections
         if not ranges.count:
             return connections, 0.0
         mean = ranges.size / ranges.count
         fitting = max(1, budget // ranges.largest) * ranges.largest / mean
-        if fitting < connections:  # small ones take no memory, and so wait for the large ones
+        if (
+            fitting < connections
+        ):  # memory is the limit, and the small ranges wait for the large ones
             return fitting, self._one("GET", ranges.largest)
         return connections, self._one("GET", mean)
 
     def _one(self, kind: str, size: float) -> float:
-        """Seconds of a request that moves so many bytes."""
+        """Seconds of a request that moves ``size`` bytes."""
         return self.store.latency(kind) + size / min(
             self.store.connection_bandwidth, self.bandwidth
         )
@@ -295,20 +303,23 @@ class Costs:
         self,
         kind: str,
         count: float,
-        alone: float,
+        unhindered: float,
         rounds: float,
         *,
         by: float | None = None,
         times: float = 1.0,
     ) -> None:
-        """All replicas (or so many) send requests of one kind, which takes each of them so long."""
+        """All replicas, or ``by`` of them, send requests of one kind, which takes each of them ``unhindered`` seconds.
+
+        The other arguments are those of :meth:`ask`; ``rounds`` is as in :meth:`_Queue.add`.
+        """
         senders = self.replicas if by is None else by
         self.requests[kind] += times * count * senders / self.replicas
-        self._passed += times * alone
+        self._passed += times * unhindered
         served = times * senders * count / self.store.rate(kind)
-        self._queues[kind in READS].add(times * alone, served, max(rounds, 1.0))
+        self._queues[kind in READS].add(times * unhindered, served, max(rounds, 1.0))
 
 
 def _rounds(count: float, at_once: float) -> float:
-    """In how many rounds so many requests are sent."""
+    """The number of rounds in which ``count`` requests are sent, ``at_once`` at a time."""
     return count / at_once if count > _MANY * at_once else math.ceil(count / at_once)

@@ -1,4 +1,4 @@
-"""What is synced, as far as it decides what a sync costs: sizes of contributions, shards and objects."""
+"""What is synced, as far as the costs of a sync depend on it: sizes of contributions, shards and objects."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from ._costs import Ranges
 if TYPE_CHECKING:
     from .._store._transfer import Transfer
 
-_WINDOW = 16  # blocks that are looked at to see how chunks fill them
-_SECTIONS = 32  # of a header that are written down to see how long they are
+_WINDOW = 16  # how many blocks are laid out to see how chunks fill them
+_SECTIONS = 32  # how many sections of a header are written to see how long they are
 _METADATA = {
     "diloco": "delta",
     "name": "model",
@@ -32,13 +32,13 @@ _METADATA = {
 
 @dataclass(frozen=True)
 class Model:
-    """What is synced, and by how many. All sizes are in bytes.
+    """What is synced, and by how many replicas. All sizes are in bytes.
 
     Attributes:
-        values: Size of a contribution's values, and of the model's.
-        outer_state: Size of what the outer optimizer keeps of them.
+        values: Size of the values of a contribution, which is that of the model's values.
+        outer_state: Size of what the outer optimizer keeps for them.
         replicas: How many replicas there are.
-        shards: Into how many shards it is cut.
+        shards: The number of shards into which the values are cut.
         transfer: How the replicas read and write.
     """
 
@@ -52,7 +52,7 @@ class Model:
     def of(
         cls, values: float, outer_state: float, replicas: int, transfer: Transfer, *, strict: bool
     ) -> Model:
-        """What a strict or an elastic run syncs."""
+        """The model of a strict run, or of an elastic one."""
         shards = replicas if strict else shards_of(math.ceil(values), replicas)
         return cls(values, outer_state, replicas, shards, transfer)
 
@@ -76,7 +76,7 @@ class Model:
 
     @property
     def adopted(self) -> Ranges:
-        """What is read of a published shard: its values, and the checksums after them."""
+        """What is read from a published shard: its values, and the checksums after them."""
         size = self.shard + CHECKSUM_BYTES * (1 + len(END))
         return Ranges(
             math.ceil(size / self.transfer.block_bytes), size, min(size, self.transfer.block_bytes)
@@ -84,36 +84,35 @@ class Model:
 
     @property
     def gathered(self) -> Ranges:
-        """What is read of a contribution by somebody who needs all of it."""
+        """What a replica that needs a whole contribution reads from it."""
         block_bytes = self.transfer.gather_block()
         window = min(self.shards, math.ceil(_WINDOW * block_bytes / self.shard))
         requests, largest = 0, 0
         for block in blocks(self._layout, range(window), CHUNK_BYTES, block_bytes):
             values = sum(self._layout.piece_bytes(chunk) for _, chunk in block)
             ends = sum(chunk.stop == self._layout.shard(shard)[-1].stop for shard, chunk in block)
-            # A block has one chunk at least, which may be larger than what one request reads.
+            # A block has at least one chunk, which may be larger than what one request reads.
             requests += math.ceil((values + CHECKSUM_BYTES * ends) / self.transfer.block_bytes)
             largest = max(largest, min(values, self.transfer.block_bytes))
         size = self.values + CHECKSUM_BYTES * self.shards
         return Ranges(requests * self.shards / window, size, min(size, largest))
 
     def header(self, sections: int) -> float:
-        """Size of the header of a contribution that has so many sections."""
+        """Size of the header of a contribution that has this number of sections.
+
+        It is estimated from sections in the middle of the file, whose offsets have a typical number of digits.
+        """
         middle = self.shards // 2
         before = Section("shard.0", (Piece(0, 0, max(1, self._layout.bound(0, middle))),), 0)
-        some = range(middle, min(middle + _SECTIONS, self.shards))
-        written = [Section(f"shard.{number}", self._layout.shard(number), 0) for number in some]
-        least = len(header(self._layout, [before], _METADATA))
-        return (
-            least
-            + (len(header(self._layout, [before, *written], _METADATA)) - least)
-            / len(some)
-            * sections
-        )
+        sample = range(middle, min(middle + _SECTIONS, self.shards))
+        sampled = [Section(f"shard.{number}", self._layout.shard(number), 0) for number in sample]
+        without_sample = len(header(self._layout, [before], _METADATA))
+        with_sample = len(header(self._layout, [before, *sampled], _METADATA))
+        return without_sample + (with_sample - without_sample) / len(sample) * sections
 
     @cached_property
     def _layout(self) -> Layout:
-        # Of whichever dtype: only bytes count.
+        # The dtype does not matter: only the number of bytes does.
         values = Group(
             torch.float32, max(1, round(self.values / torch.float32.itemsize)), Rule.OUTER
         )

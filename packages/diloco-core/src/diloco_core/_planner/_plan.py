@@ -1,8 +1,8 @@
-"""What an exchange will cost in time, bytes, requests and money, before a machine is paid for.
+"""What an exchange will cost in time, bytes, requests and money: an estimate, made before a machine is paid for.
 
-It counts what the exchanges do, request by request, with the sizes and limits that they have (:mod:`._topologies`), over
-a store that behaves as a :class:`StoreModel` says. ``hatch run bench-scale`` counts the same in virtual time, and
-``docs/scale.md`` shows both.
+The planner follows the exchanges request by request, with their sizes and limits (:mod:`._topologies`), over a store that
+behaves as a :class:`StoreModel` says. ``hatch run bench-scale`` measures the same in virtual time; ``docs/scale.md`` shows
+both.
 """
 
 from __future__ import annotations
@@ -27,16 +27,20 @@ if TYPE_CHECKING:
 
 TOPOLOGIES = ("sharded", "gather")
 USUAL_BANDWIDTH = 1.25e9
-"""Bytes per second of a modest network card, of 10 Gb/s: what is assumed where nobody says anything else."""
+"""Bytes per second of a modest network card (10 Gb/s). It is assumed where the bandwidth is not given."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExchangePlan:
-    """What one sync costs one replica, and the cohort. Requests are means over the replicas, and over syncs that differ.
+    """What one sync costs one replica, and what it costs all replicas together.
+
+    Numbers of requests are means over the replicas, and over syncs where these differ.
 
     Attributes:
-        topology: ``"sharded"`` (owners update and publish) or ``"gather"`` (everybody reads everybody).
-        seconds: From the moment at which all replicas begin the sync until the last one is through. Computing is left out.
+        topology: ``"sharded"`` (the owners of shards update and publish them) or ``"gather"`` (every replica reads all
+            contributions).
+        seconds: From the moment when all replicas begin the sync until the last one has finished it. The time that
+            computing takes is left out.
         bytes_sent: Bytes that a replica writes: its contribution, and its part of the published state with the outer state,
             with their headers and checksums.
         bytes_received: Bytes of contributions and published state that a replica reads, with their checksums.
@@ -44,11 +48,12 @@ class ExchangePlan:
         gets: Read requests of a replica.
         lists: LIST requests of a replica.
         deletes: DELETE requests of a replica.
-        cost: US dollars for the requests of the whole cohort.
-        memory_bytes: Outer side's memory of a replica (the fp32 local and global copy, outer state), buffers left out.
-        limits: What holds such a sync up and what helps, in sentences. Empty where nothing but its bytes do.
-        longest_part: Seconds of the longest part of the sync between two moments at which all replicas wait for each other.
-            For a replica that is half as fast as the others they wait so much longer.
+        cost: US dollars for the requests of all replicas together.
+        memory_bytes: The memory that the outer loop takes on a replica (the local and global copy in fp32, and outer state),
+            without buffers.
+        limits: Sentences on what slows such a sync down and what helps. Empty if only its bytes take time.
+        longest_part: Seconds of the longest part of the sync between two points at which all replicas wait for each other.
+            If one replica is half as fast as the others, they wait this much longer for it.
     """
 
     topology: str
@@ -65,7 +70,7 @@ class ExchangePlan:
     longest_part: float = 0.0
 
     def blocked(self, period: float) -> float:
-        """Share of the time spent in syncs, if a sync comes after every ``period`` seconds of training."""
+        """The share of time that is spent in syncs if there is a sync after every ``period`` seconds of training."""
         return self.seconds / (self.seconds + period)
 
 
@@ -82,31 +87,32 @@ def plan_exchange(
     store: StoreModel | None = None,
     transfer: Transfer | None = None,
 ) -> ExchangePlan:
-    """Foresee one sync of all parameters in the middle of a run, as it is when no replica is late.
+    """Estimate the costs of one sync of all parameters in the middle of a run in which no replica is late.
 
-    Requests are those of the obstore driver. s3fs sends others: it opens an object with a HEAD, writes every large object in
-    parts, half as many at once, and removes objects one by one.
-    Saving what belongs to a replica alone (``save_inner_every``) is left out.
+    The requests are those of the obstore driver. s3fs sends others: it opens an object with a HEAD, writes every large object
+    in parts, half as many of them at once, and deletes objects one by one.
+    Saving what belongs to a single replica (``save_inner_every``) is not included.
 
     Args:
         params: Number of parameters that are synced.
         replicas: Number of replicas.
         bandwidth: Bytes per second that one replica can move, such as 12.5e9 for a network card of 100 Gb/s.
         bytes_per_param: Bytes of a parameter on the wire: 4 for models in fp32 and narrower dtypes, 8 for float64.
-        outer_state: Tensors that the outer optimizer keeps of every parameter, which are published with it: 1 for SGD with
-            momentum, 0 without, 2 for Adam.
+        outer_state: The number of tensors of a parameter's size that the outer optimizer keeps for it, and that are
+            published with it: 1 for SGD with momentum, 0 for SGD without, 2 for Adam.
         topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the quicker one. Strict runs are always sharded.
-        strict: Whether membership is strict: then nobody sends the part of its contribution that it uses itself.
-        publish_every: In the gather topology, every how many syncs the state is published; all figures are means.
-        store: How the store behaves; S3 by default.
-        transfer: How the replicas read and write, as given to :func:`connect`, which also looks at how many connections
-            its process may have.
+        strict: Whether membership is strict: then a replica does not send the part of its contribution that only it uses.
+        publish_every: In the gather topology, the number of syncs from one publication of the state to the next. All
+            figures are means over these syncs.
+        store: How the store behaves; like S3 if left out.
+        transfer: How the replicas read and write, as given to :func:`connect`. (That function also checks how many
+            connections its process may open.)
 
     Returns:
-        The plan of the topology.
+        The plan for the topology that was given or, for ``"auto"``, for the quicker one.
 
     Raises:
-        ConfigurationError: An argument is impossible.
+        ConfigurationError: An argument is not allowed. The message names it and says what is expected.
     """
     store = StoreModel() if store is None else store
     transfer = Transfer() if transfer is None else transfer
@@ -170,7 +176,7 @@ def plan_exchange(
 
 
 def _plan(
-    topology: str, costs: Costs, model: Model, params: float, said: tuple[str, ...]
+    topology: str, costs: Costs, model: Model, params: float, sentences: tuple[str, ...]
 ) -> ExchangePlan:
     store, count = costs.store, costs.requests
     dollars = (count["PUT"] + count["LIST"]) * store.put_price + count["GET"] * store.get_price
@@ -187,6 +193,6 @@ def _plan(
         memory_bytes=4 * params
         + model.values
         + model.outer_state / (1 if topology == "gather" else model.replicas),
-        limits=said,
+        limits=sentences,
         longest_part=costs.longest_part,
     )

@@ -1,6 +1,7 @@
-"""What a sync costs, told as the exchanges do it: strict, sharded and gather. All replicas begin at once, and nobody is late.
+"""The requests of a sync, step by step as the exchanges send them: strict, sharded and gather.
 
-Whoever changes the order or number of requests of a sync changes it here too; ``integration-tests/test_planned.py`` compares.
+All replicas begin at the same time, and none is late. A change to the order or number of requests of a sync must be made here
+too: ``integration-tests/test_planned.py`` compares both.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     costs.upload((n - 1) * section + model.header(n - 1), parts_at_once(model.transfer, budget))
     costs.meet()
     costs.list(n)
-    costs.ask("PUT")  # the record, by everybody who sees that all contributions are there
+    costs.ask("PUT")  # the record, by every replica that sees that all contributions are there
     costs.ask("GET")
     costs.ask("DELETE")
-    # A section of one block comes with its checksums; otherwise they are read first.
+    # A section that fits into one block is read together with its checksums; otherwise the checksums are read first.
     reads = 1 if section <= block else 1 + math.ceil(model.shard / block)
     costs.read(Ranges(reads, section, min(section, block)).times(n - 1), budget)
     costs.upload(model.published, parts_at_once(model.transfer, budget))
@@ -42,30 +43,32 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
 
 
 def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
-    """A sync of an elastic run with owners of shards; see :class:`._adopt.Adoption`."""
+    """A sync of an elastic run in which shards have owners; see :class:`._adopt.Adoption`."""
     costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
     block, budget = model.transfer.block_bytes, model.transfer.budget_bytes
-    own = model.shards // n
+    own_shards = model.shards // n
     _commit(costs, model, budget)
     section = model.shard + CHECKSUM_BYTES
     contributions = Ranges(math.ceil(section / block), section, min(section, block)).times(n - 1)
-    costs.update(own, contributions, model.published, creates_at_once(model.transfer))
+    costs.update(own_shards, contributions, model.published, creates_at_once(model.transfer))
     costs.meet()
     costs.list(model.shards)
-    costs.requests["LIST"] += 1 / n  # by who has created the record, and is ahead of the others
-    costs.read(model.adopted.times(model.shards - own), budget)
-    costs.ask("PUT", by=1)  # the record that all shards are there
+    costs.requests["LIST"] += (
+        1 / n
+    )  # once more, by the replica that created the record and is ahead
+    costs.read(model.adopted.times(model.shards - own_shards), budget)
+    costs.ask("PUT", by=1)  # the record that says that all shards are there
     _collect(costs, model, states=3, contributions=3, deletes=1.0)
     return costs
 
 
 def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: float) -> Costs:
-    """A sync of an elastic run in which everybody updates everything, as a mean over those between two publications."""
+    """A sync of an elastic run in which every replica updates all shards, as a mean over the syncs between two publications."""
     costs, n = Costs(store, model.transfer, model.replicas, bandwidth), model.replicas
     budget = model.transfer.gather_budget()
     now_and_then = 1 / publish_every
     _commit(costs, model, budget)
-    # In one sync the state is published; in the next one it is looked at, and a record says that it is there.
+    # One sync publishes the state. The next one checks that it is there, and writes a record that says so.
     costs.create(
         model.shards / n, model.published, creates_at_once(model.transfer), times=now_and_then
     )
@@ -78,8 +81,8 @@ def gather_sync(model: Model, publish_every: int, store: StoreModel, bandwidth: 
 
 
 def _commit(costs: Costs, model: Model, budget: int) -> None:
-    """A sync of an elastic run until its record is read."""
-    # Whether others have gone on without this replica, whether its rank is still its own, and the first again.
+    """A sync of an elastic run up to the reading of its record."""
+    # The record (the others may have gone on without this replica), the next claim of its rank, and the record again.
     costs.ask("GET", 3)
     costs.upload(
         model.values + CHECKSUM_BYTES * model.shards + model.header(model.shards),
@@ -87,16 +90,26 @@ def _commit(costs: Costs, model: Model, budget: int) -> None:
     )
     costs.meet()
     costs.list(model.replicas)
-    costs.ask("PUT")  # the record, which everybody tries to create
-    costs.ask("GET", by=model.replicas - 1)  # to compare it, by those who were not the first
+    costs.ask("PUT")  # the record, which every replica tries to create
+    costs.ask(
+        "GET", by=model.replicas - 1
+    )  # by those whose attempt was not the first, to compare it
     costs.ask("GET")
-    costs.ask("GET", 2, times=1 / WATCH_EVERY)  # the manifest and the own claim
+    costs.ask("GET", 2, times=1 / WATCH_EVERY)  # the manifest and the replica's claim
 
 
 def _collect(
     costs: Costs, model: Model, *, states: float, contributions: float, deletes: float
 ) -> None:
-    """One replica removes what nobody needs: so many states and contributions of every replica are there."""
+    """One replica deletes what is no longer needed.
+
+    Args:
+        costs: What the sync costs.
+        model: What is synced.
+        states: How many published states the store holds.
+        contributions: How many contributions of every replica it holds.
+        deletes: The mean number of delete requests per sync.
+    """
     costs.list(states * model.shards, by=1)
     costs.list(contributions * model.replicas, by=1)
     costs.ask("DELETE", by=1, times=deletes)

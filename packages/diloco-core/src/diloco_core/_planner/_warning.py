@@ -1,4 +1,4 @@
-"""Saying at the start of a run that its syncs are long for the time that replicas wait for each other."""
+"""Warn at the start of a run if its syncs are long compared with the time that replicas wait for each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _log = logging.getLogger("diloco_core")
 
 
 def fragment_bytes(table: Mapping[str, Any]) -> int:
-    """Size of a fragment's values on the wire, from the table of its groups in a :class:`._base.Schema`."""
+    """Size of a fragment's values on the wire in bytes, from the table of its groups in a :class:`._base.Schema`."""
     return sum(
         int(group["numel"]) * int(getattr(torch, group["dtype"].removeprefix("torch.")).itemsize)
         for group in table["groups"]
@@ -41,23 +41,23 @@ def warn_of_long_syncs(
     publish_every: int = 1,
     outer_state: Callable[[], float] = lambda: 1.0,
 ) -> None:
-    """Say in the log (level warning) that a slow replica can make the others give up a sync, with the figures and what helps.
+    """Log a warning if a slow replica could make the others give up a sync, with the figures and what helps.
 
-    What is limited is how long a replica waits for the others, however long it is itself busy with a sync. Where all are
-    equally fast that is no time at all. For one that is half as fast they wait as long as a part of the sync takes.
+    ``sync_timeout`` limits how long a replica waits for the others, not how long it is itself busy with a sync. If all are
+    equally fast, they hardly wait. For a replica that is half as fast, they wait as long as a part of the sync takes.
 
-    The network is not known here, so a usual one is assumed, and S3. Folders need no plan.
+    The network is not known here, so a usual one and S3 are assumed. Folders need no plan.
 
     Args:
-        size: Bytes of a contribution to the largest sync; nothing is said where it is 0.
-        rank: This replica.
-        replicas: How many there are.
-        store: Where they meet.
+        size: Bytes of a contribution to the largest sync; if it is 0, nothing is logged.
+        rank: The rank of this replica.
+        replicas: How many replicas there are.
+        store: The store where they meet.
         sync_timeout: Seconds after which a replica no longer waits for the others.
         strict: Whether membership is strict.
-        topology: Of an elastic run.
-        publish_every: Of an elastic run.
-        outer_state: Tells how many tensors the outer optimizer keeps of every parameter.
+        topology: The topology of an elastic run.
+        publish_every: How often an elastic run publishes its state; see :func:`plan_exchange`.
+        outer_state: Returns how many tensors the outer optimizer keeps for every parameter.
     """
     if store.near or not size:
         return
@@ -77,10 +77,11 @@ def warn_of_long_syncs(
         return
     requests = plan.gets + plan.puts + plan.lists + plan.deletes
     _log.warning(
-        "rank %d: a sync of %.3g GB between %d replicas takes about %.3g s, and %.3g s of these pass between two moments at "
-        "which all wait for each other. That is more than sync_timeout (%g s): the others would not wait long enough for a "
-        "replica that is half as fast as they are. Planned for S3 and a network of %g Gb/s: every replica sends %.3g GB and "
-        "receives %.3g GB with %.0f requests. A longer sync_timeout gives such a replica the time. %s",
+        "rank %d: a sync of %.3g GB between %d replicas takes about %.3g s. The longest part of it between two points at which "
+        "all wait for each other takes %.3g s. The others would have to wait as long as that for a replica that is half as fast "
+        "as they are, but they wait only for sync_timeout (%g s) and would then give up the sync. This is an estimate for S3 "
+        "and a network of %g Gb/s: every replica sends %.3g GB and receives %.3g GB with %.0f requests. A larger sync_timeout "
+        "gives a slow replica more time. %s",
         rank,
         size / 1e9,
         replicas,
@@ -91,5 +92,5 @@ def warn_of_long_syncs(
         plan.bytes_sent / 1e9,
         plan.bytes_received / 1e9,
         requests,
-        " ".join(plan.limits or ("With more fragments each sync moves less.",)),
+        " ".join(plan.limits or ("With more fragments, each sync moves less.",)),
     )
