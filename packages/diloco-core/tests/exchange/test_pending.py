@@ -1,11 +1,13 @@
 """A sync in two halves, in every exchange: the halves together are a sync, and nothing else may be done between them."""
 
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from itertools import pairwise
 
 import pytest
 import torch
+from sync_lab import LEARNED, START, Replica
 
 from diloco_core import (
     ElasticExchange,
@@ -14,50 +16,21 @@ from diloco_core import (
     NonFiniteDeltaError,
     ReplicaLostError,
     SyncError,
+    Timing,
     connect,
     in_process,
 )
-from diloco_core._arithmetic._layout import Rule
-from diloco_core._exchange._base import Schema
 from diloco_core._exchange._pending import Syncs
-from diloco_core._model._partition import NamedTensor
-from diloco_core._outer._fragment import Fragment
-from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
 
 KINDS = ("in process", "strict", "elastic", "manager")
 TELLING = ("in process", "strict", "elastic")
 """Those that can tell whether the others have contributed."""
 REPLICAS = 2
-START = torch.arange(12.0)
-LEARNED = [torch.full((12,), 3.0), torch.arange(12.0) / 4]
-"""What each replica has subtracted from the parameters when it contributes."""
 
 
-class Replica:
-    """One replica that syncs one fragment of 12 parameters."""
-
-    def __init__(self, exchange):
-        self.exchange = exchange
-        self.parameter = torch.nn.Parameter(START.clone())
-        tensors = [NamedTensor("weight", self.parameter, Rule.OUTER)]
-        outer = OuterOptimizer(outer_factory(None, 0.5, 0.0, False))
-        self.job = Fragment("0", tensors, outer, exchange.shards(48))
-        self.job.take_snapshot()
-        tables = [self.job.table()]
-        exchange.join(Schema(self.job.schema(), {"fragments": "1"}, tables))
-        if isinstance(exchange, ElasticExchange):
-            exchange.restore([self.job])
-
-    def learn(self):
-        with torch.no_grad():
-            self.parameter -= LEARNED[self.exchange.rank]
-        self.job.steps = (0, 1)
-        self.job.begin()
-
-
-def exchanges_of(kind, folder):
+def exchanges_of(kind, folder, timing=None):
     if kind in {"in process", "manager"}:
-        exchanges = in_process(REPLICAS)
+        exchanges = in_process(REPLICAS, timing=timing)
         if kind == "in process":
             return exchanges
         return [
@@ -65,6 +38,7 @@ def exchanges_of(kind, folder):
             for exchange in exchanges
         ]
     options = {"min_replicas": REPLICAS} if kind == "elastic" else {}
+    options |= {} if timing is None else {"timing": timing}
     return [
         connect(f"{folder}/run", rank=rank, world_size=REPLICAS, **options)
         for rank in range(REPLICAS)
@@ -130,6 +104,36 @@ def test_it_is_ready_when_all_have_contributed(replicas):
     late = begin(second)
     assert [early.ready(), late.ready()] == [True, True]
     at_once(finish, [early, late])
+
+
+@pytest.mark.parametrize("kind", TELLING)
+def test_the_time_of_a_sync_is_that_of_its_halves(kind, tmp_path, monkeypatch):
+    """Not what the replica does between them. The first half takes an hour here, and what comes between takes a day."""
+    hour, day, jumps = 3600.0, 86400.0, [0.0]
+    timing = Timing(
+        join_timeout=1e9,
+        sync_timeout=1e9,
+        lost_after=1e9,
+        clock=lambda: time.monotonic() + sum(jumps),
+    )
+    replicas = at_once(Replica, exchanges_of(kind, tmp_path, timing))
+    at_once(Replica.learn, replicas)
+    slow = replicas[0].job
+    contribution = slow.contribution
+
+    def slowly(piece, out):
+        if len(jumps) == 1:
+            jumps.append(hour)
+        return contribution(piece, out)
+
+    monkeypatch.setattr(slow, "contribution", slowly)
+    pending = [begin(replica) for replica in replicas]
+    jumps.append(day)
+    slow_report, report = at_once(finish, pending)
+    assert hour <= slow_report.exchange_seconds + slow_report.wait_seconds < day
+    assert hour <= slow_report.exchange_seconds
+    assert 0 <= report.exchange_seconds + report.wait_seconds < hour
+    at_once(lambda replica: replica.exchange.abort(RuntimeError("the test is over")), replicas)
 
 
 @each("manager")

@@ -8,9 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from sync_lab import Replica
 from training_lab import PATIENCE
 
-from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, in_process
+from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, SyncError, in_process
 
 pytestmark = pytest.mark.processes
 
@@ -148,6 +149,22 @@ def test_a_replica_that_has_skipped_a_step(tmp_path):
     first, second = start(tmp_path, 2, "skips")
     assert first.startswith("digest ")
     assert first == second
+
+
+def test_nobody_leaves_with_a_sync_under_way(tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
+    )
+    try:
+        replica = Replica(ProcessGroupExchange())
+        replica.learn()
+        pending = replica.exchange.begin(replica.job)
+        with pytest.raises(SyncError, match="cannot leave: the sync of 0 has been begun and not"):
+            replica.exchange.leave()
+        assert pending.finish().committed
+        replica.exchange.leave()
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_without_a_process_group_it_says_what_to_do():

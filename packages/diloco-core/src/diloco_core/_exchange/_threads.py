@@ -44,7 +44,7 @@ def in_process(
 
     Args:
         world_size: Number of replicas; each thread takes one of the exchanges.
-        timing: Limits in seconds (its clock and sleep are not used).
+        timing: Limits in seconds. Its clock measures what the reports say; its sleep is not used.
         chunk_bytes: Size of the buffers of each replica.
 
     Raises:

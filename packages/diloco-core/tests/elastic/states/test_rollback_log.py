@@ -86,6 +86,22 @@ def test_an_earlier_life_looks_what_has_become_of_the_record_that_it_stands_at()
     assert _alone(act) is None
 
 
+def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
+    """Between its halves others have gone back, and this life has not agreed to that."""
+
+    def act(exchange, life, store):
+        job = life.fragments[0].job
+        job.steps = (12, 16)
+        job.begin()
+        pending = exchange.begin(job)
+        store.write(commit_key(4), Rollback(4, (2,), (), {0: 1}, run=run_of(store)).to_json())
+        assert pending.ready(), "nothing is to be waited for"
+        with pytest.raises(FencedError, match="began before that, and stops"):
+            pending.finish()
+
+    assert _alone(act) is None
+
+
 @pytest.mark.parametrize("trace", ["state", "deltas"])
 def test_a_number_whose_record_is_lost_is_not_taken_by_a_rollback(trace):
     """Whoever has seen that record would decide the next number, so the rollback takes that one, and both are closed."""

@@ -1,0 +1,36 @@
+"""One replica that syncs one fragment, without a training loop: for tests of single syncs of any exchange."""
+
+import torch
+
+from diloco_core import ElasticExchange
+from diloco_core._arithmetic._layout import Rule
+from diloco_core._exchange._base import Schema
+from diloco_core._model._partition import NamedTensor
+from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
+
+START = torch.arange(12.0)
+LEARNED = [torch.full((12,), 3.0), torch.arange(12.0) / 4]
+"""What each replica has subtracted from the parameters when it contributes."""
+
+
+class Replica:
+    """One replica that syncs one fragment of 12 parameters."""
+
+    def __init__(self, exchange):
+        self.exchange = exchange
+        self.parameter = torch.nn.Parameter(START.clone())
+        tensors = [NamedTensor("weight", self.parameter, Rule.OUTER)]
+        outer = OuterOptimizer(outer_factory(None, 0.5, 0.0, False))
+        self.job = Fragment("0", tensors, outer, exchange.shards(48))
+        self.job.take_snapshot()
+        tables = [self.job.table()]
+        exchange.join(Schema(self.job.schema(), {"fragments": "1"}, tables))
+        if isinstance(exchange, ElasticExchange):
+            exchange.restore([self.job])
+
+    def learn(self):
+        with torch.no_grad():
+            self.parameter -= LEARNED[self.exchange.rank]
+        self.job.steps = (0, 1)
+        self.job.begin()
