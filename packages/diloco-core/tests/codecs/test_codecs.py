@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from sync_lab import Halved, rounded
 
 from diloco_core import ElasticExchange, MismatchError, connect, in_process
 from diloco_core._arithmetic._layout import Group, Layout, Piece, Rule
@@ -20,28 +21,6 @@ from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
 SIZE, BUFFER = 1000, 24
 REPLICAS = 3
 KINDS = ("in process", "strict", "sharded", "gather")
-
-
-class Halved:
-    """Sends the upper half of every fp32, so that it loses something and takes half of the bytes."""
-
-    name = "halved"
-    plain = False
-
-    def size(self, dtype, numel):
-        return numel * 2
-
-    def encode(self, values):
-        return values.view(torch.int32).bitwise_right_shift(16).to(torch.int16).view(torch.uint8)
-
-    def decode(self, data, out):
-        out.view(torch.int32).copy_(data.view(torch.int16).to(torch.int32).bitwise_left_shift(16))
-
-
-def rounded(values):
-    out = torch.empty_like(values)
-    Halved().decode(Halved().encode(values), out)
-    return out
 
 
 class Replica:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from sync_lab import Replica
+from sync_lab import START, Halved, Replica, rounded
 from training_lab import PATIENCE
 
 from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, SyncError, in_process
@@ -151,20 +151,36 @@ def test_a_replica_that_has_skipped_a_step(tmp_path):
     assert first == second
 
 
-def test_nobody_leaves_with_a_sync_under_way(tmp_path):
+@pytest.fixture
+def alone(tmp_path):
+    """A process group of this process alone."""
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1
     )
-    try:
-        replica = Replica(ProcessGroupExchange())
-        replica.learn()
-        pending = replica.exchange.begin(replica.job)
-        with pytest.raises(SyncError, match="cannot leave: the sync of 0 has been begun and not"):
-            replica.exchange.leave()
-        assert pending.finish().committed
-        replica.exchange.leave()
-    finally:
-        torch.distributed.destroy_process_group()
+    yield ProcessGroupExchange()
+    torch.distributed.destroy_process_group()
+
+
+def test_nobody_leaves_with_a_sync_under_way(alone):
+    replica = Replica(alone)
+    replica.learn()
+    pending = alone.begin(replica.job)
+    with pytest.raises(SyncError, match="cannot leave: the sync of 0 has been begun and not"):
+        alone.leave()
+    assert pending.finish().committed
+    alone.leave()
+
+
+def test_its_own_contribution_goes_through_the_codec_too(alone):
+    replica = Replica(alone, Halved())
+    replica.learn()
+    with torch.no_grad():
+        replica.parameter += 0.001
+        delta = START - replica.parameter
+    assert alone.sync(replica.job).committed
+    sent = rounded(delta)
+    assert not torch.equal(sent, delta), "the codec loses something"
+    assert torch.equal(replica.job.copy[0], START - 0.5 * sent)
 
 
 def test_without_a_process_group_it_says_what_to_do():

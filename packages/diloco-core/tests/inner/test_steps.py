@@ -218,6 +218,17 @@ class TestSeveralOptimizers:
             in record.message
         )
 
+    def test_one_that_does_not_step_any_more_is_named(self, lab, caplog):
+        model, two = self.parts(lab)
+        with DiLoCo(model, two, in_process(1)[0], sync_every=3):
+            for step in range(20):
+                self.gradients(model, 0, step)
+                two[0].step()
+                if step < 4:  # one period and a step of the next one
+                    two[1].step()
+        (record,) = [record for record in caplog.records if "waited for" in record.getMessage()]
+        assert "it waited for inner optimizer 1 (SGD)" in record.message
+
     @pytest.mark.parametrize("pattern", [(0, 1), (0, 0, 1), (0, 1, 1), (1, 0, 0)])
     def test_ones_that_step_less_often_are_not_spoken_of(self, lab, caplog, pattern):
         model, two = self.parts(lab)
