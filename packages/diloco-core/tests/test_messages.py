@@ -55,7 +55,8 @@ def test_a_number_that_is_text_is_told_from_one_that_is_not():
     state = {"version": str(STATE_VERSION), "rank": 0, "world_size": 1}
     outer = DiLoCo(model, optim.SGD(model.parameters(), lr=0.1), in_process(1)[0], sync_every=1)
     with pytest.raises(
-        ConfigurationError, match=r"its version is '(\d)' \(a str\), here it is \1 \(an int\)"
+        ConfigurationError,
+        match=r"version is '(\d)' \(a str\) in the saved state, but \1 \(an int\) in this outer loop",
     ):
         outer.load_state_dict(state)
 

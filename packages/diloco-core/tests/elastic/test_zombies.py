@@ -155,4 +155,4 @@ def test_nothing_is_saved_after_the_counter_jumped_and_the_loader_is_told(caplog
         else:
             assert {report.batches_to_skip for report in training.reports[1, 2]} <= {0}
     assert overtaken
-    assert "Skip as many batches" in caplog.text
+    assert "Skip the same number of batches" in caplog.text

@@ -134,7 +134,7 @@ def test_where_none_is_there_it_is_said(tmp_path, caplog, gone):
     assert "fresh inner state" not in caplog.text
     _train(str(tmp_path), 0, 6, Loader())
     assert (
-        "rank 0 continues with a fresh inner state because the store holds none of this rank"
+        "continues with a fresh inner state, because the store holds no inner state of this rank"
         in caplog.text
     )
     assert "has to skip the 6 batches" in caplog.text
@@ -168,7 +168,7 @@ class TestDamage:
         _, _, _, outer = _train(str(tmp_path), 0, 6, Loader())
         assert "inner state was damaged" in caplog.text
         assert (
-            "rank 0 takes the inner state after sync 2 instead: skip 4 batches (batches_to_skip)"
+            "rank 0: restored the inner state that was saved after sync 2 instead. Skip 4 batches"
             in caplog.text
         )
         assert outer.batches_to_skip == 4

@@ -212,7 +212,7 @@ def test_a_state_that_is_not_as_it_was_saved_is_refused(lab, damage):
     if changes.keys() & {"outer", "copy"}:
         changes = {"fragments": [{**state["fragments"][0], **changes}]}
     model, inner, outer = parts()
-    with pytest.raises(ConfigurationError, match="the saved outer loop"):
+    with pytest.raises(ConfigurationError, match="the saved state of the outer loop"):
         outer.load_state_dict({**state, **changes})
     outer.load_state_dict(state)
     with outer:

@@ -60,7 +60,7 @@ def test_references_that_training_has_changed_since_are_refused(saved):
     assert same(saved.go_on(saved.state), saved.expected)
     with pytest.raises(
         ConfigurationError,
-        match=r"have changed since state_dict.. returned them.* write them to a file at once",
+        match=r"have changed since state_dict.. returned them.* write the state to a file at once",
     ):
         saved.go_on(saved.references)
 

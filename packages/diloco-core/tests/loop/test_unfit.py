@@ -33,19 +33,21 @@ class TestWhatDoesNotFit:
     def test_another_rank(self, lab):
         states = self.states(lab, 2)
         _, _, outer = self.outer(in_process(2)[0])
-        with pytest.raises(ConfigurationError, match="its rank is 1, here it is 0"):
+        with pytest.raises(ConfigurationError, match="rank is 1 in the saved state, but 0 in"):
             outer.load_state_dict(states[1])
 
     def test_another_world_size(self, lab):
         (state,) = self.states(lab, 1)
         _, _, outer = self.outer(in_process(2)[0])
-        with pytest.raises(ConfigurationError, match="its world_size is 1, here it is 2"):
+        with pytest.raises(
+            ConfigurationError, match="world_size is 1 in the saved state, but 2 in"
+        ):
             outer.load_state_dict(state)
 
     def test_another_version(self, lab):
         (state,) = self.states(lab, 1)
         _, _, outer = self.outer(in_process(1)[0])
-        with pytest.raises(ConfigurationError, match="its version is 99, here it is 3"):
+        with pytest.raises(ConfigurationError, match="version is 99 in the saved state, but 3 in"):
             outer.load_state_dict({**state, "version": 99})
 
     @pytest.mark.parametrize(
@@ -57,17 +59,20 @@ class TestWhatDoesNotFit:
             ),
             (
                 nn.Sequential(nn.Linear(2, 20), nn.Linear(20, 2)).double(),
-                r"tensor '0.weight' is float32.*it is float64",
+                r"tensor '0.weight' is float32.* in the saved state, but float64",
             ),
             (
                 nn.ModuleDict({"a": nn.Linear(2, 20), "b": nn.Linear(20, 2)}),
-                "tensor 'a.weight' is absent, here it is float32",
+                "tensor 'a.weight' is absent in the saved state, but float32",
             ),
             (
                 nn.Sequential(nn.Linear(2, 20), nn.Linear(20, 2), nn.Linear(2, 2)),
                 "tensor '2.weight' is absent",
             ),
-            (nn.Sequential(nn.Linear(2, 20)), "tensor '1.weight' is float32.*here it is absent"),
+            (
+                nn.Sequential(nn.Linear(2, 20)),
+                "tensor '1.weight' is float32.* in the saved state, but absent",
+            ),
         ],
         ids=["another shape", "another dtype", "other names", "one more", "one less"],
     )
@@ -80,14 +85,20 @@ class TestWhatDoesNotFit:
     @pytest.mark.parametrize(
         ("options", "named"),
         [
-            ({"fragments": 2}, "setting 'fragments' is 1, here it is 2"),
-            ({"buffers": "rank0"}, "setting 'buffers' is mean, here it is rank0"),
-            ({"outer_lr": 0.5}, "setting 'outer_lr' is 0.7, here it is 0.5"),
-            ({"outer_momentum": 0.8}, "setting 'outer_momentum' is 0.9, here it is 0.8"),
-            ({"nesterov": False}, "setting 'outer_nesterov' is True, here it is False"),
+            ({"fragments": 2}, "setting 'fragments' is 1 in the saved state, but 2 in"),
+            ({"buffers": "rank0"}, "setting 'buffers' is mean in the saved state, but rank0 in"),
+            ({"outer_lr": 0.5}, "setting 'outer_lr' is 0.7 in the saved state, but 0.5 in"),
+            (
+                {"outer_momentum": 0.8},
+                "setting 'outer_momentum' is 0.9 in the saved state, but 0.8 in",
+            ),
+            (
+                {"nesterov": False},
+                "setting 'outer_nesterov' is True in the saved state, but False in",
+            ),
             (
                 {"outer_optimizer": lambda p: torch.optim.Adam(p, lr=0.7)},
-                "'outer_optimizer' is SGD, here it is Adam",
+                "'outer_optimizer' is SGD in the saved state, but Adam in",
             ),
         ],
         ids=["fragments", "buffers", "lr", "momentum", "nesterov", "optimizer"],
@@ -112,12 +123,12 @@ class TestWhatDoesNotFit:
         (state,) = self.states(lab, 1)
         del state[key]
         _, _, outer = self.outer(in_process(1)[0])
-        with pytest.raises(ConfigurationError, match=f"it has no {key!r}"):
+        with pytest.raises(ConfigurationError, match=f"incomplete: {key!r} is missing"):
             outer.load_state_dict(state)
 
     def test_something_else_altogether(self):
         _, _, outer = self.outer(in_process(1)[0])
-        with pytest.raises(ConfigurationError, match="its version is None"):
+        with pytest.raises(ConfigurationError, match="version is None in the saved state"):
             outer.load_state_dict({"weight": torch.ones(1)})
 
     def test_the_outer_state_of_other_shards(self, lab):

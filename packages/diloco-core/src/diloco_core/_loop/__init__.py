@@ -1,1 +1,1 @@
-"""The outer loop, which calls everything else."""
+"""The outer loop, which uses all other parts of the package."""

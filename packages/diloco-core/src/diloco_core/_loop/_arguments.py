@@ -39,9 +39,10 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
             f"{', '.join(_EXCHANGE_METHODS)}; this {type(exchange).__name__} is neither"
         )
     world_size = whole("exchange.world_size", getattr(exchange, "world_size", None))
-    if whole("exchange.rank", getattr(exchange, "rank", None), 0) >= world_size:
+    rank = whole("exchange.rank", getattr(exchange, "rank", None), 0)
+    if rank >= world_size:
         raise ConfigurationError(
-            f"exchange.rank must be less than exchange.world_size, which is {world_size}"
+            f"exchange.rank must be less than exchange.world_size ({world_size}), but it is {rank}"
         )
     if on_sync is not None and not callable(on_sync):
         raise ConfigurationError(

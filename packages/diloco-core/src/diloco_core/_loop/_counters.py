@@ -16,12 +16,13 @@ class Counters:
     """Counts inner steps and outer steps.
 
     Attributes:
-        since_sync: For every fragment, the inner steps since its last sync: those that its next contribution covers.
-        committed: Outer steps taken.
+        since_sync: For every fragment, the inner steps since its last sync. Its next contribution covers them.
+        committed: Outer steps that the model has taken.
         inner_steps: Inner steps of this rank.
         since_event: Inner steps since the last sync of any fragment.
-        given_up: Decisions of the run that are no outer steps of the model: rollbacks, and the syncs that they gave up.
-        published: For every fragment, the number of its last sync, whose published state the next one supersedes.
+        given_up: The number of decisions in the run's log that are not outer steps of the model: rollbacks, and the syncs
+            that were given up by them.
+        published: For every fragment, the number of its last sync, whose published state is superseded by the next one.
     """
 
     since_sync: list[int]
@@ -36,26 +37,26 @@ class Counters:
 
     @property
     def decisions(self) -> int:
-        """How many syncs the run has decided, with those that it gave up later."""
+        """The number of syncs that the run has decided, including those that it gave up later."""
         return self.committed + self.given_up
 
     def steps(self, fragment: int) -> tuple[int, int] | None:
-        """The inner steps that a fragment's next sync covers, as first and first one after; None where there are none."""
+        """The inner steps that a fragment's next sync covers: the first one, and one past the last; None if there are none."""
         covered = self.since_sync[fragment]
         return (self.inner_steps - covered, self.inner_steps) if covered else None
 
     def stand_at(self, position: Position) -> None:
-        """Go on from the outer steps that an elastic run has taken. Inner steps of a replica are never counted back."""
+        """Continue from the outer steps that an elastic run has taken. The count of inner steps never goes back."""
         self.committed, self.given_up = position.outer_steps, position.sync - position.outer_steps
 
     def count(self) -> None:
-        """One more inner step."""
+        """Count an inner step."""
         self.inner_steps += 1
         self.since_event += 1
         self.since_sync = [steps + 1 for steps in self.since_sync]
 
     def close_all(self) -> None:
-        """No fragment has inner steps that are still to be synced."""
+        """Note that no fragment has inner steps that are still to be synced."""
         self.since_sync = [0] * len(self.since_sync)
         self.since_event = 0
 
@@ -69,7 +70,7 @@ class Counters:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from saved counters; other entries are passed over."""
+        """Continue from saved counters; other entries of ``state`` are ignored."""
         self.committed = int(state["committed"])
         self.inner_steps = int(state["inner_steps"])
         self.since_event = int(state["since_event"])

@@ -1,4 +1,4 @@
-"""The outer loop: H inner steps alone, then one step together."""
+"""The outer loop: each replica takes H inner steps alone, then all take one outer step together."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ class DiLoCo:
     goes through the outer optimizer, and every replica adopts the result. So each fragment is synced once per
     ``sync_every`` steps (Streaming DiLoCo, arXiv 2501.18512, with no delay). Inner optimizer state stays with its replica.
 
-    The global copy and the outer state are kept on the CPU in ``promote_types(parameter dtype, float32)``. Gradients of what
-    was adopted are dropped, since they belong to values that are gone. Only trainable parameters are synced, tied ones
-    once; what happens to buffers is declared by ``buffers``.
+    The global copy and the outer state are kept on the CPU in ``promote_types(parameter dtype, float32)``. The gradients of
+    adopted parameters are dropped, since they were computed with the old values. Only trainable parameters are synced, tied
+    ones once; what happens to buffers is declared by ``buffers``.
 
     The set of synced tensors is fixed when the loop is made. Every sync checks the model and the optimizers: a parameter that
     has been replaced, converted, added, removed or unfrozen since then, and an optimizer that holds other parameters, are

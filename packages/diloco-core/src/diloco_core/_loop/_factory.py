@@ -1,4 +1,4 @@
-"""The factory of outer loops."""
+"""A function that makes an outer loop with the usual settings."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def make_diloco_outer_loop(
     Args:
         model: The model.
         inner_optimizer: The optimizer that the training loop steps, or several.
-        exchange: The connection to the other replicas; :func:`connect` with no arguments where it is left out.
-        sync_every: Inner steps between two syncs.
-        **options: Everything else that :class:`DiLoCo` takes.
+        exchange: The connection to the other replicas; if left out, what :func:`connect` returns without arguments.
+        sync_every: Inner steps between two syncs of the same fragment.
+        **options: Further arguments of :class:`DiLoCo`.
     """
     if exchange is None:
         exchange = connect()

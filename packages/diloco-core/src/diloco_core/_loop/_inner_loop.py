@@ -1,4 +1,4 @@
-"""The inner loop, as the outer loop sees it: steps of the inner optimizers are counted, and a sync follows when it is due."""
+"""The inner loop, as the outer loop sees it: counts the steps of the inner optimizers, and starts a sync when one is due."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class InnerLoop:
 
     Args:
         optimizers: The inner optimizers.
-        outer_steps: Is told to sync.
-        schedule: Says when.
-        membership: Is asked whether the optimizers' state can be saved.
-        unseen: Is told of steps that were seen.
-        rank: This replica.
-        check_process: Refuses steps that another process takes.
+        outer_steps: Carries out the syncs.
+        schedule: Says when a sync is due.
+        membership: Checks whether the optimizers' state can be saved.
+        unseen: Detects parameters that are trained without a step of these optimizers; it is told about every step seen.
+        rank: The rank of this replica.
+        check_process: Raises an error if a process other than the one that trains takes a step.
 
     Attributes:
         entered: Whether the loop's block has been entered: steps are counted from then on.
@@ -57,25 +57,27 @@ class InnerLoop:
         self._step = StepCounter(len(optimizers))
         self._steps_outside = [0] * len(optimizers)
         self._everybody = frozenset(range(len(optimizers)))
-        self._idle = set(self._everybody)  # those that have not stepped since the last sync
+        self._idle = set(
+            self._everybody
+        )  # the optimizers that have not stepped since the last sync
         self._told_of_idle = False
         self._tried_own_state = False
         self._optimizers = InnerSteps(optimizers, self._before, self._after)
 
     def watch(self) -> None:
-        """See every step from now on."""
+        """Notice every step from now on, but do not count it yet."""
         self._optimizers.watch()
 
     def enter(self) -> None:
-        """Count them from now on."""
+        """Count every step from now on."""
         self.entered = self._optimizers.in_use = True
 
     def stop(self) -> None:
-        """See no more steps."""
+        """Notice no more steps."""
         self._optimizers.stop()
 
     def end_step(self) -> None:
-        """Count a step that only some of the inner optimizers have taken: the others will not take it any more."""
+        """Count an inner step that only some of the optimizers have taken, if any: the others will no longer take it."""
         if self._step.end():
             self._count.count()
 
@@ -85,7 +87,7 @@ class InnerLoop:
         return self._step.stepped
 
     def load(self, stepped: Sequence[int]) -> None:
-        """Go on in the middle of an inner step, in which these have stepped."""
+        """Continue in the middle of an inner step in which these optimizers have already stepped."""
         self._step.load(stepped)
 
     def _before(self, optimizer: int) -> None:

@@ -1,4 +1,4 @@
-"""The kind of membership of a run, as far as an outer loop depends on it: decided once, when the loop is made."""
+"""What an outer loop does differently in strict and in elastic runs. The kind of a run is decided once, when the loop is made."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 class Membership(Protocol):
-    """What differs between runs in which all replicas stay to the end, and runs that outlive their replicas.
+    """What differs between runs in which all replicas stay to the end and runs that outlive their replicas.
 
     Attributes:
-        resumable: Whether the run keeps the state, so that nothing of it is saved and loaded by hand.
+        resumable: Whether the run's store keeps the state, so that it is not saved and loaded by hand.
     """
 
     resumable: bool
 
     @property
     def position(self) -> Position:
-        """Where this replica stands in a run that keeps its state."""
+        """Where this replica stands in a run whose store keeps the state."""
         ...
 
     @property
     def counted(self) -> int:
-        """How many inner steps of this rank the run has counted in all of its lives, as far as it keeps that."""
+        """How many inner steps the run has counted for this rank, in all of its lives; 0 if the run keeps no such count."""
         ...
 
     @property
@@ -47,7 +47,11 @@ class Membership(Protocol):
         ...
 
     def try_own_state(self) -> None:
-        """Refuse what could not be saved of this replica."""
+        """Check that everything that belongs to this replica alone can be saved.
+
+        Raises:
+            ConfigurationError: It names what cannot be saved.
+        """
         ...
 
     def begin(
@@ -58,39 +62,39 @@ class Membership(Protocol):
         restored: bool,
         catch_up: Callable[[], None],
     ) -> None:
-        """Come to the same values as the others, after having joined them.
+        """Take the same values as the other replicas, after having joined them.
 
         Args:
-            fragments: All of them.
-            count: Is set to where the run stands.
-            restored: Whether the model's values were loaded, so that they are compared, and not replaced.
-            catch_up: Takes the syncs that were committed without this replica.
+            fragments: All fragments.
+            count: This replica's counters; they are set to where the run stands.
+            restored: Whether the model's values were loaded from a checkpoint: then they are compared, and not replaced.
+            catch_up: Adopts the syncs that were committed without this replica.
         """
         ...
 
     def behind(self) -> bool:
-        """Whether there is a sync that this replica can take without contributing."""
+        """Whether there is a sync that this replica can adopt without contributing."""
         ...
 
     def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
         """Begin the sync of a fragment.
 
         Args:
-            fragment: Whose turn it is.
-            last: This replica leaves afterwards, and can do without the sync.
+            fragment: The fragment whose turn it is.
+            last: Whether this replica leaves afterwards, so that the sync may be left out.
         """
         ...
 
     def overtaken(self) -> None:
-        """The run has counted steps of this rank that this life never took."""
+        """Note that the run has counted steps of this rank that this life never took."""
         ...
 
     def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
-        """Save what belongs to this replica alone, if it is time.
+        """Save what belongs to this replica alone, if a save is due.
 
         Args:
-            inner_steps: How many it has taken.
-            leaving: It will not be asked again.
+            inner_steps: How many inner steps this replica has taken.
+            leaving: Whether this replica leaves, so that this is the last opportunity.
         """
         ...
 
@@ -102,30 +106,32 @@ def membership_of(
     save_inner_every: int,
     names: Mapping[int, str],
 ) -> Membership:
-    """How the replicas behind an exchange belong together. No other place asks of what kind an exchange is.
+    """The membership of the run behind an exchange. No other function asks what kind of exchange it is.
 
     Args:
-        exchange: The connection to them.
+        exchange: The connection to the other replicas.
         optimizers: The inner optimizers.
-        stateful: What else belongs to this replica, by name.
-        save_inner_every: Every how many syncs that is saved.
-        names: The model's parameters by ``id``.
+        stateful: Further objects that belong to this replica alone, by name.
+        save_inner_every: The number of syncs from one save of this replica's own state to the next.
+        names: The names of the model's parameters, by the ``id`` of the parameter.
 
     Raises:
-        ConfigurationError: Something cannot be saved; or nothing is ever saved in this kind of run, and something is given.
+        ConfigurationError: Something cannot be saved; or ``stateful`` is given although a run of this kind saves nothing.
     """
     if isinstance(exchange, ResumableExchange):
-        own = OwnState(optimizers, stateful, save_inner_every, names)
-        return ResumableMembership(exchange, own)
+        own_state = OwnState(optimizers, stateful, save_inner_every, names)
+        return ResumableMembership(exchange, own_state)
     if stateful:
         raise ConfigurationError(
-            "stateful= is for elastic runs: connect with min_replicas, or save and restore these objects yourself"
+            f"stateful was given (for {', '.join(map(repr, stateful))}), but it is only for elastic runs, and this run is "
+            "strict. Connect with min_replicas to make it elastic, or leave stateful out and save and restore these objects "
+            "yourself."
         )
     return FixedMembership(exchange)
 
 
 class FixedMembership:
-    """All replicas are there from the first sync to the last, and begin with rank 0's values."""
+    """All replicas take part from the first sync to the last, and begin with rank 0's values."""
 
     resumable = False
     counted = 0
@@ -136,18 +142,18 @@ class FixedMembership:
 
     @property
     def position(self) -> Position:
-        """Never asked for by a report of an exchange that keeps no state.
+        """Not available: it is needed only after a reload, and this kind of exchange keeps no state to reload.
 
         Raises:
-            SyncError: A report says that the model was reloaded.
+            SyncError: Always; a report has said that the model was reloaded.
         """
         raise SyncError(
             f"a report of this {type(self._exchange).__name__} says that the model was reloaded, but only an exchange that "
-            "derives from ResumableExchange can say to which state. This is a bug in the exchange."
+            "derives from ResumableExchange can tell which state it has loaded. This is a bug in the exchange."
         )
 
     def try_own_state(self) -> None:
-        """Nothing is saved."""
+        """Do nothing: nothing is saved."""
 
     def begin(
         self,
@@ -155,9 +161,9 @@ class FixedMembership:
         count: Counters,
         *,
         restored: bool,
-        catch_up: Callable[[], None],  # noqa: ARG002 - nobody comes late
+        catch_up: Callable[[], None],  # noqa: ARG002 - no replica joins late
     ) -> None:
-        """Take rank 0's values, or see that all have the same."""
+        """Take rank 0's values, or check that all replicas have the same ones."""
         for number, fragment in enumerate(fragments):
             fragment.begin()
             report = self._exchange.begin(Initial(fragment, into_model=not restored)).finish()
@@ -165,28 +171,28 @@ class FixedMembership:
             count.published[number] = report.sync
 
     def behind(self) -> bool:
-        """Nothing is decided without this replica."""
+        """Always false: no sync is decided without this replica."""
         return False
 
     def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:  # noqa: ARG002
-        """Begin a sync. It may always be the last one: another replica may have left before this one."""
+        """Begin a sync. Any sync may be the last one, since another replica may have left before it."""
         return self._exchange.begin(fragment, last=True)
 
     def overtaken(self) -> None:
-        """Ranks have one life only."""
+        """Do nothing: a rank has only one life."""
 
     def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
-        """Nothing is saved."""
+        """Do nothing: nothing is saved."""
 
 
 class ResumableMembership:
-    """The run keeps the state. Replicas come and go, and what belongs to one alone is saved for its next life."""
+    """The run's store keeps the state. Replicas come and go; what belongs to one alone is saved for the next life of its rank."""
 
     resumable = True
 
-    def __init__(self, exchange: ResumableExchange, own: OwnState) -> None:
+    def __init__(self, exchange: ResumableExchange, own_state: OwnState) -> None:
         self._exchange = exchange
-        self._own = own
+        self._own_state = own_state
 
     @property
     def position(self) -> Position:
@@ -195,35 +201,36 @@ class ResumableMembership:
 
     @property
     def counted(self) -> int:
-        """How many inner steps of this rank the run has counted."""
+        """How many inner steps the run has counted for this rank."""
         return self._exchange.counted
 
     @property
     def batches_to_skip(self) -> int:
-        """Inner steps that the run has counted since what was restored had been saved."""
-        return self._own.behind
+        """Inner steps that the run has counted after the restored inner state was saved."""
+        return self._own_state.behind
 
     def try_own_state(self) -> None:
-        """Refuse what could not be saved."""
-        self._own.try_out()
+        """Check that this replica's own state can be saved."""
+        self._own_state.try_out()
 
     def begin(
         self,
         fragments: Sequence[Fragment],
         count: Counters,
         *,
-        restored: bool,  # noqa: ARG002 - loading by hand is refused
+        restored: bool,  # noqa: ARG002 - elastic runs refuse load_state_dict()
         catch_up: Callable[[], None],
     ) -> None:
-        """Take the run's newest state, and what an earlier life of this rank has saved."""
+        """Take the run's newest state, and the inner state that an earlier life of this rank has saved."""
         for fragment in fragments:
             fragment.elastic = True
         position = self._exchange.restore(fragments)
         count.stand_at(position)
         count.inner_steps = position.inner_steps
         catch_up()
-        count.inner_steps = self._exchange.counted  # also where it had to go back to older states
-        self._own.restore(self._exchange, count.inner_steps)
+        # Set it again: while catching up, the run may have gone back to older states, which count fewer steps.
+        count.inner_steps = self._exchange.counted
+        self._own_state.restore(self._exchange, count.inner_steps)
 
     def behind(self) -> bool:
         """Whether a sync was committed without this replica."""
@@ -234,9 +241,9 @@ class ResumableMembership:
         return self._exchange.begin(fragment, last=last)
 
     def overtaken(self) -> None:
-        """Nothing is saved from now on: the data loader does not stand where the counted steps end."""
-        self._own.overtaken = True
+        """Save nothing from now on, because the data loader's position does not match the steps that the run has counted."""
+        self._own_state.overtaken = True
 
     def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
-        """Save what belongs to this replica, if it is time."""
-        self._own.save(self._exchange, inner_steps, leaving=leaving)
+        """Save what belongs to this replica alone, if a save is due."""
+        self._own_state.save(self._exchange, inner_steps, leaving=leaving)

@@ -25,7 +25,7 @@ def sync_came_late(rank: int, due_after: int, came_after: int, idle: Sequence[st
 
 
 def left_without_a_step(rank: int, committed: int | None) -> None:
-    """The block was left without an inner step; ``committed``: where an elastic run stands, None in strict runs."""
+    """The block was left without an inner step. ``committed`` is the outer step of an elastic run; None in strict runs."""
     if committed is None:
         _log.warning(
             "rank %d: the block was left without a single step of the inner optimizer, so nothing was synced. Was another "
@@ -42,7 +42,7 @@ def left_without_a_step(rank: int, committed: int | None) -> None:
 
 
 def left_before_a_sync(rank: int, inner_steps: int, period: int) -> None:
-    """The block was left before its first sync, and nothing is flushed."""
+    """The block was left before its first sync, and ``flush="none"`` drops its steps."""
     _log.warning(
         "rank %d: the block was left after %d inner steps, before the first sync, which comes after %d. These steps are "
         "dropped because of flush='none': the model is as it was when the block was entered.",
@@ -65,10 +65,10 @@ def went_back(rank: int, counted: int, inner_steps: int) -> None:
 
 
 def reloaded(rank: int, committed: int, lost: Sequence[tuple[str, int]]) -> None:
-    """The whole model was reloaded; ``lost``: fragments, and how many inner steps of each are in no sync."""
+    """The whole model was reloaded. ``lost`` has the names of fragments, and how many inner steps of each are in no sync."""
     _log.warning(
         "rank %d: reloaded the model as it is after outer step %d of the run. Inner steps of this replica that are lost "
-        "because no sync holds them yet: %s.",
+        "because no sync holds them: %s.",
         rank,
         committed,
         ", ".join(f"{steps} of fragment {name}" for name, steps in lost) or "none",
@@ -78,8 +78,8 @@ def reloaded(rank: int, committed: int, lost: Sequence[tuple[str, int]]) -> None
 def overtaken(rank: int, skipped: int) -> None:
     """The run has counted steps of an earlier life of this rank."""
     _log.warning(
-        "rank %d: the run has counted %d inner steps that an earlier life of this rank took and this one did not. Skip as many "
-        "batches, or they are learned twice: see SyncReport.batches_to_skip and on_sync.",
+        "rank %d: the run has counted %d inner steps that an earlier life of this rank took and this one did not. Skip the same "
+        "number of batches, or they are learned twice: see SyncReport.batches_to_skip, which on_sync receives.",
         rank,
         skipped,
     )
@@ -98,10 +98,10 @@ def put_back(rank: int, names: Sequence[str]) -> None:
 
 
 def left_out(rank: int, inner_steps: int, committed: int) -> None:
-    """The last inner steps are in no sync, since too few replicas were left for it."""
+    """The last inner steps are not part of any sync, since too few replicas were left for one."""
     _log.warning(
-        "rank %d: its last %d inner steps are not in the model: too few replicas were left to sync them. It ends with "
-        "the values of outer step %d.",
+        "rank %d: the last %d inner steps of this replica are not in the model, because too few replicas were left to sync them. "
+        "This replica ends with the values of outer step %d.",
         rank,
         inner_steps,
         committed,
@@ -121,6 +121,6 @@ def parted(rank: int, why: str, inner_steps: int, committed: int) -> None:
 
 
 def some(names: Sequence[str]) -> str:
-    """At most three names, and how many more there are."""
+    """At most three of these names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(map(repr, names[:3])) + more

@@ -67,16 +67,16 @@ class OuterSteps:
         self._dropped_steps = 0
 
     def begin(self, *, restored: bool) -> None:
-        """Come to the same values as the others; see :meth:`.Membership.begin`."""
+        """Take the same values as the other replicas; see :meth:`.Membership.begin`."""
         self._membership.begin(
             self._fragments, self.count, restored=restored, catch_up=self.catch_up
         )
 
     def sync(self, *, last: bool = False) -> SyncReport:
-        """Sync the fragment whose turn it is, and take what was committed meanwhile.
+        """Sync the fragment whose turn it is, and adopt the syncs that were committed meanwhile.
 
         Args:
-            last: This replica leaves afterwards.
+            last: Whether this replica leaves afterwards.
 
         Raises:
             UnequalSyncsError: Another replica of a strict run has left after fewer syncs. Call :meth:`part` next.
@@ -88,9 +88,9 @@ class OuterSteps:
         return report
 
     def catch_up(self) -> None:
-        """Take the syncs that were committed without this replica."""
+        """Adopt the syncs that were committed without this replica."""
         while self._membership.behind():
-            self._next(last=True)  # if the others have left, do not wait for them
+            self._next(last=True)  # so that it does not wait for replicas that have left
 
     def drop_open_steps(self) -> None:
         """Set the fragments with inner steps since their last sync back to the values of that sync."""
@@ -105,11 +105,12 @@ class OuterSteps:
         return [name for fragment, steps in open_steps if not steps for name in fragment.settle()]
 
     def part(self, error: UnequalSyncsError) -> None:
-        """Another replica has left, and there can be no more syncs: end with the values that all replicas have."""
+        """End with the values that all replicas have: another replica has left, so there can be no more syncs."""
         notices.parted(self._rank, str(error), max(self.count.since_sync), self.count.committed)
         self._dropped_steps += self.count.since_event
         self.drop_open_steps()
-        self._parted = UnequalSyncsError(str(error), error.rank)  # without its frames
+        # A new error, since the one that was raised would keep its frames in memory.
+        self._parted = UnequalSyncsError(str(error), error.rank)
 
     def check_not_parted(self) -> None:
         """Refuse inner steps that can no longer become part of the model, once there are as many as between two syncs.
@@ -162,7 +163,7 @@ class OuterSteps:
             report = self._complete(report, number, inner_steps, counted)
         except BaseException as error:
             if not isinstance(error, UnequalSyncsError):
-                # Only its text: the error itself would keep many frames in memory.
+                # Keep only its text: the error itself would keep many frames in memory.
                 self._failure = f"{type(error).__name__}: {error}"
             raise
         _log.debug("rank %d: %s", self._rank, report)
@@ -222,11 +223,11 @@ class OuterSteps:
         notices.reloaded(self._rank, self.count.committed, lost)
 
     def _jump(self) -> int:
-        """Continue the count of inner steps from the run's count of this rank. Returns how many of them this life did not take.
+        """Continue from the run's count of inner steps for this rank. Returns how many of them this life did not take.
 
-        They are more if an earlier life of this rank contributed to the sync; the batches of that life must not be learned
-        again. Fragments with unsynced steps return to their last sync: the steps of the earlier life now lie between these
-        steps and the next ones, and a contribution can only cover consecutive steps.
+        The run counts more steps than this life took if an earlier life of the rank contributed to the sync. The batches of
+        that life must not be learned again. Fragments with unsynced steps return to their last sync: the steps of the earlier
+        life now lie between these steps and the next ones, and a contribution can only cover consecutive steps.
         """
         skipped = self._membership.counted - self.count.inner_steps
         if skipped <= 0:
@@ -234,7 +235,9 @@ class OuterSteps:
         self.count.inner_steps += skipped
         self.drop_open_steps()
         if not self.training:
-            return 0  # the inner state is restored later, and then batches_to_skip says it
+            return (
+                0  # the inner state is restored later, and batches_to_skip counts these steps then
+            )
         self._membership.overtaken()
         notices.overtaken(self._rank, skipped)
         return skipped

@@ -1,4 +1,4 @@
-"""What belongs to one replica of a resumable run alone: when it is saved, and what a new life of its rank gets back."""
+"""The state that belongs to one replica of a resumable run alone: when it is saved, and what a new life of its rank gets back."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ _log = logging.getLogger("diloco_core")
 
 
 class OwnState:
-    """Saves and restores inner optimizers, random generators, and what else the user names. Not thread-safe.
+    """Saves and restores inner optimizers, random generators, and further objects that the user names. Not thread-safe.
 
     Args:
         optimizers: The inner optimizers.
-        stateful: More things to save, by name.
-        every: Every how many syncs; 0 for never.
-        names: The model's parameters by ``id``.
+        stateful: Further objects to save, by name.
+        every: The number of syncs from one save to the next; 0 for never.
+        names: The names of the model's parameters, by the ``id`` of the parameter.
 
     Attributes:
-        behind: Inner steps that the run has counted since what was restored had been saved (all, where nothing was restored).
-        overtaken: The run has counted steps of this rank that this life never took, so its data loader does not stand where
-            the counted steps end. Nothing is saved from then on: the rank's next life takes what was saved before, and
-            passes over what was counted since.
+        behind: Inner steps that the run has counted after the restored state was saved (all of them if none was restored).
+        overtaken: Whether the run has counted steps of this rank that this life never took, so that the position of its data
+            loader does not match the counted steps. Nothing is saved from then on: the next life of the rank restores what
+            was saved before, and skips the batches of the steps that were counted since.
 
     Raises:
         ConfigurationError: Something cannot be saved.
@@ -52,7 +52,7 @@ class OwnState:
         self._saved_at = 0
 
     def try_out(self) -> None:
-        """See whether everything can be saved as it is now, so that this does not turn out after many syncs.
+        """Check that everything can be saved as it is now, so that a problem does not show only after many syncs.
 
         Raises:
             ConfigurationError: It names what cannot be saved.
@@ -61,7 +61,7 @@ class OwnState:
             self._inner.try_out()
 
     def restore(self, exchange: ResumableExchange, inner_steps: int) -> None:
-        """Take over what the rank's earlier lives have saved last, of those states that the run has not given up."""
+        """Restore the newest state that an earlier life of the rank has saved and that the run has not given up."""
         self.behind = inner_steps
         self._saved_at = exchange.position.sync
         passed_over = False
@@ -69,7 +69,8 @@ class OwnState:
             try:
                 if exchange.given_up(saved.sync, saved.rollback()):
                     _log.warning(
-                        "rank %d: the inner state in %s was saved after sync %d, which the run has given up since",
+                        "rank %d: the inner state in %s is not restored: it was saved after sync %d, which the run has since "
+                        "given up",
                         exchange.rank,
                         saved.origin,
                         saved.sync,
@@ -85,33 +86,33 @@ class OwnState:
             if self._inner.overwritten:
                 _log.log(
                     logging.INFO if self._inner.scheduled else logging.WARNING,
-                    "rank %d: the inner optimizers continue with the settings that were saved, not with those that they were "
-                    "made with now: %s. To change a setting of a run in progress, set it in optimizer.param_groups inside the "
+                    "rank %d: the inner optimizers continue with the settings that were saved, not with those that they were now "
+                    "created with: %s. To change a setting of a run in progress, set it in optimizer.param_groups inside the "
                     "block.",
                     exchange.rank,
                     "; ".join(self._inner.overwritten),
                 )
             if passed_over:
                 _log.warning(
-                    "rank %d takes the inner state after sync %d instead: skip %d batches (batches_to_skip)",
+                    "rank %d: restored the inner state that was saved after sync %d instead. Skip %d batches (batches_to_skip).",
                     exchange.rank,
                     saved.sync,
                     self.behind,
                 )
             return
         if passed_over or (self.behind and self._every):
-            why = "" if passed_over else " because the store holds none of this rank"
+            why = "" if passed_over else ", because the store holds no inner state of this rank"
             _log.warning(
-                "rank %d continues with a fresh inner state%s: the optimizer, the random generators and the objects in stateful= "
-                "start afresh, and a data loader has to skip the %d batches that the run has counted for this rank "
-                "(batches_to_skip)",
+                "rank %d: this replica continues with a fresh inner state%s. The optimizers, the random generators and the "
+                "objects in stateful start from the beginning. A data loader has to skip the %d batches that the run has counted "
+                "for this rank (batches_to_skip).",
                 exchange.rank,
                 why,
                 self.behind,
             )
 
     def save(self, exchange: ResumableExchange, inner_steps: int, *, leaving: bool = False) -> None:
-        """Save it, if it is time; not while something that was learned is still to be counted, or it could be lost."""
+        """Save the state if a save is due, but not while some inner steps are not counted yet: they may never be."""
         position = exchange.position
         due = position.sync - self._saved_at >= (1 if leaving else self._every)
         if self._every and due and position.inner_steps >= inner_steps and not self.overtaken:

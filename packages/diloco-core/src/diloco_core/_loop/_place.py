@@ -44,7 +44,7 @@ class Place:
         self._held = held
 
     def check(self) -> None:
-        """See whether the loop may be entered.
+        """Check whether the loop may be entered.
 
         Raises:
             ConfigurationError: Another loop in use syncs a tensor of this one, or holds a tensor that this one syncs (the
@@ -54,13 +54,13 @@ class Place:
             self._check()
 
     def take(self) -> None:
-        """The loop is entered. Raises as :meth:`check` does."""
+        """Note that the loop is entered. Raises as :meth:`check` does."""
         with _lock:
             self._check()
             _under_way.add(self)
 
     def leave(self) -> None:
-        """The loop is over; repeatable."""
+        """Note that the loop is over; repeatable."""
         with _lock:
             _under_way.discard(self)
 
@@ -77,18 +77,21 @@ class Place:
 
 
 def _compare(ours: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]) -> None:
+    """Refuse tensors of two loops that overlap."""
     names = {id(tensor): name for name, tensor in reversed([*ours.items()]) if address(tensor)}
-    mine = {id(tensor): tensor for tensor in ours.values() if id(tensor) in names}
-    # Tensors of one loop do not overlap, and tensors of different storages cannot.
-    storages = {_storage(tensor) for tensor in mine.values()}
+    our_tensors = {id(tensor): tensor for tensor in ours.values() if id(tensor) in names}
+    # Tensors of one loop do not overlap, and tensors in different storages cannot.
+    storages = {_storage(tensor) for tensor in our_tensors.values()}
     candidates = {
         id(tensor): tensor
         for tensor in theirs.values()
         if address(tensor) and _storage(tensor) in storages
     }
-    shared = [tensor for tensor in mine.values() if id(tensor) in candidates and tensor.numel()]
+    shared = [
+        tensor for tensor in our_tensors.values() if id(tensor) in candidates and tensor.numel()
+    ]
     overlap = shared or (
-        first_overlap([*mine.values(), *candidates.values()]) if candidates else None
+        first_overlap([*our_tensors.values(), *candidates.values()]) if candidates else None
     )
     if overlap:
         name = next(names[id(tensor)] for tensor in overlap if id(tensor) in names)

@@ -1,4 +1,4 @@
-"""After which inner step which fragment is sent, and after which it is adopted. Pure: it counts nothing itself."""
+"""Which fragment is sent, and which is adopted, after which inner step. Pure: it counts nothing itself."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """What is to be done after an inner step; sending comes first.
+    """What has to be done after an inner step; sending comes first.
 
     Attributes:
-        send: The fragment whose turn it is sends its contribution.
-        adopt: Its sync is finished: what the replicas have come to is adopted.
+        send: Whether the contribution of the fragment whose turn it is has to be sent.
+        adopt: Whether the sync of that fragment has to be finished and its result adopted.
     """
 
     send: bool
@@ -20,21 +20,21 @@ class Due:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When fragments are synced: in turn, at equal distances, each once per ``sync_every`` inner steps.
+    """When fragments are synced: in turn, at equal intervals, each once per ``sync_every`` inner steps.
 
-    So one fragment is synced in every period of P = ``sync_every / fragments`` inner steps. It is sent ``delay`` steps before
-    the end of the period, and adopted at the end, so that the sync goes on while the replica trains (Streaming DiLoCo,
-    arXiv 2501.18512, section 2.2, where the delay is called tau). Periods are counted from the last adoption, not from
-    the start: a sync that came late shifts those that follow.
+    So one fragment is synced in every period of P = ``sync_every / fragments`` inner steps. Its contribution is sent ``delay``
+    steps before the end of the period, and the result is adopted at the end, so that the replica trains while the sync is
+    under way (Streaming DiLoCo, arXiv 2501.18512, section 2.2, where the delay is called tau). Periods are counted from the
+    last adoption, not from the start: a sync that comes late shifts those that follow.
 
     Attributes:
         sync_every: H, inner steps between two syncs of the same fragment.
-        fragments: F, how many fragments there are; divides H.
-        delay: tau, inner steps between sending and adopting, less than P. The outer loop has none as yet.
-        alpha: How much of what a replica holds is kept where a sync is adopted, from 0 (none of it) to 1.
+        fragments: F, the number of fragments; divides H.
+        delay: tau, inner steps between sending and adopting; less than P. The outer loop always uses 0 as yet.
+        alpha: How much of its own values a replica keeps when it adopts a sync, from 0 (nothing) to 1 (everything).
 
     Raises:
-        ValueError: These numbers make no schedule.
+        ValueError: The numbers do not fit together.
     """
 
     sync_every: int
@@ -45,7 +45,8 @@ class Schedule:
     def __post_init__(self) -> None:
         if self.fragments < 1 or self.sync_every < 1 or self.sync_every % self.fragments:
             raise ValueError(
-                f"sync_every ({self.sync_every}) must be a positive multiple of fragments ({self.fragments})"
+                f"sync_every ({self.sync_every}) must be a positive multiple of fragments ({self.fragments}), which must be at "
+                "least 1"
             )
         if not 0 <= self.delay < self.period:
             raise ValueError(
@@ -56,31 +57,31 @@ class Schedule:
 
     @property
     def period(self) -> int:
-        """P: inner steps between two adoptions, of whichever fragments."""
+        """P: inner steps between two adoptions, of any fragments."""
         return self.sync_every // self.fragments
 
     def offset(self, fragment: int) -> int:
-        """After how many inner steps a fragment is adopted for the first time."""
+        """The number of inner steps after which a fragment is adopted for the first time."""
         return (fragment + 1) * self.period
 
     def turn(self, decisions: int) -> int:
         """Which fragment is synced next.
 
         Args:
-            decisions: How many syncs the run has decided, those that it gave up later among them: like this all replicas
-                agree on it by the run's log alone.
+            decisions: How many syncs the run has decided, including those that it gave up later. This makes all replicas
+                agree on the turn by the run's log alone.
         """
         return decisions % self.fragments
 
     def due(self, since_adoption: int, *, sent: bool = False, half_taken: bool = False) -> Due:
-        """What is to be done after an inner step.
+        """What has to be done after an inner step.
 
         Args:
             since_adoption: Inner steps since the last adoption of any fragment.
             sent: Whether the fragment whose turn it is has been sent since.
-            half_taken: Whether some of several inner optimizers have taken their next step already. What the others are
-                still to step by would be dropped by a sync, so that it waits for them: but for one period at most, as
-                an optimizer may never step again.
+            half_taken: Whether some of several inner optimizers have already taken their next step. A sync would drop the
+                gradients that the others still need for it, so it waits for them; but for at most one period, since an
+                optimizer may never step again.
         """
         end = 2 * self.period if half_taken else self.period
         send = not sent and since_adoption >= end - self.delay

@@ -1,4 +1,4 @@
-"""What an outer loop of a strict run saves and loads: counters, global copy and outer state, and what they belong to."""
+"""What an outer loop of a strict run saves and loads: counters, global copy and outer state, and a description of the run."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 STATE_VERSION = 3
 
 MAY_CHANGE = frozenset({"sync_every", "init", "flush", "committed"})
-"""Settings that a run may go on with other values of, as long as all replicas have the same."""
+"""Settings that may have other values when a run continues, as long as they are the same on all replicas."""
 
 _SAVED = {
     "settings",
@@ -51,9 +51,14 @@ def describe(
     *,
     values: bool,
 ) -> Schema:
-    """What replicas must have in common: settings, tensors, and with ``values`` also what the global copies hold.
+    """A description of everything that replicas must have in common: settings and tensors.
 
-    ``compared`` are further lines, of tensors that are not synced.
+    Args:
+        fragments: The fragments, whose tensors are described.
+        settings: The settings of the outer loop.
+        compared: Descriptions of further tensors, which are not synced but compared.
+        unsynced: What else belongs to the model.
+        values: Whether the values of the global copies must be equal too.
     """
     tensors: dict[str, str] = dict(compared)
     for fragment in fragments:
@@ -77,7 +82,7 @@ def describe(
 def load_fragments(
     state: Mapping[str, Any], pairs: Sequence[tuple[Fragment, OuterOptimizer]]
 ) -> None:
-    """Copy saved global copies and outer state into the fragments; :func:`check_saved` comes before."""
+    """Copy saved global copies and outer state into the fragments. Call :func:`check_saved` first."""
     for (fragment, outer), part in zip(pairs, state["fragments"], strict=True):
         for copy, saved in zip(fragment.copy, part["copy"], strict=True):
             copy.copy_(saved)
@@ -90,11 +95,11 @@ def check_saved(
     settings: Mapping[str, str],
     fragments: Sequence[Fragment],
 ) -> None:
-    """Refuse a saved outer loop that another replica, or one with other settings, has saved.
+    """Refuse a saved state that belongs to another replica or another model, or to an outer loop with other settings.
 
     Args:
         state: What ``DiLoCo.state_dict`` returned.
-        identity: What it must say of the replica.
+        identity: What the state must say about the replica.
         settings: The settings of this outer loop. Some of them may have changed; see :data:`MAY_CHANGE`.
         fragments: The fragments of this outer loop.
 
@@ -103,19 +108,20 @@ def check_saved(
     """
     if not isinstance(state, Mapping):
         raise ConfigurationError(
-            f"the saved outer loop must be what DiLoCo.state_dict() returned, not {kind_of(state)}"
+            f"the saved state of an outer loop must be what DiLoCo.state_dict() returned, not {kind_of(state)}"
         )
     for key, value in identity.items():
         _same(key, state.get(key), value)
     missing = sorted(_SAVED - state.keys())
     if missing:
         raise ConfigurationError(
-            f"the saved outer loop is incomplete: it has no {missing[0]!r}. Load one that was saved completely."
+            f"the saved state of the outer loop is incomplete: {missing[0]!r} is missing. Load a state that is as state_dict() "
+            "returned it."
         )
     if not _is_whole_state(state):
         raise ConfigurationError(
-            "the saved outer loop is not as state_dict() returned it: a part of it is missing or of the wrong kind. Load one "
-            "that was saved completely."
+            "the saved state of the outer loop is not as state_dict() returned it: a part of it is missing or of the wrong "
+            "kind. Load a state that was saved completely."
         )
     for key in [*settings, *(key for key in state["settings"] if key not in settings)]:
         if key not in MAY_CHANGE:
@@ -136,14 +142,14 @@ def check_saved(
     _same("order of tensors", saved, copies)
     if state["digest"] != digest_of(state):
         raise ConfigurationError(
-            "the values of the saved outer loop have changed since state_dict() returned them. They are references, which "
-            "further training changes: write them to a file at once (torch.save) or copy them (copy.deepcopy). If that was "
-            "done, the file is damaged."
+            "the values in the saved state of the outer loop have changed since state_dict() returned them. They are references "
+            "to the loop's own tensors, which further training changes: write the state to a file at once (torch.save) or copy "
+            "it (copy.deepcopy). If that was done, the file is damaged; load another one."
         )
 
 
 def _is_whole_state(state: Mapping[str, Any]) -> bool:
-    """Whether what belongs to a saved outer loop is of the right kinds."""
+    """Whether all parts of a saved state are of the right kinds."""
     lists = [state["since_sync"], state["stepped"], state["fragments"], state["has_inner_state"]]
     if not all(isinstance(state[key], Mapping) for key in ("settings", "tensors", "model")):
         return False
@@ -173,7 +179,7 @@ def _is_whole_state(state: Mapping[str, Any]) -> bool:
 
 
 def digest_of(state: Mapping[str, Any]) -> str:
-    """A digest of all that a saved outer loop holds, but the digest itself."""
+    """A digest of everything in a saved state except the digest itself."""
     parts = [
         {
             "copy": [checksum(copy) for copy in part["copy"]],
@@ -199,39 +205,39 @@ def _checksums(tensors: Mapping[str, torch.Tensor]) -> list[tuple[str, str | Non
 def warn_of_lost_inner_state(
     had: Sequence[bool], optimizers: Sequence[torch.optim.Optimizer], rank: int
 ) -> None:
-    """Say so where an inner optimizer had a state when the outer loop was saved, and has none now.
+    """Log a warning if an inner optimizer had a state when the outer loop was saved, and has none now.
 
     Args:
-        had: For every inner optimizer, whether it had one.
+        had: For every inner optimizer, whether it had a state then.
         optimizers: The inner optimizers.
-        rank: This replica.
+        rank: The rank of this replica.
     """
     lost = [
-        type(o).__name__
-        for o, before in zip(optimizers, had, strict=False)
-        if before and not o.state
+        type(optimizer).__name__
+        for optimizer, had_state in zip(optimizers, had, strict=False)
+        if had_state and not optimizer.state
     ]
     if lost:
         _log.warning(
             "rank %d: the inner optimizer (%s) had a state when this outer loop was saved, and has none now. Load its "
-            "state_dict() too, unless it is meant to start afresh.",
+            "state_dict() too, unless it is meant to start from the beginning.",
             rank,
             ", ".join(lost),
         )
 
 
 def check_model(fragments: Sequence[Fragment], saved: Mapping[str, str | None]) -> None:
-    """Refuse a model that does not hold what it held when the outer loop's state was saved.
+    """Refuse a model that does not hold the values that it held when the outer loop's state was saved.
 
     Args:
-        fragments: What of the model is synced.
+        fragments: The fragments of the model.
         saved: What :func:`model_checksums` returned then.
 
     Raises:
-        ConfigurationError: It names tensors that differ, and what is to be loaded.
+        ConfigurationError: It names tensors that differ, and says what to load.
     """
-    here = model_checksums(fragments)
-    differing = [name for name in here if here[name] != saved.get(name)]
+    checksums = model_checksums(fragments)
+    differing = [name for name in checksums if checksums[name] != saved.get(name)]
     if differing:
         more = f" and {len(differing) - 3} more" if len(differing) > 3 else ""
         raise ConfigurationError(
@@ -242,7 +248,7 @@ def check_model(fragments: Sequence[Fragment], saved: Mapping[str, str | None]) 
 
 
 def model_checksums(fragments: Sequence[Fragment]) -> dict[str, str | None]:
-    """A checksum of what the model holds in every synced tensor."""
+    """A checksum of the model's values in every synced tensor, by the tensor's name."""
     return {
         named.name: checksum(named.tensor)
         for fragment in fragments
@@ -250,10 +256,12 @@ def model_checksums(fragments: Sequence[Fragment]) -> dict[str, str | None]:
     }
 
 
-def _same(what: str, saved: object, here: object) -> None:
-    if saved != here:
-        if str(saved) == str(here):  # such as 2 and '2'
-            saved, here = f"{saved!r} ({kind_of(saved)})", f"{here!r} ({kind_of(here)})"
+def _same(what: str, saved: object, current: object) -> None:
+    if saved != current:
+        if str(saved) == str(current):  # such as 2 and '2'
+            saved = f"{saved!r} ({kind_of(saved)})"
+            current = f"{current!r} ({kind_of(current)})"
         raise ConfigurationError(
-            f"the saved outer loop does not fit: its {what} is {saved}, here it is {here}"
+            f"the saved state does not fit this outer loop: {what} is {saved} in the saved state, but {current} in this outer "
+            "loop. Load a state that this rank has saved with the same model, the same settings and the same version."
         )

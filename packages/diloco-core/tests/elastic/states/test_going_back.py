@@ -74,8 +74,8 @@ def test_the_batches_of_what_was_given_up_are_learned_again(lost, caplog):
     store, before, _ = lost
     caplog.set_level(logging.WARNING)
     training = _go_on(store, 6, before)
-    assert "was saved after sync 4, which the run has given up since" in caplog.text
-    assert "rank 0 continues with a fresh inner state" in caplog.text
+    assert "was saved after sync 4, which the run has since given up" in caplog.text
+    assert "rank 0: this replica continues with a fresh inner state" in caplog.text
     assert "skip the 6 batches" in caplog.text
     assert {step: batch for (_, _, step), batch in training.batches.items()} == {
         n: n for n in range(6, 12)
@@ -89,7 +89,7 @@ def test_what_was_saved_before_is_taken_where_it_is_still_there(lost, caplog):
     caplog.set_level(logging.WARNING)
     training = _go_on(store, 6, before)
     assert (
-        "rank 0 takes the inner state after sync 2 instead: skip 2 batches (batches_to_skip)"
+        "rank 0: restored the inner state that was saved after sync 2 instead. Skip 2 batches"
         in caplog.text
     )
     assert {step: batch for (_, _, step), batch in training.batches.items()} == {
@@ -107,7 +107,10 @@ def test_what_was_saved_since_is_taken_and_what_was_saved_before_never(lost, cap
     stale = inner_key(0, 1, 4)
     store.write(stale, kept[stale])
     again = _go_on(store, 8, training, resume=True)
-    assert f"{stale} was saved after sync 4, which the run has given up since" in caplog.text
+    assert (
+        f"{stale} is not restored: it was saved after sync 4, which the run has since given up"
+        in caplog.text
+    )
     assert {step: batch for (_, _, step), batch in again.batches.items()} == {
         n: n for n in range(12, 16)
     }
@@ -126,7 +129,7 @@ def test_without_the_record_of_the_rollback_nothing_of_before_is_taken(lost, cap
     store.write(inner_key(0, 1, 2), kept[inner_key(0, 1, 2)])
     store.damage(commit_key(5), b"rot")
     again = _go_on(store, 8, training, resume=True)
-    assert "rank 0 continues with a fresh inner state" in caplog.text
+    assert "rank 0: this replica continues with a fresh inner state" in caplog.text
     assert {step: batch for (_, _, step), batch in again.batches.items()} == {
         n: n for n in range(12, 16)
     }

@@ -196,7 +196,7 @@ def test_where_it_cannot_be_made_again_like_that_the_whole_state_is_loaded_and_w
     ]
     (message,) = [record.getMessage() for record in lost]
     assert "after outer step 7 of the run" in message
-    assert message.endswith("because no sync holds them yet: 2 of fragment 1.")
+    assert message.endswith("because no sync holds them: 2 of fragment 1.")
     assert lost[0].levelno == logging.WARNING
 
 
