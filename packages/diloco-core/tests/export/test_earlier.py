@@ -193,6 +193,24 @@ class TestEarlierStates:
         with pytest.raises(ConfigurationError, match="at must be a number of outer steps"):
             export(str(tmp_path), tmp_path / "model", at=at)
 
+    @pytest.mark.parametrize("kind", ["strict", "sharded", "gather"])
+    def test_what_was_damaged_on_its_way_is_opened_and_read_again(
+        self, lab, tmp_path, caplog, monkeypatch, kind
+    ):
+        held = self.history(lab, tmp_path / "run", kind)
+        values, failed = _export._values, set()
+
+        def once(store, layout, number, file, reader):
+            if file.key not in failed:
+                failed.add(file.key)
+                raise CorruptedObjectError(f"{file.key} does not match its checksum")
+            return values(store, layout, number, file, reader)
+
+        monkeypatch.setattr(_export, "_values", once)
+        assert export(str(tmp_path / "run"), tmp_path / "model") == max(held)
+        assert caplog.text.count("reading again in") == len(failed) >= 2
+        loads_exactly(tmp_path / "model", Adapted, held[max(held)])
+
     # A strict run has no record that says that a shard was there.
     @pytest.mark.parametrize(
         ("kind", "harm"),

@@ -18,6 +18,7 @@ from diloco_core import (
     FencedError,
 )
 from diloco_core._elastic._log._keys import claim_key, inner_key
+from diloco_core._elastic._sync._sync import ElasticSync
 from diloco_core._inner._state import InnerState, check_inner
 from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
@@ -70,6 +71,31 @@ def test_what_was_counted_since_the_last_saving_is_to_be_passed_over(tmp_path):
     assert outer.batches_to_skip == 2
     # Steps 5 and 6 are counted already; the 7th was never done.
     assert loader.seen == list(range(1, 13))
+
+
+def test_what_is_counted_while_a_life_begins_is_passed_over_and_its_state_is_saved_later(
+    tmp_path, monkeypatch, caplog
+):
+    """The life before it had contributed to sync 4, and ended before anybody decided that."""
+    finish = ElasticSync.finish
+
+    def interrupted(self):
+        if self._sync == 4:
+            raise KeyboardInterrupt
+        return finish(self)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(ElasticSync, "finish", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            _train(str(tmp_path), 0, 9, Loader())
+    loader = Loader()
+    _, _, _, outer = _train(str(tmp_path), 0, 6, loader)
+    assert outer.batches_to_skip == 8
+    assert loader.seen == list(range(1, 13))
+    assert "an earlier life of this rank took and this one did not" not in caplog.text
+    assert (tmp_path / inner_key(0, 2, 6)).exists(), (
+        "the data loader stands where the counted steps end"
+    )
 
 
 def test_several_optimizers_are_all_saved(tmp_path):
