@@ -3,13 +3,15 @@
 import ast
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 import diloco_core
 from diloco_core import DiLoCo, ElasticExchange, SyncError, in_process
-from diloco_core._exchange._resumable import ResumableExchange
+from diloco_core._exchange._resumable import Position, ResumableExchange
+from diloco_core._loop._counters import Counters
 from diloco_core._loop._membership import FixedMembership, ResumableMembership, membership_of
 
 
@@ -54,6 +56,32 @@ def test_an_exchange_that_lacks_a_verb_cannot_be_made():
 
     with pytest.raises(TypeError, match="behind"):
         Forgetful()
+
+
+class GoesBackWhileCatchingUp:
+    """What a replica sees of a run in which others go back to older states after it has restored the newest ones."""
+
+    position = Position(sync=4, outer_steps=4, inner_steps=8)
+
+    def restore(self, jobs):
+        return self.position
+
+    @property
+    def counted(self):
+        return self.position.inner_steps
+
+
+def test_a_run_that_goes_back_while_a_life_begins_counts_fewer_inner_steps():
+    exchange, asked_for = GoesBackWhileCatchingUp(), []
+    own_state = SimpleNamespace(restore=lambda exchange, inner_steps: asked_for.append(inner_steps))
+    count = Counters([0])
+
+    def catch_up():
+        assert count.inner_steps == 8
+        exchange.position = Position(sync=5, outer_steps=3, inner_steps=6)
+
+    ResumableMembership(exchange, own_state).begin([], count, restored=False, catch_up=catch_up)
+    assert (count.inner_steps, asked_for) == (6, [6])
 
 
 def test_other_exchanges_have_a_fixed_membership():
