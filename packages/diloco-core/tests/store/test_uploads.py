@@ -10,7 +10,7 @@ import torch
 from diloco_core import DiLoCo, Elastic, ElasticExchange
 from diloco_core._arithmetic import _elastic_sizes
 from diloco_core._elastic._life._life import Life
-from diloco_core._elastic._life._traffic import Traffic
+from diloco_core._exchange._traffic import Traffic
 from diloco_core._store._drivers._fsspec import FsspecDriver
 from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._drivers._uploads import parts_at_once

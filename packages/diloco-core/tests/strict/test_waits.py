@@ -18,7 +18,8 @@ from diloco_core._allreduce import Mean
 from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._exchange._base import Schema
 from diloco_core._exchange._endings import Progress
-from diloco_core._strict._sync import Participant, StoreSync
+from diloco_core._strict._participant import Participant
+from diloco_core._strict._sync._sync import StoreSync
 from diloco_core.testing import run_replicas
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from .._errors import CorruptedObjectError, FormatError, ObjectNotFoundError
 from .._outer._initial import initial_fingerprint
 from .._strict._records import committed_sync, note_key, noted_ranks, read_note
-from .._strict._sync import state_key
+from .._strict._sync._objects import state_key
 from .._wire._sections import fingerprint, seed
 from ._source import PublishedFile
 

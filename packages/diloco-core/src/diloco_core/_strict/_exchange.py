@@ -41,9 +41,10 @@ from .._store._api import check_size
 from .._store._patient import Patient
 from .._timing import Timing
 from ._liveness import Liveness
+from ._participant import Participant
 from ._records import MANIFEST, claim_key, manifest
 from ._rendezvous import claim, meet, watch_own
-from ._sync import Participant, StoreSync
+from ._sync._sync import StoreSync
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from ..._errors import CorruptedObjectError
+from ..._exchange._traffic import Traffic
 from ..._store._reread import read_again
 from ..._timing import Wait
 from .._log._attendance import Attendance
@@ -14,7 +15,6 @@ from .._log._records import Done, digest, of_run, read_record
 from ._damage import Damage
 from ._handover import Handover
 from ._progress import published_shard
-from ._traffic import Traffic
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

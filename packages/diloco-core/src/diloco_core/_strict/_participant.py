@@ -1,0 +1,50 @@
+"""This replica in its run: what stays the same from sync to sync."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from .._arithmetic._layout import Layout
+    from .._arithmetic._sharded import Scratch
+    from .._store._patient import Patient
+    from .._timing import Timing
+    from ._liveness import Liveness
+
+
+@dataclass(frozen=True, slots=True)
+class Participant:
+    """A replica of a strict run.
+
+    Attributes:
+        store: The run's prefix.
+        rank: The rank of the replica.
+        world_size: Number of replicas.
+        run: The name of the run; see :func:`._records.run_name`.
+        timing: Limits in seconds, and the clock.
+        liveness: What is known of the other replicas.
+        chunk_bytes: Size of the buffers.
+        scratch: The buffers.
+        check_claim: Raises an error if another run uses the prefix by now.
+    """
+
+    store: Patient
+    rank: int
+    world_size: int
+    run: str
+    timing: Timing
+    liveness: Liveness
+    chunk_bytes: int
+    scratch: Scratch
+    check_claim: Callable[[], None]
+
+    def owner(self, shard: int) -> int:
+        """The rank that updates and publishes a shard."""
+        return shard % self.world_size
+
+    def owned(self, layout: Layout) -> range:
+        """The shards that this replica updates and publishes."""
+        return range(self.rank, layout.shards, self.world_size)

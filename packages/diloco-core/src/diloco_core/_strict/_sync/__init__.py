@@ -1,0 +1,1 @@
+"""One sync of a strict run: contribute, commit, reduce and update, publish, adopt."""

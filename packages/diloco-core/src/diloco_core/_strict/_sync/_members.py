@@ -1,0 +1,137 @@
+"""Which contributions a sync is made of: what is listed, and the commit record."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..._errors import CorruptedObjectError, MismatchError
+from ..._store._reread import read_again
+from .._records import check_commit, commit, commit_key
+
+if TYPE_CHECKING:
+    from .._participant import Participant
+    from ._objects import SyncObjects
+
+_log = logging.getLogger("diloco_core")
+
+
+class Members:
+    """The contributions to one sync, as far as this replica knows them.
+
+    Args:
+        participant: What stays the same from sync to sync.
+        objects: The objects of the sync.
+        number: Number of the sync in the exchange.
+        job_name: The name of what is synced.
+        description: The sync in the words of messages.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        objects: SyncObjects,
+        number: int,
+        job_name: str,
+        description: str,
+    ) -> None:
+        self._participant = participant
+        self._objects = objects
+        self._number = number
+        self._job_name = job_name
+        self._description = description
+        # The key of each rank's contribution says what it carries. From the listing or from the commit record.
+        self._keys: dict[int, str] = {}
+        self._listing: dict[str, int] = {}
+
+    def missing_ranks(self) -> list[int]:
+        """Look for contributions. Returns the ranks that have not contributed yet.
+
+        Raises:
+            MismatchError: A rank contributes other tensors.
+        """
+        participant = self._participant
+        self._listing = participant.store.list(self._objects.deltas)
+        with_other_tensors = set()
+        for key in self._listing:
+            rank = self._objects.contributor(key)
+            if rank is None:
+                continue
+            if self._objects.carried(rank, key) is not None:
+                self._keys[rank] = key
+            else:
+                with_other_tensors.add(rank)
+        missing = [rank for rank in range(participant.world_size) if rank not in self._keys]
+        for rank in missing:
+            if rank in with_other_tensors:
+                raise MismatchError(
+                    f"in {self._description}, rank {rank} contributes other tensors than rank {participant.rank}: all replicas "
+                    "must sync the same tensors, with the same shapes and dtypes, in the same order"
+                )
+        return missing
+
+    def commit(self) -> None:
+        """Write the commit record. All ranks must have contributed; each of them would write the same bytes."""
+        keys = [key for _, key in sorted(self._keys.items())]
+        record = commit(self._number, self._job_name, keys)
+        self._participant.store.put(commit_key(self._number), lambda: [record])
+
+    def committed(self) -> bool:
+        """Whether the commit record is there; what it says is known from then on."""
+        store, key = self._participant.store, commit_key(self._number)
+        origin = f"{store.uri}/{key}"
+
+        def read() -> bool:
+            data = store.get(key)
+            if data is not None:
+                keys = check_commit(
+                    data,
+                    self._number,
+                    self._job_name,
+                    self._participant.world_size,
+                    self._objects.carried,
+                    origin,
+                )
+                self._keys = dict(enumerate(keys))
+            return data is not None
+
+        try:
+            return read_again(self._participant.timing, read)
+        except CorruptedObjectError as error:
+            if self.missing_ranks():
+                return False
+            # The record holds only what all replicas know, and all of them would write the same bytes.
+            _log.error(
+                "a commit record is damaged and is written again with the same content: %s", error
+            )
+            self.commit()
+            return True
+
+    def carried(self) -> dict[int, int]:
+        """The groups that the contribution of each rank carries, in rank order. Once the sync is committed."""
+        return {
+            rank: self._objects.carried(rank, key) or 0 for rank, key in sorted(self._keys.items())
+        }
+
+    def key(self, rank: int) -> str:
+        """The key of a rank's contribution."""
+        return self._keys[rank]
+
+    def size(self, rank: int) -> int:
+        """The size in bytes of a rank's contribution; after :meth:`list_again`."""
+        return self._listing[self._keys[rank]]
+
+    def list_again(self) -> None:
+        """List the contributions again if the last listing, which has their sizes, is older than the record that names them.
+
+        Raises:
+            CorruptedObjectError: A contribution is gone.
+        """
+        store = self._participant.store
+        if any(key not in self._listing for key in self._keys.values()):
+            self._listing = store.list(self._objects.deltas)
+        for key in self._keys.values():
+            if key not in self._listing:
+                raise CorruptedObjectError(
+                    f"{store.uri}/{key} is gone: something deletes objects there."
+                )

@@ -1,0 +1,116 @@
+"""The objects of one sync: their keys, what is in them, and what their checksums start from."""
+
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..._arithmetic._sharded import may_carry
+from ..._wire._published import Shard
+from ..._wire._sections import fingerprint, seed
+from .._delta import DeltaFile, DeltaPlan
+
+if TYPE_CHECKING:
+    from ..._arithmetic._sync_job import SyncJob
+    from .._participant import Participant
+
+_DELTA = re.compile(
+    r"deltas/[0-9]{8}/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors"
+)
+
+
+class SyncObjects:
+    """Contributions and published shards of one sync.
+
+    Args:
+        participant: What stays the same from sync to sync.
+        number: Number of the sync in the exchange.
+        job: What is synced.
+    """
+
+    def __init__(self, participant: Participant, number: int, job: SyncJob) -> None:
+        self._participant = participant
+        self._number = number
+        self._job = job
+        # This is also made from the name of the run. A process of an earlier run under this prefix that is still running
+        # writes other keys, and what it may have written under the same keys does not match the checksums.
+        self._fingerprint = fingerprint(participant.run, job.fingerprint)
+        self._plans: dict[tuple[bool, int], DeltaPlan] = {}
+
+    @property
+    def deltas(self) -> str:
+        """The folder of the contributions."""
+        return f"deltas/{self._number:08}/"
+
+    @property
+    def states(self) -> str:
+        """The folder of the published shards."""
+        return f"state/{self._number:08}/"
+
+    def delta_key(self, rank: int, groups: int) -> str:
+        """Key of the contribution of a rank that carries certain groups."""
+        run, job = self._participant.run[:16], self._job.fingerprint[:16]
+        return f"{self.deltas}{rank:05}.{run}.{job}.{groups:x}.safetensors"
+
+    def contributor(self, key: str) -> int | None:
+        """The rank that has contributed an object with this key; None if it is not a contribution to this run."""
+        match = _DELTA.fullmatch(key)
+        return (
+            int(match[1]) if match is not None and match[2] == self._participant.run[:16] else None
+        )
+
+    def carried(self, rank: int, key: str) -> int | None:
+        """The groups that the contribution with this key carries; None if it is not one of this rank to this sync."""
+        match = _DELTA.fullmatch(key)
+        groups = int(match[3], 16) if match is not None else -1
+        valid = (
+            groups >= 0
+            and key == self.delta_key(rank, groups)
+            and may_carry(self._job.layout, groups)
+        )
+        return groups if valid else None
+
+    def delta(self, rank: int, groups: int) -> DeltaFile:
+        """The contribution of a rank that carries certain groups."""
+        is_rank_zero = rank == 0
+        if (is_rank_zero, groups) not in self._plans:
+            self._plans[is_rank_zero, groups] = DeltaPlan(
+                self._job.layout,
+                self._participant.world_size,
+                self._participant.chunk_bytes,
+                groups,
+                is_rank_zero=is_rank_zero,
+                codec=self._job.codec,
+            )
+        seed_of = partial(self._seed, "delta", rank, groups)
+        metadata = self._metadata("delta") | {"rank": str(rank)}
+        return DeltaFile(self._plans[is_rank_zero, groups], rank, seed_of, metadata)
+
+    def state_key(self, shard: int) -> str:
+        """Key of a published shard."""
+        return state_key(self._participant.run, self._number, shard)
+
+    def shard(self, shard: int) -> Shard:
+        """A published shard."""
+        return Shard(self._job, shard, self._seed, self._participant.chunk_bytes)
+
+    def shard_metadata(self) -> dict[str, str]:
+        """What the header of a published shard says beside its tensors."""
+        return self._metadata("state")
+
+    def _seed(self, *parts: object) -> int:
+        return seed(self._fingerprint, self._number, *parts)
+
+    def _metadata(self, kind: str) -> dict[str, str]:
+        return {
+            "diloco": kind,
+            "sync": str(self._number),
+            "name": self._job.name,
+            "fingerprint": self._job.fingerprint,
+        }
+
+
+def state_key(run: str, sync: int, shard: int) -> str:
+    """Key of a published shard of a strict run; ``run`` is the name of the run."""
+    return f"state/{sync:08}/{shard:05}.{run[:16]}.safetensors"

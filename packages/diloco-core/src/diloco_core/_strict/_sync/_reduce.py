@@ -1,0 +1,133 @@
+"""What a replica computes in a sync: the update of its own shards from everybody's contributions."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..._arithmetic._layout import Rule
+from ..._arithmetic._reduction import blocks, reduce_shards
+from ..._arithmetic._sent import as_sent, sent_bytes
+from ..._arithmetic._sharded import carries, with_unchanged
+from ..._store._api import block_bytes_of
+from ..._store._reread import read_again
+from .._delta import ShardDelta
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping
+
+    import torch
+
+    from ..._arithmetic._layout import Piece
+    from ..._arithmetic._sharded import Source
+    from ..._arithmetic._sync_job import SyncJob
+    from ..._exchange._traffic import Traffic
+    from .._participant import Participant
+    from ._members import Members
+    from ._objects import SyncObjects
+
+
+class Reduction:
+    """The update of one replica's shards in one sync.
+
+    Args:
+        participant: What stays the same from sync to sync.
+        job: What is synced.
+        objects: The objects of the sync.
+        members: The contributions that it is made of.
+        traffic: Counts what is read.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        job: SyncJob,
+        objects: SyncObjects,
+        members: Members,
+        traffic: Traffic,
+    ) -> None:
+        self._participant = participant
+        self._job = job
+        self._objects = objects
+        self._members = members
+        self._traffic = traffic
+
+    def run(self, sync: int, publish: Callable[[int], None]) -> None:
+        """Update the shards one after another, and publish each before the next is updated.
+
+        Args:
+            sync: The number of the sync in messages.
+            publish: Stores a shard that has been updated.
+        """
+        participant, job = self._participant, self._job
+        owned = participant.owned(job.layout)
+        carried = self._members.carried()
+        read_again(participant.timing, self._members.list_again)
+        with contextlib.ExitStack() as stack:
+            deltas = {
+                (shard, rank): stack.enter_context(self._open(shard, rank, groups))
+                for shard in owned
+                for rank, groups in carried.items()
+                if rank != participant.rank
+            }
+            block_bytes = block_bytes_of(participant.store.store)
+            if not participant.store.near:
+                self._announce(deltas, carried, block_bytes)
+            for shard in owned:
+                sources: list[Source] = [
+                    as_sent(job)
+                    if rank == participant.rank
+                    else with_unchanged(job, groups, partial(self._read, deltas[shard, rank]))
+                    for rank, groups in carried.items()
+                ]
+                reduce_shards(
+                    job,
+                    [shard],
+                    sources,
+                    participant.chunk_bytes,
+                    participant.scratch,
+                    sync=sync,
+                    block_bytes=block_bytes,
+                )
+                publish(shard)
+
+    def _open(self, shard: int, rank: int, groups: int) -> ShardDelta:
+        return ShardDelta(
+            self._participant.store,
+            self._members.key(rank),
+            self._members.size(rank),
+            self._objects.delta(rank, groups),
+            shard,
+            self._participant.timing,
+        )
+
+    def _announce(
+        self,
+        deltas: Mapping[tuple[int, int], ShardDelta],
+        carried: Mapping[int, int],
+        block_bytes: int,
+    ) -> None:
+        """Tell the readers what will be read, in the order of use."""
+        participant, layout = self._participant, self._job.layout
+        for shard in participant.owned(layout):
+            for block in blocks(layout, [shard], participant.chunk_bytes, block_bytes):
+                for rank, groups in carried.items():
+                    if rank != participant.rank:
+                        deltas[shard, rank].announce(self._sent_bytes(rank, groups, block))
+
+    def _sent_bytes(self, rank: int, groups: int, block: Iterable[tuple[int, Piece]]) -> int:
+        """How many bytes of a block a rank sends."""
+        layout = self._job.layout
+        sent = (
+            piece
+            for _, piece in block
+            if carries(groups, piece.group)
+            and (rank == 0 or layout.groups[piece.group].rule is not Rule.FIRST)
+        )
+        return sum(sent_bytes(self._job.codec, layout, piece) for piece in sent)
+
+    def _read(self, delta: ShardDelta, piece: Piece, out: torch.Tensor) -> torch.Tensor:
+        delta.read(out)
+        self._traffic.received += sent_bytes(self._job.codec, self._job.layout, piece)
+        return out

@@ -1,0 +1,220 @@
+"""One sync over an object store, step by step: contribute, commit, reduce and update, publish, adopt."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ..._arithmetic._sharded import carried_groups, contributions
+from ..._errors import SyncTimeoutError
+from ..._exchange._endings import describe, named_ranks
+from ..._exchange._report import SyncReport
+from ..._exchange._traffic import Traffic
+from ..._timing import Wait
+from .._repairs import Repairs
+from ._adopt import Adoption
+from ._members import Members
+from ._objects import SyncObjects, state_key
+from ._published import OwnShards
+from ._reduce import Reduction
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    import torch
+
+    from ..._arithmetic._sync_job import SyncJob
+    from ..._exchange._endings import Progress
+    from ..._store._api import Buffer
+    from .._participant import Participant
+
+
+class StoreSync:
+    """One sync of one replica, in two halves. It runs once; after that, it can still write damaged shards again.
+
+    Args:
+        participant: What stays the same from sync to sync.
+        progress: How many syncs came before this one.
+        job: What is synced.
+        previous: The sync before this one.
+    """
+
+    def __init__(
+        self,
+        participant: Participant,
+        progress: Progress,
+        job: SyncJob,
+        previous: StoreSync | None = None,
+    ) -> None:
+        self._participant = participant
+        self._progress = progress
+        self._job = job
+        self._previous = previous
+        self._owned = participant.owned(job.layout)
+        self._groups = carried_groups(job)
+        self._description = describe(job.kind, job.name, progress)
+        self._traffic = Traffic()
+        self._contributing = 0.0  # seconds
+        number = progress.number
+        self._objects = SyncObjects(participant, number, job)
+        self._repairs = Repairs(participant.store, participant.rank, number)
+        self._members = Members(participant, self._objects, number, job.name, self._description)
+        self._own_shards = OwnShards(participant.store, self._objects, self._repairs, self._traffic)
+
+    def contribute(self) -> None:
+        """The first half: store this replica's contribution."""
+        clock = self._participant.timing.clock
+        start = clock()
+        (key,) = self.contributed
+        self._traffic.sent += self._participant.store.put(key, self._delta_parts)
+        self._contributing = clock() - start
+
+    def ready(self) -> bool:
+        """Whether all replicas have contributed."""
+        return not self._members.missing_ranks()
+
+    def finish(self, obsolete: Iterable[str]) -> SyncReport:
+        """The second half: wait for the others, update this replica's shards, and adopt all others.
+
+        Args:
+            obsolete: Keys of this replica that are no longer needed when all replicas have contributed to this sync.
+        """
+        clock, traffic = self._participant.timing.clock, self._traffic
+        start = clock()
+        self._wait_for_commit()
+        # All replicas have contributed to this sync, so all have finished the one before.
+        self._previous = None
+        self._participant.store.delete(obsolete, unread=True)
+        reduction = Reduction(self._participant, self._job, self._objects, self._members, traffic)
+        reduction.run(self._progress.next, self._own_shards.publish)
+        self._adopt()
+        return SyncReport(
+            sync=self._progress.number,
+            fragment=self._job.name,
+            committed=True,
+            members=self._participant.world_size,
+            bytes_sent=traffic.sent,
+            bytes_received=traffic.received,
+            wait_seconds=traffic.waited,
+            exchange_seconds=self._contributing + clock() - start - traffic.waited,
+        )
+
+    @property
+    def contributed(self) -> list[str]:
+        """Keys of this replica's contribution."""
+        return [self._objects.delta_key(self._participant.rank, self._groups)]
+
+    def obsolete_keys(self) -> list[str]:
+        """Keys of this replica that may be deleted when all replicas have finished this sync."""
+        state = (
+            state_key(self._participant.run, sync, shard)
+            for sync in self._job.supersedes
+            for shard in self._owned
+        )
+        return [*self.contributed, *state]
+
+    def repair(self) -> None:
+        """Write those shards of this replica again that others have found damaged; see :meth:`._published.OwnShards.repair`."""
+        self._own_shards.repair()
+
+    def _delta_parts(self) -> Iterator[Buffer]:
+        # What this replica contributes to its own shards is not sent, but it is checked now: an infinite value or NaN must be
+        # refused before the sync can be committed.
+        participant = self._participant
+        chunk_bytes, scratch = participant.chunk_bytes, participant.scratch
+        for shard in self._owned:
+            for _ in contributions(self._job, shard, participant.rank, chunk_bytes, scratch):
+                pass
+
+        def sent(shard: int) -> Iterator[torch.Tensor]:
+            return contributions(
+                self._job,
+                shard,
+                participant.rank,
+                chunk_bytes,
+                scratch,
+                groups=self._groups,
+                encoded=True,
+            )
+
+        yield from self._objects.delta(participant.rank, self._groups).parts(sent)
+
+    def _wait_for_commit(self) -> None:
+        """Wait for the commit record. A replica that sees all contributions writes it; the others wait for that one key."""
+        members, participant = self._members, self._participant
+        missing = members.missing_ranks()
+
+        def look_around() -> None:
+            nonlocal missing
+            missing = members.missing_ranks()
+            participant.check_claim()
+            if missing:
+                if self._previous is not None:
+                    self._previous.repair()
+                participant.liveness.check(missing, self._progress, self._description)
+            else:
+                members.commit()
+
+        if not missing:
+            members.commit()
+        wait = self._wait(look_around, lambda: missing)
+        while not members.committed():
+            wait.pause()
+        if missing:
+            self._traffic.waited += wait.elapsed()
+
+    def _adopt(self) -> None:
+        """Read the shards of the other owners, in the order in which they are published."""
+        participant = self._participant
+        adoption = Adoption(
+            participant, self._job.layout, self._objects, self._repairs, self._traffic
+        )
+
+        def look_around() -> None:
+            participant.check_claim()
+            self.repair()
+            participant.liveness.check(adoption.owners(), self._progress, self._description)
+            adoption.check_repairs()
+
+        wait: Wait | None = None
+        while adoption.pending:
+            if adoption.adopt_published():
+                if wait is not None:
+                    self._traffic.waited += wait.elapsed()
+                    wait = None
+                continue
+            if wait is None:
+                wait = self._wait(look_around, adoption.owners)
+            wait.pause()
+
+    def _wait(self, look_around: Callable[[], None], missing: Callable[[], list[int]]) -> Wait:
+        store, timing = self._participant.store, self._participant.timing
+        timeout = timing.sync_timeout
+
+        def expired() -> Exception:
+            damage = self._repairs.asked_for()
+            if damage is not None:
+                return damage
+            return SyncTimeoutError(
+                f"{self._description} at {store.uri} was not completed within {timeout:g} s; it was still waiting for "
+                f"{named_ranks(missing())}. Look at the logs of the missing ranks; if they are only slow, raise sync_timeout.",
+                missing(),
+            )
+
+        def notice(seconds: float) -> str:
+            ranks = missing()
+            if not ranks:
+                return ""
+            return (
+                f"rank {self._participant.rank}: {self._description} has been waiting for {named_ranks(ranks)} for "
+                f"{seconds:.0f} s, and gives up after {timeout:g} s"
+            )
+
+        return Wait(
+            timing,
+            store.near,
+            timeout,
+            look_around,
+            expired,
+            downtime=lambda: store.downtime,
+            notice=notice,
+        )
