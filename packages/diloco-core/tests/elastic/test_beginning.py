@@ -99,7 +99,7 @@ def test_others_wait_although_no_object_comes_for_many_graces(prefix, caplog):
         record.getMessage() for record in caplog.records if "has waited" in record.getMessage()
     ]
     assert any(
-        "rank 3 has waited 6" in text and "sign of somebody who uploads the initial state" in text
+        "rank 3 has waited 6" in text and "another replica is uploading the initial state" in text
         for text in waits
     )
 
@@ -121,7 +121,7 @@ def test_where_rank_0_does_not_come_one_of_the_others_begins(caplog):
     assert len(uploads(outcome.store)) == 1
     assert 10.0 <= begun_at(outcome.store) < 12.0
     assert (
-        "rank 1: nobody has begun the run at simulated://run within the grace of 10 s"
+        "rank 1: no replica has begun the run at simulated://run within the grace of 10 s"
         in caplog.text
     )
 
@@ -168,7 +168,7 @@ def test_one_who_dies_in_the_upload_costs_one_grace(caplog):
         "looks are up to 2 s apart"
     )
     assert (
-        "whoever was beginning the run at simulated://run gave no sign of it within the grace"
+        "the replica that was beginning the run at simulated://run has given no sign within the grace"
         in caplog.text
     )
     assert len(uploads(store)) == 2
@@ -255,7 +255,9 @@ class TestSigns:
 
     def test_the_limit_is_kept_where_nobody_begins(self, tmp_path):
         hand = Hand(tmp_path)
-        with pytest.raises(RendezvousTimeoutError, match=r"nobody began the run at .* within 5 s"):
+        with pytest.raises(
+            RendezvousTimeoutError, match=r"no replica began the run at .* within 5 s"
+        ):
             hand.wait(join_timeout=5.0)
         assert 5.0 <= hand.now < 5.5
 
@@ -272,8 +274,8 @@ class TestSigns:
         ]
         assert len(texts) == 4
         assert "rank 3 has waited 60 s" in texts[0]
-        assert "nobody has begun it yet" in texts[0]
-        assert "was seen 19 s ago" in texts[1]
+        assert "no replica has begun it yet" in texts[0]
+        assert "gave its last sign 19 s ago" in texts[1]
 
 
 class TestSaying:
@@ -330,7 +332,7 @@ class TestSaying:
             with monkeypatch.context() as patch:
                 patch.setattr(hand.store, "put", fails)
                 acts[0]()
-            assert "rank 0 could not show the others that it begins the run: away" in caplog.text
+            assert "is uploading the initial state of the run: away" in caplog.text
             before = hand.store.get(BEGINNING)
             acts[0]()
             assert hand.store.get(BEGINNING) != before

@@ -61,7 +61,7 @@ def test_it_is_written_again_with_the_same_content(meddle, told, sync, caplog):
     assert outcome.store.objects[MANIFEST] == outcome.store.decided[MANIFEST]
     assert _errors(caplog)
     assert all(
-        told in text and "Writing it again with the same content" in text
+        told in text and "Writing the manifest again with the same content" in text
         for text in _errors(caplog)
     )
     again = SimulatedTraining(syncs=11, sizes=(12,), salts=dict(training.salts))
@@ -84,7 +84,7 @@ def test_where_another_run_stands_nobody_goes_on(caplog):
     for rank in (0, 1):
         error = outcome.results[rank, 1]
         assert isinstance(error, RunExistsError)
-        assert "the manifest of another run" in str(error)
+        assert "now belongs to another run" in str(error)
     assert outcome.store.objects[MANIFEST] == foreign
     assert commit_key(9) not in outcome.store.objects
 

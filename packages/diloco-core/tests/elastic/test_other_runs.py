@@ -132,7 +132,7 @@ def _stops(topology, hang):
     assert reused.wrong() == []
     error = reused.outcome.results[2, 1]
     assert isinstance(error, RunExistsError)
-    assert "the manifest of another run" in str(error)
+    assert "now belongs to another run" in str(error)
     # One request may have been under way. What it has written is found out, or does not matter.
     assert len(reused.late) <= 1
     assert all(

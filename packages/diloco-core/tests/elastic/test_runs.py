@@ -252,32 +252,32 @@ class TestRefusals:
                 Elastic(2, grace=5.0),
                 {},
                 MismatchError,
-                "was given min_replicas=2. A run keeps what it was begun with: give min_replicas=1",
+                "was given min_replicas=2. A run keeps the settings that it was begun with: pass min_replicas=1",
             ),
             (
                 Elastic(1, grace=5.0),
                 {"world_size": 3},
                 MismatchError,
-                "give world_size=2, or begin a new run on another prefix",
+                "pass world_size=2, or begin a new run on another prefix",
             ),
             (
                 Elastic(1, grace=5.0, topology="sharded"),
                 {},
                 MismatchError,
-                "give topology='gather', or begin",
+                "pass topology='gather', or begin",
             ),
             (
                 Elastic(1, grace=5.0, publish_every=3),
                 {},
                 MismatchError,
-                "give publish_every=4, or begin",
+                "pass publish_every=4, or begin",
             ),
-            (Elastic(1, grace=5.0, retention=3), {}, MismatchError, "give retention=2, or begin"),
+            (Elastic(1, grace=5.0, retention=3), {}, MismatchError, "pass retention=2, or begin"),
             (
                 Elastic(1, grace=5.0, resume=True),
                 {"sync_every": 3},
                 MismatchError,
-                "give sync_every=2, or begin",
+                "pass sync_every=2, or begin",
             ),
             (
                 Elastic(1, grace=5.0),
@@ -289,7 +289,7 @@ class TestRefusals:
                 Elastic(1, grace=5.0),
                 {"sizes": (40, 40)},
                 MismatchError,
-                "give fragments=1, or begin",
+                "pass fragments=1, or begin",
             ),
         ],
     )
@@ -311,7 +311,7 @@ class TestRefusals:
     def test_nothing_to_resume(self):
         errors = self._errors(SimulatedStore(), Elastic(1, grace=5.0, resume=True))
         assert {type(error) for error in errors} == {RendezvousError}
-        assert "holds no run that could be resumed" in str(errors[0])
+        assert "holds no run to resume" in str(errors[0])
 
     @pytest.mark.parametrize("resume", [False, True])
     def test_a_manifest_that_was_removed_from_a_run(self, store, resume):
@@ -319,7 +319,7 @@ class TestRefusals:
         before = dict(store.objects)
         errors = self._errors(store, Elastic(1, grace=5.0, resume=resume))
         assert {type(error) for error in errors} == {RunExistsError}
-        assert "but no manifest.json: that was removed" in str(errors[0])
+        assert "but its manifest.json is missing" in str(errors[0])
         assert store.objects == before
 
     def test_placeholders_and_stray_files_are_passed_over(self, store):
@@ -448,6 +448,6 @@ def test_whose_initial_values_were_taken_is_said_to_the_first_life_of_rank_0(cap
         caplog.clear()
         training = SimulatedTraining(syncs=syncs, sizes=(40,), salts=salts)
         simulate(training, Schedule(2, starts=starts), settings, store=store, limit=1000.0)
-        told.append("was begun by rank 1 with its initial values" in caplog.text)
+        told.append("was begun by rank 1 with the initial values of that rank" in caplog.text)
     assert _members(store) == [[1]] * 2 + [[0]] * 4
     assert told == [False, True, False]

@@ -1,7 +1,7 @@
-"""Who brings the initial state of a run: signs of whoever is at it, and the wait of the others.
+"""Which replica uploads the initial state of a run: the signs that it gives meanwhile, and how the others wait for it.
 
-Whoever begins a run says so before it uploads anything, and again and again while the upload lasts. The others need no
-clock in common with it: they see that what it says has changed, and measure with their own clock since then.
+The replica that begins a run writes a sign before it uploads anything, and repeats it while the upload lasts. No common clock
+is needed: the others see that the sign has changed, and measure the time since then with their own clocks.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ if TYPE_CHECKING:
     from .._timing import Timing
     from ._log._records import Manifest
 
-_SIGNS = (
-    4  # in a grace: a few may be late, or not be seen, before anybody takes their sender for dead
-)
+# Signs in a grace. A few of them may be late or not be seen before the other replicas consider the sender dead.
+_SIGNS = 4
 _LOOKS = 8  # in a grace
 _LOOK_SECONDS = 2.0
 _STAGGER = 0.5
@@ -39,24 +38,27 @@ _log = logging.getLogger("diloco_core")
 def beginning(
     store: Patient, timing: Timing, *, rank: int, run_id: str, grace: float
 ) -> Iterator[None]:
-    """While this lasts, the others see that this replica brings the initial state, and wait."""
+    """Show the other replicas, as long as this context lasts, that this one uploads the initial state, so that they wait."""
     nonce, count = secrets.token_hex(8), itertools.count()
 
-    def say() -> None:
+    def give_sign() -> None:
         sign = {"rank": rank, "run_id": run_id, "nonce": nonce, "sign": next(count)}
         store.put(BEGINNING, lambda: [json.dumps(sign).encode()])
 
-    def say_again() -> None:
+    def give_another_sign() -> None:
         try:
-            say()
+            give_sign()
         except (StoreError, OSError) as error:
             # Not fatal by itself: the next sign may get through in time.
             _log.warning(
-                "rank %d could not show the others that it begins the run: %s", rank, error
+                "rank %d: could not show the other replicas that this one is uploading the initial state of the run: %s. If they "
+                "see no sign for a grace, one of them begins the run with its own values.",
+                rank,
+                str(error).rstrip("."),
             )
 
-    say()
-    stop = timing.repeat(min(timing.beat_interval, grace / _SIGNS), say_again)
+    give_sign()
+    stop = timing.repeat(min(timing.beat_interval, grace / _SIGNS), give_another_sign)
     try:
         yield
     finally:
@@ -73,44 +75,47 @@ def wait_for_manifest(
     world_size: int,
     grace: float,
 ) -> Manifest | None:
-    """The manifest, once there is one; None when it is for this replica to begin the run.
+    """Wait for the manifest. Returns it, or None if this replica should begin the run.
 
-    That is when nobody has been seen to begin it for one grace. The ranks wake up one after another, so that only one
-    begins where rank 0 does not come.
+    It should if no sign of a replica that begins the run was seen for a grace. The ranks stop waiting one after another, so
+    that only one of them begins the run if rank 0 does not come.
 
     Args:
-        read: Reads the manifest, if there is one.
+        read: Reads the manifest; returns None if there is none.
         store: Where it will be.
         timing: Clock, sleep and limits.
-        rank: This replica; not 0, who does not wait.
+        rank: The rank of this replica; not 0, which does not wait.
         world_size: How many ranks there may be.
         grace: In seconds.
 
     Raises:
-        RendezvousTimeoutError: There is none after ``join_timeout``, and nobody has been seen to begin the run for as long.
+        RendezvousTimeoutError: There is no manifest after ``join_timeout``, and no sign was seen for that time either.
     """
-    seen: bytes | None = None
-    seen_at: float | None = None  # seconds since the wait began
+    last_sign: bytes | None = None
+    last_sign_at: float | None = None  # seconds since the wait began
 
-    def late() -> Exception:
+    def timed_out() -> Exception:
         return RendezvousTimeoutError(
-            f"nobody began the run at {store.uri} within {timing.join_timeout:g} s", [0]
+            f"no replica began the run at {store.uri} within {timing.join_timeout:g} s. Look at the log of rank 0, which "
+            "begins it as a rule; a larger join_timeout gives it more time.",
+            [0],
         )
 
     def notice(seconds: float) -> str:
-        doing = "nobody has begun it yet"
-        if seen_at is not None:
-            doing = f"the last sign of somebody who uploads the initial state was seen {seconds - seen_at:.0f} s ago"
-        return (
-            f"rank {rank} has waited {seconds:.0f} s for the run at {store.uri} to begin: {doing}"
-        )
+        progress = "no replica has begun it yet"
+        if last_sign_at is not None:
+            progress = (
+                "another replica is uploading the initial state, and gave its last sign "
+                f"{seconds - last_sign_at:.0f} s ago"
+            )
+        return f"rank {rank} has waited {seconds:.0f} s for the run at {store.uri} to begin: {progress}"
 
     wait = Wait(
         timing,
         store.near,
         timing.join_timeout,
         lambda: None,
-        late,
+        timed_out,
         downtime=lambda: store.downtime,
         notice=notice,
     )
@@ -121,18 +126,19 @@ def wait_for_manifest(
         if now >= min(look_at, turn):
             look_at = now + min(_LOOK_SECONDS, grace / _LOOKS)
             sign = _sign(store)
-            # Whatever it says: also one who begins another run, or has another version, will be known by the manifest.
-            if sign is not None and sign != seen:
-                seen, seen_at, turn = sign, now, now + patience
+            # What the sign says does not matter: if its sender begins another run, or has another version, the manifest will
+            # show it.
+            if sign is not None and sign != last_sign:
+                last_sign, last_sign_at, turn = sign, now, now + patience
                 wait.extend()
         if now >= turn:
-            text = (
-                "nobody has begun the run at %s"
-                if seen_at is None
-                else "whoever was beginning the run at %s gave no sign of it"
+            reason = (
+                "no replica has begun the run at %s"
+                if last_sign_at is None
+                else "the replica that was beginning the run at %s has given no sign"
             )
-            text = f"rank %d: {text} within the grace of %g s, so it begins with this replica's initial values"
-            _log.warning(text, rank, store.uri, grace)
+            message = f"rank %d: {reason} within the grace of %g s, so this replica begins it with its own initial values"
+            _log.warning(message, rank, store.uri, grace)
             return None
         wait.pause()
     return manifest

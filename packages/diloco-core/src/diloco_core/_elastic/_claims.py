@@ -1,7 +1,7 @@
 """Claims: which life of a rank is the rightful one.
 
-A life claims the epoch after all that the rank has had, and its predecessors stop. Claims are never deleted by a run, but one
-may be lost all the same, so a life counts on other traces of earlier ones too, and sees to its own.
+A life claims the epoch after all earlier epochs of its rank, and its predecessors stop. A run never deletes claims, but a claim
+may be lost all the same. So a new life also looks for other traces of earlier lives, and restores its own claim if it is lost.
 """
 
 from __future__ import annotations
@@ -32,105 +32,115 @@ _log = logging.getLogger("diloco_core")
 def claim(store: Patient, rank: int, run: str) -> tuple[int, bytes]:
     """Claim the next epoch of a rank; the rank's earlier lives will stop. Returns the epoch and the claim's record.
 
-    A claim counts by its key alone, also one that cannot be read: it was taken, and nobody else may take it. What it holds
-    tells a life whether it is its own.
+    A claim counts by its key alone, even if it cannot be read: the epoch is taken, and no other life may take it. The content
+    of a claim tells a life whether the claim is its own.
 
     Args:
         store: The run's prefix.
-        rank: Whose.
-        run: Name of the run: records of another one tell nothing of its lives.
+        rank: The rank.
+        run: Name of the run. Records of another run say nothing about the lives of this one.
+
+    Raises:
+        RunExistsError: Other lives have claimed epoch after epoch, each before this one could.
     """
     claimed = epochs(store.list(f"claims/{rank:05}/"), rank)
     highest = max([*claimed, *_traces(store, rank, run)], default=0)
-    who: dict[str, int | str] = {
+    identity: dict[str, int | str] = {
         "rank": rank,
         "nonce": secrets.token_hex(8),
         "host": socket.gethostname(),
         "pid": os.getpid(),
     }
-    # An earlier life looks for the claim after its own only, so there may be no gaps.
+    # An earlier life looks only for the claim right after its own, so there must be no gaps.
     lost = sorted(set(range(max(1, highest - _MOST), highest + 1)) - set(claimed))
     if lost:
         _log.warning(
-            "rank %d: the claims of earlier lives %s are gone from %s. Writing claims in their place. Something else deletes "
-            "objects of this run.",
+            "rank %d: the claims of earlier lives (epochs %s) are gone from %s. Writing other claims in their place. Something "
+            "outside this run deletes its objects: find out what does, and stop it.",
             rank,
             lost,
             store.uri,
         )
     for epoch in lost:
-        store.create(claim_key(rank, epoch), partial(bytes, _record(epoch, who)))
+        store.create(claim_key(rank, epoch), partial(bytes, _record(epoch, identity)))
     for epoch in range(highest + 1, highest + 1 + _MOST):
-        key, record = claim_key(rank, epoch), _record(epoch, who)
+        key, record = claim_key(rank, epoch), _record(epoch, identity)
         if store.create(key, partial(bytes, record)) or store.get(key) == record:
             return epoch, record
     raise RunExistsError(
-        f"rank {rank} of {store.uri} is claimed over and over again: something starts it in a loop"
+        f"rank {rank} could not join the run at {store.uri}: for each of the {_MOST} epochs that it tried, another process had "
+        f"just claimed rank {rank}. Something starts replicas of this rank again and again: stop it, then start one replica."
     )
 
 
 def check_claim(life: Life) -> None:
-    """See whether this life is still the rightful one of its rank.
+    """Check whether this life is still the rightful one of its rank.
 
-    That the next epoch is not claimed is looked for every time. The own claim is read where nothing else shows that this
-    epoch is taken: before the first contribution, and where this life has stood still or was passed over.
+    Every call checks that the next epoch is not claimed. This life's own claim is read only if nothing else shows that its
+    epoch is taken: before its first contribution, and after it has stood still or was left out of a sync.
 
     Raises:
         FencedError: A newer life of this rank has taken over.
     """
     if life.late or life.members.get(life.rank) != life.epoch:
         watch_claim(life)
-    # Last, right before what the caller is about to write.
+    # This check comes last, so that it is as close as possible to what the caller is about to write.
     if life.store.get(claim_key(life.rank, life.epoch + 1)) is not None:
         raise _fenced(life, "a newer life")
 
 
 def watch_claim(life: Life) -> None:
-    """See to it that the own claim is there: without it another life could take the same epoch.
+    """Make sure that this life's claim is in the store: without it another life could take the same epoch.
 
     Raises:
-        FencedError: One has.
+        FencedError: Another life has taken it.
     """
-    key, own = claim_key(life.rank, life.epoch), life.claim
+    key, own_claim = claim_key(life.rank, life.epoch), life.claim
 
     def read() -> bytes | None:
         data = life.store.get(key)
-        if data is not None and data != own:
-            unseal("claim", key, data, life.origin(key))  # damage is not another life
+        if data is not None and data != own_claim:
+            unseal(
+                "claim", key, data, life.origin(key)
+            )  # raises if it is damaged, which is not another life's claim
         return data
 
-    text = "rank %d: %s. Writing the claim again with the same content. Something else deletes or changes objects of this run."
+    message = (
+        "rank %d: %s. Writing this claim again with the same content. Something outside this run deletes or changes its objects: "
+        "find out what does, and stop it."
+    )
     try:
         stored = life.again(read)
     except CorruptedObjectError as error:
-        _log.error(text, life.rank, str(error).rstrip("."))
-        life.store.put(key, lambda: [own])
+        _log.error(message, life.rank, str(error).rstrip("."))
+        life.store.put(key, lambda: [own_claim])
         return
     if stored is None:
-        _log.error(text, life.rank, f"{life.origin(key)} is gone")
-        if life.store.create(key, partial(bytes, own)):
+        _log.error(message, life.rank, f"{life.origin(key)} is gone")
+        if life.store.create(key, partial(bytes, own_claim)):
             return
         stored = life.again(read)
-    if stored is not None and stored != own:
+    if stored is not None and stored != own_claim:
         raise _fenced(life, "another life")
 
 
-def _record(epoch: int, who: dict[str, int | str]) -> bytes:
-    return seal("claim", claim_key(int(who["rank"]), epoch), {"epoch": epoch, **who})
+def _record(epoch: int, identity: dict[str, int | str]) -> bytes:
+    return seal("claim", claim_key(int(identity["rank"]), epoch), {"epoch": epoch, **identity})
 
 
-def _fenced(life: Life, who: str) -> FencedError:
+def _fenced(life: Life, successor: str) -> FencedError:
     return FencedError(
-        f"{who} of rank {life.rank} has joined the run at {life.store.uri}: this one (epoch {life.epoch}) stops",
+        f"{successor} of rank {life.rank} has joined the run at {life.store.uri} and takes its place, so this life (epoch "
+        f"{life.epoch}) stops. If two replicas were started with rank {life.rank} by mistake, give each a rank of its own.",
         life.rank,
         life.epoch,
     )
 
 
 def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
-    """Epochs of a rank that something else than a claim speaks of."""
-    for written in filter(None, map(parse_inner, store.list(f"inner/{rank:05}/"))):
-        yield written[0]
+    """Epochs of a rank that appear in objects other than claims; some may be 0 or come more than once."""
+    for epoch_and_sync in filter(None, map(parse_inner, store.list(f"inner/{rank:05}/"))):
+        yield epoch_and_sync[0]
     newest = 0
     for key in store.list("deltas/"):
         payload = Delta.parse(key) or Hint.parse(key)
@@ -138,7 +148,7 @@ def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
             newest = max(newest, payload.sync)
             if payload.rank == rank:
                 yield payload.epoch
-    # The newest record is of the newest contributions, or of those before them.
+    # The newest record belongs to the sync of the newest contributions, or to the sync before it.
     for sync in range(max(1, newest - 1), newest + 1):
         data = store.get(commit_key(sync))
         if data is None:
@@ -148,9 +158,9 @@ def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
             record = of_run(read_record(data, sync, origin), run, origin)
         except (CorruptedObjectError, FormatError, RunExistsError):
             continue
-        lives = (
+        epoch_by_rank = (
             record.fence
             if isinstance(record, Rollback)
-            else {m.rank: m.epoch for m in record.members}
+            else {member.rank: member.epoch for member in record.members}
         )
-        yield lives.get(rank, 0)
+        yield epoch_by_rank.get(rank, 0)

@@ -1,4 +1,4 @@
-"""Whether a replica belongs to a run: what a run was begun with stays as it is, for whoever joins or resumes it."""
+"""Whether a replica fits a run, whose settings and model are fixed when it begins: replicas that join or resume it must match."""
 
 from __future__ import annotations
 
@@ -25,47 +25,50 @@ def check_same_run(
     settings: Elastic,
     uri: str,
 ) -> None:
-    """Refuse to join a run with other settings or another model than it was begun with.
+    """Refuse to join a run with other settings, or with another model, than it was begun with.
 
-    ``grace``, ``late``, timeouts and ``chunk_bytes`` are each replica's own.
+    ``grace``, ``late``, timeouts and ``chunk_bytes`` may differ between replicas.
 
     Raises:
         RunExistsError: The run belongs to another launch, and this replica was not told to resume it.
-        MismatchError: It names the first difference, what the run has, what was given, and what to do.
+        MismatchError: The message names the first difference, what the run has, what was given, and what to do.
     """
     if manifest.run_id != run_id and not settings.resume:
         raise RunExistsError(
-            f"{uri} belongs to run {manifest.run_id!r}, and this replica to {run_id!r}. Give every run a prefix of its own, "
-            "or pass resume=True to go on with that run."
+            f"{uri} belongs to run {manifest.run_id!r}, but this replica belongs to run {run_id!r}. Give every run a prefix of "
+            "its own, or pass resume=True to continue the run that is there."
         )
-    own = {
+    own_settings = {
         "world_size": world_size,
         "min_replicas": settings.min_replicas,
         "topology": manifest.topology if settings.topology == "auto" else settings.topology,
         "publish_every": settings.publish_every,
         "retention": settings.retention,
     }
-    for name, given in own.items():
+    for name, given in own_settings.items():
         begun_with = getattr(manifest, name)
         if given != begun_with:
             raise _differs(uri, rank, name, repr(begun_with), repr(given))
-    written = Schema(manifest.tensors, manifest.settings)
-    difference = first_difference(schema, written)
+    run_schema = Schema(manifest.tensors, manifest.settings)
+    difference = first_difference(schema, run_schema)
     if difference is not None and difference.kind == "setting":
         raise _differs(uri, rank, difference.name, difference.theirs, difference.mine)
     if difference is not None:
         raise MismatchError(
-            f"the run at {uri} was begun with another model than rank {rank} has now. Tensor {difference.name!r} is "
-            f"{difference.theirs} in the run, and {difference.mine} at this replica. Build the same model, with the same tensors "
+            f"the run at {uri} was begun with another model than the one that rank {rank} has now. Tensor {difference.name!r} is "
+            f"{difference.theirs} in the run, but {difference.mine} in this replica. Build the same model, with the same tensors "
             f"frozen, {_ELSE}."
         )
     compare_schemas(
-        f"this replica (rank {rank})", schema, f"the run (begun by rank {manifest.writer})", written
+        f"this replica (rank {rank})",
+        schema,
+        f"the run (begun by rank {manifest.writer})",
+        run_schema,
     )
 
 
 def _differs(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:
     return MismatchError(
-        f"the run at {uri} was begun with {name}={begun_with}, and rank {rank} was given {name}={given}. A run keeps what it was "
-        f"begun with: give {name}={begun_with}, {_ELSE}."
+        f"the run at {uri} was begun with {name}={begun_with}, but rank {rank} was given {name}={given}. A run keeps the "
+        f"settings that it was begun with: pass {name}={begun_with}, {_ELSE}."
     )

@@ -1,4 +1,4 @@
-"""How a life ends: it tells the others, and leaves the store so that the run can be resumed."""
+"""How a life ends: it tells the other replicas, and makes sure that the run can be resumed from the store."""
 
 from __future__ import annotations
 
@@ -21,25 +21,29 @@ _TELL_SECONDS = 5.0
 
 
 def leave_run(life: Life, unsynced: UnsyncedWatch | None) -> None:
-    """Tell the others that this life is done, and see to it that what it stands at is a place to start from."""
+    """Tell the other replicas that this life is done, and make sure that the run can start again from the state that it holds."""
     watch_manifest(life)
     _say_goodbye(life, None)
     if unsynced is not None:
         unsynced.look()
-    with suppress(Reload):  # which says that there is nothing to publish
+    with suppress(
+        Reload
+    ):  # raised if this life's state is no longer the run's, so that there is nothing to publish
         look_back(life)
         finish(life)
 
 
 def tell_failure(life: Life, error: BaseException) -> None:
-    """Tell the others not to wait for this life, which has failed."""
-    # Where the store is away, waiting for it once more would only delay the error.
+    """Tell the other replicas not to wait for this life, which has failed."""
+    # If the store cannot be reached, waiting for it once more would only delay the error.
     life.store.patience = min(life.store.patience, _TELL_SECONDS)
-    with suppress(RunExistsError):  # nobody there is to be told
+    with suppress(
+        RunExistsError
+    ):  # the prefix belongs to another run, whose replicas must not be told
         if isinstance(error, RunExistsError):
             watch_manifest(life)
         _say_goodbye(life, error)
-        # It may have failed in a sync that is committed already.
+        # The sync in which it failed may be committed already, so the sync after it is told too.
         _say_goodbye(life, error, 2)
 
 

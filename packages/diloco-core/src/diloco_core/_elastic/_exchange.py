@@ -1,7 +1,7 @@
 """The exchange over an object store with elastic membership: replicas may die, come back, join late and leave.
 
-The protocol is a log of syncs: contributions first, then one create-once record that says which of them count. What the
-store holds is always enough to go on: the newest published state, and everything that was committed after it.
+The protocol is a log of syncs: first contributions, then one create-once record that says which of them count. The store always
+holds enough to continue the run: the newest published state, and everything that was committed after it.
 """
 
 from __future__ import annotations
@@ -62,17 +62,17 @@ _log = logging.getLogger("diloco_core")
 class ElasticExchange(ResumableExchange):
     """Replicas that may come and go meet in an object store; see :class:`._base.Exchange`. One thread at a time.
 
-    It carries one outer loop (:class:`DiLoCo`). There are at most ``world_size`` ranks; a sync needs contributions of
-    ``min_replicas`` of them. A rank that comes back is a new life of it and takes the place of the earlier one.
+    An exchange carries one outer loop (:class:`DiLoCo`). There are at most ``world_size`` ranks; a sync needs contributions
+    from ``min_replicas`` of them. A replica that comes back is a new life of its rank, and replaces the earlier one.
 
     Args:
         store: The run's prefix; it must create objects exclusively.
-        rank: This replica.
-        world_size: How many ranks there may be; the number of shards, fixed for the run.
+        rank: The rank of this replica.
+        world_size: How many ranks there may be, fixed for the run. The number of shards is a multiple of it.
         settings: How membership behaves.
-        run_id: The launch they belong to.
+        run_id: The launch to which the replicas belong.
         timing: Limits in seconds.
-        chunk_bytes: Size of the buffers; two of them are held.
+        chunk_bytes: Size of a buffer in bytes; two of them are held.
 
     Raises:
         ConfigurationError: A setting is impossible, or the store does not create exclusively.
@@ -96,7 +96,8 @@ class ElasticExchange(ResumableExchange):
         if not Patient(store, self._timing).creates_once():
             raise ConfigurationError(
                 f"{store.uri} lets an object be created twice: it ignores conditional writes, so replicas could not agree on "
-                "who takes part. Use a store with exclusive creation, or strict membership (leave min_replicas out)."
+                "which of them take part in a sync. Use a store with exclusive creation, or strict membership (leave "
+                "min_replicas out)."
             )
         self.rank = rank
         self.world_size = world_size
@@ -106,7 +107,7 @@ class ElasticExchange(ResumableExchange):
         self._chunk_bytes = chunk_bytes
         self._schema: Schema | None = None
         self._life: Life | None = None
-        self.when_ended: Callable[[], object] = bool  # told when this replica has left or failed
+        self.when_ended: Callable[[], object] = bool  # called when this replica has left or failed
         self._ended = ""
         self._first = True
         self._syncs = Syncs()
@@ -114,16 +115,16 @@ class ElasticExchange(ResumableExchange):
         self._unsynced: UnsyncedWatch | None = None
 
     def join(self, schema: Schema) -> None:
-        """Say what the replicas must have in common; they meet in :meth:`restore`."""
+        """Set what the replicas must have in common. They meet in :meth:`restore`."""
         self._check_open()
         if schema.settings.get("operation"):
             raise ConfigurationError(
-                f"an elastic exchange carries a DiLoCo outer loop, not {schema.settings['operation']!r}: plain means have no "
-                "state that a replica could come back to. Connect without min_replicas."
+                f"an elastic exchange is only for a DiLoCo outer loop, not for {schema.settings['operation']!r}, which has no "
+                "state that a replica could return to. For it, connect without min_replicas."
             )
         if self._schema is not None:
             raise ConfigurationError(
-                "this exchange has already joined its run; connect again for another outer loop"
+                "this exchange has already joined its run, and it serves only one outer loop. Connect again for another one."
             )
         self._schema = schema
 
@@ -131,18 +132,19 @@ class ElasticExchange(ResumableExchange):
         """Begin or join the run, and take its newest state: published shards, and what was committed after them.
 
         Args:
-            jobs: All fragments, in the order in which they are synced. Without a run, theirs is the initial state.
+            jobs: All fragments, in the order in which they are synced. If this replica begins the run, their values are the
+                initial state.
 
         Raises:
             RunExistsError: The prefix belongs to another run.
             MismatchError: This replica has another model or other settings.
             RendezvousError: There is no run to resume.
             CorruptedObjectError: The store does not hold what its records promise.
-            FencedError: The run has gone back to older states since this life began, and it had not agreed to that.
+            FencedError: The run has gone back to older states since this life began, and this life had not agreed to that.
         """
         self._check_open()
         if self._schema is None:
-            raise SyncError("join() comes before restore()")
+            raise SyncError("restore() was called before join(): call join() with the schema first")
         store = Patient(self.store, self._timing)
         try:
             manifest = open_run(
@@ -188,14 +190,14 @@ class ElasticExchange(ResumableExchange):
             self._unsynced = UnsyncedWatch(
                 store, self._timing, self.rank, manifest.unsynced, self._schema.unsynced
             )
-            if life.sync:  # of a run that begins, somebody has just written it
+            if life.sync:  # at the beginning of a run, the replica that began it has just written these objects
                 self._unsynced.look(self.rank, self.world_size, whole=True)
             store.patience = self._timing.sync_timeout
         except BaseException as error:
             self.abort(error)
             raise
         _log.info(
-            "rank %d: life %d begins at sync %d, inner step %d",
+            "rank %d: life %d of this rank begins at sync %d, inner step %d",
             self.rank,
             life.epoch,
             life.sync,
@@ -204,17 +206,17 @@ class ElasticExchange(ResumableExchange):
         return self.position
 
     def behind(self) -> bool:
-        """Whether there is a sync that this replica can take without contributing.
+        """Whether there is a sync that this replica can adopt without contributing.
 
-        So it is when the sync is committed already, or when an earlier life of this rank has contributed to it. To be asked
-        between syncs: it also announces this replica where nobody expects it.
+        There is one if the next sync is committed already, or if an earlier life of this rank has contributed to it. Call this
+        between syncs: it also announces this replica if the others do not expect it yet.
         """
         life = self._running()
         try:
             if read_commit(life, life.sync + 1) is not None:
                 return True
         except (Reload, CorruptedObjectError, RunExistsError):
-            return True  # it is there, and the sync sees to it
+            return True  # there is a record; the sync deals with what is wrong with it
         if self._first and stands_in(life):
             return True
         self._first = False
@@ -224,19 +226,19 @@ class ElasticExchange(ResumableExchange):
         return False
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
-        """Contribute; ``finish()`` obeys the record and adopts. See :meth:`._base.Exchange.begin`.
+        """Contribute. ``finish()`` obeys the record of the sync and adopts its result. See :meth:`._base.Exchange.begin`.
 
-        With ``reloaded=True`` in the report this replica has reloaded the published state, and trains on from there. The
-        sync may have been decided and adopted all the same, with its contribution.
+        ``reloaded=True`` in the report means that this replica has reloaded the published state and continues training from
+        there. The sync may have been decided and adopted all the same, including this replica's contribution.
 
         Args:
             job: The fragment whose turn it is.
-            last: The sync may be left out where too few replicas are left for it: after two graces, or at once when all
-                that were expected are gone, the report says ``committed=False``.
+            last: Whether the sync may be left out if too few replicas are left for it. The report then says
+                ``committed=False``: after two graces, or at once if all replicas that were expected are gone.
 
         Raises:
             FencedError: A newer life of this rank has taken over.
-            RunExistsError: The prefix is another run's by now, or holds records of one.
+            RunExistsError: The prefix belongs to another run by now, or holds records of one.
             SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
             DivergedError: This replica computes other values than the others, even after reloading.
         """
@@ -245,7 +247,7 @@ class ElasticExchange(ResumableExchange):
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Whoever fails tells the others."""
+        """Tell the other replicas if this one fails."""
         try:
             yield
         except BaseException as error:
@@ -258,13 +260,16 @@ class ElasticExchange(ResumableExchange):
             check_claim(life)
             fragment = life.fragments[life.index(life.sync + 1)].job
             if job is not fragment:
-                raise SyncError(f"sync {life.sync + 1} is not of fragment {job.name}")
+                raise SyncError(
+                    f"begin() was called with fragment {job.name}, but sync {life.sync + 1} is of fragment {fragment.name}: pass "
+                    "the fragments in the order in which restore() received them"
+                )
             self._first = False
             sync = ElasticSync(life, fragment, 2 * self.settings.grace if last else None)
             try:
                 sync.contribute()
             except Reload as reason:
-                reload = reason  # for the second half: nothing is loaded before that
+                reload = reason  # reloading is left to the second half of the sync
         yield sync.ready if reload is None else lambda: True
         with saying_what_to_do(life, going_back=False):
             return self._finish(life, sync, reload)
@@ -290,11 +295,11 @@ class ElasticExchange(ResumableExchange):
         return sync.after_reloading()
 
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Keep what belongs to this replica alone, for the next life of its rank; see :func:`._inner.save_inner`.
+        """Save the state that belongs to this replica alone, for the next life of its rank; see :func:`._inner.save_inner`.
 
         Raises:
             FencedError: A newer life of this rank has taken over.
-            RunExistsError: The prefix is another run's by now.
+            RunExistsError: The prefix belongs to another run by now.
         """
         life = self._running()
         try:
@@ -304,11 +309,11 @@ class ElasticExchange(ResumableExchange):
             raise
 
     def saved_inner(self) -> Iterator[SavedInner]:
-        """What earlier lives of this rank have kept, the newest first."""
+        """What earlier lives of this rank have saved, the newest first."""
         return saved_inner(self._running())
 
     def given_up(self, sync: int, rollback: int) -> bool:
-        """Whether something that the model held after a sync was given up since, or cannot be told from that.
+        """Whether the run has since given up something that the model held after a sync; also true if that cannot be told.
 
         Args:
             sync: Number of the sync in the log.
@@ -318,7 +323,10 @@ class ElasticExchange(ResumableExchange):
         return given_up_since(life, sync, rollback)
 
     def shards(self, size: int) -> int:
-        """Some for every replica: a shard is published in one piece, and several are on their way at a time."""
+        """The number of shards for ``size`` bytes: a multiple of the number of ranks.
+
+        A shard is published in one piece, and several are under way at the same time.
+        """
         check_size(self.store, size)
         return shards_of(size, self.world_size)
 
@@ -330,13 +338,13 @@ class ElasticExchange(ResumableExchange):
 
     @property
     def counted(self) -> int:
-        """How many inner steps of this rank the run has counted, in all of its lives."""
+        """How many inner steps the run has counted for this rank, in all of its lives."""
         fragments = self._life.fragments if self._life else []
         return max((progress.positions.get(self.rank, 0) for progress in fragments), default=0)
 
     @property
     def epoch(self) -> int:
-        """Which life of its rank this is, from 1; 0 before :meth:`restore`."""
+        """The number of this life among those of its rank, from 1; 0 before :meth:`restore`."""
         return self._life.epoch if self._life else 0
 
     @property
@@ -345,7 +353,7 @@ class ElasticExchange(ResumableExchange):
         return bool(self._ended)
 
     def leave(self) -> None:
-        """Tell the others that this replica is done, and see to it that the run can be resumed; repeatable."""
+        """Tell the others that this replica is done, and make sure that the run can be resumed; repeatable."""
         if not self._ended:
             self._syncs.check("this replica cannot leave")
             self._ended = "left"
@@ -369,11 +377,14 @@ class ElasticExchange(ResumableExchange):
                     tell_failure(self._life, error)
             finally:
                 self.store.close()
-        except Exception as second:  # noqa: BLE001 - the first error is the one to tell
-            error.add_note(f"the other replicas could not be told: {second}")
+        except Exception as second:  # noqa: BLE001 - the first error matters more
+            error.add_note(f"the other replicas could not be told of this failure: {second}")
 
     def _watch_unsynced(self, life: Life) -> None:
-        """One member looks at each of the objects, another one every time, so that not all write the same at once."""
+        """Check this replica's part of the unsynced objects: each is checked by one member, and by another one every time.
+
+        So the members do not all write the same object at once.
+        """
         members = sorted(life.members)
         if self._unsynced is not None and self.rank in members:
             turn = (members.index(self.rank) - life.sync // WATCH_EVERY) % len(members)
@@ -382,11 +393,13 @@ class ElasticExchange(ResumableExchange):
     def _running(self) -> Life:
         self._check_open()
         if self._life is None:
-            raise SyncError("restore() comes before the first sync")
+            raise SyncError(
+                "the exchange was used before restore(): call join() and restore() first"
+            )
         return self._life
 
     def _check_open(self) -> None:
         if self._ended:
             raise SyncError(
-                f"this exchange has ended: it {self._ended}. Connect again to go on with the run."
+                f"this exchange has ended, because it {self._ended}. Connect again to continue the run."
             )

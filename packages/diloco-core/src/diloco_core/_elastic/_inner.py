@@ -1,4 +1,4 @@
-"""What a replica keeps of its own in an elastic run: its inner state, for the next life of its rank."""
+"""Saving the inner state of a replica in an elastic run, for the next life of its rank."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ if TYPE_CHECKING:
 
 
 def save_inner(life: Life, parts: Callable[[str], Iterable[Buffer]]) -> None:
-    """Keep what belongs to this replica alone; replaces what was kept before.
+    """Save the state that belongs to this replica alone, and delete what was saved before.
 
-    A life that has a successor touches nothing of it: it keeps nothing any more, and what it may have begun to write just
-    then is of its own epoch, which is older than anything of the successor's.
+    A life never touches what its successor has saved. Once it has a successor, it saves nothing more; and what it may have
+    begun to write at that moment has its own epoch in the key, which is older than every epoch of the successor.
 
     Raises:
         FencedError: A newer life of this rank has taken over.
-        RunExistsError: The prefix is another run's by now.
+        RunExistsError: The prefix belongs to another run by now.
     """
     check_run(life)
     check_claim(life)
-    own = life.epoch, life.sync
-    key = inner_key(life.rank, *own)
-    # Without another look at the run: nothing may come between that for a successor and the writing.
+    epoch_and_sync = life.epoch, life.sync
+    key = inner_key(life.rank, *epoch_and_sync)
+    # This skips the check of the run that other writes make, so that nothing comes between check_claim() and the write.
     life.store.attempt(lambda: life.store.store.put(key, parts(life.bound(key))))
-    life.store.delete([key for written, key in _keys(life) if written < own])
+    life.store.delete([old_key for written, old_key in _keys(life) if written < epoch_and_sync])
 
 
 def saved_inner(life: Life) -> Iterator[SavedInner]:
-    """What earlier lives of this rank have kept, the newest first."""
+    """What earlier lives of this rank have saved, the newest first."""
     for (_, sync), key in sorted(_keys(life), reverse=True):
         data = _read(life, key)
         if data is not None:
@@ -47,6 +47,7 @@ def saved_inner(life: Life) -> Iterator[SavedInner]:
 
 
 def _keys(life: Life) -> Iterator[tuple[tuple[int, int], str]]:
+    """Epoch and sync of every inner state that lives of this rank have saved, with its key."""
     for key in life.store.list(f"inner/{life.rank:05}/"):
         written = parse_inner(key)
         if written is not None:
@@ -54,7 +55,7 @@ def _keys(life: Life) -> Iterator[tuple[tuple[int, int], str]]:
 
 
 def _read(life: Life, key: str) -> bytes | None:
-    """What was kept, read again where it is not as it was written; the last reading where it never is."""
+    """The saved state, read again if it is not as it was written; if it never is, the bytes that were read last."""
     data: bytes | None = None
 
     def read() -> bytes | None:

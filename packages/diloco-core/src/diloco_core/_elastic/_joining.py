@@ -1,4 +1,4 @@
-"""How a life of a rank comes about: it claims its epoch, and holds nothing yet."""
+"""How a new life of a rank is made: it claims its epoch, and has loaded nothing yet."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ def new_life(
     timing: Timing,
     chunk_bytes: int,
 ) -> Life:
-    """The next life of a rank, whose earlier ones will stop. It has loaded nothing yet.
+    """Make the next life of a rank. The rank's earlier lives will stop. The new life has loaded nothing yet.
 
     Args:
         store: The run's prefix.
         jobs: All fragments, in the order in which they are synced.
-        manifest: What the run is, just read.
-        rank: Its rank.
+        manifest: The run's manifest, which was just read.
+        rank: The rank.
         settings: How membership behaves.
         timing: Limits and clock.
         chunk_bytes: Size of the buffers.

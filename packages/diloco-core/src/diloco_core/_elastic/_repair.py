@@ -1,9 +1,10 @@
-"""Writing damaged objects of a run again, with the same content: to go back behind a commit would decide a sync twice.
+"""Writing damaged objects of a run again, with the same content.
 
-A record is made from another one that holds the same, or from the memory of a life that has read it. A shard is computed
-again from the state before and the contributions, and compared with what its record says of it.
+The content must be the same, because going back behind a commit would mean to decide its sync twice. A record is made from
+another record that holds the same fields, or from the memory of a life that has read it. A shard is computed again from the
+previous state and the contributions, and compared with what its record says about it.
 
-A record of another run is no damage: reading it is an error that nothing here catches, and it stays as it is.
+A record of another run does not count as damage: reading it is an error that nothing here catches, and it is left as it is.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ if TYPE_CHECKING:
     from ._life._life import Life
     from ._life._progress import Progress
 
-_ASKING = 4  # how often a record is looked at again while others are asked
+_ASKING = 4  # how often a record is read again while other replicas are asked to repair it
 
 _log = logging.getLogger("diloco_core")
 
 
 def read_done(life: Life, sync: int, index: int) -> Done | None:
-    """The record of a complete state; where it is damaged, it is made again from the commit and the verified shards.
+    """The record of a complete state. If it is damaged, it is made again from the commit record and the verified shards.
 
     Raises:
         CorruptedObjectError: It is damaged, and cannot be made again.
@@ -47,7 +48,7 @@ def read_done(life: Life, sync: int, index: int) -> Done | None:
 
 
 def readable_done(life: Life, sync: int, index: int) -> Done | None:
-    """The record of a complete state, if it is there and can be read."""
+    """The record of a complete state; None if it does not exist or cannot be read."""
     try:
         return life.done(sync, index)
     except CorruptedObjectError:
@@ -55,16 +56,16 @@ def readable_done(life: Life, sync: int, index: int) -> Done | None:
 
 
 def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit, str] | None:
-    """The record of a sync and its digest, if there is one. A damaged one is written again where that is possible.
+    """The record of a sync and its digest; None if there is none. A damaged record is written again if that is possible.
 
     Args:
-        life: Whose view it is.
-        sync: Which sync.
-        decided: The record is known to have been there.
+        life: The life that reads it.
+        sync: The sync.
+        decided: Whether the record is known to have existed, so that it is lost if it is not there.
 
     Raises:
-        Reload: In its place the run went back to older states.
-        CorruptedObjectError: It is damaged, and nothing here knows what it said.
+        Reload: In its place there is the record that the run went back to older states.
+        CorruptedObjectError: It is damaged, and neither this life nor the store knows what it said.
     """
     try:
         entry = life.log(sync)
@@ -77,22 +78,23 @@ def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit
         entry = life.log(sync)
     if entry is None:
         return None
-    record, of_record = entry
+    record, record_digest = entry
     if isinstance(record, Rollback):
         raise Reload(Why.WENT_BACK, record)
-    return record, of_record
+    return record, record_digest
 
 
 def commit_again(
     life: Life, sync: int, damage: CorruptedObjectError | None
 ) -> tuple[Commit, str] | None:
-    """Write the record of a sync again that is damaged; None where nothing here knows what it said.
+    """Write the damaged record of a sync again; None if neither this life nor the store knows what it said.
 
-    Without ``damage`` it is gone, and what is there by now stays: without the record a rollback may have been decided.
+    If ``damage`` is None, the record is lost. If there is another record in its place by now, that one stays: while the record
+    was missing, a rollback may have been decided.
     """
     index = life.index(sync)
-    read, decided = life.fragments[index].commit, life.damage.decided
-    commit = decided if decided is not None and decided.sync == sync else read
+    adopted, decided = life.fragments[index].commit, life.damage.decided
+    commit = decided if decided is not None and decided.sync == sync else adopted
     if commit is None or commit.sync != sync:
         done = readable_done(life, sync, index)
         commit = done.commit if done is not None else None
@@ -110,13 +112,13 @@ def commit_again(
 def rewrite_shard(
     life: Life, progress: Progress, sync: int, number: int, damage: object, done: Done | None = None
 ) -> Sums:
-    """Write a shard of a state again from memory, which holds its values and its outer state.
+    """Write a shard of a state again from memory, which must hold its values and its outer state. Returns its checksums.
 
-    ``damage`` says what is wrong with what the store holds; None: nothing is there. ``done`` is the record of the state,
-    where that is known already.
+    ``damage`` says what is wrong with the shard in the store; None means that it is gone. ``done`` is the record of the state,
+    if the caller knows it already.
 
     Raises:
-        CorruptedObjectError: Memory holds other values than were published.
+        CorruptedObjectError: Memory holds other values than those that were published.
     """
     index = life.index(sync)
     shard, key = life.shard(sync, index, number), life.key(sync, index, number)
@@ -131,18 +133,18 @@ def rewrite_shard(
 
 
 def computed_otherwise(life: Life, key: str) -> CorruptedObjectError:
-    """The error of a life that cannot make a damaged shard again."""
+    """The error of a life that computes other values than those of a damaged shard, and so cannot replace it."""
     return CorruptedObjectError(
-        f"{life.origin(key)} or another object of its state is damaged, and what rank {life.rank} computes instead is not what "
-        "it was: another kind of processor rounds differently. Resume the run on a machine like those that it ran on, or with "
-        "resume='newest-whole'."
+        f"{life.origin(key)} or another object of its state is damaged, and rank {life.rank} cannot replace it, because the "
+        "values that it computes are not the same: different kinds of processors round differently. Resume the run on a machine "
+        "with the same kind of processor as before, or with resume='newest-whole'."
     )
 
 
 def mend_published(life: Life, index: int) -> None:
-    """Write those shards of the state in memory again that are damaged or gone in the store.
+    """Check the published shards of the state in memory, and write those again that are damaged or gone.
 
-    Only what memory holds wholly is compared: values and outer state.
+    Only shards of which memory holds both the values and the outer state are checked.
     """
     progress = life.fragments[index]
     done = readable_done(life, progress.sync, index)
@@ -158,22 +160,23 @@ def mend_published(life: Life, index: int) -> None:
 
 
 def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
-    """The record of a sync, as :func:`read_commit`; where it is damaged, others are asked and waited for, for a grace.
+    """The record of a sync, as :func:`read_commit`. If it is damaged, this asks the other replicas, and waits for a grace.
 
-    Whoever has created it or read it can write it again, and so can everybody once the state after it is complete.
+    A replica that has created or read the record can write it again; and every replica can, once the state after the sync is
+    complete.
 
     Raises:
-        CorruptedObjectError: It is damaged, and nobody has written it again.
+        CorruptedObjectError: It is damaged, and no replica has written it again.
     """
     try:
         return read_commit(life, sync)
     except CorruptedObjectError as error:
-        left = error
+        last_error = error
     grace = life.settings.grace
     _log.error(
-        "rank %d: %s. Asking the other replicas to write it again, for %g s.",
+        "rank %d: %s. Asking the other replicas to write it again, and waiting for them for %g s.",
         life.rank,
-        str(left).rstrip("."),
+        str(last_error).rstrip("."),
         grace,
     )
     ask_for_repair(life)
@@ -182,19 +185,19 @@ def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
         try:
             return read_commit(life, sync)
         except CorruptedObjectError as error:
-            left = error
-    raise left
+            last_error = error
+    raise last_error
 
 
 def ask_for_repair(life: Life) -> None:
-    """Ask those that live for what this life cannot read: they see it where they look for contributions."""
+    """Ask running replicas to repair what this life cannot read. They see the request where they look for contributions."""
     newest = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
     for sync in sorted({newest, newest + 1} - {0}):
         life.store.put(Hint(sync, life.rank, life.epoch, "repair").key, lambda: [b"\n"])
 
 
 def answer(life: Life) -> None:
-    """Compare what this life knows for certain with what the store holds, and write again what is damaged there."""
+    """Answer a request for repair: compare what this life knows for certain with the store, and write damaged objects again."""
     _mend_rollback(life)
     for index, progress in enumerate(life.fragments):
         commit = progress.commit
@@ -226,6 +229,7 @@ def _mend_done(life: Life, index: int) -> None:
 
 
 def _done_again(life: Life, sync: int, index: int) -> Done | None:
+    """Make the record of a complete state from the commit record and the shards; None if one of these is gone or damaged."""
     entry = read_commit(life, sync, decided=True)
     if entry is None:
         return None
@@ -238,13 +242,15 @@ def _done_again(life: Life, sync: int, index: int) -> Done | None:
         if stored is None:
             return None
         sums.append(stored)
-    return Done(sync, index, tuple(s.values for s in sums), tuple(s.rest for s in sums), entry[0])
+    values = tuple(shard_sums.values for shard_sums in sums)
+    rests = tuple(shard_sums.rest for shard_sums in sums)
+    return Done(sync, index, values, rests, entry[0])
 
 
 def check_shard(
     life: Life, sync: int, index: int, number: int, done: Done | None = None
 ) -> Sums | None:
-    """Read all of a published shard and verify it; None where it is not there.
+    """Read the whole file of a published shard and verify it. Returns its checksums; None if it does not exist.
 
     Raises:
         CorruptedObjectError: It is damaged, or is not what the record ``done`` says.
@@ -257,12 +263,12 @@ def check_shard(
     sums = life.again(lambda: life.store.read(key, use))
     if sums is not None and done is not None and sums != (done.sums[number], done.rests[number]):
         raise CorruptedObjectError(
-            f"{life.origin(key)} is whole, but is not what the record of its sync says"
+            f"{life.origin(key)} is undamaged, but its checksums are not those in the record of its state"
         )
     return sums
 
 
 def _say(life: Life, key: str, damage: object) -> None:
-    """Tell what is written again and why: ``damage`` says what is wrong with it, None that it is gone."""
+    """Log that an object is written again, and why: ``damage`` says what is wrong with it; None means that it is gone."""
     why = "it is gone" if damage is None else f"it is damaged: {damage}"
     _log.error("rank %d: writing %s again with the same content, because %s", life.rank, key, why)

@@ -1,4 +1,4 @@
-"""How an elastic run behaves."""
+"""The settings of an elastic run."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ class Elastic:
     """Settings of elastic membership.
 
     Attributes:
-        min_replicas: How many replicas must contribute to a sync; below that nothing is decided.
-        grace: Seconds to wait for a replica that is late, counted from the own contribution. After it a sync is committed
-            without it, and the shards of an owner that is late are updated by others.
-        late: ``"carry"``: a contribution that came too late goes into the next sync. ``"drop"``: it is forgotten.
-        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for what suits the size of the model and of the run.
-        publish_every: In the gather topology, every how many syncs of a fragment its state is published.
-        retention: How many syncs a replica may lag without having to reload.
-        resume: Go on with the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also agrees to going
-            back: where the newest state is damaged and nothing can make it again, the run goes on from the newest states that
-            are whole, says in the log which syncs are given up, and stops lives that have not agreed.
+        min_replicas: How many replicas must contribute to a sync; with fewer, it is not decided.
+        grace: Seconds to wait for a replica that is late, counted from this replica's own contribution. After that, a sync is
+            committed without the late replica, and if an owner of shards is late, others update its shards.
+        late: What becomes of a contribution that came too late: ``"carry"`` adds it to the next sync, ``"drop"`` drops it.
+        topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the one that suits the size of the model and of the run.
+        publish_every: In the gather topology, the number of syncs of a fragment from one publication of its state to the next.
+        retention: How many syncs a replica may lag behind without having to reload.
+        resume: True to continue the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also allows the
+            run to go back: if the newest state is damaged and cannot be made again, the run continues from the newest states
+            that are whole. The log says which syncs are given up, and lives that have not agreed to this stop.
     """
 
     min_replicas: int
@@ -39,22 +39,22 @@ class Elastic:
     resume: bool | Literal["newest-whole"] = False
 
     def check(self, world_size: int, sync_timeout: float) -> None:
-        """Refuse what is impossible.
+        """Refuse settings that are not allowed.
 
         Raises:
-            ConfigurationError: It names the setting, what was given and what is allowed.
+            ConfigurationError: The message names the setting, what was given and what is allowed.
         """
         whole = isinstance(self.min_replicas, int) and not isinstance(self.min_replicas, bool)
         if not whole or not 1 <= self.min_replicas <= world_size:
             raise ConfigurationError(
-                f"min_replicas must be one of 1 … {world_size} (world_size is {world_size}), not {self.min_replicas!r}: "
-                "a larger quorum could never be reached"
+                f"min_replicas must be a whole number from 1 to world_size ({world_size}), not {self.min_replicas!r}: a larger "
+                "quorum could never be reached"
             )
         check_positive("grace", self.grace, " of seconds")
         if self.grace >= sync_timeout:
             raise ConfigurationError(
-                f"grace must be less than sync_timeout ({sync_timeout:g} s), not {self.grace!r} s: "
-                "a sync would fail before it could go on without a late replica"
+                f"grace must be less than sync_timeout ({sync_timeout:g} s), not {self.grace!r} s: otherwise a sync would fail "
+                "before it could continue without a late replica"
             )
         allowed = {
             "late": ("carry", "drop"),
@@ -64,9 +64,9 @@ class Elastic:
         for name, values in allowed.items():
             value = getattr(self, name)
             if value not in values:
-                *some, last = map(repr, values)
+                *all_but_last, last = map(repr, values)
                 raise ConfigurationError(
-                    f"{name} must be {', '.join(some)} or {last}, not {value!r}"
+                    f"{name} must be {', '.join(all_but_last)} or {last}, not {value!r}"
                 )
         for name in ("publish_every", "retention"):
             check_whole(name, getattr(self, name))
@@ -82,20 +82,20 @@ def choose_topology(
     transfer: Transfer | None = None,
     outer_state: float = 1.0,
 ) -> str:
-    """The topology of a new run: on S3-like stores the quicker one by :func:`plan_exchange`.
+    """The topology of a new run. Over a network, ``auto`` chooses the quicker one according to :func:`plan_exchange`.
 
     Gather saves round trips and most publications of the state, but every replica reads every contribution and keeps all of
-    the outer state: it suits small models and few replicas. The faster the network, the larger the runs that it suits; it is
+    the outer state: it suits small models and few replicas. With a faster network it suits larger runs too. The network is
     not known here, so a modest one is assumed. On a store whose requests cost nothing, sharded is never slower.
 
     Args:
         asked: ``auto``, ``sharded`` or ``gather``.
         state_bytes: Size of one contribution in bytes.
         world_size: Number of replicas.
-        publish_every: Every how many syncs the state is published in the gather topology.
-        near: Whether requests cost microseconds.
-        transfer: How the replica that begins the run reads and writes; the usual way if left out.
-        outer_state: Tensors that the outer optimizer keeps of every parameter.
+        publish_every: In the gather topology, the number of syncs from one publication of the state to the next.
+        near: Whether requests take only microseconds.
+        transfer: How the replica that begins the run reads and writes; the default if left out.
+        outer_state: The number of tensors that the outer optimizer keeps for every parameter.
     """
     if asked != "auto":
         return asked

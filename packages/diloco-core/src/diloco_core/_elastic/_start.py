@@ -49,10 +49,10 @@ def open_run(
     timing: Timing,
     chunk_bytes: int,
 ) -> Manifest:
-    """The run's manifest, made by this replica if nobody else does.
+    """The run's manifest. If no other replica creates it, this one does, after uploading its initial state.
 
-    Rank 0 brings the initial state at once; the others wait until nobody has been at that for one grace, and bring theirs then.
-    Whoever creates the manifest decides, and all take the state that it names.
+    Rank 0 uploads its initial state at once. The others wait; if for a grace no replica has shown that it is uploading, one of
+    them uploads its own. The replica that creates the manifest decides: all replicas take the state that the manifest names.
 
     Raises:
         RendezvousError: There is no run to resume.
@@ -63,7 +63,7 @@ def open_run(
     if manifest is None and settings.resume:
         _check_unused(store)
         raise RendezvousError(
-            f"{store.uri} holds no run that could be resumed: there is no {MANIFEST}. Check the URI, or leave resume out."
+            f"{store.uri} holds no run to resume: there is no {MANIFEST}. Check the URI, or leave resume out to begin a new run."
         )
     if manifest is None and rank != 0:
         manifest = wait_for_manifest(
@@ -77,15 +77,21 @@ def open_run(
     if manifest is None:
         _check_unused(store)
         with beginning(store, timing, rank=rank, run_id=run_id, grace=settings.grace):
-            own = _initial(store, jobs, schema, rank, world_size, run_id, settings, chunk_bytes)
-            store.create(MANIFEST, own.to_json)
+            own_manifest = _initial(
+                store, jobs, schema, rank, world_size, run_id, settings, chunk_bytes
+            )
+            store.create(MANIFEST, own_manifest.to_json)
         manifest = read_manifest(store, timing)
         if manifest is None:
-            raise CorruptedObjectError(f"{store.uri}/{MANIFEST} was created and is not there")
-        if manifest.initial != own.initial:
-            store.delete(store.list(f"initial/{own.initial}/"))
-            if own.unsynced:
-                store.delete(store.list(f"{own.unsynced['folder']}/"))
+            raise CorruptedObjectError(
+                f"{store.uri}/{MANIFEST} was created, but is not there any more: something else has deleted it. Find out what "
+                "does, and start again."
+            )
+        if manifest.initial != own_manifest.initial:
+            # Another replica was faster: the state that this one uploaded is not used.
+            store.delete(store.list(f"initial/{own_manifest.initial}/"))
+            if own_manifest.unsynced:
+                store.delete(store.list(f"{own_manifest.unsynced['folder']}/"))
     check_same_run(
         manifest,
         schema,
@@ -95,11 +101,11 @@ def open_run(
         settings=settings,
         uri=store.uri,
     )
-    # Later lives of rank 0 do not expect that their initial values are used.
+    # Only the first life of rank 0 expects that its initial values are used.
     if rank == 0 and manifest.writer != 0 and not any(epochs(store.list("claims/00000/"), 0)):
         _log.warning(
-            "rank 0: the run at %s was begun by rank %d with its initial values, since nothing was heard of rank 0 for a grace. "
-            "Those of this replica are not used.",
+            "rank 0: the run at %s was begun by rank %d with the initial values of that rank, because rank 0 had given no sign "
+            "for a grace. The initial values of this replica are not used.",
             store.uri,
             manifest.writer,
         )
@@ -107,12 +113,12 @@ def open_run(
 
 
 def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
-    """The manifest, if there is one.
+    """The manifest; None if there is none.
 
     Raises:
         CorruptedObjectError: It is damaged in the store.
         FormatError: Another version has written it.
-        RunExistsError: It is that of a strict run.
+        RunExistsError: It is the manifest of a strict run.
     """
 
     def read() -> Manifest | None:
@@ -123,20 +129,20 @@ def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
         return read_again(timing, read)
     except CorruptedObjectError as error:
         raise CorruptedObjectError(
-            f"{str(error).rstrip('.')}. Nothing of the run can be read without this object, so resume='newest-whole' does not "
-            "help. If a replica of the run is still running, it writes it again: start this one later. Otherwise put a copy of "
-            "the object back, exactly as it was; or begin a new run on another prefix."
+            f"{str(error).rstrip('.')}. Without this object nothing of the run can be read, and resume='newest-whole' does not "
+            "help. If a replica of the run is still running, that replica will write the object again: start this one later. "
+            "Otherwise restore the object from an exact copy, or begin a new run on another prefix."
         ) from error
 
 
 def watch_manifest(life: Life) -> None:
-    """See to it that the run's manifest is still there: without it nobody can join or resume the run.
+    """Make sure that the run's manifest is still there: without it no replica can join or resume the run.
 
     Raises:
         RunExistsError: Another run's manifest has taken its place.
-        FormatError: The same, and another version has written it.
+        FormatError: Another run's manifest, written by another version, has taken its place.
     """
-    # At once, since what is written here is no reason to look once more.
+    # Set the time before writing anything below: the store calls check_run() before every write, which would look again.
     before, life.seen.at = life.seen.at, life.timing.clock()
     try:
         _watch(life)
@@ -146,68 +152,71 @@ def watch_manifest(life: Life) -> None:
 
 
 def _watch(life: Life) -> None:
-    own, store = life.manifest.to_json(), life.store
+    own_manifest, store = life.manifest.to_json(), life.store
 
     def read() -> Manifest | None:
         data = store.get(MANIFEST)
-        # What it says is of no interest as long as its bytes are those that this life has read.
-        return (
-            life.manifest
-            if data == own
-            else None
-            if data is None
-            else Manifest.from_json(data, life.origin(MANIFEST))
-        )
+        if data is None:
+            return None
+        # There is no need to parse it if it has the bytes that this life has read before.
+        if data == own_manifest:
+            return life.manifest
+        return Manifest.from_json(data, life.origin(MANIFEST))
 
-    text = "rank %d: %s. Writing it again with the same content. Something else deletes or changes objects of this run."
+    message = (
+        "rank %d: %s. Writing the manifest again with the same content. Something outside this run deletes or changes its "
+        "objects: find out what does, and stop it."
+    )
     try:
         stored = life.again(read)
     except CorruptedObjectError as error:
-        _log.error(text, life.rank, str(error).rstrip("."))
-        store.put(MANIFEST, lambda: [own])
+        _log.error(message, life.rank, str(error).rstrip("."))
+        store.put(MANIFEST, lambda: [own_manifest])
         return
     if stored is None:
-        _log.error(text, life.rank, f"{life.origin(MANIFEST)} is gone")
-        if store.create(MANIFEST, lambda: own):
+        _log.error(message, life.rank, f"{life.origin(MANIFEST)} is gone")
+        if store.create(MANIFEST, lambda: own_manifest):
             return
         stored = life.again(read)
     if stored is not None and stored != life.manifest:
         raise RunExistsError(
-            f"the manifest of another run (begun by run {stored.run_id!r}, rank {stored.writer}) has taken the place of this "
-            f"run's at {store.uri}: two runs share a prefix, and this replica (rank {life.rank} of run {life.manifest.run_id!r}) "
-            "stops before they mix. Give every run a prefix of its own; to go on with this run, put its manifest back."
+            f"the manifest at {store.uri} now belongs to another run (begun by run {stored.run_id!r}, rank {stored.writer}): two "
+            f"runs share this prefix. This replica (rank {life.rank} of run {life.manifest.run_id!r}) stops before the runs mix. "
+            "Give every run a prefix of its own. To continue this run, put its manifest back."
         )
 
 
 def check_run(life: Life) -> None:
-    """See that the prefix is still the run's, where that was last seen a grace ago or more.
+    """Check that the prefix still belongs to the run, unless that was checked less than a grace ago.
 
-    A life that has stood still may wake up on a prefix that was emptied meanwhile and is another run's by now, and must leave
-    that as it is. So this is called before everything that a life writes or deletes, and while it waits.
+    A life that has stood still may wake up when the prefix was emptied meanwhile and belongs to another run, whose objects it
+    must leave alone. So this is called before everything that a life writes or deletes, and while it waits.
 
     Raises:
         RunExistsError: Another run's manifest has taken the place of this run's.
-        FormatError: The same, and another version has written it.
+        FormatError: Another run's manifest, written by another version, has taken its place.
     """
     if life.timing.clock() - life.seen.at >= life.settings.grace:
         watch_manifest(life)
 
 
 def _check_unused(store: Patient) -> None:
-    """Refuse to begin a run over the remains of another one."""
+    """Refuse to begin a run where objects of another run are left."""
     claims = store.list("claims/")
     if any(map(_STRICT_CLAIM.fullmatch, claims)):
         raise RunExistsError(
-            f"{store.uri} holds claims of a strict run, which no elastic replica can join"
+            f"{store.uri} holds claims of a strict run, which an elastic replica cannot join. Leave min_replicas out to join "
+            "that run, or give this run a prefix of its own."
         )
-    # Before a manifest there is nothing but initial states. Whoever comes at the same moment and is faster has one by now.
-    left = [*filter(is_claim, claims), *filter(commit_sync, store.list("commits/"))]
-    left = left or [key for key in store.list("state/") if any(states([key]))]
-    if left and store.get(MANIFEST) is None:
+    # A run that has not created its manifest yet has written only initial states. A replica that began the run at the same
+    # moment and was faster has created the manifest by now.
+    remains = [*filter(is_claim, claims), *filter(commit_sync, store.list("commits/"))]
+    remains = remains or [key for key in store.list("state/") if any(states([key]))]
+    if remains and store.get(MANIFEST) is None:
         raise RunExistsError(
-            f"{store.uri} holds the remains of a run ({left[0]}), but no {MANIFEST}: that was removed. Put it back to go on "
-            "with that run (replicas that still run do that by themselves, every few syncs), remove "
-            "everything below the prefix, or begin the new run on another prefix."
+            f"{store.uri} holds objects of an earlier run (such as {remains[0]}), but its {MANIFEST} is missing. To continue "
+            "that run, put the manifest back (replicas of it that are still running do so by themselves, every few syncs). To "
+            "begin a new run, use another prefix, or delete everything below this one."
         )
 
 
@@ -221,6 +230,7 @@ def _initial(
     settings: Elastic,
     chunk_bytes: int,
 ) -> Manifest:
+    """Upload this replica's initial state. Returns the manifest that names it, which is not written yet."""
     nonce = secrets.token_hex(8)
 
     def publish(index: int, number: int) -> Sums:
@@ -238,9 +248,11 @@ def _initial(
     ]
     sums: list[list[Sums]] = [[] for _ in jobs]
     at_once = store.store.creates_at_once if isinstance(store.store, InBackground) else 1
-    published = in_parallel(store.store, (partial(publish, *each) for each in numbers), at_once)
-    for (index, _), each in zip(numbers, published, strict=True):
-        sums[index].append(each)
+    published = in_parallel(
+        store.store, (partial(publish, index, number) for index, number in numbers), at_once
+    )
+    for (index, _), shard_sums in zip(numbers, published, strict=True):
+        sums[index].append(shard_sums)
     largest = max(layout_bytes(job.layout) for job in jobs)
     return Manifest(
         run_id=run_id,
@@ -262,7 +274,7 @@ def _initial(
         tensors=dict(schema.tensors),
         fragments=[dict(table) for table in schema.fragments],
         initial=nonce,
-        sums=[[each.values for each in row] for row in sums],
-        rests=[[each.rest for each in row] for row in sums],
+        sums=[[shard_sums.values for shard_sums in row] for row in sums],
+        rests=[[shard_sums.rest for shard_sums in row] for row in sums],
         unsynced={} if schema.unsynced is None else schema.unsynced.publish(store.put),
     )

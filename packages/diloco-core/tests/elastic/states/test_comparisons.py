@@ -131,7 +131,7 @@ def test_a_shard_that_is_whole_is_compared_with_its_record():
         check_shard(life, 3, 0, 0)
         check_shard(life, 3, 0, 0, readable_done(life, 3, 0))
 
-    assert "not what the record of its sync says" in str(_with_life(act))
+    assert "its checksums are not those in the record of its state" in str(_with_life(act))
 
 
 def test_gather_who_computes_other_values_mends_nothing(monkeypatch):
@@ -156,7 +156,7 @@ def test_gather_who_computes_other_values_mends_nothing(monkeypatch):
     )
     errors = list(outcome.errors().values())
     assert len(errors) == 2, outcome.errors()
-    assert all("another kind of processor rounds differently" in str(error) for error in errors)
+    assert all("different kinds of processors round differently" in str(error) for error in errors)
     assert {
         key: data for key, data in store.objects.items() if key.startswith(("state/", "commits/"))
     } == {key: data for key, data in before.items() if key.startswith(("state/", "commits/"))}
