@@ -10,6 +10,7 @@ import torch
 from .._arithmetic._layout import Rule
 from .._checks import one_of, whole
 from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
+from .._inner._kept_weights import KeptWeights
 from .._inner._steps import optimizers_of
 from .._inner._unseen_changes import UnseenChanges
 from .._model._frozen import FrozenValues
@@ -195,13 +196,14 @@ class DiLoCo:
         self._inner_steps_before = 0
         trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
         self._unseen = UnseenChanges(trained, self._schedule.sync_every)
+        self._kept = KeptWeights(optimizers, names)
         self._outer_steps = OuterSteps(
             self._fragments,
             self._schedule,
             self._membership,
             exchange.rank,
             before=self._check_before_sync,
-            adopted=self._unseen.seen,
+            adopted=self._note_sync,
             on_sync=on_sync,
         )
         self._count = self._outer_steps.count
@@ -212,6 +214,7 @@ class DiLoCo:
             self._schedule,
             self._membership,
             self._unseen,
+            self._kept,
             exchange.rank,
             self._check_process,
         )
@@ -486,6 +489,11 @@ class DiLoCo:
     def _check_before_sync(self) -> None:
         self._check_process()
         self._look_at_model()
+        self._kept.before_sync()
+
+    def _note_sync(self) -> None:
+        self._unseen.seen()
+        self._kept.after_sync()
 
     def _look_at_model(self) -> None:
         """Refuse a model whose tensors are no longer the synced ones. Modules may have assigned new tensors to buffers."""

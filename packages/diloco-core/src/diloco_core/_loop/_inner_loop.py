@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from .._inner._kept_weights import KeptWeights
     from .._inner._unseen_changes import UnseenChanges
     from ._membership import Membership
     from ._outer_steps import OuterSteps
@@ -29,6 +30,7 @@ class InnerLoop:
         schedule: Says when a sync is due.
         membership: Checks whether the optimizers' state can be saved.
         unseen: Detects parameters that are trained without a step of these optimizers; it is told about every step seen.
+        kept: Detects optimizers that write weights of their own back after a sync.
         rank: The rank of this replica.
         check_process: Raises an error if a process other than the one that trains takes a step.
 
@@ -43,6 +45,7 @@ class InnerLoop:
         schedule: Schedule,
         membership: Membership,
         unseen: UnseenChanges,
+        kept: KeptWeights,
         rank: int,
         check_process: Callable[[], None],
     ) -> None:
@@ -52,6 +55,7 @@ class InnerLoop:
         self._schedule = schedule
         self._membership = membership
         self._unseen = unseen
+        self._kept = kept
         self._rank = rank
         self._check_process = check_process
         self._step = StepCounter(len(optimizers))
@@ -108,6 +112,7 @@ class InnerLoop:
                 )
             return
         self._unseen.seen()
+        self._kept.check(optimizer)
         self._idle.discard(optimizer)
         if self._step.after(optimizer, self._optimizers.has_new_gradient):
             self._count.count()

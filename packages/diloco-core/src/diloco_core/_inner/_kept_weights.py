@@ -1,0 +1,146 @@
+"""Whether an inner optimizer keeps weights of its own and writes them back, so that what a sync has brought is lost."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from .._errors import ModelChangedError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+_MOST_PARAMETERS = 8
+_MOST_VALUES = 64
+# A copy that is written back brings all of the difference back. A step from the new values brings back the part of it that one
+# inner step makes; this decides between the two.
+_BROUGHT_BACK = 0.5
+
+
+class KeptWeights:
+    """Looks at a few values of a few parameters at every sync, and at the step after it. Not thread-safe.
+
+    An optimizer that keeps the weights in a wider dtype than the model's (fp32 master weights of a bf16 model) has a tensor in
+    its state that is the parameter, but for the rounding to the parameter's dtype. A sync writes to the parameter alone. Where
+    the state's tensor is that of the parameter again after the next step, and the parameter is back where this replica had
+    trained it to, the optimizer has undone the sync.
+
+    Weights in the model's own dtype are passed over: nobody can tell whether they are written back, or are a copy of what was
+    written.
+
+    Args:
+        optimizers: The inner optimizers.
+        names: The name of every parameter, by its ``id()``.
+    """
+
+    def __init__(
+        self, optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
+    ) -> None:
+        self._optimizers = optimizers
+        self._names = names
+        self._copies: list[_Copy] = []
+
+    def before_sync(self) -> None:
+        """Note which tensors of the optimizers' states are equal to the parameters now."""
+        self._copies = [
+            copy
+            for number, optimizer in enumerate(self._optimizers)
+            for parameter in _largest(optimizer)
+            for copy in _copies(number, optimizer, parameter)
+        ]
+
+    def after_sync(self) -> None:
+        """Note what the sync has changed."""
+        for copy in self._copies:
+            copy.adopted = _values(copy.parameter)
+
+    def check(self, number: int) -> None:
+        """See what an optimizer has done in the first step after a sync.
+
+        Args:
+            number: Which of the optimizers has stepped.
+
+        Raises:
+            ModelChangedError: It has written its own weights back.
+        """
+        if not self._copies:
+            return
+        copies = [copy for copy in self._copies if copy.number == number]
+        self._copies = [copy for copy in self._copies if copy.number != number]
+        for copy in copies:
+            if copy.was_written_back():
+                optimizer = type(self._optimizers[number]).__name__
+                name = self._names.get(id(copy.parameter), "?")
+                raise ModelChangedError(
+                    f"inner optimizer {number} ({optimizer}) has undone the last sync: it keeps a copy of the weights "
+                    f"({copy.name!r} in its state of parameter {name!r}) and has written that back over the values that all "
+                    "replicas had agreed on. Use an optimizer that changes the model's own weights. For mixed precision, keep "
+                    "the model in fp32 and compute under torch.autocast, instead of keeping fp32 weights in the optimizer.",
+                    name,
+                )
+
+
+@dataclass(slots=True)
+class _Copy:
+    number: int
+    parameter: torch.Tensor
+    name: str
+    state: Mapping[str, object]
+    trained: torch.Tensor  # what this replica had trained the parameter to
+    adopted: torch.Tensor | None = None
+
+    def was_written_back(self) -> bool:
+        kept = self.state.get(self.name)
+        if self.adopted is None or not isinstance(kept, torch.Tensor):
+            return False
+        values, difference = _values(self.parameter), self.trained - self.adopted
+        if not _is_rounded(kept, self.parameter):
+            return False
+        brought_back = torch.dot(values - self.adopted, difference)
+        return bool(brought_back > _BROUGHT_BACK * torch.dot(difference, difference))
+
+
+def _largest(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """The parameters to look at: those with the most values, which say most."""
+    parameters = [
+        parameter
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad and parameter.is_contiguous()
+    ]
+    return sorted(parameters, key=torch.Tensor.numel, reverse=True)[:_MOST_PARAMETERS]
+
+
+def _copies(number: int, optimizer: torch.optim.Optimizer, parameter: torch.Tensor) -> list[_Copy]:
+    state = optimizer.state.get(parameter)
+    if not isinstance(state, dict):
+        return []
+    trained = _values(parameter)
+    return [
+        _Copy(number, parameter, name, state, trained)
+        for name, tensor in state.items()
+        if isinstance(tensor, torch.Tensor)
+        and tensor.shape == parameter.shape
+        and tensor.is_contiguous()
+        and _is_rounded(tensor, parameter)
+    ]
+
+
+def _is_rounded(kept: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether a parameter holds the values of a wider tensor, rounded to its own dtype."""
+    wider = torch.promote_types(kept.dtype, parameter.dtype)
+    if wider is not kept.dtype or wider is parameter.dtype:
+        return False
+    values = _values(parameter)
+    return torch.equal(_values(kept, parameter.dtype), values) and not torch.equal(
+        _values(kept), values
+    )
+
+
+def _values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
+    """Some values of a contiguous tensor, evenly spread, rounded to a dtype; in float64 on the CPU."""
+    flat = tensor.detach().view(-1)
+    some = flat[:: max(1, -(-flat.numel() // _MOST_VALUES))]
+    return some.to(dtype or tensor.dtype).to("cpu", torch.float64)
