@@ -104,9 +104,9 @@ def test_other_files_are_ignored_and_stay(folder, topology):
 @pytest.mark.parametrize(
     ("key", "told"),
     [
-        ("claims/00000/0001.json", "remains"),
+        ("claims/00000/0001.json", "holds objects of an earlier run"),
         ("claims/00000.json", "strict"),
-        (commit_key(1), "remains"),
+        (commit_key(1), "holds objects of an earlier run"),
     ],
 )
 def test_what_is_of_a_run_is_no_stray_file(key, told):

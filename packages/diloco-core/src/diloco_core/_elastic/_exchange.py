@@ -197,7 +197,7 @@ class ElasticExchange(ResumableExchange):
             self.abort(error)
             raise
         _log.info(
-            "rank %d: life %d of this rank begins at sync %d, inner step %d",
+            "rank %d: life %d begins at sync %d, inner step %d",
             self.rank,
             life.epoch,
             life.sync,

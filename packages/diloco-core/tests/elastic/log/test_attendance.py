@@ -37,7 +37,7 @@ class TestAttendance:
         assert level == logging.WARNING
         assert (
             text
-            == "sync 2 goes on without rank 2, which has not contributed in time: last heard of 75.0 s ago"
+            == "sync 2 goes on without rank 2, which has not contributed in time (last heard from 75.0 s ago)"
         )
         assert attendance.committed(_commit(3, [0, 1]), list, 200.0) == []
         assert attendance.committed(_commit(4, [0, 1, 2], 2), list, 210.0) == [
@@ -47,7 +47,7 @@ class TestAttendance:
     def test_who_never_came(self):
         ((level, text),) = self._begun().committed(_commit(1, [0, 1]), list, 160.5)
         assert level == logging.WARNING
-        assert "not heard of since this replica began, 60.5 s ago" in text
+        assert "not heard from since this replica began, 60.5 s ago" in text
 
     def test_the_same_life_is_warned_of_once(self):
         attendance, levels = self._begun(), []
@@ -111,7 +111,7 @@ class TestAttendance:
         attendance = self._begun()
         attendance.committed(_commit(1, [0, 1]), list, 160.5)
         assert attendance.committed(_commit(2, [0, 1, 2]), list, 170.0) == [
-            (logging.INFO, "rank 2 has come: it takes part in sync 2")
+            (logging.INFO, "rank 2 has joined: it takes part in sync 2")
         ]
 
     def test_the_farewell_of_an_earlier_life_does_not_count(self):
@@ -128,7 +128,7 @@ class TestAttendance:
         assert attendance.committed(_commit(2, [0, 1]), lambda: [_delta(2, 2).key], 120.0) == []
         ((level, text),) = attendance.committed(_commit(3, [0, 1]), list, 150.0)
         assert level == logging.WARNING
-        assert "last heard of 30.0 s ago" in text
+        assert "last heard from 30.0 s ago" in text
 
     def test_who_announced_itself_and_never_contributed_is_lost(self):
         attendance = self._begun()
@@ -136,7 +136,7 @@ class TestAttendance:
         attendance.look([Hint(1, 7, 1, "join").key], 150.0)
         said = attendance.committed(_commit(1, [0, 1, 2]), list, 190.0)
         assert [text for _, text in said] == [
-            "sync 1 goes on without rank 7, which has not contributed in time: last heard of 60.0 s ago"
+            "sync 1 goes on without rank 7, which has not contributed in time (last heard from 60.0 s ago)"
         ]
 
     def test_who_was_not_there_itself_accuses_nobody(self):
@@ -156,9 +156,9 @@ class TestAttendance:
         )
         lives = {1: 1, 3: 2, 4: 2, 5: 1, 6: 1}
         assert attendance.describe([1, 2, 3, 4, 5, 6, 7], lives, [6], 150.0) == (
-            "at another state: rank 6; left or failed: rank 3; never started: rank 2, 7; "
-            "silent: rank 1 (not heard of since this replica began, 50.0 s ago), 4 (last heard of 40.0 s ago), "
-            "5 (last heard of 40.0 s ago)"
+            "contributed from another state: rank 6; left or failed: rank 3; never started: rank 2, 7; "
+            "silent: rank 1 (not heard from since this replica began, 50.0 s ago), 4 (last heard from 40.0 s ago), "
+            "5 (last heard from 40.0 s ago)"
         )
 
 
@@ -181,7 +181,7 @@ def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
             if text.startswith(f"rank {rank}: ") and "goes on without rank 2, which" in text
         ]
         assert [level for level, _ in lost] == [logging.WARNING]
-        assert 10.0 < float(lost[0][1].split("last heard of ")[1].split()[0]) < 15.0
+        assert 10.0 < float(lost[0][1].split("last heard from ")[1].split()[0]) < 15.0
         assert [
             level for level, text in told if text.startswith(f"rank {rank}: rank 2 is back")
         ] == [logging.INFO]
@@ -214,7 +214,7 @@ def test_below_the_quorum_everybody_is_told_apart():
     error = outcome.results[0, 1]
     assert isinstance(error, SyncTimeoutError)
     assert (
-        "contributed: rank 0; left: rank 1; never started: rank 3; silent: rank 2 (last heard of "
+        "contributed: rank 0; left: rank 1; never started: rank 3; silent: rank 2 (last heard from "
         in str(error)
     )
 

@@ -1,1 +1,1 @@
-"""One life of a rank: who it is, where it stands in the log, what it holds, and what it keeps in mind."""
+"""One life of a rank: its identity, where it stands in the log, what it holds, and what it remembers from sync to sync."""

@@ -1,4 +1,4 @@
-"""What of a run is damaged, as far as one life knows, and what it could write again."""
+"""Which parts of a run are damaged, as far as one life knows, and which of them it could write again."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ if TYPE_CHECKING:
 
 
 class Damage:
-    """What of the run is damaged, and what this life could write again.
+    """Which parts of the run are damaged, and which of them this life could write again.
 
-    Loading notes what it found (:meth:`start_over`, :meth:`make_again`), replaying what it has mended (:meth:`mended`), whoever
-    comes across more says so (:meth:`distrust`, :meth:`because`), and a sync notes whom it has helped and what it has decided
-    (:meth:`is_asked`, :meth:`has_decided`). Everybody else reads.
+    Loading records the damage that it meets (:meth:`start_over`, :meth:`make_again`), and replaying the log records what it has
+    mended (:meth:`mended`). All code that meets more damage records it (:meth:`distrust`, :meth:`because`). A sync records
+    which requests for repair it has answered and which record it has created (:meth:`is_asked`, :meth:`has_decided`). All
+    other code only reads.
     """
 
     def __init__(self) -> None:
@@ -28,51 +29,51 @@ class Damage:
 
     @property
     def mending(self) -> Mapping[int, int]:
-        """For fragments whose newest state is damaged, after which sync that is; it is made again from the one before."""
+        """The fragments whose newest state is damaged, with the sync of that state. It is made again from the state before."""
         return self._mending
 
     @property
     def reasons(self) -> Mapping[int, str]:
-        """What is damaged of these states, by fragment."""
+        """What is wrong with damaged states, by fragment."""
         return self._reasons
 
     @property
     def decided(self) -> Commit | None:
-        """The last record that this life has created: where it is damaged or lost, it knows what it said."""
+        """The last record that this life has created, so that it can write that again if it is damaged or lost."""
         return self._decided
 
     def is_bad(self, index: int, sync: int) -> bool:
-        """Whether a fragment's published state is damaged where loading it does not show."""
+        """Whether a fragment's published state is damaged in a part that loading it does not read."""
         return (index, sync) in self._bad
 
     def start_over(self) -> None:
-        """The state is loaded once more: what is to be mended will be seen on the way."""
+        """Forget what has to be mended: the state is loaded once more, which will show it again."""
         self._mending.clear()
 
     def make_again(self, index: int, sync: int, reason: str) -> None:
-        """The newest state of a fragment is damaged: it is made again from the one before."""
+        """Note that the newest state of a fragment is damaged, and has to be made again from the state before."""
         self._mending[index] = sync
         self._reasons[index] = reason
 
     def because(self, index: int, reason: str) -> None:
-        """A part of a fragment's state is damaged, and is made again at once."""
+        """Note what is wrong with a part of a fragment's state that is being made again right now."""
         self._reasons[index] = reason
 
     def distrust(self, index: int, sync: int) -> None:
-        """Loading this state again would not show that it is damaged."""
+        """Note that this state is damaged although loading it would not show that."""
         self._bad.add((index, sync))
 
     def mended(self, index: int, sync: int) -> None:
-        """The state of a fragment was made again, and is published as it was."""
+        """Note that the state of a fragment was made again and is published as it was before."""
         del self._mending[index]
         self._bad.discard((index, sync))
 
     def is_asked(self, asked: Collection[Hint]) -> bool:
-        """Whether somebody asks for repair who was not answered yet; they count as answered from now on."""
-        new = set(asked) - self._answered
-        self._answered |= new
-        return bool(new)
+        """Whether these requests for repair include one that was not answered yet. All of them count as answered from now on."""
+        unanswered = set(asked) - self._answered
+        self._answered |= unanswered
+        return bool(unanswered)
 
     def has_decided(self, commit: Commit) -> None:
-        """This life has created a record."""
+        """Note that this life has created this record."""
         self._decided = commit

@@ -13,9 +13,9 @@ if TYPE_CHECKING:
 class Handover:
     """What one sync of a life leaves to the next one.
 
-    Written by the sync that takes over or leaves something (:meth:`take_open`, :meth:`leave_open`, :meth:`note_former`), by the
-    adoption of its result (:meth:`nobody_is_absent`, :meth:`are_absent`), and by the exchange, which knows how it ended
-    (:meth:`has_differed`, :meth:`is_completed`). Everybody else reads.
+    It is written by the sync that takes over or leaves something (:meth:`take_open`, :meth:`leave_open`, :meth:`note_former`), by
+    the adoption of its result (:meth:`nobody_is_absent`, :meth:`are_absent`), and by the exchange, which knows how the sync
+    ended (:meth:`has_differed`, :meth:`is_completed`). All other code only reads.
     """
 
     def __init__(self) -> None:
@@ -26,49 +26,49 @@ class Handover:
 
     @property
     def open(self) -> Delta | None:
-        """The own contribution to a sync that this life did not wait for to its end."""
+        """This life's contribution to a sync whose end it did not wait for; None if there is none."""
         return self._open
 
     @property
     def absent(self) -> Collection[int]:
-        """Ranks whose shards others had to update: they are not waited for."""
+        """Ranks whose shards others had to update, so that the next sync does not wait for them."""
         return self._absent
 
     @property
     def former(self) -> Collection[str]:
-        """Hints of lives that left before the run was resumed: they are waited for."""
+        """Hints of lives that left before the run was resumed. They are ignored: such ranks are waited for."""
         return self._former
 
     @property
     def differed(self) -> bool:
-        """Whether it has started again because its state was not that of the others, and not completed a sync since."""
+        """Whether this life has started again because its state was wrong (:meth:`has_differed`), and completed no sync since."""
         return self._differed
 
     def take_open(self, sync: int) -> Delta | None:
-        """The contribution that was left open, if it is to this sync; it is left open no more."""
-        left, self._open = self._open, None
-        return left if left is not None and left.sync == sync else None
+        """Take the contribution that was left open: returns it if it is for this sync, and forgets it in any case."""
+        contribution, self._open = self._open, None
+        return contribution if contribution is not None and contribution.sync == sync else None
 
-    def leave_open(self, own: Delta | None) -> None:
-        """This life goes without the sync that it has contributed to."""
-        self._open = own
+    def leave_open(self, contribution: Delta | None) -> None:
+        """Note that this life continues without waiting for the end of a sync, to which it may have contributed."""
+        self._open = contribution
 
     def note_former(self, hints: Collection[str]) -> None:
-        """These hints were left before the run was resumed."""
+        """Note that these hints were left before the run was resumed."""
         self._former = set(hints)
 
     def nobody_is_absent(self) -> None:
-        """The result of a sync is about to be adopted: who does not do its part will be seen."""
+        """Forget absent ranks, because the result of another sync is about to be adopted, which shows them anew."""
         self._absent = set()
 
     def are_absent(self, ranks: Collection[int]) -> None:
-        """These ranks have not published their shards in time."""
+        """Note that these ranks have not published their shards in time."""
         self._absent |= set(ranks)
 
     def has_differed(self) -> None:
-        """This life starts again because its state was not that of the others, or not what it was."""
+        """Note that this life starts again because its state differs from the others', or has changed in memory."""
         self._differed = True
 
     def is_completed(self) -> None:
-        """A sync is completed."""
+        """Note that a sync is completed."""
         self._differed = False

@@ -1,4 +1,4 @@
-"""One life of a rank in an elastic run: who it is, and the parts of what it knows, each with its own writers."""
+"""One life of a rank in an elastic run: its identity, and what it knows, in parts that are each written by certain code only."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Seen:
-    """When a life last saw that the prefix is still the run's; written by whoever looks, see :func:`.._start.watch_manifest`.
+    """When a life last saw that the prefix still belongs to its run. Written by :func:`.._start.watch_manifest`.
 
     Attributes:
-        at: By its clock, in seconds.
+        at: The time by the life's clock, in seconds.
     """
 
     at: float
@@ -45,25 +45,25 @@ class Seen:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One life of a rank. Nothing of it can be set from outside: its parts change, each by its own methods.
+    """One life of a rank. Its attributes cannot be set; its parts change only by their own methods.
 
     Attributes:
         store: The run's prefix.
         timing: Limits and clock.
         settings: How this replica behaves.
-        manifest: What the run is.
-        run: Its name.
-        rank: Its rank.
-        epoch: Which life of the rank it is.
-        claim: The record by which it has claimed that.
+        manifest: The run's manifest.
+        run: Name of the run.
+        rank: The rank.
+        epoch: The number of this life among those of its rank.
+        claim: The record with which it has claimed that epoch.
         chunk_bytes: Bytes handled at once.
         scratch: Buffers.
         standing: Where it stands in the log, and what it holds. Moved by loading, replaying and completing a sync.
-        seen: When it last saw that the prefix is still the run's.
+        seen: When it last saw that the prefix still belongs to the run.
         damage: What is damaged, and what this life could write again.
         handover: What one sync leaves to the next.
         traffic: What the sync in progress has cost.
-        attendance: What it has heard of the others.
+        attendance: What it has heard from the other ranks.
     """
 
     store: Patient
@@ -85,12 +85,12 @@ class Life:
 
     @property
     def fragments(self) -> Sequence[Progress]:
-        """What it holds of each fragment."""
+        """What this life holds of each fragment."""
         return self.standing.fragments
 
     @property
     def sync(self) -> int:
-        """The last sync that it has adopted."""
+        """The last sync that this life has adopted."""
         return self.standing.sync
 
     @property
@@ -105,49 +105,49 @@ class Life:
 
     @property
     def rollback(self) -> int:
-        """Number of the newest rollback in the log; 0 where there was none."""
+        """Number of the newest rollback in the log; 0 if there was none."""
         return self.standing.rollback
 
     @property
     def rollbacks(self) -> Sequence[tuple[Rollback, str]]:
-        """The rollbacks that bear on what was loaded; see :attr:`._standing.Standing.rollbacks`."""
+        """The rollbacks that affect what was loaded; see :attr:`._standing.Standing.rollbacks`."""
         return self.standing.rollbacks
 
     @property
     def now(self) -> float:
-        """Seconds of a clock that stands still while the store is away."""
+        """Seconds of a clock that stops while the store cannot be reached."""
         return self.timing.clock() - self.store.downtime
 
     @property
     def late(self) -> bool:
-        """Whether this life has stood still for a grace: the others may have gone on without it."""
+        """Whether this life has not moved for a grace, so that the others may have gone on without it."""
         return self.standing.seconds >= self.settings.grace
 
     @property
     def outer_steps(self) -> int:
-        """Outer steps that the model in memory has taken; what a rollback gave up is not among them."""
+        """Outer steps that the model in memory has taken, without those that a rollback gave up."""
         return sum(progress.outer_steps for progress in self.fragments)
 
     @property
     def gather(self) -> bool:
-        """Whether everybody updates everything."""
+        """Whether the topology is ``gather``, in which every replica updates all shards."""
         return self.manifest.topology == "gather"
 
     def index(self, sync: int) -> int:
-        """Which fragment a sync is of."""
+        """The index of the fragment that a sync is of."""
         return self.standing.index(sync)
 
     def published(self, sync: int) -> bool:
-        """Whether the state after a sync is published by rule."""
+        """Whether the rule says that the state after a sync is published."""
         return (
             not self.gather
             or ((sync - 1) // len(self.fragments) + 1) % self.manifest.publish_every == 0
         )
 
     def create(self, key: str, parts: Callable[[], Iterable[Buffer]]) -> bool:
-        """Publish an object unless it is there, and count its bytes; returns whether this call wrote it. Thread-safe.
+        """Create an object unless it exists, and count its bytes. Returns whether this call created it. Thread-safe.
 
-        What the parts show must not change until it is through: over a network they are sent without a copy.
+        The memory behind the parts must not change until this returns: over a network they are sent without a copy.
         """
         size = 0
 
@@ -168,17 +168,17 @@ class Life:
         return shard_key(sync, fragment, shard, self.manifest.initial)
 
     def origin(self, key: str) -> str:
-        """A key as shown in errors."""
+        """The address of a key, for errors."""
         return f"{self.store.uri}/{key}"
 
     def bound(self, key: str) -> str:
-        """What binds an object to its key and to the run; the seed of its checksum is made of it."""
+        """A text that names run and key. The seed of an object's checksum is made of it, which binds the object to both."""
         return f"{self.run}/{key}"
 
     def shard(self, sync: int, fragment: int, number: int) -> Shard:
         """A shard of the state after a sync."""
-        job, of = self.fragments[fragment].job, self.run if sync else self.manifest.initial
-        return published_shard(job, sync, number, of, self.chunk_bytes)
+        job, origin = self.fragments[fragment].job, self.run if sync else self.manifest.initial
+        return published_shard(job, sync, number, origin, self.chunk_bytes)
 
     def wait(
         self,
@@ -187,7 +187,7 @@ class Life:
         alarms: Iterable[float],
         notice: Callable[[float], str] = lambda _: "",
     ) -> Wait:
-        """A wait for others. Time in which this life could not reach the store counts towards no limit: nor could they."""
+        """A wait for other replicas. Time during which the store could not be reached does not count towards any limit."""
         return Wait(
             self.timing,
             self.store.near,
@@ -201,7 +201,7 @@ class Life:
         )
 
     def read(self, key: str, parse: Callable[[bytes], T]) -> T | None:
-        """A record, read again where it is not as it was written; None where there is none.
+        """A record, read again if it is not as it was written; None if there is none.
 
         Raises:
             CorruptedObjectError: It is damaged in the store.
@@ -214,15 +214,15 @@ class Life:
         return read_again(self.timing, read)
 
     def again(self, read: Callable[[], T]) -> T:
-        """What ``read`` returns, called again where what it reads is not as it was written."""
+        """What ``read`` returns; it is called again if what it reads is not as it was written."""
         return read_again(self.timing, read)
 
     def log(self, sync: int) -> tuple[Commit | Rollback, str] | None:
-        """The record of the log with this number and its digest, if there is one.
+        """The record with this number in the log, and its digest; None if there is none.
 
         Raises:
             CorruptedObjectError: It is damaged.
-            RunExistsError: It is of another run.
+            RunExistsError: It belongs to another run.
         """
         key = commit_key(sync)
         entry = self.read(
@@ -231,18 +231,18 @@ class Life:
         return entry and (of_run(entry[0], self.run, self.origin(key)), entry[1])
 
     def done(self, sync: int, fragment: int) -> Done | None:
-        """The record of a complete state, if there is one.
+        """The record of a complete state; None if there is none.
 
         Raises:
             CorruptedObjectError: It is damaged.
-            RunExistsError: It is of another run.
+            RunExistsError: It belongs to another run.
         """
         key = done_key(sync, fragment)
         record = self.read(key, lambda data: Done.from_json(data, sync, fragment, self.origin(key)))
         return record and of_run(record, self.run, self.origin(key))
 
     def verify(self, commit: Commit) -> None:
-        """Refuse a record that is not the next one of the log.
+        """Refuse a record that is not the next one in the log.
 
         Raises:
             CorruptedObjectError: It does not follow the one before it.
@@ -251,8 +251,8 @@ class Life:
             raise self.does_not_follow(commit)
 
     def does_not_follow(self, commit: Commit) -> CorruptedObjectError:
-        """The error of a record that is not the next one of the log."""
+        """The error for a record that is not the next one in the log."""
         return CorruptedObjectError(
-            f"{self.origin(commit_key(commit.sync))} is whole, but does not follow the record before it, as this replica "
-            "has read that: objects of two runs are mixed below this prefix, or records were removed and written again"
+            f"{self.origin(commit_key(commit.sync))} is undamaged, but it does not follow the record before it that this replica "
+            "has read: objects of two runs are mixed below this prefix, or records were deleted and written again"
         )

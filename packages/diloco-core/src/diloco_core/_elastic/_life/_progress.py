@@ -26,14 +26,14 @@ class Progress:
 
     Attributes:
         job: The fragment.
-        sync: The last sync of it that was adopted (0: the initial state).
-        sums: Checksums of the shards' values after it.
-        rests: Checksums of everything else in the shards' files; None where they are not known (gather).
+        sync: The last sync of the fragment that was adopted (0: the initial state).
+        sums: Checksums of the shards' values after that sync.
+        rests: Checksums of everything else in the shards' files; None if not known (gather).
         commit: The record of that sync; None for the initial state.
-        values_at: For every shard, after which sync the values in memory are; None where they are undefined.
-        outer_at: The same for the outer optimizer's state; None where it is not in memory.
-        unfinished: What is being published (gather only).
-        format: What contributions to it look like.
+        values_at: For every shard, the sync after which its values in memory are valid; None if they are undefined.
+        outer_at: The same for the outer optimizer's state; None if it is not in memory.
+        unfinished: The record of the state that is being published (gather only).
+        format: The format of contributions to the fragment.
     """
 
     job: ResumableJob
@@ -51,20 +51,26 @@ class Progress:
 
     @classmethod
     def empty(cls, job: ResumableJob) -> Progress:
-        """Of a life that holds nothing yet."""
+        """The progress of a life that holds nothing of the fragment yet."""
         shards = job.layout.shards
         return cls(job, 0, [], [None] * shards, [None] * shards, [None] * shards)
 
     @classmethod
     def recorded(cls, job: ResumableJob, done: Done) -> Progress:
-        """Of a life that is about to read the state that a record speaks of, and holds nothing of it yet."""
-        nowhere: list[int | None] = [None] * job.layout.shards
+        """The progress of a life that is about to read the state that a record describes, and holds nothing of it yet."""
+        not_in_memory: list[int | None] = [None] * job.layout.shards
         return cls(
-            job, done.sync, list(done.sums), nowhere, list(nowhere), list(done.rests), done.commit
+            job,
+            done.sync,
+            list(done.sums),
+            not_in_memory,
+            list(not_in_memory),
+            list(done.rests),
+            done.commit,
         )
 
     def done(self) -> Done | None:
-        """The record of this state; None where memory does not tell what it says."""
+        """The record of this state; None if some of its fields are not in memory."""
         rests = [rest for rest in self.rests if rest is not None]
         if self.commit is None or len(rests) != len(self.sums):
             return None
@@ -72,12 +78,12 @@ class Progress:
 
     @property
     def digest(self) -> str:
-        """Digest of the state after the last sync."""
+        """Digest of the fragment's state after the last sync."""
         return state_digest(self.sums)
 
     @property
     def positions(self) -> Mapping[int, int]:
-        """Inner steps of every rank that have been counted."""
+        """The inner steps that have been counted, by rank."""
         return self.commit.positions if self.commit else {}
 
     @property
@@ -86,33 +92,37 @@ class Progress:
         return self.commit.outer_steps if self.commit else 0
 
     def counting(self, members: Iterable[Delta]) -> dict[int, int]:
-        """Inner steps of every rank that will have been counted when these contributions are."""
+        """The inner steps that will have been counted when these contributions are, by rank."""
         return {**self.positions, **{member.rank: member.stop for member in members}}
 
     def forget_outer(self, shard: int, chunk_bytes: int) -> None:
-        """Let go of a shard's outer state: somebody else has updated it."""
-        # Also where nothing is known of it: a loading that failed may have left some.
+        """Drop a shard's outer state, because another replica has updated it or it has to be read again."""
+        # This is done even if outer_at says that there is none: a load that failed may have left some.
         self.job.forget_outer(self.job.layout.chunks(shard, chunk_bytes))
         self.outer_at[shard] = None
 
 
-def published_shard(job: ResumableJob, sync: int, number: int, of: str, chunk_bytes: int) -> Shard:
-    """A shard of a fragment's state after a sync; ``of``: name of the run, or for sync 0 the initial state's nonce."""
+def published_shard(
+    job: ResumableJob, sync: int, number: int, origin: str, chunk_bytes: int
+) -> Shard:
+    """A shard of a fragment's state after a sync. ``origin`` is the name of the run or, for sync 0, the initial state's nonce."""
 
-    def section_seed(*what: object) -> int:
-        return published_seed(job.fingerprint, of, sync, *what)
+    def section_seed(*section: object) -> int:
+        return published_seed(job.fingerprint, origin, sync, *section)
 
     return Shard(job, number, section_seed, chunk_bytes)
 
 
-def published_seed(fingerprint: str, of: str, sync: int, *what: object) -> int:
-    """Seed of a checksum in a published shard; ``of`` as for :func:`published_shard`."""
-    return seed(fingerprint, of, sync, *what)
+def published_seed(fingerprint: str, origin: str, sync: int, *section: object) -> int:
+    """Seed of a checksum in a published shard; ``origin`` is as for :func:`published_shard`."""
+    return seed(fingerprint, origin, sync, *section)
 
 
 def not_as_recorded(origin: str) -> CorruptedObjectError:
-    """The error of an object that is whole, and not the one that its record means."""
-    return CorruptedObjectError(f"{origin} is not what the record of its sync says")
+    """The error for an object that is undamaged, but is not the one that its record describes."""
+    return CorruptedObjectError(
+        f"{origin} is not what the record of its state says: its checksums are different"
+    )
 
 
 def layout_bytes(layout: Layout) -> int:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
 
 class Standing:
-    """Where a life stands. It moves only by the methods below; everybody else reads.
+    """Where a life stands in the log. It moves only by the methods below; all other code only reads.
 
-    Loading puts it at a state (:meth:`hold`, :meth:`heed`, :meth:`begin`, :meth:`skip`, :meth:`turn_back`), replaying the log
-    and completing a sync move it on by one number (:meth:`advance`, :meth:`skip`, :meth:`pass_over`, :meth:`turn_back`).
+    Loading sets it to a state (:meth:`hold`, :meth:`heed`, :meth:`begin`, :meth:`skip`, :meth:`turn_back`). Replaying the log and
+    completing a sync move it on by one number (:meth:`advance`, :meth:`skip`, :meth:`pass_over`, :meth:`turn_back`).
 
     Args:
         fragments: What the life holds of each fragment.
@@ -56,61 +56,61 @@ class Standing:
 
     @property
     def sync(self) -> int:
-        """The last sync that it has adopted."""
+        """The last sync that the life has adopted."""
         return self._sync
 
     @property
     def previous(self) -> str:
-        """Digest of that sync's record (of the manifest, before the first); empty where it was given up and not read."""
+        """Digest of that sync's record (before the first sync: of the manifest); empty if the sync was given up and not read."""
         return self._previous
 
     @property
     def members(self) -> Mapping[int, int]:
-        """Epoch by rank of that sync's members; all ranks, before the first."""
+        """The members of that sync, as epoch by rank; before the first sync, all ranks with epoch 0."""
         return self._members
 
     @property
     def rollback(self) -> int:
-        """Number of the newest rollback in the log; 0 where there was none."""
+        """Number of the newest rollback in the log; 0 if there was none."""
         return self._rollback
 
     @property
     def rollbacks(self) -> Sequence[tuple[Rollback, str]]:
-        """The rollbacks that the last loading took into account, in the order of the log, with their records' digests."""
+        """The rollbacks that loading took into account, in the order of the log, each with the digest of its record."""
         return self._rollbacks
 
     @property
     def seconds(self) -> float:
-        """For how long it has stood there."""
+        """The seconds since it last moved."""
         return self._clock() - self._since
 
     def index(self, sync: int) -> int:
-        """Which fragment a sync is of."""
+        """The index of the fragment that a sync is of."""
         return (sync - 1) % len(self._fragments)
 
     def hold(self, index: int, progress: Progress) -> None:
-        """Memory holds a state of a fragment that was loaded."""
+        """Note that memory now holds this state of a fragment, which was loaded."""
         self._fragments[index] = progress
 
     def heed(self, rollbacks: Sequence[tuple[Rollback, str]]) -> None:
-        """These are the rollbacks that bear on what is loaded now."""
+        """Set the rollbacks that affect what is loaded now."""
         self._rollbacks = list(rollbacks)
 
     def begin(self) -> None:
-        """It stands before the first sync."""
+        """Move before the first sync."""
         self._sync = self._rollback = 0
         self._previous = self._run
         self._members = dict(self._everybody)
 
     def holds(self, rollback: Rollback) -> bool:
-        """Whether memory holds what the run goes on from after a rollback, or newer states."""
-        held = zip(self._fragments, rollback.states, strict=True)
+        """Whether memory holds the states from which the run continues after a rollback, or states after the rollback."""
+        pairs = zip(self._fragments, rollback.states, strict=True)
         return all(
-            progress.sync == state or progress.sync > rollback.sync for progress, state in held
+            progress.sync == state or progress.sync > rollback.sync for progress, state in pairs
         )
 
     def follows(self, commit: Commit) -> bool:
-        """Whether a record is the next one of the log, as far as this life has read that."""
+        """Whether a record is the next one in the log, as far as this life has read the log."""
         follows = (commit.sync, commit.fragment) == (self._sync + 1, self.index(self._sync + 1))
         if self._previous:
             follows = follows and (commit.previous, commit.rollback) == (
@@ -120,47 +120,48 @@ class Standing:
         return follows and self._counts_on(commit)
 
     def _counts_on(self, commit: Commit) -> bool:
-        """Whether a record counts on from the state before it; of a state that is in memory already, that is not known."""
+        """Whether a record's counts continue those of the state before it; True if memory already holds the state after it."""
         progress = self._fragments[commit.fragment]
-        # What was loaded of this fragment may be newer than what was loaded of the others, from where the log is replayed.
+        # The state that was loaded of this fragment may be newer than those of others, where the replay of the log begins.
         if commit.sync <= progress.sync:
             return True
         counted = progress.counting(commit.members), progress.outer_steps + 1
         return (commit.positions, commit.outer_steps) == counted
 
     def pass_over(self, sync: int) -> None:
-        """A sync was given up: nobody has to be able to read its record, or to compute its result."""
+        """Pass over a sync that was given up: its record need not be readable, and its result is not needed."""
         self._sync = sync
         self._previous = ""
 
-    def turn_back(self, rollback: Rollback, record: str) -> None:
-        """It stands where the run goes on after a rollback whose record has this digest."""
+    def turn_back(self, rollback: Rollback, record_digest: str) -> None:
+        """Move to where the run continues after a rollback whose record has this digest."""
         self._sync = self._rollback = rollback.sync
-        self._previous = record
-        # As at the beginning: whoever comes is waited for.
+        self._previous = record_digest
+        # As at the beginning of a run, all ranks are waited for.
         self._members = dict(self._everybody)
 
-    def advance(self, commit: Commit, record: str) -> None:
-        """The life has adopted a sync whose record has this digest."""
+    def advance(self, commit: Commit, record_digest: str) -> None:
+        """Move on by one sync that the life has adopted, and whose record has this digest."""
         progress = self._fragments[commit.fragment]
         progress.sync = commit.sync
         progress.commit = commit
-        self.skip(commit, record)
+        self.skip(commit, record_digest)
 
-    def skip(self, commit: Commit, record: str) -> None:
-        """The state in memory holds this sync already.
+    def skip(self, commit: Commit, record_digest: str) -> None:
+        """Move on by one sync whose result the state in memory holds already.
 
         Raises:
-            CorruptedObjectError: The state after this sync is that of another record with the same number.
+            CorruptedObjectError: The state after this sync was published for another record with the same number.
         """
         progress = self._fragments[commit.fragment]
         if progress.sync == commit.sync and progress.commit != commit:
             raise CorruptedObjectError(
-                f"{self._uri}/{commit_key(commit.sync)} is whole, but the state after that sync was published for another "
-                "record: that was lost and decided again, or objects of two runs are mixed below this prefix"
+                f"{self._uri}/{commit_key(commit.sync)} is undamaged, but the state after that sync was published for another "
+                "record with the same number: either that record was lost and the sync decided again, or objects of two runs are "
+                "mixed below this prefix"
             )
         self._since = self._clock()
         self._sync = commit.sync
         self._rollback = commit.rollback
-        self._previous = record
+        self._previous = record_digest
         self._members = {member.rank: member.epoch for member in commit.members}

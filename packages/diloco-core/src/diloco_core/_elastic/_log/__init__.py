@@ -1,1 +1,1 @@
-"""What an elastic run writes: keys, records, contributions; and the rules of who counts, as pure functions."""
+"""What an elastic run writes (keys, records, contributions), and, as pure functions, the rules that say which of it counts."""

@@ -1,4 +1,4 @@
-"""Who takes part in an elastic run, as far as one life has heard. It decides nothing: it is what the log and errors tell."""
+"""Which ranks take part in an elastic run, as far as one life has heard. Used only for log messages and errors."""
 
 from __future__ import annotations
 
@@ -15,23 +15,24 @@ if TYPE_CHECKING:
 
 
 class Attendance:
-    """What one life has heard of the other ranks. Times are seconds of a clock that stands still while the store is away."""
+    """What one life has heard from the other ranks. Times are seconds of a clock that stops while the store cannot be reached."""
 
     def __init__(self) -> None:
         self._rank = -1
         self._began = 0.0
-        self._present: dict[int, int] = {}  # epoch by rank of those that are counted on
-        self._gone: set[int] = set()  # those that were, and have left or were lost
-        self._left: dict[int, Hint] = {}  # by rank, of its highest epoch that said that it leaves
-        self._endings: dict[Hint, tuple[str, str]] = {}
+        self._present: dict[
+            int, int
+        ] = {}  # ranks that are expected to take part, with their epochs
+        self._gone: set[int] = set()  # ranks that took part, and have left or were lost
+        self._left: dict[int, Hint] = {}  # for every rank that left, the hint of its highest epoch
+        self._endings: dict[Hint, tuple[str, str]] = {}  # how and why lives have ended
         self._read: Callable[[str], bytes | None] = lambda _: None
-        self._heard: dict[int, float] = {}  # when something new of a rank was seen last
+        self._heard: dict[int, float] = {}  # when something new from a rank was last seen
         self._seen: set[str] = set()  # keys of the sync in progress
-        self._came: set[int] = (
-            set()
-        )  # who has contributed to it, be it too late or from another state
-        self._known: set[int] = set()  # who has been in a sync since this life began
-        self._warned: set[tuple[int, int]] = set()
+        # Ranks that have contributed to the sync in progress, even if too late or from another state.
+        self._came: set[int] = set()
+        self._known: set[int] = set()  # ranks that have been in a sync since this life began
+        self._warned: set[tuple[int, int]] = set()  # ranks and epochs whose absence was logged
 
     def begin(
         self,
@@ -40,19 +41,19 @@ class Attendance:
         now: float,
         read: Callable[[str], bytes | None] = lambda _: None,
     ) -> None:
-        """This life begins.
+        """Set what is known when the life begins.
 
         Args:
-            rank: Its rank.
-            members: Epoch by rank of those that it expects.
+            rank: The rank of the life.
+            members: The ranks that it expects, with their epochs.
             now: The time.
-            read: The object under a key, if it is there.
+            read: Returns the object under a key; None if there is none.
         """
         self._rank, self._began, self._read = rank, now, read
         self._present = {other: epoch for other, epoch in members.items() if other != rank}
 
     def look(self, listing: Iterable[str], now: float) -> None:
-        """Take note of what lies in the folder of the sync in progress."""
+        """Take note of the keys in the folder of the sync in progress."""
         for key in listing:
             if key in self._seen:
                 continue
@@ -71,43 +72,43 @@ class Attendance:
     def committed(
         self, commit: Commit, listing: Callable[[], Iterable[str]], now: float
     ) -> list[tuple[int, str]]:
-        """A sync is decided: levels and texts of what is to be said about who is not in it, and who is in it again.
+        """Levels and texts of what to log when a sync is decided: which ranks are not in it, and which are in it again.
 
         Args:
-            commit: Its record.
-            listing: What lies in its folder; asked for only if somebody is missing.
+            commit: The record of the sync.
+            listing: Lists the sync's folder; called only if a rank is missing.
             now: The time.
         """
         self.look((member.key for member in commit.members), now)
         members = {member.rank for member in commit.members}
-        said = [
+        messages = [
             (
                 logging.INFO,
-                f"rank {rank} {'is back' if rank in self._known else 'has come'}: it takes part in sync {commit.sync}",
+                f"rank {rank} {'is back' if rank in self._known else 'has joined'}: it takes part in sync {commit.sync}",
             )
             for rank in sorted(self._gone & members)
         ]
         self._gone -= members
         self._known |= members
         missing = sorted(self._present.keys() - members)
-        # Who was not there itself cannot tell who else was not.
+        # A rank that was itself left out cannot tell which other ranks were late.
         if missing and self._rank in members:
             self.look(listing(), now)
-            said += [
+            messages += [
                 self._missed(rank, commit.sync, now) for rank in missing if rank not in self._came
             ]
         self._seen.clear()
         self._came.clear()
-        return said
+        return messages
 
     def describe(
         self, ranks: Iterable[int], lives: Mapping[int, int], elsewhere: Collection[int], now: float
     ) -> str:
-        """What is known of ranks that have not contributed.
+        """A text on what is known about ranks that have not contributed.
 
         Args:
-            ranks: Which ranks.
-            lives: The highest claimed epoch of every rank that ever started.
+            ranks: These ranks.
+            lives: The highest claimed epoch of every rank that has ever started.
             elsewhere: Ranks that have contributed from another state.
             now: The time.
         """
@@ -116,7 +117,7 @@ class Attendance:
             if rank not in lives:
                 kind, text = "never started", f"{rank}"
             elif rank in elsewhere:
-                kind, text = "at another state", f"{rank}"
+                kind, text = "contributed from another state", f"{rank}"
             elif self._left_in(rank) >= lives[rank]:
                 kind, why = self._ending(rank)
                 text = f"{rank} ({why})" if why else f"{rank}"
@@ -128,11 +129,13 @@ class Attendance:
         )
 
     def _hear(self, rank: int, epoch: int, now: float) -> None:
+        """Note that a life has been heard from."""
         if rank != self._rank:
             self._heard[rank] = now
             self._present[rank] = max(epoch, self._present.get(rank, 0))
 
     def _missed(self, rank: int, sync: int, now: float) -> tuple[int, str]:
+        """Level and text of what to log about a rank that is not in a sync."""
         epoch = self._present.pop(rank)
         self._gone.add(rank)
         if self._left_in(rank) >= epoch:
@@ -147,15 +150,15 @@ class Attendance:
         self._warned.add((rank, epoch))
         return (
             level,
-            f"sync {sync} goes on without rank {rank}, which has not contributed in time: {self._silence(rank, now)}",
+            f"sync {sync} goes on without rank {rank}, which has not contributed in time ({self._silence(rank, now)})",
         )
 
     def _left_in(self, rank: int) -> int:
-        """The highest epoch in which a rank has said that it leaves; -1 if it has not."""
+        """The highest epoch in which a rank has said that it is leaving; -1 if it has not."""
         return self._left[rank].epoch if rank in self._left else -1
 
     def _ending(self, rank: int) -> tuple[str, str]:
-        """How a rank that has said that it leaves has ended, and why."""
+        """How a rank that has said that it is leaving has ended, and why."""
         hint = self._left[rank]
         if hint not in self._endings:
             self._endings[hint] = read_farewell(hint.key, self._read)
@@ -163,5 +166,5 @@ class Attendance:
 
     def _silence(self, rank: int, now: float) -> str:
         if rank in self._heard:
-            return f"last heard of {now - self._heard[rank]:.1f} s ago"
-        return f"not heard of since this replica began, {now - self._began:.1f} s ago"
+            return f"last heard from {now - self._heard[rank]:.1f} s ago"
+        return f"not heard from since this replica began, {now - self._began:.1f} s ago"

@@ -1,4 +1,4 @@
-"""The file of a contribution to an elastic sync: every shard of it, since any member may have to update any shard."""
+"""The file of a contribution to an elastic sync. It holds every shard, since any member may have to update any shard."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ _SCHEMA_DIGITS = 16
 
 
 def schema(run: str, job: SyncJob) -> str:
-    """What the keys of contributions to a fragment have in common: a digest of the run's name and of its fingerprint.
+    """What the keys of all contributions to a fragment have in common: a digest of the run's name and the fragment's fingerprint.
 
-    It is in the seeds of their checksums too, which are made of the keys.
+    It also enters the seeds of their checksums, which are made of the keys.
     """
     return fingerprint(run, job.fingerprint)[:_SCHEMA_DIGITS]
 
@@ -57,7 +57,7 @@ class _Plan(NamedTuple):
 
 
 class DeltaFormat:
-    """What the contributions to a fragment look like. Those that carry the same groups have the same size.
+    """The format of contributions to a fragment. Contributions that carry the same groups have the same size.
 
     Args:
         job: The fragment.
@@ -68,7 +68,7 @@ class DeltaFormat:
         self._plans: dict[int, _Plan] = {}
 
     def size(self, groups: int) -> int | None:
-        """Size in bytes of a contribution that carries these groups; None where none may carry just these."""
+        """Size in bytes of a contribution that carries these groups; None if no contribution may carry exactly these."""
         return self._plan(groups).size if may_carry(self._job.layout, groups) else None
 
     def parts(
@@ -79,21 +79,20 @@ class DeltaFormat:
         base: Callable[[int], Shard],
         sums: Sequence[int],
     ) -> Iterator[Buffer]:
-        """The file, from the job's contribution.
+        """The parts of the file, made from the job's contribution.
 
-        On the way the global copy that it is taken from is compared with the checksums of what was published: here it is in
-        the processor's cache anyway.
+        On the way, the global copy is compared with the checksums of what was published: it is in the processor's cache anyway.
 
         Args:
-            delta: Whose it is.
+            delta: What the key of the contribution says.
             chunk_bytes: Bytes handled at once.
             scratch: Buffers.
-            base: The shards of the state that it is made from.
-            sums: Their checksums.
+            base: Returns a shard of the state from which the contribution is made, by number.
+            sums: The checksums of these shards.
 
         Raises:
             ChangedError: The global copy is not what was published.
-            NonFiniteDeltaError: It holds NaN or infinity.
+            NonFiniteDeltaError: The contribution holds NaN or infinity.
         """
         yield self._plan(delta.groups).header
         layout, groups = self._job.layout, delta.groups
@@ -130,11 +129,11 @@ class DeltaFormat:
     def reader(
         self, delta: Delta, reader: ObjectReader, shards: Iterable[int], origin: str
     ) -> DeltaReader:
-        """A reader of some shards of a contribution, in file order: of the groups that it carries."""
+        """A reader of some shards of a contribution, in file order; it reads only the groups that the contribution carries."""
         plan = self._plan(delta.groups)
         if reader.size != plan.size:
             raise CorruptedObjectError(
-                f"{origin} has {reader.size} bytes, and not {plan.size}: it is truncated or damaged"
+                f"{origin} has {reader.size} bytes, but should have {plan.size}: it is truncated or damaged"
             )
         layout = self._job.layout
         sections = {
@@ -180,16 +179,15 @@ class DeltaReader:
     """
 
     def __init__(self, reader: ObjectReader, sections: Mapping[int, SectionReader]) -> None:
-        self._expect = (
-            reader.expect if isinstance(reader, ReadsAhead) else None
-        )  # asked once: that is slow
+        # Looked up only once, because isinstance() with a protocol is slow.
+        self._expect = reader.expect if isinstance(reader, ReadsAhead) else None
         self._sections = sections
-        self._left = list(sections.values())[::-1]
+        self._unread = list(sections.values())[::-1]
 
     def announce(self, sizes: Mapping[int, int]) -> None:
-        """So many bytes of these shards will be read next, where the store profits from knowing that.
+        """Tell the store what will be read next, if it can make use of that: for each shard, this number of bytes.
 
-        What lies side by side in the file is one request.
+        What lies side by side in the file becomes one request.
         """
         if self._expect is None:
             return
@@ -203,13 +201,13 @@ class DeltaReader:
             self._expect(start, stop)
 
     def read(self, out: torch.Tensor) -> None:
-        """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
-        while self._left[-1].finished:
-            self._left.pop()
-        self._left[-1].read(out)
+        """Fill a contiguous CPU tensor with the next elements. Do not trust them before :meth:`verify`."""
+        while self._unread[-1].finished:
+            self._unread.pop()
+        self._unread[-1].read(out)
 
     def verify(self, shard: int) -> None:
-        """Compare the checksum of a shard.
+        """Verify the checksum of a shard.
 
         Raises:
             CorruptedObjectError: What was read is not what was written.

@@ -1,7 +1,6 @@
-"""What a life says when it ends: that it leaves, or why it has failed. Only the log and errors tell of it.
+"""What a life writes when it ends: that it leaves, or why it has failed. The content is only shown in log messages and errors.
 
-That it ends is said by the key alone (see :class:`._keys.Hint`), and that is all that decides whether anybody
-waits for it.
+That the life ends follows from the key alone (see :class:`._keys.Hint`), and only the key decides whether others wait for it.
 """
 
 from __future__ import annotations
@@ -21,18 +20,18 @@ _LONGEST = 1000
 
 
 def farewell(key: str, error: BaseException | None) -> bytes:
-    """The content of a hint that a life leaves, or has failed with this error."""
+    """The content of the hint that a life leaves (``error`` is None) or has failed with this error."""
     reason = "" if error is None else redact(as_text(error))[:_LONGEST]
     return seal("farewell", key, {"event": "left" if error is None else "failed", "reason": reason})
 
 
 def read_farewell(key: str, read: Callable[[str], bytes | None]) -> tuple[str, str]:
-    """How a life has ended, and why: ``left``, ``failed``, or ``left or failed`` where its hint cannot be read."""
+    """How a life has ended (``left``, ``failed``, or ``left or failed`` if its hint cannot be read), and why."""
     try:
         data = read(key)
         if data is not None:
             fields = Fields(unseal("farewell", key, data, key), key)
             return fields.text("event", "left|failed"), " ".join(fields.text("reason").split())
     except (CorruptedObjectError, FormatError):
-        pass  # it says that the life has ended, and nothing depends on the rest
+        pass  # the hint's key says that the life has ended, and nothing depends on its content
     return "left or failed", ""

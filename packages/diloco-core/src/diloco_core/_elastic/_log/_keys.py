@@ -2,20 +2,21 @@
 
 Keys below the run's prefix::
 
-    beginning.json                                 put     somebody uploads the initial state; gone when it is there
+    beginning.json                                 put     a replica is uploading the initial state; deleted afterwards
     manifest.json                                  create  what the run is; names the initial state
     claims/{rank}/{epoch}.json                     create  one life of a rank; the highest epoch is the rightful one
     deltas/{sync}/{rank}.{epoch}.{from}-{to}.{base}.{schema}.{groups}.safetensors    put  a contribution, immutable
-    deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice, never a reason to decide
-    commits/{sync}.json                            create  who is in a sync, or a rollback: the only thing that decides
+    deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice; nothing is decided by it
+    commits/{sync}.json                            create  the members of a sync, or a rollback: this alone decides
     state/{sync}/{fragment}.{shard}.safetensors    create  parameters and outer state after the sync
-    state/{sync}/{fragment}.done.json              create  all its shards are there: a place to start from
+    state/{sync}/{fragment}.done.json              create  all shards of the state are there: a life can start from it
     initial/{nonce}/{fragment}.{shard}.safetensors put     the state before the first sync
-    kept/{key}                                     create  a copy of a state that the run has gone back to, for some syncs
+    kept/{key}                                     create  for some syncs: a copy of a state that the run has gone back to
     inner/{rank}/{epoch}.{sync}.safetensors        put     what belongs to one replica alone
     unsynced/{nonce}/{number}.safetensors          put     what belongs to the model and is not synced; never deleted
 
-Syncs count from 1; sync s is of fragment (s - 1) mod F. Keys that do not parse are not of the run, and are passed over.
+Syncs are numbered from 1; sync s is of fragment (s - 1) mod F. Keys that cannot be parsed do not belong to the run, and are
+ignored.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
 
 BEGINNING = "beginning.json"
 MANIFEST = "manifest.json"
-# Every number has one spelling, so that two keys are never of the same thing.
+# Every number can be written in only one way, so that no two keys mean the same.
 _EPOCH = r"(\d{4}|[1-9]\d{4,17})"
 _DELTA = re.compile(
     rf"deltas/(\d{{8}})/(\d{{5}})\.{_EPOCH}\.(\d+)-(\d+)\.([0-9a-f]{{16}})\.([0-9a-f]{{16}})\.([0-9a-f]{{1,16}})\.safetensors",
@@ -49,13 +50,13 @@ class Delta:
 
     Attributes:
         sync: The sync that it is for.
-        rank: Who made it.
-        epoch: In which life.
-        start: First of the rank's inner steps that it covers.
-        stop: One past the last.
+        rank: The rank that made it.
+        epoch: The life of that rank.
+        start: The first of the rank's inner steps that it covers.
+        stop: One past the last of these steps.
         base: Digest of the fragment's state that it was made from.
-        schema: Name of the run and the fragment together; see :func:`._delta.schema`.
-        groups: Which groups of values it carries, as bits; the others are as in the state that it was made from.
+        schema: Identifies the run and the fragment together; see :func:`._delta.schema`.
+        groups: The groups of values that it carries, as a bit mask; the other groups are as in the state that it was made from.
     """
 
     sync: int
@@ -69,13 +70,14 @@ class Delta:
 
     @property
     def key(self) -> str:
-        """Its key."""
-        who = f"{self.rank:05}.{self.epoch:04}.{self.start}-{self.stop}"
-        return f"{deltas(self.sync)}{who}.{self.base}.{self.schema}.{self.groups:x}.safetensors"
+        """The key that says this."""
+        life_and_steps = f"{self.rank:05}.{self.epoch:04}.{self.start}-{self.stop}"
+        origin = f"{self.base}.{self.schema}.{self.groups:x}"
+        return f"{deltas(self.sync)}{life_and_steps}.{origin}.safetensors"
 
     @classmethod
     def parse(cls, key: str) -> Delta | None:
-        """The contribution that a key names, or None where it names none."""
+        """The contribution that a key names; None if it is not the key of a contribution."""
         match = _DELTA.fullmatch(key)
         if match is None:
             return None
@@ -86,7 +88,7 @@ class Delta:
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """That a life is to be expected in a sync (``join``), or not any more (``leave``), or needs others to mend (``repair``)."""
+    """A hint of a life: to expect it in a sync (``join``), not to expect it any more (``leave``), or to help it (``repair``)."""
 
     sync: int
     rank: int
@@ -95,12 +97,12 @@ class Hint:
 
     @property
     def key(self) -> str:
-        """Its key."""
+        """The key that says this."""
         return f"{deltas(self.sync)}hint.{self.rank:05}.{self.epoch:04}.{self.event}"
 
     @classmethod
     def parse(cls, key: str) -> Hint | None:
-        """The hint that a key is, or None."""
+        """The hint that a key gives; None if it is not the key of a hint."""
         match = _HINT.fullmatch(key)
         if match is None:
             return None
@@ -135,13 +137,13 @@ def shard_key(sync: int, fragment: int, shard: int, initial: str) -> str:
 
 
 def epochs(keys: Iterable[str], rank: int) -> list[int]:
-    """The lives that claims among these keys speak of, of one rank."""
+    """The epochs of one rank that are claimed by these keys, in order. Other keys are ignored."""
     claims = [match for match in map(_CLAIM.fullmatch, keys) if match is not None]
     return sorted(int(match[2]) for match in claims if int(match[1]) == rank)
 
 
 def highest_epochs(keys: Iterable[str]) -> dict[int, int]:
-    """The highest claimed epoch of every rank."""
+    """The highest epoch of every rank that is claimed by these keys."""
     highest: dict[int, int] = {}
     for match in filter(None, map(_CLAIM.fullmatch, keys)):
         rank, epoch = int(match[1]), int(match[2])
@@ -150,22 +152,22 @@ def highest_epochs(keys: Iterable[str]) -> dict[int, int]:
 
 
 def is_claim(key: str) -> bool:
-    """Whether a key is that of a life."""
+    """Whether a key is that of a claim."""
     return _CLAIM.fullmatch(key) is not None
 
 
 def commit_sync(key: str) -> int | None:
-    """Which sync a record of the log is of, or None where the key is not that of one."""
+    """The number of the log record that has this key; None if it is not the key of a log record."""
     match = _COMMIT.fullmatch(key)
     return int(match[1]) if match else None
 
 
 def inner_key(rank: int, epoch: int, sync: int) -> str:
-    """Key of what a life has saved of its own. Keys sort by epoch first: a later life is always newer."""
+    """Key of the inner state that a life has saved. Keys are ordered by epoch first: what a later life saves is always newer."""
     return f"inner/{rank:05}/{epoch:04}.{sync:08}.safetensors"
 
 
 def parse_inner(key: str) -> tuple[int, int] | None:
-    """Epoch and sync of what a life has saved of its own, or None where the key is not that of such an object."""
+    """Epoch and sync of the saved inner state that has this key; None if it is not the key of such an object."""
     match = _INNER.fullmatch(key)
     return (int(match[2]), int(match[3])) if match else None

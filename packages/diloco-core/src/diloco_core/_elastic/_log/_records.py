@@ -1,11 +1,10 @@
-"""The records of an elastic run: what lies in the store besides tensors. Their keys are in :mod:`._keys`.
+"""The records of an elastic run: everything in the store except tensors. Their keys are in :mod:`._keys`.
 
 Every record is sealed (:mod:`._sealed`): its bytes and its key are verified before anything is read from it.
 
-Prefixes are emptied and used again, and a life of the run before may still write there. So everything is bound to its run,
-whose name is the digest of its manifest: records of the log say it (:func:`of_run`), keys of contributions show it in their
-``schema``, and the checksums of tensors have it in their seeds. The initial state, which the manifest names, is bound to its
-nonce.
+A prefix may be emptied and used again while a life of the earlier run still writes there. So everything is bound to its run. The
+name of a run is the digest of its manifest: records of the log hold it (:func:`of_run`), keys of contributions have it in their
+``schema``, and checksums of tensors have it in their seeds. The initial state, which the manifest names, is bound to a nonce.
 """
 
 from __future__ import annotations
@@ -34,12 +33,12 @@ class Commit:
     Attributes:
         sync: Its number.
         fragment: Index of the fragment.
-        base: Digest of the fragment's state before.
-        previous: Digest of the record before, or the name of the run.
+        base: Digest of the fragment's state before the sync.
+        previous: Digest of the record before this one; for the first record, the name of the run.
         members: The contributions that count, in rank order.
-        positions: Inner steps of every rank that the fragment's state has counted after this sync.
-        outer_steps: Outer steps that the fragment's state has taken after this sync, given-up ones not counted.
-        rollback: Number of the newest rollback before it; 0 where there was none.
+        positions: The inner steps that are counted in the fragment's state after this sync, by rank.
+        outer_steps: Outer steps that the fragment's state has taken after this sync, without those that were given up.
+        rollback: Number of the newest rollback before this record; 0 if there was none.
         run: Name of the run.
     """
 
@@ -58,10 +57,16 @@ class Commit:
         return seal("commit", commit_key(self.sync), self.fields())
 
     def fields(self) -> dict[str, Any]:
-        """What the record says, in its order."""
+        """The fields of the record, in the order in which they are stored."""
         members = [
-            {"rank": m.rank, "epoch": m.epoch, "from": m.start, "to": m.stop, "key": m.key}
-            for m in self.members
+            {
+                "rank": member.rank,
+                "epoch": member.epoch,
+                "from": member.start,
+                "to": member.stop,
+                "key": member.key,
+            }
+            for member in self.members
         ]
         return {
             "run": self.run,
@@ -80,7 +85,7 @@ class Commit:
         """Read a stored record.
 
         Raises:
-            CorruptedObjectError: It is not the record of this sync, as it was written.
+            CorruptedObjectError: The data is not the record of this sync as it was written.
             FormatError: Another version has written it.
         """
         return cls.from_fields(
@@ -113,16 +118,16 @@ class Commit:
 
 @dataclass(frozen=True, slots=True)
 class Rollback:
-    """The record that a run goes on from older states: what was committed after them could not be had any more.
+    """The record which says that a run continues from older states, because newer ones are lost and cannot be made again.
 
-    It takes the place of a sync in the log, so it is decided as one. Nothing is deleted by it.
+    It takes the number of a sync in the log, and is decided like one. It deletes nothing.
 
     Attributes:
         sync: Its number in the log.
-        states: For every fragment, the sync whose state the run goes on from; 0 for the initial one.
+        states: For every fragment, the sync from whose state the run continues; 0 for the initial state.
         given_up: The syncs that are given up.
-        fence: The highest epoch of every rank at that time; these lives stop, unless they agreed beforehand.
-        rollback: Number of the rollback before it; 0 where there was none.
+        fence: The highest epoch of every rank at that time. These lives stop, unless they have agreed beforehand.
+        rollback: Number of the rollback before this one; 0 if there was none.
         run: Name of the run.
     """
 
@@ -150,7 +155,7 @@ class Rollback:
         """Read a stored record.
 
         Raises:
-            CorruptedObjectError: It is not the record of this sync, as it was written.
+            CorruptedObjectError: The data is not the record of this sync as it was written.
             FormatError: Another version has written it.
         """
         fields = Fields(unseal("rollback", commit_key(sync), data, origin), origin)
@@ -159,30 +164,30 @@ class Rollback:
         if not states or any(
             state and (state - 1) % len(states) != index for index, state in enumerate(states)
         ):
-            raise fields.wrong("its states are not of the fragments that they stand for")
+            raise fields.wrong("a state in it is of another fragment than its place in the list")
         given_up = tuple(fields.wholes("given_up", 1, sync - 1))
-        fence, before = fields.numbers("fence", 1), fields.whole("rollback", 0, sync - 1)
-        return cls(sync, states, given_up, fence, before, run=fields.text("run", _DIGEST))
+        fence, rollback = fields.numbers("fence", 1), fields.whole("rollback", 0, sync - 1)
+        return cls(sync, states, given_up, fence, rollback, run=fields.text("run", _DIGEST))
 
 
 def read_record(data: bytes, sync: int, origin: str) -> Commit | Rollback:
-    """The record of the log with this number.
+    """The record with this number in the log.
 
     Raises:
-        CorruptedObjectError: It is not what was written.
+        CorruptedObjectError: The data is not what was written.
         FormatError: Another version has written it.
     """
-    if b'"kind": "rollback"' in data[:40]:  # if this is wrong, the checksum is too
+    if b'"kind": "rollback"' in data[:40]:  # if this is damaged, the checksum shows it
         return Rollback.from_json(data, sync, origin)
     return Commit.from_json(data, sync, origin)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """That all shards of a fragment's state are published, and what they hold.
+    """The record which says that all shards of a fragment's state are published, and which has their checksums.
 
     Attributes:
-        sync: After which sync, or 0 for the initial state.
+        sync: The sync after which the fragment has this state; 0 for the initial state.
         fragment: Index of the fragment.
         sums: Checksums of the shards' values.
         rests: Checksums of everything else in the shards' files.
@@ -197,12 +202,12 @@ class Done:
 
     @property
     def run(self) -> str:
-        """Name of the run; empty for the initial state, which is what its manifest says."""
+        """Name of the run; empty for the initial state, which is described by the manifest."""
         return self.commit.run if self.commit else ""
 
     @property
     def positions(self) -> Mapping[int, int]:
-        """Inner steps of every rank that this state has counted."""
+        """The inner steps that are counted in this state, by rank."""
         return self.commit.positions if self.commit else {}
 
     def to_json(self) -> bytes:
@@ -224,7 +229,7 @@ class Done:
         """Read a stored record.
 
         Raises:
-            CorruptedObjectError: It is not the record of this state, as it was written.
+            CorruptedObjectError: The data is not the record of this state as it was written.
             FormatError: Another version has written it.
         """
         fields = Fields(unseal("done", done_key(sync, fragment), data, origin), origin)
@@ -235,48 +240,49 @@ class Done:
             "commit_digest", _DIGEST
         ):
             raise fields.wrong(
-                "the record of the sync that it holds is not the one that it was written for"
+                "the record of the sync inside it is not the one for which it was written"
             )
         return cls(sync, fragment, _sums(fields, "sums"), _sums(fields, "rests"), commit)
 
 
 def of_run(record: T, run: str, origin: str) -> T:
-    """The record, if it is of this run.
+    """Return the record, after checking that it belongs to this run.
 
-    It is no damage that could be mended if it is not: nobody may write over it, and nobody may go on from it.
+    A record of another run does not count as damage that could be repaired: it must not be overwritten, and no replica may
+    continue from it.
 
     Raises:
-        RunExistsError: It is of another one.
+        RunExistsError: It belongs to another run.
     """
     if record.run != run:
         raise RunExistsError(
-            f"{origin} is a record of another run (its manifest has the digest {record.run}, and that of this replica's run has "
-            f"{run}). Most likely the prefix was emptied and used again while a replica of the run before was still running; or "
-            "objects were copied there. Stop the replicas of the other run. If this is the only object of it, move that away and "
-            "resume this run; otherwise begin this run on a prefix that was never used."
+            f"{origin} is a record of another run (the manifest of that run has the digest {record.run}, and the manifest of "
+            f"this replica's run has {run}). Most likely the prefix was emptied and used again while a replica of the earlier "
+            "run was still running, or objects were copied there. Stop the replicas of the other run. If this is the only object "
+            "of the other run, move it away and resume this run; otherwise begin this run on a prefix that was never used."
         )
     return record
 
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What an elastic run is. Whoever creates it first decides.
+    """The description of an elastic run. It is created once; the first replica to create it decides.
 
     Attributes:
-        run_id: The launch that began it.
-        writer: The rank that wrote it.
-        world_size: How many ranks there may be; also the number of shards of every fragment.
-        min_replicas: How many must contribute to a sync.
+        run_id: The launch that began the run.
+        writer: The rank that wrote the manifest.
+        world_size: How many ranks there may be.
+        min_replicas: How many replicas must contribute to a sync.
         topology: ``sharded`` or ``gather``.
-        publish_every: Every how many syncs of a fragment its state is published.
-        retention: How many syncs a life may lag without reloading.
-        settings: What the outer loops must have in common.
-        tensors: Description of every tensor.
-        fragments: Where in which file every tensor lies; see :attr:`._base.Schema.fragments`.
+        publish_every: The number of syncs of a fragment from one publication of its state to the next (gather).
+        retention: How many syncs a life may lag behind without reloading.
+        settings: The settings that the outer loops must have in common.
+        tensors: A description of every tensor, by name.
+        fragments: In which file, and where in it, every tensor lies; see :attr:`._base.Schema.fragments`.
         initial: Nonce of the initial state.
-        sums: Checksums of its shards' values, by fragment.
-        rests: Checksums of everything else in its shards' files, by fragment.
-        unsynced: What belongs to the model and is not synced, and where it lies; see :meth:`._unsynced.Unsynced.publish`.
+        sums: Checksums of the values in the initial state's shards, by fragment.
+        rests: Checksums of everything else in the files of these shards, by fragment.
+        unsynced: What belongs to the model without being synced, and where it lies; see :meth:`._unsynced.Unsynced.publish`.
     """
 
     run_id: str
@@ -300,24 +306,28 @@ class Manifest:
 
     def to_json(self) -> bytes:
         """The manifest as stored."""
-        own = {name: getattr(self, name) for name in self.__slots__}
-        own |= {name: [_hexadecimal(sums) for sums in own[name]] for name in ("sums", "rests")}
-        return seal("manifest", MANIFEST, {"membership": "elastic", **own})
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields |= {
+            name: [_hexadecimal(checksums) for checksums in fields[name]]
+            for name in ("sums", "rests")
+        }
+        return seal("manifest", MANIFEST, {"membership": "elastic", **fields})
 
     @classmethod
     def from_json(cls, data: bytes, origin: str) -> Manifest:
         """Read a stored manifest.
 
         Raises:
-            CorruptedObjectError: It is not what was written.
+            CorruptedObjectError: The data is not what was written.
             FormatError: Another version has written it.
-            RunExistsError: It is that of a strict run.
+            RunExistsError: It is the manifest of a strict run.
         """
         fields = Fields(unseal("manifest", MANIFEST, data, origin), origin)
         membership = fields.text("membership")
         if membership != "elastic":
             raise RunExistsError(
-                f"{origin} is that of a {membership} run, which no elastic replica can join"
+                f"{origin} is the manifest of a {membership} run, which an elastic replica cannot join. Leave min_replicas out "
+                "to join a strict run, or give this run a prefix of its own."
             )
         world_size = fields.whole("world_size", 1, 100_000)
         tables = fields.items("fragments")
@@ -329,7 +339,7 @@ class Manifest:
             for name in ("sums", "rests")
         )
         if not tables or not len(tables) == len(sums) == len(rests):
-            raise fields.wrong("it has not one row of checksums for every fragment")
+            raise fields.wrong("it does not have one row of checksums for every fragment")
         return cls(
             run_id=fields.text("run_id"),
             writer=fields.whole("writer", 0, world_size - 1),

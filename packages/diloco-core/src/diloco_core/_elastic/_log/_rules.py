@@ -1,6 +1,6 @@
-"""The rules of elastic membership, as functions of what was listed: who counts, who is waited for, what may go.
+"""The rules of elastic membership: which contributions count, which ranks are waited for, and what may be deleted.
 
-They are exactly those of the model-checked protocol; nothing here reads a store or a clock.
+They are functions of what was listed, and exactly the rules of the model-checked protocol. Nothing here reads a store or a clock.
 """
 
 from __future__ import annotations
@@ -30,14 +30,15 @@ def valid(
 ) -> dict[int, Delta]:
     """At most one valid contribution per rank, that of its highest epoch, in rank order.
 
-    Valid: made from the state that the sync starts from, of inner steps that have not been counted yet, and whole.
+    A contribution is valid if it was made from the state that the sync starts from, covers inner steps that have not been
+    counted yet, and is complete.
 
     Args:
         listing: Keys and sizes below the sync's folder.
         base: Digest of the fragment's state before the sync.
-        schema: Name of the run and the fragment, as in the keys of their contributions.
+        schema: Identifies the run and the fragment in the keys of contributions.
         positions: Inner steps counted so far, by rank.
-        size: How many bytes a contribution of certain groups must have; None where no contribution has these groups.
+        size: Returns the size in bytes of a contribution that carries these groups; None if no contribution may carry them.
     """
     chosen: dict[int, Delta] = {}
     for key, stored_size in listing.items():
@@ -62,31 +63,29 @@ def expected(
     absent: Collection[int] = (),
     former: Collection[str] = (),
 ) -> set[int]:
-    """Ranks to wait for: those of the last commit and those that announced themselves, without those that leave.
+    """The ranks to wait for: those of the last commit and those that announced themselves, without those that leave.
 
     Args:
-        members: Epoch by rank of the last commit's members.
+        members: The members of the last commit, as epoch by rank.
         listing: Keys below the sync's folder.
         absent: Members that did not do their part after the last commit.
-        former: Keys of the listing that do not count: see :func:`former_farewells`.
+        former: Keys of the listing that do not count; see :func:`former_farewells`.
     """
-    alive, left = (
-        {rank: epoch for rank, epoch in members.items() if rank not in absent},
-        dict[int, int](),
-    )
+    alive = {rank: epoch for rank, epoch in members.items() if rank not in absent}
+    left: dict[int, int] = {}
     for hint in filter(None, map(Hint.parse, (key for key in listing if key not in former))):
         if hint.event not in {"join", "leave"}:
             continue
-        seen = alive if hint.event == "join" else left
-        seen[hint.rank] = max(seen.get(hint.rank, 0), hint.epoch)
+        epoch_by_rank = alive if hint.event == "join" else left
+        epoch_by_rank[hint.rank] = max(epoch_by_rank.get(hint.rank, 0), hint.epoch)
     return {rank for rank, epoch in alive.items() if left.get(rank, -1) < epoch}
 
 
 def former_farewells(listing: Iterable[str], rank: int, epoch: int) -> set[str]:
-    """Hints of lives that left before a stopped run was resumed, as a life finds them that begins there; else none.
+    """The ``leave`` hints that a new life finds where a stopped run is resumed; empty if no earlier life of its rank left there.
 
-    They have left in the same sync as an earlier life of the own rank. Like that, they may be back in a moment: they are waited
-    for, which costs a grace at most, and decides nothing.
+    These lives left in the same sync as an earlier life of the new life's own rank. Like it, they may be back in a moment. So
+    the new life waits for them, which costs at most a grace and decides nothing.
     """
     hints = {
         key: hint
@@ -108,7 +107,7 @@ def may_commit(
     min_replicas: int,
     overdue: bool,
 ) -> bool:
-    """Whether a life may create the commit record: its rank contributed, the quorum is there, nobody is waited for."""
+    """Whether a life may create the commit record: its rank has contributed, the quorum is there, and no rank is waited for."""
     return (
         rank in chosen and len(chosen) >= min_replicas and (overdue or waited_for <= chosen.keys())
     )
@@ -117,12 +116,12 @@ def may_commit(
 def done_states(
     listing: Iterable[str], fragments: int, rollbacks: Collection[Rollback] = ()
 ) -> list[set[int]]:
-    """For every fragment, the syncs after which its state is complete; without the initial state.
+    """For every fragment, the syncs after which its state is complete, without the initial state.
 
     Args:
         listing: Keys below ``state/``.
         fragments: How many fragments there are.
-        rollbacks: What they gave up is left out.
+        rollbacks: Rollbacks; states that they gave up are left out.
     """
     complete: list[set[int]] = [set() for _ in range(fragments)]
     for match in filter(None, map(_DONE.fullmatch, listing)):
@@ -135,32 +134,33 @@ def done_states(
 
 
 def in_force(sync: int, fragment: int, rollbacks: Iterable[Rollback]) -> bool:
-    """Whether a sync of a fragment still counts: no rollback after it has given it up."""
+    """Whether a sync of a fragment still counts, because no later rollback has given it up."""
     return all(sync > rollback.sync or sync <= rollback.states[fragment] for rollback in rollbacks)
 
 
 def states(listing: Iterable[str]) -> list[tuple[int, int]]:
-    """Of which syncs and fragments something is published."""
+    """The syncs and fragments of which the listing has a part of a published state."""
     return [
         (int(match[1]), int(match[2])) for match in filter(None, map(_STATE.fullmatch, listing))
     ]
 
 
 def is_state(key: str) -> bool:
-    """Whether a key is that of a part of a published or initial state."""
+    """Whether a key is that of a part of a published state or of the initial state."""
     return _STATE.fullmatch(key) is not None or _INITIAL.fullmatch(key) is not None
 
 
 def newest_done(listing: Iterable[str], fragments: int) -> list[int]:
-    """For every fragment, the newest sync whose state is complete (0: the initial one)."""
+    """For every fragment, the newest sync whose state is complete; 0 for the initial state."""
     return [max(states, default=0) for states in done_states(listing, fragments)]
 
 
 def kept_from(listing: Iterable[str], fragments: int, *, last: int, rollback: int = 0) -> list[int]:
-    """For every fragment, the older of its two newest complete states: from it, the newest could be made again.
+    """For every fragment, the sync of the older of its two newest complete states, from which the newest could be made again.
 
-    Only states after the newest rollback count, so that nothing from before it is missed; 0 where there are fewer than two. Nor
-    do those after ``last``, up to which the log is known: there may be a rollback between, that went back behind others.
+    It is 0 if there are fewer than two such states. Only states after the newest rollback count, so that nothing that the run
+    went back to is considered unneeded. States after ``last``, up to which the log is known, do not count either: there may be a
+    rollback before them that went back further.
     """
     oldest = []
     for states in done_states(listing, fragments):
@@ -178,33 +178,33 @@ def collectable(
     keep_deltas: bool,
     initial: str,
 ) -> list[str]:
-    """Keys that no life can need any more. Conditions only ever become truer, so late deletes are safe.
+    """The keys that no life can need any more. What is not needed now will never be needed again, so deleting late is safe.
 
-    Only what the run itself has written: keys of other shapes are somebody else's, and stay.
+    Only keys that the run itself has written are returned: keys of other shapes belong to something else, and stay.
 
     Args:
         keys: Keys below ``deltas/``, ``state/`` and ``initial/``.
         last: The last commit known.
         kept: For every fragment, the sync whose state must stay, with everything that was committed after it.
-        retention: How many syncs a life may lag without reloading.
-        keep_deltas: Whether such a life needs contributions too (gather), and not just published shards.
+        retention: How many syncs a life may lag behind without reloading.
+        keep_deltas: Whether a life that lags behind needs contributions too (gather), and not just published shards.
         initial: Nonce of the initial state.
     """
     unneeded = []
     for key in keys:
         payload = Delta.parse(key) or Hint.parse(key)
-        state, first = _STATE.fullmatch(key), _INITIAL.fullmatch(key)
+        state, initial_shard = _STATE.fullmatch(key), _INITIAL.fullmatch(key)
         if payload is not None:
             sync = payload.sync
-            old = 0 < sync <= min(last, kept[(sync - 1) % len(kept)])
-            if old and (not keep_deltas or sync <= last - retention):
+            is_old = 0 < sync <= min(last, kept[(sync - 1) % len(kept)])
+            if is_old and (not keep_deltas or sync <= last - retention):
                 unneeded.append(key)
         elif state:
             sync, fragment = int(state[1]), int(state[2])
             if fragment < len(kept) and sync < kept[fragment] and sync <= last - retention:
                 unneeded.append(key)
-        elif first and last >= retention:
-            fragment = int(first[2])
-            if first[1] != initial or (fragment < len(kept) and kept[fragment] > 0):
+        elif initial_shard and last >= retention:
+            fragment = int(initial_shard[2])
+            if initial_shard[1] != initial or (fragment < len(kept) and kept[fragment] > 0):
                 unneeded.append(key)
     return unneeded

@@ -1,1 +1,1 @@
-"""One round of an elastic sync as pure functions of values: who is in it, and who computes which part of its result."""
+"""One round of an elastic sync, as pure functions: which ranks are in it, and which rank computes which part of its result."""

@@ -1,7 +1,7 @@
-"""Who is in a sync: what a life decides when it has looked at the contributions, and when it has read the record.
+"""Which ranks are in a sync: what a life decides after it has listed the contributions, and after it has read the record.
 
-These are steps 6 to 10 and 13 of the protocol. Nothing here reads a store or a clock: what was listed, what was read and whose
-time is up come in as values, so that every order of events can be tried. The rules themselves are in :mod:`.._log._rules`.
+These are steps 6 to 10 and 13 of the protocol. Nothing here reads a store or a clock: what was listed, what was read and whether
+time is up are passed in, so that tests can try every order of events. The rules themselves are in :mod:`.._log._rules`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ Fate = Literal["none", "counted", "carried", "dropped"]
 
 @dataclass(frozen=True, slots=True)
 class Round:
-    """What a life knows of a sync that it waits for. None of it changes while it waits.
+    """What a life knows about a sync that it waits for. None of it changes while it waits.
 
     Attributes:
         sync: Number of the sync.
         rank: Rank of the life.
-        base: Digest of the fragment's state that this life holds, which the sync starts from.
-        schema: Name of the run and the fragment, as in the keys of their contributions.
-        positions: Inner steps of every rank that are counted in that state.
-        size: How many bytes a contribution of certain groups must have; None where no contribution has these groups.
-        previous: Digest of the record before this sync's; empty where it is not known.
-        members: Epoch by rank of that record's members.
-        absent: Those of them that did not do their part after it.
+        base: Digest of the fragment's state that this life holds. For this life, the sync starts from that state.
+        schema: Identifies the run and the fragment in the keys of contributions.
+        positions: The inner steps that are counted in that state, by rank.
+        size: Returns the size in bytes of a contribution that carries these groups; None if no contribution may carry them.
+        previous: Digest of the record before this sync's record; empty if it is not known.
+        members: The members of that earlier record, as epoch by rank.
+        absent: Those of these members that did not do their part after that record.
         former: Hints that do not count; see :func:`.._log._rules.former_farewells`.
         min_replicas: The quorum.
-        differed: Whether this life has started again because its state was not that of the others, and completed no sync since.
-        may_leave: Whether it may go without the sync: a last one for which too few replicas are left.
+        differed: Whether this life has started again because its state differed from the others', and completed no sync since.
+        may_leave: Whether it may continue without the sync: a last one, for which too few replicas are left.
     """
 
     sync: int
@@ -56,7 +56,7 @@ class Round:
     may_leave: bool = False
 
     def valid(self, listing: Mapping[str, int]) -> dict[int, Delta]:
-        """At most one contribution per rank that counts from this life's state; see :func:`.._log._rules.valid`."""
+        """The contributions that count for this life's state, at most one per rank; see :func:`.._log._rules.valid`."""
         return valid(
             listing, base=self.base, schema=self.schema, positions=self.positions, size=self.size
         )
@@ -64,11 +64,11 @@ class Round:
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What a listing of a sync's folder says to a life.
+    """What a life learns from a listing of a sync's folder.
 
     Attributes:
-        chosen: The contributions that count from its state, at most one per rank, in rank order.
-        elsewhere: Ranks that contributed from another state, and the digest of that.
+        chosen: The contributions that count for the life's state, at most one per rank, in rank order.
+        elsewhere: Ranks that contributed from another state, with the digest of that state.
         missing: Ranks that are waited for, in order.
     """
 
@@ -79,15 +79,15 @@ class Folder:
 
 @dataclass(frozen=True, slots=True)
 class KeepWaiting:
-    """Nothing is to be done yet."""
+    """There is nothing to do yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class Create:
-    """Create the record of the sync, then read it and obey what is there: another life may have been faster.
+    """Create the record of the sync, then read the record and obey it: another life may have been faster.
 
     Attributes:
-        members: The contributions that it names.
+        members: The contributions that the record is to name.
     """
 
     members: tuple[Delta, ...]
@@ -95,10 +95,10 @@ class Create:
 
 @dataclass(frozen=True, slots=True)
 class Leave:
-    """Go without the sync.
+    """Continue without the sync.
 
     Attributes:
-        just_looked: Whether the record was looked for just before. If not, it may be there by now, and is obeyed then.
+        just_looked: Whether the life has just looked for the record. If not, the record may be there by now; then it is obeyed.
     """
 
     just_looked: bool
@@ -106,10 +106,10 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Differ:
-    """Start again from what is published: this life's state is not that of the others.
+    """Start again from the published state, because this life's state is not that of the others.
 
     Attributes:
-        theirs: Digest of the state that they hold.
+        theirs: Digest of the state that the others hold.
     """
 
     theirs: str
@@ -117,26 +117,26 @@ class Differ:
 
 @dataclass(frozen=True, slots=True)
 class Expired:
-    """Too few replicas contributed in time: end with an error. Nothing was decided."""
+    """End with an error, because too few replicas contributed in time. Nothing was decided."""
 
 
 @dataclass(frozen=True, slots=True)
 class Obey:
-    """The record follows the state that this life holds: adopt what it says, whoever is in it."""
+    """Adopt what the record says, whichever ranks are in it: the record follows the state that this life holds."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotNext:
-    """The record does not follow the one that this life stands at."""
+    """The record does not follow the last one that this life has obeyed."""
 
 
 Decision = KeepWaiting | Create | Leave | Differ | Expired
 
 
 def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
-    """What a listing of the sync's folder says: which contributions count, and who is waited for.
+    """What a listing of the sync's folder says: which contributions count, and which ranks are waited for.
 
-    Who has contributed from another state is not waited for: what it sent will never count here.
+    A rank that has contributed from another state is not waited for: its contribution will never count for this life's state.
     """
     chosen = at.valid(listing)
     newest: dict[int, Delta] = {}
@@ -153,17 +153,17 @@ def read_folder(at: Round, listing: Mapping[str, int]) -> Folder:
 
 
 def on_look(at: Round, folder: Folder | None, *, overdue: bool, expired: bool) -> Decision:
-    """What a life does that waits for a record which is not there yet.
+    """What a life does while it waits for a record that is not there yet.
 
     Args:
-        at: What it knows.
-        folder: What it has just listed; None where it is only seeing to its time.
-        overdue: Whether a grace has passed since it contributed: nobody is waited for any more.
+        at: What the life knows.
+        folder: What it has just listed; None if it has only checked the time.
+        overdue: Whether a grace has passed since it contributed, after which no rank is waited for.
         expired: Whether it has waited as long as it may.
     """
     if folder is not None:
         if overdue or not folder.missing:
-            # A life with another state than most must not decide: its record would be of a state that nobody else holds.
+            # A life with another state than most must not decide: its record would start from a state that no other life holds.
             theirs = _other_state(at, folder)
             if theirs is not None:
                 return Differ(theirs)
@@ -176,22 +176,22 @@ def on_look(at: Round, folder: Folder | None, *, overdue: bool, expired: bool) -
         ):
             return Create(tuple(folder.chosen.values()))
         if at.may_leave and not folder.missing:
-            return Leave(just_looked=False)  # nobody is left who could make up the quorum
+            return Leave(just_looked=False)  # no rank is left that could make up the quorum
     if not expired:
         return KeepWaiting()
     return Leave(just_looked=True) if at.may_leave else Expired()
 
 
 def on_record(at: Round, commit: Commit, *, follows: bool) -> Obey | Differ | NotNext:
-    """What a life does that has read the record of the sync.
+    """What a life does after it has read the record of the sync.
 
-    Every life obeys it, also one that it leaves out, and one that would have named others: there is one record, and whoever
-    went by a list of its own would come to a state that nobody else holds.
+    Every life obeys the record, even if the record leaves it out, or names other members than the life itself would have named:
+    there is only one record, and a life that used a list of its own would come to a state that no other life holds.
 
     Args:
-        at: What it knows.
+        at: What the life knows.
         commit: The record.
-        follows: Whether it is the next one after the one that the life stands at, and counts on from there.
+        follows: Whether the record directly follows the last one that the life has obeyed, and continues its counts.
     """
     if commit.base != at.base and (commit.sync, commit.previous) == (at.sync, at.previous):
         return Differ(commit.base)
@@ -201,14 +201,15 @@ def on_record(at: Round, commit: Commit, *, follows: bool) -> Obey | Differ | No
 def fate(commit: Commit, rank: int, own: Delta | None, *, learned: bool, late: str) -> Fate:
     """What becomes of what a life has learned since the fragment's last sync.
 
-    Carried only where the record names no life of the rank: another one covers the same data, which must not count again.
+    It is carried to the next sync only if the record names no life of the rank: another life covers the same data, which must
+    not count twice.
 
     Args:
-        commit: The record that it obeys.
+        commit: The record that the life obeys.
         rank: Its rank.
-        own: Its contribution, if it made one.
+        own: Its contribution; None if it made none.
         learned: Whether it has learned anything.
-        late: Its setting for what came too late.
+        late: Its setting for contributions that came too late.
     """
     if not learned:
         return "none"
@@ -219,15 +220,15 @@ def fate(commit: Commit, rank: int, own: Delta | None, *, learned: bool, late: s
 
 
 def _other_state(at: Round, folder: Folder) -> str | None:
-    """Digest of the state that this life should hold instead of its own; None where it need not start again.
+    """Digest of the state that this life should hold instead of its own; None if it need not start again.
 
-    Only in the gather topology do replicas compute for themselves. Where there is no majority, everybody starts again from
-    what is published, once: who still differs then is not believed.
+    States can differ only in the gather topology, where every replica computes them itself. If no state has a majority, all
+    lives start again from what is published, but only once: a life that still differs then is not believed.
     """
     if not folder.elsewhere:
         return None
     bases = {**dict.fromkeys(folder.chosen, at.base), **folder.elsewhere}
-    ((most, count),) = Counter(bases.values()).most_common(1)
+    ((most_common, count),) = Counter(bases.values()).most_common(1)
     if 2 * count <= len(bases):
         return None if at.differed else next(iter(folder.elsewhere.values()))
-    return None if most == at.base else most
+    return None if most_common == at.base else most_common

@@ -1,8 +1,8 @@
-"""The one exception by which parts of an elastic exchange tell it that the life has to start again from the store.
+"""The one exception with which parts of an elastic exchange tell it that the life has to start again from the store.
 
-It is an exception, and not a value that is returned, since it is found out deep inside reading and writing: while shards are
-streamed, while a record is read for somebody else's sake, while a damaged object is made again. Everything between there and
-the exchange has only to let go of what it holds.
+It is an exception and not a returned value, because the need for it appears deep inside reading and writing: while shards are
+streamed, while a record is read on behalf of another replica, while a damaged object is made again. All code between there and
+the exchange only has to release what it holds.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
 
 
 class Why(Enum):
-    """Why what a life holds is of no use."""
+    """Why a life cannot use the state that it holds."""
 
-    SUPERSEDED = "what it needs is gone, because newer state is complete"
-    DAMAGED = "something that it would go on from is damaged, and is made again while loading"
-    REPLACED = "the record that it stands at was lost, and something else was decided in its place"
-    WENT_BACK = "the run goes on from older states"
-    DIFFERS = "it is not the state that the others hold"
-    CHANGED = "it is not the state that it was after the last sync: it changed in memory"
+    SUPERSEDED = "what the life needs is gone, because a newer state is complete"
+    DAMAGED = "something that the life needs is damaged, and is made again while loading"
+    REPLACED = "the last record that the life obeyed was lost, and another was decided in its place"
+    WENT_BACK = "the run continues from older states"
+    DIFFERS = "the life's state is not the one that the others hold"
+    CHANGED = "the life's state has changed in memory since the last sync"
 
 
 class Reload(Exception):  # noqa: N818 - never leaves the exchange
-    """What this life holds is of no use: start again from the newest published state.
+    """This life cannot use the state that it holds, and has to start again from the newest published one.
 
-    Where something was found damaged, that error is its ``__cause__``.
+    If that is because of damage, the error that describes the damage is the exception's ``__cause__``.
 
     Attributes:
-        why: Why.
-        rollback: What was decided, where the run went back.
+        why: The reason.
+        rollback: The rollback that was decided, if the run went back; otherwise None.
     """
 
     def __init__(self, why: Why, rollback: Rollback | None = None) -> None:

@@ -1,8 +1,8 @@
-"""Who computes which shard of a committed sync, and when: what a life decides while it adopts the result.
+"""Which member computes which shard of a committed sync, and when: what a life decides while it adopts the result.
 
-This is step 11 of the protocol. Shard k belongs to member k mod n of the record. Who waits for it too long does the work of its
-owner: the shard is created once, so two that do it at the same time do no harm, and everybody takes the bytes that are there.
-Nothing here reads a store or a clock.
+This is step 11 of the protocol. Shard k belongs to member k mod n of the record. A life that has waited for it too long does
+its owner's work. A shard is created only once, so it does no harm if two lives do this at the same time: all lives take the
+bytes that are there. Nothing here reads a store or a clock.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ _STAGGER = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Shares:
-    """The shards of a committed sync, as one life sees them. In the sharded topology.
+    """The shards of a committed sync, as one life sees them (only in the sharded topology).
 
     Attributes:
         sync: Number of the sync.
         members: Ranks of the record's members, in order.
         rank: Rank of the life.
         grace: Seconds that it waits for an owner.
-        mending: Whether the result was published before, and some of it is damaged or gone: what is whole is taken as it is, by
-            its owner too, and what is missing is for whoever comes first.
+        mending: Whether the result was published before, and a part of it is damaged or gone. Then all lives, including the
+            owners, take undamaged shards as they are; any life may compute a missing one, without waiting for its owner.
     """
 
     sync: int
@@ -37,28 +37,29 @@ class Shares:
 
     @property
     def member(self) -> int | None:
-        """The life's place among the members; None where the record leaves its rank out."""
+        """The life's place among the members; None if the record leaves its rank out."""
         return self.members.index(self.rank) if self.rank in self.members else None
 
     @property
     def designated(self) -> bool:
-        """Whether the life does the chores of the sync: another member every time."""
+        """Whether the life does the sync's chores, for which another member is responsible every time."""
         return self.member == self.sync % len(self.members)
 
     def owner(self, shard: int) -> int:
-        """Which member updates a shard."""
+        """The place of the member that updates a shard."""
         return shard % len(self.members)
 
     def own(self, shards: Iterable[int]) -> list[int]:
-        """Those of the shards that the life updates without looking for them first."""
+        """Those of the shards that the life updates without first checking whether they are published."""
         if self.mending:
             return []
         return [shard for shard in shards if self.owner(shard) == self.member]
 
     def turn(self, shard: int) -> float:
-        """Seconds after which the life does the work of a shard's owner: the next member first, then the one after it.
+        """Seconds after which the life does the work of a shard's owner.
 
-        So that one replica does it, and not all at once; a life that the record leaves out comes last.
+        The next member's turn comes first, then that of the member after it, and so on, so that not all replicas do the same
+        work at once. A life that the record leaves out comes last.
         """
         if self.mending:
             return 0.0
@@ -67,25 +68,25 @@ class Shares:
         return self.grace + (distance - 1) * min(_STAGGER, self.grace / 10)
 
     def late_owners(self, pending: Iterable[int], elapsed: float) -> set[int]:
-        """Ranks that have not published their shards in time, and are most likely gone: the next sync does not wait for them."""
+        """Ranks that have not published their shards in time. Most likely they are gone: the next sync does not wait for them."""
         if elapsed < self.grace:
             return set()
         return {self.members[self.owner(shard)] for shard in pending} - {self.rank}
 
     def patience(self, shards: Iterable[int]) -> float:
-        """Seconds after which nobody else will have done it either, where this life cannot compute these shards."""
+        """Seconds that a life which cannot compute these shards waits for the others: by then, each of them had its turn."""
         return self.grace + max(map(self.turn, shards))
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What is still to come of a sync's result, in one pass over it.
+    """What is still missing of a sync's result, in one pass over it.
 
     Attributes:
         shards: The shards that this life has not adopted.
-        published: Those of them that are in the store, and were not tried yet in this pass.
-        arrived: Whether this pass has brought any.
-        readable: Whether this life can read what they are computed from.
+        published: Those of them that are in the store and were not tried yet in this pass.
+        arrived: Whether this life has adopted or computed any shard in this pass.
+        readable: Whether this life can read the contributions from which the shards are computed.
     """
 
     shards: tuple[int, ...]
@@ -96,10 +97,10 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Take these shards as they are published.
+    """Adopt shards as they are published.
 
     Attributes:
-        shards: Which.
+        shards: These shards.
     """
 
     shards: tuple[int, ...]
@@ -107,10 +108,10 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Do the work of the owners of these shards, one after another.
+    """Compute shards, one after another, instead of their owners.
 
     Attributes:
-        shards: Which.
+        shards: These shards.
     """
 
     shards: tuple[int, ...]
@@ -118,34 +119,34 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class LookAgain:
-    """List what is published once more: something has come, so more may have."""
+    """List the published shards once more: some have arrived, so more may have."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeepWaiting:
-    """Nothing is to be done yet."""
+    """There is nothing to do yet."""
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp:
-    """What the result is computed from cannot be read here, and nobody else has computed it: end with that error."""
+    """End with an error: this life cannot read the contributions, and no other life has computed the missing shards."""
 
 
 @dataclass(frozen=True, slots=True)
 class Complete:
-    """All of it is adopted."""
+    """The whole result is adopted."""
 
 
 def on_pending(
     shares: Shares, pending: Pending, *, elapsed: float, patience: float
 ) -> Adopt | Compute | LookAgain | KeepWaiting | GiveUp | Complete:
-    """What a life does that adopts a committed sync: first what is published, then what its owner is late with.
+    """What a life does while it adopts a committed sync: first it takes published shards, then it computes those that are late.
 
     Args:
-        shares: Whose turn it is.
-        pending: What it has seen.
-        elapsed: Seconds that it has waited, at the beginning of this pass.
-        patience: For how long it waits for others where it cannot compute; see :meth:`Shares.patience`.
+        shares: Which member computes which shard, and when.
+        pending: What is still missing, as the life has seen it.
+        elapsed: Seconds that it had waited at the beginning of this pass.
+        patience: Seconds that it waits for others if it cannot compute; see :meth:`Shares.patience`.
     """
     if not pending.shards:
         return Complete()
@@ -162,11 +163,13 @@ def on_pending(
 
 
 def inputs_are_superseded(newest: int, sync: int, *, mending: bool) -> bool:
-    """Whether a life whose inputs are gone starts again from newer state. Otherwise they are lost, which is an error.
+    """Whether contributions are gone because a newer state is complete, so that the life starts again from that state.
+
+    If not, they are lost, which is an error.
 
     Args:
         newest: The newest sync of the fragment whose state is complete.
-        sync: The sync that it adopts.
-        mending: Whether the state after this very sync is what is damaged: then only newer state is of use.
+        sync: The sync that the life adopts.
+        mending: Whether the damaged state is the one after this sync, so that only a newer state helps.
     """
     return newest > sync or (newest == sync and not mending)

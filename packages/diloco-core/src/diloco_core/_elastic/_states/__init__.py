@@ -1,1 +1,1 @@
-"""The complete states of an elastic run: published, kept, loaded, and gone back to."""
+"""The complete states of an elastic run: publishing, keeping and loading them, and going back to them."""
