@@ -317,4 +317,4 @@ def test_a_shard_is_not_written_again_from_other_values():
         most_lives=1,
     )
     assert isinstance(outcome.results[0, 1], CorruptedObjectError)
-    assert "is not what it was" in str(outcome.results[0, 1])
+    assert "the values that it computes are not the same" in str(outcome.results[0, 1])

@@ -46,7 +46,7 @@ def test_of_a_gathered_state(which, harm, caplog):
     if store.harmed.startswith("state/00000006/"):
         assert f"writing {store.harmed} again with the same content" in caplog.text
     else:
-        assert "Nobody will begin from this state; a later one takes its place" in caplog.text
+        assert "No replica will begin from this state; a later one takes its place" in caplog.text
     longer, outcome = ended(store, replace(settings, resume=True), 8, training)
     assert outcome.errors() == {}
     assert violations(outcome, longer) == []

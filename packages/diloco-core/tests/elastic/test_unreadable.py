@@ -37,8 +37,8 @@ def trained(store, topology, publish_every=1, faults=()):
     ("topology", "publish_every", "says"),
     [
         ("sharded", 1, "Leaving the shards that need it to the other replicas, for 10 s"),
-        ("gather", 1, "is published, since others asked"),
-        ("gather", 4, "is published, since others asked"),
+        ("gather", 1, "before its time, because another replica has asked for it"),
+        ("gather", 4, "before its time, because another replica has asked for it"),
     ],
 )
 @pytest.mark.parametrize("part", [0.1, 0.5, 0.9])  # of the file: each shard has its section

@@ -94,7 +94,7 @@ def test_what_is_damaged_or_gone_is_written_again(topology, caplog):
             with caplog.at_level(logging.ERROR):
                 outcome = resumed(damaged, topology)
             assert outcome.finished, outcome.errors()
-            assert "Writing it again: this replica has the same values" in caplog.text
+            assert "Writing it again from the memory of this replica" in caplog.text
             assert damaged.objects.get(key, store.objects[key]) == store.objects[key]
             for found, wanted in zip(
                 outcome.results.values(), expected.results.values(), strict=True
@@ -142,7 +142,7 @@ def test_who_cannot_read_it_where_a_run_begins_asks_those_that_can_write_it_agai
             sync_timeout=100.0,
         )
     assert outcome.finished, outcome.errors()
-    assert "Writing it again: this replica has the same values" in caplog.text
+    assert "Writing it again from the memory of this replica" in caplog.text
 
 
 def test_a_replica_with_other_values_cannot_write_it_again():

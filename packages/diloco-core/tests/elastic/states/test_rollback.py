@@ -141,7 +141,7 @@ def test_where_nothing_is_whole_no_object_is_blamed_that_goes_by_rule(topology, 
             assert "initial/" not in str(error)
             if how == "gone":
                 assert (
-                    "the run's log goes up to sync 6, but neither a whole state of fragment 0 after any sync nor"
+                    "holds neither an undamaged state of fragment 0 after any sync nor its initial state"
                     in str(error)
                 )
             else:
@@ -161,7 +161,10 @@ def test_newest_whole_goes_on_and_names_what_is_given_up(stopped, caplog):
     assert rollback.sync == last + 1
     assert last in rollback.given_up
     assert rollback.fence == {0: 2, 1: 2}
-    assert f"Given up: {named_syncs(rollback.given_up)}. Earlier lives" in caplog.text
+    assert (
+        f"Given up: {named_syncs(rollback.given_up)}. Replicas that were started earlier will stop"
+        in caplog.text
+    )
     assert _outer_steps(store) == _last(store) - 1 - len(rollback.given_up) >= 12
 
 
@@ -252,7 +255,7 @@ def test_an_earlier_life_stops_unless_it_has_agreed(agreed, caplog):
         assert training.agreed == {(0, 2): True, (1, 2): True}
     else:
         assert isinstance(outcome.results[0, 1], FencedError)
-        assert "goes on from older states" in str(outcome.results[0, 1])
+        assert "continues from older states" in str(outcome.results[0, 1])
     assert [what for what in violations(outcome, training) if what.startswith("after sync")] == []
 
 

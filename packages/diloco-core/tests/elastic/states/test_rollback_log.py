@@ -96,7 +96,7 @@ def test_a_sync_that_meets_a_rollback_is_ready_and_ends_with_it():
         pending = exchange.begin(job)
         store.write(commit_key(4), Rollback(4, (2,), (), {0: 1}, run=run_of(store)).to_json())
         assert pending.ready(), "nothing is to be waited for"
-        with pytest.raises(FencedError, match="began before that, and stops"):
+        with pytest.raises(FencedError, match="began before that, so it stops"):
             pending.finish()
 
     assert _alone(act) is None

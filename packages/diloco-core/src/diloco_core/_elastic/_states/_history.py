@@ -1,4 +1,4 @@
-"""Which of a run's complete states and syncs still count, where the run has gone back to older states."""
+"""Which of a run's complete states and syncs still count if the run has gone back to older states."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _log = logging.getLogger("diloco_core")
 
 
 class History:
-    """The complete states of every fragment, and the rollbacks that bear on them.
+    """The complete states of every fragment, and the rollbacks that affect them.
 
     Args:
-        life: Who reads it.
+        life: The life that reads the store.
 
     Attributes:
-        recorded: The numbers of which the log has records. Where one below another is not there, its record is lost.
+        recorded: The numbers that have a record in the log. If a lower number is missing, its record is lost.
         rollbacks: The rollbacks that are known, in the order of the log, each with the digest of its record.
     """
 
@@ -37,16 +37,16 @@ class History:
 
     @property
     def newest(self) -> list[int]:
-        """For every fragment, the newest sync whose state is complete, whether it counts or not (0: the initial one)."""
+        """For every fragment, the newest sync whose state is complete, whether it counts or not; 0 for the initial state."""
         return [max(syncs, default=0) for syncs in self._done]
 
     @property
     def newest_rollback(self) -> int:
-        """Number of the newest rollback; 0 where none is known."""
+        """Number of the newest rollback; 0 if none is known."""
         return self.rollbacks[-1][0].sync if self.rollbacks else 0
 
     def states(self, index: int) -> list[int]:
-        """After which syncs there is a complete state of a fragment that counts, the newest first; at last the initial one."""
+        """The syncs after which a fragment has a complete state that counts, the newest first; 0 (the initial state) is last."""
         known = [rollback for rollback, _ in self.rollbacks]
         return [
             sync
@@ -55,7 +55,7 @@ class History:
         ]
 
     def given_up(self, states: list[int], last: int) -> list[int]:
-        """The syncs up to ``last`` that still count, and do not any more if the run goes on from these states."""
+        """The syncs up to ``last`` that count now, but would not count any more if the run continued from these states."""
         known = [rollback for rollback, _ in self.rollbacks]
         numbers = {rollback.sync for rollback in known}
         return [
@@ -68,12 +68,12 @@ class History:
 
 
 def given_up_since(life: Life, sync: int, rollback: int) -> bool:
-    """Whether something that a life held after a sync was given up since; also where the log does not tell any more.
+    """Whether the run has since given up something that a life held after a sync; also true if the log cannot tell any more.
 
     Args:
-        life: Who reads the log.
+        life: The life that reads the log.
         sync: Number of the sync.
-        rollback: Number of the newest rollback that the life had taken part in.
+        rollback: Number of the newest rollback at that time.
     """
     number = life.rollback
     while number > rollback:
@@ -91,17 +91,17 @@ def given_up_since(life: Life, sync: int, rollback: int) -> bool:
 
 
 def close_gaps(life: Life, history: History) -> None:
-    """Give every number before the newest rollback a record again whose own is lost, so that nobody decides it once more.
+    """Write a record for every number before the newest rollback whose record is lost, so that no life decides it once more.
 
-    A sync that still counts gets the same record again, where its state knows what it said. In place of one that was given
-    up there is a rollback to the states before it; the one that gave it up is newer, so nobody begins from these.
+    A sync that still counts gets the same record again, if the record of its state holds a copy. A sync that was given up gets a
+    rollback to the states before it instead. The rollback that gave it up is newer, so no life begins from these states.
     """
     rollbacks = [rollback for rollback, _ in history.rollbacks]
     for lost in sorted(set(range(1, history.newest_rollback)) - history.recorded):
         index = life.index(lost)
         giving_up = next((r for r in rollbacks if r.states[index] < lost < r.sync), None)
         if life.store.get(commit_key(lost)) is not None:
-            continue  # the listing was old
+            continue  # the record is there: the listing was out of date
         if giving_up is None:
             commit_again(life, lost, None)
             continue
@@ -113,7 +113,8 @@ def close_gaps(life: Life, history: History) -> None:
         before = max((rollback.sync for rollback in rollbacks if rollback.sync < lost), default=0)
         closing = Rollback(lost, states, (), giving_up.fence, before, run=life.run)
         _log.error(
-            "rank %d: the record of sync %d is lost, and that was given up: closing its number",
+            "rank %d: the record of sync %d is lost, and the run has given that sync up. Writing a rollback in its place, so "
+            "that its number is not used again.",
             life.rank,
             lost,
         )
@@ -121,18 +122,18 @@ def close_gaps(life: Life, history: History) -> None:
 
 
 def _last_before(sync: int, index: int, count: int) -> int:
-    """The last sync of a fragment before another sync; 0 where there is none."""
+    """The last sync of a fragment before another sync; 0 if there is none."""
     return max(0, sync - 1 - (sync - 2 - index) % count)
 
 
 def _rollbacks(life: Life, recorded: set[int]) -> list[tuple[Rollback, str]]:
     """The rollbacks that can be read, in the order of the log.
 
-    Every record names the newest rollback before it, so the way leads from the end of the log from one to the next, and a
-    record that is lost does not end it. Where one cannot be read, the record before it is read instead.
+    Every record names the newest rollback before it. So this goes from the end of the log back from one rollback to the next,
+    and other records that are lost do not stop it. If a record cannot be read, the record before it is read instead.
     """
     newest = max(recorded, default=0)
-    while life.store.get(commit_key(newest + 1)) is not None:  # a listing may be old
+    while life.store.get(commit_key(newest + 1)) is not None:  # a listing may be out of date
         newest += 1
         recorded.add(newest)
     rollbacks: list[tuple[Rollback, str]] = []
@@ -149,6 +150,7 @@ def _rollbacks(life: Life, recorded: set[int]) -> list[tuple[Rollback, str]]:
 
 
 def _record(life: Life, sync: int) -> tuple[Commit | Rollback, str] | None:
+    """A record of the log and its digest, or its copy in the record of the state (digest empty); None if neither can be read."""
     try:
         entry = life.log(sync)
     except CorruptedObjectError as error:

@@ -1,8 +1,8 @@
-"""The initial state of a run, where a replica has its values already: a model of the same seed, or of the same checkpoint.
+"""The initial state of a run, if a replica has its values already, from the same seed or the same checkpoint.
 
-Until a newer state is complete it is the only one of the run, and nothing can compute it again. But most replicas bring the
-same values, and need neither read them nor fear for them: what is damaged or gone in the store they write again, when they
-begin and when others ask for it. Later they hold other values.
+Until a newer state is complete, it is the only state of the run, and it cannot be computed again. But most replicas begin with
+the same values. They need not read them; and what is damaged or gone in the store, they write again, when they begin and when
+others ask for it. Later they hold other values.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _log = logging.getLogger("diloco_core")
 
 
 def shards_in_memory(life: Life, index: int, done: Done) -> set[int]:
-    """The shards of a fragment's initial state whose values are those in memory."""
+    """The shards of a fragment's initial state whose values memory holds."""
     return {
         number
         for number, values in enumerate(done.sums)
@@ -43,8 +43,8 @@ def shards_in_memory(life: Life, index: int, done: Done) -> set[int]:
 def shards_to_look_at(life: Life, held: Iterable[int]) -> set[int]:
     """Those of the shards in memory whose files this rank reads when it begins, so that damage is found while it can be mended.
 
-    Where a run begins, each rank looks at the shards with ``number % world_size == rank``: who cannot read another one asks
-    for it. Where there are syncs already, a rank looks at all: it will replay those, and not have these values any more.
+    When a run begins, each rank checks the shards with ``number % world_size == rank``; a replica that cannot read another one
+    asks for it. If there are syncs already, a rank checks all: it will replay the syncs, and then no longer hold these values.
     """
     if any(map(commit_sync, life.store.list("commits/"))):
         return set(held)
@@ -52,7 +52,7 @@ def shards_to_look_at(life: Life, held: Iterable[int]) -> set[int]:
 
 
 def mend_initial(life: Life) -> None:
-    """Another replica cannot read something: see to the initial states whose values are still in memory."""
+    """Check and mend the initial states whose values are still in memory, because another replica cannot read something."""
     for index, progress in enumerate(life.fragments):
         if progress.sync or progress.commit is not None:
             continue
@@ -60,24 +60,24 @@ def mend_initial(life: Life) -> None:
         held = shards_in_memory(life, index, done)
         if held and not _is_collected(life, index):
             for number in held:
-                _look_at(life, index, number, Progress.recorded(progress.job, done))
+                _check_or_write(life, index, number, Progress.recorded(progress.job, done))
 
 
 def take_from_memory(
     life: Life, index: int, number: int, fresh: Progress, listing: Mapping[str, int], *, look: bool
 ) -> bool:
-    """Take a shard of the initial state from memory, and see to the one in the store.
+    """Take a shard of the initial state from memory, and mend its file in the store if necessary.
 
     Args:
-        life: Whose.
-        index: The fragment's.
-        number: The shard's, one of :func:`shards_in_memory`.
+        life: The life.
+        index: Index of the fragment.
+        number: Number of the shard, one of :func:`shards_in_memory`.
         fresh: The fragment's initial state as it is recorded.
-        listing: What the store holds of it.
-        look: Whether its file is read, if it is there.
+        listing: The files of the fragment's initial state in the store.
+        look: Whether the shard's file is read and checked, if it is there.
 
     Returns:
-        False where it was collected, since there are (or were) newer states.
+        False if the file was deleted because there are (or were) newer states.
     """
     key, job = life.key(0, index, number), fresh.job
     if key not in listing and _is_collected(life, index):
@@ -88,12 +88,12 @@ def take_from_memory(
 
     adopt_shard(job, number, read, life.chunk_bytes, life.scratch)
     if look or key not in listing:
-        _look_at(life, index, number, fresh)
+        _check_or_write(life, index, number, fresh)
     return True
 
 
 def _is_collected(life: Life, index: int) -> bool:
-    """Whether the initial state of a fragment has gone as a rule: nothing could be computed from it any more."""
+    """Whether the initial state of a fragment was deleted by rule, because nothing can be computed from it any more."""
     if newest_done(life.store.list("state/"), len(life.fragments))[index]:
         return True
     first = index + 1
@@ -102,7 +102,8 @@ def _is_collected(life: Life, index: int) -> bool:
     )
 
 
-def _look_at(life: Life, index: int, number: int, fresh: Progress) -> None:
+def _check_or_write(life: Life, index: int, number: int, fresh: Progress) -> None:
+    """Check the file of a shard; if it is damaged or gone, write it again from memory."""
     shard, key = life.shard(0, index, number), life.key(0, index, number)
     expected = fresh.sums[number], fresh.rests[number]
 
@@ -121,7 +122,7 @@ def _look_at(life: Life, index: int, number: int, fresh: Progress) -> None:
     if shard.sums(metadata) != expected:
         raise computed_otherwise(life, key)
     _log.error(
-        "rank %d: %s. Writing it again: this replica has the same values.",
+        "rank %d: %s. Writing it again from the memory of this replica, which has the same values.",
         life.rank,
         str(damage).rstrip("."),
     )

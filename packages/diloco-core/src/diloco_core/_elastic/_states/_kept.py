@@ -1,7 +1,8 @@
-"""Copies of the states that a run has gone back to, where a life that does not know of it may still delete them.
+"""Copies of the states that a run has gone back to, because a life that does not know of the rollback may still delete them.
 
-A life that collects lists first and deletes then, and anything may lie between the two. Only keys that it has never heard of
-are safe from it. So what may be in its plans is copied before the run goes back to it, and written again where it is gone.
+A life that deletes what is no longer needed lists first and deletes later, and any time may pass in between. Only keys that it
+has never seen are safe from it. So a state that it may be about to delete is copied before the run goes back to it, and written
+again if it is gone.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ _log = logging.getLogger("diloco_core")
 
 
 def keep(life: Life, index: int, sync: int) -> bool:
-    """Copy a fragment's state; False where a part of it is gone already, or damaged."""
+    """Copy a fragment's state. Returns False if a part of it is already gone or damaged."""
     for key in _keys(life, index, sync):
         data = _verified(life, key, key)
         if data is None:
@@ -37,18 +38,20 @@ def keep(life: Life, index: int, sync: int) -> bool:
 
 
 def bring_back(life: Life) -> bool:
-    """Write those objects again of which there are copies and that are gone; returns whether there were any."""
+    """Write objects again that are gone, but of which there are copies. Returns whether there were any."""
     kept = _copies(life)
     if not kept:
         return False
-    there = life.store.list("state/").keys() | life.store.list("initial/").keys()
-    missing = [key.removeprefix(_FOLDER) for key in kept if key.removeprefix(_FOLDER) not in there]
-    why = "a life that did not know yet that the run has gone back to it has deleted it"
+    present = life.store.list("state/").keys() | life.store.list("initial/").keys()
+    missing = [
+        key.removeprefix(_FOLDER) for key in kept if key.removeprefix(_FOLDER) not in present
+    ]
+    why = "it was deleted by a replica that did not know yet that the run had gone back to it"
     return any([_write_again(life, key, why) for key in missing])  # noqa: C419 - all of them
 
 
 def mend_from_copies(life: Life, index: int, sync: int) -> bool:
-    """Write those objects of a fragment's state again that are damaged and have a whole copy; returns whether there were any."""
+    """Write objects of a fragment's state again that are damaged and have an undamaged copy. Returns whether there were any."""
     kept = {key.removeprefix(_FOLDER) for key in _copies(life)}
     damaged = [
         key for key in _keys(life, index, sync) if key in kept and _verified(life, key, key) is None
@@ -60,17 +63,17 @@ def forget_kept(life: Life, needed_from: Sequence[int]) -> None:
     """Delete copies of fragments that have two newer states by now.
 
     Args:
-        life: Whose.
-        needed_from: As :func:`._rules.kept_from` has found it.
+        life: The life.
+        needed_from: What :func:`._rules.kept_from` returned.
     """
-    gone = [
+    unneeded = [
         key
         for key in _copies(life)
         for fragment in [key.rpartition("/")[2][:3]]
         if int(fragment) < len(needed_from) and needed_from[int(fragment)] > 0
     ]
-    if gone:
-        life.store.delete(gone)
+    if unneeded:
+        life.store.delete(unneeded)
 
 
 def _copies(life: Life) -> list[str]:
@@ -94,7 +97,7 @@ def _write_again(life: Life, key: str, why: str) -> bool:
 
 
 def _verified(life: Life, key: str, original: str) -> bytes | None:
-    """The bytes of a part of a state or of its copy; None where they are gone or are not what was written."""
+    """The bytes of a part of a state or of its copy; None if they are gone or are not what was written."""
     name = original.rpartition("/")[2]
     index, sync = int(name[:3]), int(original.split("/")[1]) if original.startswith("state/") else 0
     is_done = name.endswith(".done.json")
@@ -137,11 +140,13 @@ class InMemory:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill ``buffer`` from ``offset``; see :meth:`._api.ObjectReader.read_into`."""
         if offset + len(buffer) > self.size:
-            raise CorruptedObjectError(f"{self._name} is truncated")
+            raise CorruptedObjectError(
+                f"{self._name} is truncated: it has {self.size} bytes, but at least {offset + len(buffer)} are needed"
+            )
         buffer[:] = self._data[offset : offset + len(buffer)]
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Do nothing: there is nothing to close."""
 
     def __enter__(self) -> Self:
         return self

@@ -1,4 +1,4 @@
-"""Loading what a run's store holds: the newest complete state of every fragment, or the one before where that is damaged."""
+"""Loading what a run's store holds: the newest complete state of every fragment, or the one before it if that is damaged."""
 
 from __future__ import annotations
 
@@ -32,16 +32,17 @@ _log = logging.getLogger("diloco_core")
 
 
 def load(life: Life) -> None:
-    """Take the newest published state of every fragment; what was committed after it is up to the caller.
+    """Load the newest published state of every fragment. Adopting what was committed after it is left to the caller.
 
-    Where that is damaged it is the state before, and ``life.damage`` says which one is to be written again on the way.
+    If that state is damaged, the state before it is loaded, and ``life.damage`` says which state has to be made again while
+    the log is replayed.
 
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
     """
     count = len(life.fragments)
     for attempt in range(_TRIES):
-        life.timing.sleep(0.2 * attempt)  # a listing may be old
+        life.timing.sleep(0.2 * attempt)  # a listing may be out of date
         history = History(life)
         if history.rollbacks and bring_back(life):
             history = History(life)
@@ -52,12 +53,14 @@ def load(life: Life) -> None:
             if all([_load_newest(life, index, history) for index in range(count)]):  # noqa: C419 - all of them
                 break
         except CorruptedObjectError:
-            # Damaged, or removed while it was read, and its space written over? Then there is newer state.
+            # Perhaps it is not damaged, but was deleted while it was read and its space reused. Then there is a newer state.
             if newest_done(life.store.list("state/"), count) == history.newest:
                 raise
     else:
         raise CorruptedObjectError(
-            f"the published state in {life.store.uri} kept vanishing while it was read"
+            f"the published state in {life.store.uri} was deleted each of the {_TRIES} times that it was read. A run deletes "
+            "states only when newer ones are complete: look for something else that deletes objects below this prefix, or start "
+            "this replica again"
         )
     oldest = min(progress.sync for progress in life.fragments)
     for rollback, record in reversed(life.rollbacks):
@@ -75,14 +78,14 @@ def _stand(life: Life, sync: int) -> None:
     log_entry = read_commit(life, sync, decided=True)
     if log_entry is None:
         raise CorruptedObjectError(
-            f"{life.origin(commit_key(sync))} is gone, but commit records are never deleted"
+            f"{life.origin(commit_key(sync))} is gone, although a run never deletes commit records: something else has deleted it"
         )
     life.standing.skip(*log_entry)
 
 
 def _load_newest(life: Life, index: int, history: History) -> bool:
-    """Load the newest of a fragment's states that is whole; False where they were collected in the meantime."""
-    first: CorruptedObjectError | None = None
+    """Load the newest state of a fragment that is not damaged. Returns False if the states were deleted in the meantime."""
+    first_error: CorruptedObjectError | None = None
     for sync in history.states(index):
         try:
             if life.damage.is_bad(index, sync) and not (
@@ -101,22 +104,26 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
                 return False
             if sync:
                 raise CorruptedObjectError(f"{life.origin(missing)} is gone")
-            gone = _initial_gone(life, index, missing, others=first is not None)
+            gone = _initial_gone(life, index, missing, others=first_error is not None)
             if gone is not None:
                 raise gone
         except CorruptedObjectError as error:
-            if first is None:
-                first = error
+            if first_error is None:
+                first_error = error
                 life.damage.make_again(index, sync, str(error))
             if sync:
-                todo = "Trying to make it again from the state before."
-                _log.error("rank %d: %s. %s", life.rank, str(error).rstrip("."), todo)
-    if first is None:
+                _log.error(
+                    "rank %d: %s. Trying to make it again from the state before.",
+                    life.rank,
+                    str(error).rstrip("."),
+                )
+    if first_error is None:
         return False
-    raise NothingWholeError(str(first)) from first
+    raise NothingWholeError(str(first_error)) from first_error
 
 
 def _load_or_mend(life: Life, index: int, sync: int) -> str | None:
+    """Load a fragment's state as :func:`_load_fragment`. If it is damaged and there are copies, mend it and load it again."""
     try:
         return _load_fragment(life, index, sync)
     except CorruptedObjectError:
@@ -128,9 +135,9 @@ def _load_or_mend(life: Life, index: int, sync: int) -> str | None:
 def _initial_gone(
     life: Life, index: int, missing: str, *, others: bool
 ) -> CorruptedObjectError | None:
-    """The error where the initial state is not there; None where others that are damaged are to be named instead.
+    """The error for an initial state that is not there; None if the damage of other states has to be reported instead.
 
-    The initial state goes when there are two newer ones, so what has been lost may be those.
+    The initial state is deleted when there are two newer states, so what was lost may be those.
     """
     if others:
         return None
@@ -138,13 +145,13 @@ def _initial_gone(
     if not recorded:
         return CorruptedObjectError(f"{life.origin(missing)} is gone")
     return CorruptedObjectError(
-        f"the run's log goes up to sync {recorded}, but neither a whole state of fragment {index} after any sync nor its initial "
-        f"state is in {life.store.uri}: something has removed objects below state/"
+        f"the run's log goes up to sync {recorded}, but {life.store.uri} holds neither an undamaged state of fragment {index} "
+        "after any sync nor its initial state: something else has deleted objects below state/"
     )
 
 
 def _load_fragment(life: Life, index: int, sync: int) -> str | None:
-    """Load a fragment's state; returns the key of an object that is not there (any more), if one is missing."""
+    """Load a fragment's state. Returns None, or the key of an object that is missing."""
     job = life.fragments[index].job
     if sync:
         record = read_done(life, sync, index)
@@ -156,7 +163,7 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
     shards = job.layout.shards
     if not len(done.sums) == len(done.rests) == shards:
         raise CorruptedObjectError(
-            f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, not {shards}"
+            f"{life.origin(done_key(sync, index))} names {len(done.sums)} shards, but fragment {index} has {shards}"
         )
     fresh = Progress.recorded(job, done)
     numbers = {life.key(sync, index, number): number for number in range(shards)}
@@ -169,15 +176,15 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
         else:
             life.shard(sync, index, numbers[key]).announce(reader, life.origin(key))
 
-    held = set() if sync else shards_in_memory(life, index, done)
-    looked_at = shards_to_look_at(life, held) if held else set()
+    in_memory = set() if sync else shards_in_memory(life, index, done)
+    to_check = shards_to_look_at(life, in_memory) if in_memory else set()
     for key, number in numbers.items():
         life.fragments[index].forget_outer(number, life.chunk_bytes)
-        if number in held:
-            if not take_from_memory(life, index, number, fresh, listing, look=number in looked_at):
+        if number in in_memory:
+            if not take_from_memory(life, index, number, fresh, listing, look=number in to_check):
                 return key
             fresh.values_at[number] = sync
-    sizes = {key: listing.get(key) for key, number in numbers.items() if number not in held}
+    sizes = {key: listing.get(key) for key, number in numbers.items() if number not in in_memory}
     with open_ahead(life.store.store, sizes, announce) as readers:
         for key, reader in zip(sizes, readers, strict=True):
             if not _load_shard(life, fresh, index, numbers[key], key, reader):
@@ -190,7 +197,7 @@ def _load_fragment(life: Life, index: int, sync: int) -> str | None:
 def _load_shard(
     life: Life, fresh: Progress, index: int, number: int, key: str, opened: ObjectReader | None
 ) -> bool:
-    """Load a shard; False where it was collected in the meantime."""
+    """Load a shard. Returns False if it was deleted in the meantime."""
     shard = life.shard(fresh.sync, index, number)
     expected = fresh.sums[number], fresh.rests[number]
 
@@ -204,8 +211,8 @@ def _load_shard(
         return True
 
     def read() -> bool:
-        nonlocal opened
-        first, opened = opened, None
-        return life.store.read(key, use, first) or False
+        nonlocal opened  # used by the first attempt only
+        already_open, opened = opened, None
+        return life.store.read(key, use, already_open) or False
 
     return read_again(life.timing, read)

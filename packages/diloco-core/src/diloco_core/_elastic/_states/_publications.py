@@ -1,4 +1,4 @@
-"""Publishing shards while the next ones are computed, where a request takes long."""
+"""Publishing shards while the next ones are computed, for stores whose requests take long."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 class Publications:
-    """Uploads in the background, a few at a time; their results are used in the thread that began them, in order.
+    """Uploads in the background, a few at a time. Their results are used in the thread that began the uploads, in order.
 
     What an upload reads must not change before its result was used.
 
     Args:
-        store: Where to. Stores that have no threads, or need none, upload at once.
+        store: The store. If it has no threads, or needs none, uploads are done at once.
     """
 
     def __init__(self, store: Store) -> None:
@@ -29,7 +29,7 @@ class Publications:
         self._begun: deque[tuple[Future[None], Callable[[], object]]] = deque()
 
     def add(self, upload: Callable[[], None], use: Callable[[], object]) -> None:
-        """Upload something; ``use`` is called when it is through, now or later. Raises what they raise, or earlier ones."""
+        """Upload an object. ``use`` is called after the upload, now or later. Raises what these raise, or earlier ones."""
         if self._store is None:
             upload()
             use()
@@ -44,7 +44,7 @@ class Publications:
             self._use_next()
 
     def abandon(self) -> None:
-        """Wait until no upload reads anything any more; their results are of no use."""
+        """Wait until no upload reads memory any more, without using their results."""
         while self._begun:
             future, _ = self._begun.popleft()
             if not future.cancel():

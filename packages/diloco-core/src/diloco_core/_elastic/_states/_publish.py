@@ -1,4 +1,4 @@
-"""Publishing and collecting: when a state counts as complete, and what may go then."""
+"""Publishing states, and deleting what is no longer needed: when a state counts as complete, and what may be deleted then."""
 
 from __future__ import annotations
 
@@ -27,27 +27,31 @@ if TYPE_CHECKING:
     from .._log._records import Commit
 
 LOOK_AGAIN = 64
-"""Every how many syncs it is looked for what is collected early in a run as a rule; it costs a listing or two."""
+"""The number of syncs between two searches for objects that are usually deleted early in a run; each costs a listing or two."""
 
 _log = logging.getLogger("diloco_core")
 
 
 def write_done(life: Life, commit: Commit) -> None:
-    """All shards of a sync are published and adopted: say so."""
+    """Write the record which says that all shards of a sync are published; they are adopted already."""
     _create_done(life, _own_done(life, life.fragments[commit.fragment], commit))
 
 
 def publish_previous(life: Life, commit: Commit, member: int | None) -> None:
-    """Gather: publish the state that a sync starts from, if it is due; memory still holds it.
+    """Gather: publish the state that a sync starts from if its publication is due. Memory still holds that state.
 
-    By now all members have agreed on it: the record names its digest. Member k publishes the shards k, k + members, ….
-    Whether all arrived is seen when the next sync of the fragment comes; if not, the next publication makes up for it.
+    By now all members have agreed on the state, since the record of the sync names its digest. Member k publishes the shards k,
+    k + members, …. The fragment's next sync checks whether all shards arrived; if not, the next publication makes up for it.
     """
     progress = life.fragments[commit.fragment]
-    before, progress.unfinished = progress.unfinished, None
+    unfinished, progress.unfinished = progress.unfinished, None
     members = len(commit.members)
-    if before is not None and member == commit.sync % members and _is_published(life, before):
-        _create_done(life, before)
+    if (
+        unfinished is not None
+        and member == commit.sync % members
+        and _is_published(life, unfinished)
+    ):
+        _create_done(life, unfinished)
     if progress.commit is None or not life.published(progress.sync):
         return
     shards = range(progress.job.layout.shards)
@@ -56,7 +60,7 @@ def publish_previous(life: Life, commit: Commit, member: int | None) -> None:
 
 
 def finish(life: Life) -> None:
-    """The last thing a life does: see to it that the state it stands at is a place to start from."""
+    """The last thing that a life does: make sure that the run can start again from the state that it holds."""
     listing = life.store.list("state/")
     for index, newest in enumerate(newest_done(listing, len(life.fragments))):
         progress = life.fragments[index]
@@ -78,15 +82,15 @@ def finish(life: Life) -> None:
 
 
 def publish_when_asked(life: Life) -> None:
-    """Gather: another replica cannot compute what this one holds. Publish it now, whatever the rule is."""
+    """Gather: publish the state that this life holds, even if no publication is due, since another replica cannot compute it."""
     newest = newest_done(life.store.list("state/"), len(life.fragments)) if life.gather else []
-    for before, progress in zip(newest, life.fragments, strict=False):
-        if progress.commit is None or before >= progress.sync or None in progress.values_at:
+    for complete, progress in zip(newest, life.fragments, strict=False):
+        if progress.commit is None or complete >= progress.sync or None in progress.values_at:
             continue
         done = _own_done(life, progress, progress.commit)
         if _publish_whole(life, progress, done, range(progress.job.layout.shards)):
             _log.error(
-                "rank %d: the state after sync %d is published, since others asked",
+                "rank %d: published the state after sync %d before its time, because another replica has asked for it",
                 life.rank,
                 progress.sync,
             )
@@ -94,17 +98,17 @@ def publish_when_asked(life: Life) -> None:
 
 
 def collect(life: Life) -> None:
-    """Remove what no life can need any more."""
+    """Delete what no life can need any more."""
     states = life.store.list("state/")
     keys = [*life.store.list("deltas/"), *states]
     kept = kept_from(states, len(life.fragments), last=life.sync, rollback=life.rollback)
     recent = life.manifest.retention + len(life.fragments) * life.manifest.publish_every * 3
-    # Later now and then, for what had to stay until then or was left by a life that died.
+    # After that only now and then, for objects that had to stay so long or were left by a life that died.
     if life.sync - life.rollback <= recent or life.sync % LOOK_AGAIN == 0:
         keys += life.store.list("initial/")
         if life.rollback:
             forget_kept(life, kept)
-    gone = collectable(
+    unneeded = collectable(
         keys,
         last=life.sync,
         kept=kept,
@@ -112,25 +116,24 @@ def collect(life: Life) -> None:
         keep_deltas=life.gather,
         initial=life.manifest.initial,
     )
-    if gone:
-        # A reader that lags far behind may see other bytes in them; its checksums tell, and it loads newer state.
-        life.store.delete(gone, unread=True)
+    if unneeded:
+        # A reader that lags far behind may see other bytes in these objects. Checksums show that, and it loads a newer state.
+        life.store.delete(unneeded, unread=True)
 
 
 def _publish_whole(life: Life, progress: Progress, done: Done, missing: Sequence[int]) -> bool:
-    """Gather: publish the shards that are missing, and mend those that are damaged; whether all are there then."""
+    """Gather: publish the shards that are missing, and mend those that are damaged. Returns whether all are published then."""
     shards = range(progress.job.layout.shards)
     # Lives that do this at the same time begin at different shards.
     start = life.rank % len(shards)
     _publish(life, progress, sorted(missing, key=lambda shard: (shard - start) % len(shards)))
-    stored = [
-        _whole_sums(life, progress, done.fragment, shard) for shard in shards
-    ]  # all are looked at, and mended
+    # A list, so that all shards are checked and mended before they are compared.
+    stored = [_whole_sums(life, progress, done.fragment, shard) for shard in shards]
     return all(_is_own(life, done, shard, sums) for shard, sums in enumerate(stored))
 
 
 def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int, Sums]:
-    """Publish shards of the state in memory; returns the checksums of those that this call wrote."""
+    """Publish shards of the state in memory. Returns the checksums of those that this call wrote."""
     written: dict[int, Sums] = {}
     publications = Publications(life.store.store)
     try:
@@ -145,7 +148,7 @@ def _publish(life: Life, progress: Progress, shards: Iterable[int]) -> dict[int,
 
 
 def _create_shard(life: Life, progress: Progress, number: int, sums: list[Sums]) -> None:
-    """Create a shard of the state in memory; ``sums`` gets its checksums where this call wrote it."""
+    """Create a shard of the state in memory. If this call wrote it, its checksums are appended to ``sums``."""
     sync, index = progress.sync, life.index(progress.sync)
     attempts: list[Sums] = []
     parts = partial(
@@ -163,10 +166,10 @@ def _note(written: dict[int, Sums], number: int, sums: list[Sums]) -> None:
 def _own_done(
     life: Life, progress: Progress, commit: Commit, written: Mapping[int, Sums] | None = None
 ) -> Done:
-    """The record of the state in memory after a sync; ``written``: checksums of files that this life has just written.
+    """The record of the state in memory after a sync. ``written`` has the checksums of files that this life has just written.
 
-    Gather: outer state takes no part in the digest that the members agree on, so its checksums are computed here, from
-    memory, and what others have published is compared with them. That costs a pass over it, once per publication.
+    Gather: outer state takes no part in the digest on which the members agree. So its checksums are computed here from memory,
+    and compared with what others have published. That costs one pass over the outer state per publication.
     """
     rests = progress.rests
     if life.gather:
@@ -181,25 +184,25 @@ def _own_done(
         commit.sync,
         commit.fragment,
         tuple(progress.sums),
-        tuple(r for r in rests if r is not None),
+        tuple(rest for rest in rests if rest is not None),
         commit,
     )
 
 
-def _compare_done(life: Life, own: Done) -> None:
-    """Somebody else has called a state complete: say so where it is not what this life has computed."""
-    done = readable_done(life, own.sync, own.fragment)
-    if done is not None and done != own:
+def _compare_done(life: Life, own_done: Done) -> None:
+    """Log an error if another life has recorded a complete state that is not what this life has computed."""
+    done = readable_done(life, own_done.sync, own_done.fragment)
+    if done is not None and done != own_done:
         _log.error(
-            "rank %d: what %s says of the published state is not what this replica has computed: the outer optimizer's tensors "
-            "differ, or the values. Look at the memory of the machines before this run is gone on with.",
+            "rank %d: the published state that %s describes is not what this replica has computed: the values or the outer "
+            "optimizer's tensors differ. Check the memory of the machines before this run is continued.",
             life.rank,
-            life.origin(done_key(own.sync, own.fragment)),
+            life.origin(done_key(own_done.sync, own_done.fragment)),
         )
 
 
 def _is_published(life: Life, done: Done) -> bool:
-    """Whether the files of all shards are there and are, as they say at their ends, what this life has computed."""
+    """Whether the files of all shards are there and, by the checksums at their ends, are what this life has computed."""
     sync, index = done.sync, done.fragment
     listing = life.store.list(f"state/{sync:08}/")
     keys = [life.key(sync, index, shard) for shard in range(len(done.sums))]
@@ -214,26 +217,28 @@ def _is_published(life: Life, done: Done) -> bool:
 
 
 def _is_own(life: Life, done: Done, shard: int, stored: Sums | None) -> bool:
-    """Whether a published shard is what this life has computed; says so where it is not."""
+    """Whether a published shard is what this life has computed. If not, that is logged."""
     if stored is None or stored == (done.sums[shard], done.rests[shard]):
         return stored is not None
-    what = "values" if stored.values != done.sums[shard] else "outer optimizer's tensors"
+    differing_part = "values" if stored.values != done.sums[shard] else "outer optimizer's tensors"
     _log.error(
-        "rank %d: the %s in %s differ from what this replica has computed. Nobody will begin from this state; a later one takes "
-        "its place. Where this goes on, look at the memory of the machines.",
+        "rank %d: the %s in %s differ from what this replica has computed. No replica will begin from this state; a later one "
+        "takes its place. If this happens again, check the memory of the machines.",
         life.rank,
-        what,
+        differing_part,
         life.origin(life.key(done.sync, done.fragment, shard)),
     )
     return False
 
 
 def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
-    """What a published shard says at its end; None where that cannot be used: a later publication makes up for it."""
+    """The checksums at the end of a published shard; None if they cannot be used: a later publication makes up for it."""
 
     def read() -> Sums | None:
         try:
-            opened = life.store.store.open(key, size)  # so that it is one small request
+            opened = life.store.store.open(
+                key, size
+            )  # with the size, so that this is one small request
         except ObjectNotFoundError:
             return None
         return life.store.read(key, lambda reader: shard.end(reader, life.origin(key)), opened)
@@ -241,26 +246,28 @@ def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
     try:
         return read_again(life.timing, read)
     except CorruptedObjectError as error:
-        text = "rank %d: %s. Nobody will begin from this state; a later one takes its place."
-        _log.error(text, life.rank, str(error).rstrip("."))
+        _log.error(
+            "rank %d: %s. No replica will begin from this state; a later one takes its place.",
+            life.rank,
+            str(error).rstrip("."),
+        )
         return None
 
 
 def _whole_sums(life: Life, progress: Progress, index: int, number: int) -> Sums | None:
-    """The checksums of a published shard, all of which was verified; where it is damaged, it is written again from memory.
+    """The checksums of a published shard, after verifying all of it. If it is damaged, it is written again from memory.
 
-    None where it was removed, since there is newer state.
+    None if it was deleted because there is a newer state.
     """
     try:
         return check_shard(life, progress.sync, index, number)
     except CorruptedObjectError as error:
         if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
-            return None  # it was removed while it was read, and its space written over
+            return None  # it was deleted while it was read, and its space was reused
         return rewrite_shard(life, progress, progress.sync, number, error)
 
 
 def _create_done(life: Life, done: Done) -> None:
     if not life.store.create(done_key(done.sync, done.fragment), done.to_json):
-        readable_done(
-            life, done.sync, done.fragment
-        )  # somebody was faster; it must have been a life of this run
+        # Another life was faster. Reading its record raises an error if that life belongs to another run.
+        readable_done(life, done.sync, done.fragment)

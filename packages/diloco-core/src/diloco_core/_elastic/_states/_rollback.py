@@ -1,4 +1,4 @@
-"""Going on from older states, where nothing can make the newest ones again and the user has agreed beforehand."""
+"""Continuing from older states, if the newest ones cannot be made again and the user has agreed to that beforehand."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _log = logging.getLogger("diloco_core")
 
 
 def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -> None:
-    """Decide, as one decides a sync, that the run goes on from the newest state of every fragment that is whole.
+    """Decide, in the way a sync is decided, that the run continues from the newest undamaged state of every fragment.
 
-    The record is created once under the number of the next sync: either it or a sync is there, and everybody obeys it.
-    Afterwards the caller loads again, whoever was faster.
+    The record is created once under the number of the next sync: either this record or that of a sync is there, and all lives
+    obey it. Afterwards the caller has to load again, whichever of them was faster.
 
     Raises:
-        CorruptedObjectError: A fragment has no whole state at all, or the run has gone back to the same states already.
+        CorruptedObjectError: A fragment has no undamaged state at all, or the run has gone back to the same states already.
         NonFiniteUpdateError: The run has gone back to the same states already.
-        Reload: Somebody else has decided something meanwhile.
+        Reload: Another life has decided something meanwhile.
     """
-    # The log is listed before anything else is looked at: whatever is decided from now on takes the number that this life
-    # would take.
+    # The log is listed before anything else is read. So whatever is decided from now on takes the number that this life would
+    # take, and only one of the two can be created.
     history = History(life)
     last = _last_decided(life, history.recorded)
     if history.newest_rollback > (life.rollbacks[-1][0].sync if life.rollbacks else 0):
-        return  # somebody else has decided it meanwhile
+        return  # another life has decided a rollback meanwhile
     going_back = []
     for index in range(len(life.fragments)):
-        whole = next(
+        newest_whole = next(
             (
                 sync
                 for sync in history.states(index)
@@ -52,29 +52,29 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
             ),
             None,
         )
-        if whole is None:
+        if newest_whole is None:
             if History(life).recorded != history.recorded:
-                return  # others have gone on meanwhile, and removed what they do not need any more
+                return  # the others have gone on meanwhile, and deleted what they do not need any more
             raise CorruptedObjectError(
-                f"{str(reason).rstrip('.')}. No state of fragment {index} is whole any more, so there is nothing to go back to. "
-                "Put copies of the lost objects back, or begin a new run on another prefix."
+                f"{str(reason).rstrip('.')}. All states of fragment {index} are damaged, so there is nothing to go back to. "
+                "Restore the lost objects from copies, or begin a new run on another prefix."
             ) from reason
-        going_back.append(whole)
+        going_back.append(newest_whole)
     given_up = history.given_up(going_back, last)
     if not given_up and history.rollbacks and history.rollbacks[-1][0].states == tuple(going_back):
-        raise reason  # the run has gone back to these states already, and once more would bring nothing
+        raise reason  # the run has gone back to these states already; doing so once more would not help
     for index, state in enumerate(going_back):
-        # With two newer states, complete at some time, a life that collects may have it on its list.
+        # If two newer states have ever been complete, another life may be about to delete this one.
         if sum(life.index(sync) == index for sync in given_up) >= 2 and not keep(
             life, index, state
         ):
-            return  # it has just been deleted: the caller looks again
+            return  # it has just been deleted: the caller loads again
     fence = highest_epochs(life.store.list("claims/"))
     before = max(history.newest_rollback, _rollback_before(life, min(going_back)))
     record = Rollback(last + 1, tuple(going_back), tuple(given_up), fence, before, run=life.run)
     _log.error(
-        "rank %d: %s. As asked for by resume='newest-whole', the run goes on from the states after %s. Given up: %s. "
-        "Earlier lives that did not agree to this stop.",
+        "rank %d: %s. Because of resume='newest-whole', the run continues from the states after %s. Given up: %s. Replicas that "
+        "were started earlier will stop, unless they have agreed to this too.",
         life.rank,
         str(reason).rstrip("."),
         named_syncs(going_back),
@@ -84,9 +84,9 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
 
 
 def _last_decided(life: Life, recorded: set[int]) -> int:
-    """The last number of the log that is known to have been taken, also where its record is lost.
+    """The last number of the log that is known to have been taken, even if its record is lost.
 
-    What is published or contributed shows it: a life that has done so stands behind that number, and would take the next one.
+    Published states and contributions show it: a life that has written them is past that number and would take the next.
     """
     published = [sync for sync, _ in states(life.store.list("state/"))]
     begun = [
@@ -99,58 +99,58 @@ def _last_decided(life: Life, recorded: set[int]) -> int:
 
 @contextmanager
 def saying_what_to_do(life: Life, *, going_back: bool) -> Iterator[None]:
-    """Errors about what cannot be read say how the run can go on.
+    """Add to errors about objects that cannot be read how the run can be continued.
 
     Args:
-        life: Whose.
-        going_back: It has tried to go back to older states by itself.
+        life: The life.
+        going_back: Whether it has already tried to go back to older states by itself.
     """
     try:
         yield
     except CorruptedObjectError as error:
         if isinstance(error, NothingWholeError):
             raise CorruptedObjectError(
-                f"{str(error).rstrip('.')}. Neither this replica nor another one that lives has made it again, and no older "
-                f"state in {life.store.uri} is whole: nothing can be exported, and resume='newest-whole' has nothing to go back "
-                "to. Put copies of the lost objects back, or begin a new run on another prefix, from a checkpoint or an earlier "
-                "export."
+                f"{str(error).rstrip('.')}. Neither this replica nor another running one could make it again, and every older "
+                f"state in {life.store.uri} is damaged or gone: nothing can be exported, and resume='newest-whole' has nothing "
+                "to go back to. Restore the lost objects from copies, or begin a new run on another prefix, from a checkpoint or "
+                "an earlier export."
             ) from error
         if going_back:
             raise
         raise CorruptedObjectError(
-            f"{str(error).rstrip('.')}. Neither this replica nor another one that lives has made it again, and the run cannot go "
-            f"on without it. export() writes the newest state in {life.store.uri} that is whole to a file. Replicas that are "
-            "started with resume='newest-whole' go on from that state: they give up the syncs after it, name them, and stop "
-            "the lives that began before."
+            f"{str(error).rstrip('.')}. Neither this replica nor another running one could make it again, and the run cannot "
+            f"continue without it. export() writes the newest undamaged state in {life.store.uri} to a file. Replicas that are "
+            "started with resume='newest-whole' continue from that state: they give up the syncs after it, name these in the "
+            "log, and stop replicas that were started before."
         ) from error
 
 
 def obey_rollback(life: Life, rollback: Rollback) -> None:
-    """See to it that a life that began before the rollback goes on only if it has agreed.
+    """Stop a life that began before the rollback, unless it has agreed to it.
 
     Raises:
-        FencedError: It has not.
+        FencedError: The life has not agreed.
     """
     given_up = f" (given up: {named_syncs(rollback.given_up)})" if rollback.given_up else ""
     if life.settings.resume != "newest-whole" and life.epoch <= rollback.fence.get(life.rank, 0):
         raise FencedError(
-            f"the run at {life.store.uri} goes on from older states, since the results of later syncs could not be read any more"
-            f"{given_up}: this life of rank {life.rank} (epoch {life.epoch}) began before that, and stops. "
-            "Start it again to take part.",
+            f"the run at {life.store.uri} continues from older states, because the results of later syncs could not be read any "
+            f"more{given_up}. This life of rank {life.rank} (epoch {life.epoch}) began before that, so it stops. Start the "
+            "replica again to take part.",
             life.rank,
             life.epoch,
         )
 
 
 def named_syncs(numbers: Sequence[int]) -> str:
-    """As ``sync 7``, or ``syncs 7, 8``."""
+    """The numbers as text, such as ``sync 7``, or ``syncs 7, 8``; ``nothing`` if there are none."""
     if not numbers:
         return "nothing"
     return f"sync{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _rollback_before(life: Life, sync: int) -> int:
-    """Number of the newest rollback before a sync whose state is whole; 0 where there was none."""
+    """Number of the newest rollback before a sync whose state is undamaged; 0 if there was none."""
     done = readable_done(life, sync, life.index(sync)) if sync else None
     return done.commit.rollback if done is not None and done.commit is not None else 0
 
@@ -165,7 +165,7 @@ def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool:
                 return False
     except CorruptedObjectError as error:
         _log.error(
-            "rank %d: the state of fragment %d after sync %d is not whole: %s",
+            "rank %d: the state of fragment %d after sync %d is damaged: %s",
             life.rank,
             index,
             sync,
@@ -175,5 +175,5 @@ def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool:
     except Reload as reload:
         if reload.rollback is None or reload.rollback.sync not in recorded:
             raise
-        return False  # its number was closed, since its record was lost
+        return False  # its record was lost, and a rollback was written in its place
     return True
