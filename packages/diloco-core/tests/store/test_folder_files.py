@@ -221,7 +221,7 @@ def test_what_is_not_a_file_is_named_and_not_opened(store, run, monkeypatch, kin
         assert isinstance(error, StoreUnavailableError)
         assert error.lasting
         assert (
-            f"it is {kind}, and the objects of a run are regular files. Remove what is not the run's"
+            f"it is {kind}, and the objects of a run are regular files. Remove what does not belong"
             in str(error)
         )
     assert os.lstat("k") == before, "it is neither replaced nor removed"

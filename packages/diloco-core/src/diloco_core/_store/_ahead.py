@@ -1,4 +1,4 @@
-"""Opening many objects that are read one after another: what will be read of them is announced first."""
+"""Opening many objects that are read one after another: what will be read from them is announced first."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ if TYPE_CHECKING:
 def open_ahead(
     store: Store, sizes: Mapping[str, int | None], announce: Callable[[str, ObjectReader], object]
 ) -> Iterator[Iterator[ObjectReader | None]]:
-    """Open objects that will be read in this order; gives an iterator with a reader for every key.
+    """Open objects that will be read in this order. The context is an iterator with one reader per key.
 
-    None: open it yourself. Nothing is gained by opening it beforehand, or its size is not known. A reader belongs to who
-    takes it; all are closed at the end.
+    None instead of a reader means that the caller has to open the object: opening it ahead would gain nothing, or its size is
+    not known. The caller may close a reader; those that are still open at the end are closed then.
 
     Args:
-        store: Where they are.
-        sizes: Their keys and their sizes in bytes, as a listing gives them: so they are opened without a request.
-        announce: Called with every key and the open object, to say what will be read of it. What it raises is left to who
-            reads the object.
+        store: Where the objects are.
+        sizes: Their keys, and their sizes in bytes from a listing, so that no request is needed to open them.
+        announce: Called with each key and its reader, to announce what will be read. If it raises a StoreError, that is
+            ignored, since the caller will meet the same error when it reads the object.
     """
     with ExitStack() as stack:
         if store.near:

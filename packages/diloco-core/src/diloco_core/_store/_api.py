@@ -1,4 +1,4 @@
-"""The object store: the few operations that a run needs of it."""
+"""The object store: the few operations that a run needs."""
 
 from __future__ import annotations
 
@@ -52,12 +52,13 @@ class ObjectReader(Protocol):
 
 @runtime_checkable
 class ReadsAhead(Protocol):
-    """A reader that profits from knowing what will be read."""
+    """A reader that can fetch data before it is read, if it knows what will be read."""
 
     def expect(self, start: int, stop: int) -> None:
-        """Bytes ``start`` to ``stop`` will be read, in order, after all that was announced before of whichever object.
+        """Announce that bytes ``start`` to ``stop`` will be read in order, after everything that was announced before.
 
-        What was announced already and not read yet may be said again. Closing the reader takes it back.
+        "Before" is across all objects of the store. Bytes that are announced and not read yet may be announced again. Closing
+        the reader withdraws what it has announced.
         """
         ...
 
@@ -72,43 +73,43 @@ class Store(Protocol):
     near: bool
     """True where a request costs microseconds (a local folder, memory), False where it costs milliseconds."""
     retries: bool
-    """Whether the store itself has tried for long when it raises StoreUnavailableError, so that nobody else has to."""
+    """Whether the store retries by itself before it raises StoreUnavailableError, so that its callers need not."""
 
     exclusive: bool
-    """Whether the driver creates in one step; False where it first looks and then writes."""
+    """Whether the driver creates an object in one step; False if it first looks whether the key exists, and then writes."""
     largest: int | None
     """The most bytes that an object may have, if there is a limit."""
 
     patience: float
     """For how many seconds a request is tried again while the store is unavailable. It may be set at any time.
 
-    Stores that do not retry by themselves leave that to :class:`._patient.Patient`, which heeds this number.
+    Stores that do not retry by themselves leave that to :class:`._patient.Patient`, which obeys this number.
     """
 
     @property
     def downtime(self) -> float:
-        """For how many seconds, so far, requests of this process were kept waiting by an unavailable store.
+        """For how many seconds, so far, requests of this process have waited for an unavailable store.
 
         The time of a request counts from the beginning of its first try that failed to its success or its last failure.
-        Requests that wait at the same time count once. A clock from which this is subtracted stands still meanwhile:
-        nobody is to be taken for dead because the store was away. Always 0.0 where the store does not retry.
+        Requests that wait at the same time count once. A clock from which this is subtracted stands still in the meantime:
+        no replica must count as dead because the store was away. Always 0.0 for stores that do not retry.
         """
         ...
 
     def put(self, key: str, parts: Iterable[Buffer]) -> int:
         """Write an object in one step: no reader ever sees a part of it. Returns its size in bytes.
 
-        A part may be reused by the caller as soon as the next one is asked for, but for those in a list or tuple: they must
-        stay as they are until this returns, and need not be copied. If ``parts`` raises, nothing is written.
+        The caller may reuse a part as soon as the next one is asked for. Only parts in a list or a tuple must not change until
+        this returns, since they are not copied. If ``parts`` raises an error, nothing is written.
         """
         ...
 
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; returns whether this call wrote it.
 
-        Exactly one of several racing calls wins on stores with exclusive creation. Parts are treated as in :meth:`put`.
-        Calls with the very same bytes cannot be told apart over a network, where answers get lost: all of them may "win".
-        Large objects that this call wrote may be taken for another's. So on False read what is there, whoever wrote it.
+        On stores with exclusive creation, exactly one of several racing calls wins. Parts are treated as in :meth:`put`.
+        Over a network, where answers get lost, calls with the very same bytes cannot be distinguished: all of them may "win".
+        A call that wrote a large object may still return False. So after False, always read what is there.
         """
         ...
 
@@ -119,17 +120,17 @@ class Store(Protocol):
 
         Raises:
             ObjectNotFoundError: The key does not exist.
-            CorruptedObjectError: The object is larger than anything that is kept in one piece.
+            CorruptedObjectError: The object has more than ``largest`` bytes.
         """
         ...
 
     def open(self, key: str, size: int | None = None) -> ObjectReader:
         """Open an object for ranged reads.
 
-        Where the caller knows its ``size`` in bytes, a driver may leave out asking for it.
+        If the caller passes its ``size`` in bytes, a driver need not ask the store for it.
 
         Raises:
-            ObjectNotFoundError: The key does not exist. Where ``size`` was given it may be raised by the first read.
+            ObjectNotFoundError: The key does not exist. If ``size`` was passed, the first read may raise this instead.
         """
         ...
 
@@ -138,14 +139,15 @@ class Store(Protocol):
         ...
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
-        """Remove objects; those that do not exist are passed over.
+        """Delete objects; keys that do not exist are ignored.
 
-        ``unread`` promises that nobody reads them any more, so that a driver may write over their space.
+        With ``unread``, the caller promises that nobody reads the objects any more, so that a driver may write over their
+        space.
         """
         ...
 
     def close(self) -> None:
-        """Let go of what the driver holds; repeatable, and the store may still be used."""
+        """Release what the driver holds; repeatable, and the store may still be used."""
         ...
 
 
@@ -156,20 +158,20 @@ class InBackground(Store, Protocol):
     transfer: Transfer
     """How much may be under way at once."""
     budget: int
-    """Bytes that may be held of what is read ahead or on its way up, by all together. It may be set at any time."""
+    """Bytes that all reads ahead and uploads together may hold. It may be set at any time."""
 
     @property
     def creates_at_once(self) -> int:
-        """How many objects may be created at the same time beside what is read."""
+        """How many objects may be created at the same time while others are read."""
         ...
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
-        """Do something in one of the store's threads."""
+        """Call ``act`` in one of the store's threads."""
         ...
 
 
 def block_bytes_of(store: Store) -> int:
-    """How much is read of one object before the next one's turn; 0 where requests cost nothing."""
+    """How many bytes of one object are read before the next object is read; 0 where requests cost nothing."""
     if store.near:
         return 0
     return store.transfer.block_bytes if isinstance(store, InBackground) else BLOCK_BYTES
@@ -178,71 +180,74 @@ def block_bytes_of(store: Store) -> int:
 def is_key(key: str) -> bool:
     """Whether an object of a run can have this key.
 
-    What browsers of stores and desktops leave behind cannot: placeholders of folders (``deltas/``), ``.DS_Store``.
+    The answer is False for objects that store browsers and desktops leave behind: placeholders of folders (``deltas/``),
+    ``.DS_Store``.
     """
     return key.isprintable() and all(name and not name.startswith(".") for name in key.split("/"))
 
 
 def too_large(origin: str, size: int, largest: int) -> CorruptedObjectError:
-    """The error for an object that is larger than what is read in one piece."""
+    """The error for an object that is larger than what may be read in one piece."""
     return CorruptedObjectError(
-        f"{origin} has {size} bytes, and at most {largest} bytes are read in one piece here: this is not what was written "
-        "under this key. None of it was read."
+        f"{origin} has {size} bytes, and at most {largest} bytes are read in one piece here, so this is not the object that the "
+        "run has written. It was not read."
     )
 
 
 def creates_once(
     store: Store, attempt: Callable[[Callable[[], bool]], bool] = lambda act: act()
 ) -> bool:
-    """Whether the store keeps its promise of :meth:`Store.create`.
+    """Whether the store keeps the promise of :meth:`Store.create`.
 
-    Some accept conditional writes and ignore them, which two creates show. Some drivers look first and write then, which no
-    creates but racing ones show: those have to know it. Only a small object is tried. A large one goes another way over a
-    network (the completion of a multipart upload is what is conditional then), and to try that takes two parts, of which S3
-    wants the first to have 5 MiB.
+    Some stores accept conditional writes and ignore the condition; creating one key twice shows that. Some drivers first look
+    and then write. Only a race would show that, so those drivers have to declare it (:attr:`Store.exclusive`).
+    Only a small object is tried. Over a network, a large one is created in another way: the completion of its multipart upload
+    is conditional. To try that would take two parts, the first of which must have 5 MiB on S3.
 
     Args:
         store: The store.
-        attempt: Calls what it is given, again where the store is unavailable.
+        attempt: Calls the function that it is given, and calls it again while the store is unavailable.
     """
     if not store.exclusive:
         return False
     keys = []
 
-    def try_it() -> bool:
+    def create_twice() -> bool:
         key = f"probes/{secrets.token_hex(8)}"
         keys.append(key)
         if not store.create(key, b"first") or store.create(key, b"second"):
             return False
-        return store.get(key) != b"second"  # a bit that flips on its way makes neither of the two
+        return (
+            store.get(key) != b"second"
+        )  # a bit that flips in transit must not look like a failure
 
     def clean_up() -> bool:
         store.delete(keys)
         return True
 
     try:
-        return attempt(try_it)
+        return attempt(create_twice)
     finally:
         attempt(clean_up)
 
 
 def most_values(largest: int) -> float:
-    """Most bytes of values that a contribution can have, which is one object of at most ``largest`` bytes."""
-    return 0.99 * largest  # its header and checksums are far below a hundredth
+    """The most bytes of values that fit into a contribution, which is one object of at most ``largest`` bytes."""
+    return 0.99 * largest  # the header and the checksums take far less than a hundredth
 
 
 def check_size(store: Store, size: int) -> None:
-    """Refuse fragments whose contributions the store could not take.
+    """Refuse a fragment whose contributions would be too large for the store.
 
     Args:
         store: The store.
-        size: A fragment's values in bytes.
+        size: The size of the fragment's values in bytes.
 
     Raises:
-        ConfigurationError: It says how many fragments it takes.
+        ConfigurationError: The fragment is too large; the error says into how many fragments to cut it.
     """
     if store.largest is not None and size > most_values(store.largest):
         raise ConfigurationError(
-            f"a fragment of {size / 1e9:.0f} GB is too large for one object in {store.uri}, which can have "
+            f"a fragment of {size / 1e9:.0f} GB is too large for one object in {store.uri}, which can have at most "
             f"{store.largest / 1e9:.0f} GB: cut it into {math.ceil(size / most_values(store.largest))} fragments or more"
         )

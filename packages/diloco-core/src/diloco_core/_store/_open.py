@@ -1,7 +1,7 @@
-"""Opening the store of a URI: which driver it has, and whether it answers.
+"""Opening the store of a URI: choose its driver, and check that the store answers.
 
-:mod:`._folder` is for local folders (fsspec's ``file://`` is neither atomic nor exclusive), :mod:`._remote` for
-everything behind a network, through the requests of :mod:`._fsspec` or :mod:`._obstore`.
+:mod:`._folder` is for local folders (fsspec's ``file://`` is neither atomic nor exclusive). :mod:`._remote` is for all stores
+behind a network; :mod:`._fsspec` or :mod:`._obstore` sends its requests.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def open_store(
     within: float | None = None,
     transfer: Transfer | None = None,
 ) -> Store:
-    """Open the store of a URI and try it out.
+    """Open the store of a URI, and try whether it works.
 
     With ``reading`` the store is only read: nothing is created or written, a folder that does not exist counts as an empty
     store, and permission to list and read is enough.
@@ -44,7 +44,7 @@ def open_store(
     """
     if not isinstance(uri, str) or not uri.strip():
         raise ConfigurationError(
-            f"the rendezvous URI must be text such as 's3://bucket/run' or a folder, not {uri!r}"
+            f"the rendezvous URI must be text such as 's3://bucket/run', or a folder's path, not {uri!r}"
         )
     check_uri(uri)
     check_endpoint(uri.rpartition("://")[0].rpartition("::")[2].rpartition("+")[2])
@@ -59,27 +59,27 @@ def _opened(uri: str, reading: bool, transfer: Transfer | None) -> Store:
     from ._drivers._obstore import ObstoreDriver
     from ._drivers._remote import RemoteStore
 
-    scheme, separator, rest = uri.partition("://")
+    scheme, separator, path = uri.partition("://")
     if not separator or scheme == "file":
         return FolderStore(uri, reading=reading)
-    asked, plus, scheme = scheme.rpartition("+")
-    plain = f"{scheme}://{rest}"
-    if asked == "obstore" and scheme not in _S3:
+    chosen_driver, plus, scheme = scheme.rpartition("+")
+    plain_uri = f"{scheme}://{path}"
+    if chosen_driver == "obstore" and scheme not in _S3:
         raise ConfigurationError(
-            f"{redact_uri(uri)!r}: through obstore there is s3:// only; write {redact_uri(plain)!r}"
+            f"{redact_uri(uri)!r}: the obstore driver is only for s3://, not for {scheme}://; write {redact_uri(plain_uri)!r}"
         )
-    if asked == "obstore" or (not plus and scheme in _S3 and _prefers_obstore(scheme)):
-        return RemoteStore(plain, ObstoreDriver(plain), reading=reading, transfer=transfer)
+    if chosen_driver == "obstore" or (not plus and scheme in _S3 and _prefers_obstore(scheme)):
+        return RemoteStore(plain_uri, ObstoreDriver(plain_uri), reading=reading, transfer=transfer)
     transfer = transfer or Transfer()
-    driver = FsspecDriver(plain if asked == "fsspec" else uri, transfer.connections)
-    return RemoteStore(plain, driver, reading=reading, transfer=transfer)
+    driver = FsspecDriver(plain_uri if chosen_driver == "fsspec" else uri, transfer.connections)
+    return RemoteStore(plain_uri, driver, reading=reading, transfer=transfer)
 
 
 def _prefers_obstore(scheme: str) -> bool:
     from fsspec.config import conf
 
     try:
-        import obstore  # noqa: F401 - only whether it can be
+        import obstore  # noqa: F401 - to see whether it is installed
     except ImportError:
         return False
     return not conf.get(scheme)

@@ -1,4 +1,4 @@
-"""Doing several things with a store at the same time, where that saves time."""
+"""Sending several requests to a store at the same time, where that saves time."""
 
 from __future__ import annotations
 
@@ -18,22 +18,23 @@ T = TypeVar("T")
 
 
 def in_parallel(store: Store, acts: Iterable[Callable[[], T]], at_once: int) -> Iterator[T]:
-    """What some acts return, in their order; up to ``at_once`` of them are under way at the same time.
+    """Yields what the functions in ``acts`` return, in their order. Up to ``at_once`` of them run at the same time.
 
-    They run one after another where requests cost nothing, or the store has no threads. An act must be fit for another
-    thread, and must not wait for anything that is done in the background. When one raises, no further ones are begun.
+    They run one after another if requests to the store cost nothing, or if the store has no threads. Each function must be
+    able to run in another thread, and must not wait for anything else that is done in the background. When one raises an
+    error, no further ones are started.
     """
     if store.near or not isinstance(store, InBackground):
         yield from (act() for act in acts)
         return
-    rest = iter(acts)
-    begun: deque[Future[T]] = deque()
+    remaining = iter(acts)
+    started: deque[Future[T]] = deque()
     try:
         while True:
-            begun.extend(map(store.submit, islice(rest, at_once - len(begun))))
-            if not begun:
+            started.extend(map(store.submit, islice(remaining, at_once - len(started))))
+            if not started:
                 return
-            yield begun.popleft().result()
+            yield started.popleft().result()
     finally:
-        for future in begun:
+        for future in started:
             future.cancel()

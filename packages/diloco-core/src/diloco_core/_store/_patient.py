@@ -1,4 +1,4 @@
-"""A store whose hiccups are waited out: what may be repeated is repeated a few times before it counts as failed."""
+"""A store whose failures are waited out: while it is unavailable, requests are repeated before they count as failed."""
 
 from __future__ import annotations
 
@@ -18,25 +18,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PAUSES = (0.1, 0.2, 0.4, 0.8, 1.6)
-"""Seconds between two tries; the last one is repeated while the store's patience lasts."""
+"""Seconds between two tries; the last of these pauses is used again and again while the store's patience lasts."""
 
-_WORTH_SAYING = 1.0  # seconds
+_WORTH_SAYING = 1.0  # seconds of waiting, from which on an error says how long it has been
 
 _log = logging.getLogger("diloco_core")
 
 
 class Patient:
-    """The operations of a store, repeated while it is unavailable, and with None for what is not there.
+    """A store that retries: its operations are repeated while it is unavailable, and missing objects are read as None.
 
-    Everything that is written has a key and content of its own, so a repeated write is harmless, and so is one whose
-    answer got lost. Not more thread-safe than the store.
+    Each key is always written with the same content, so a repeated write is harmless, and so is one whose answer got lost. As
+    thread-safe as the store itself.
 
     Args:
         store: The store.
         timing: Its clock and ``sleep`` are used.
 
     Attributes:
-        before_writing: Called before anything is written or deleted; what it raises prevents that.
+        before_writing: Called before anything is written or deleted; if it raises an error, nothing is.
     """
 
     def __init__(self, store: Store, timing: Timing) -> None:
@@ -45,7 +45,7 @@ class Patient:
         self.near = store.near
         self.before_writing: Callable[[], object] = bool
         self._downtime = Downtime(timing.clock)
-        # Pauses without chance, so that simulated runs can be repeated.
+        # No random jitter, so that simulated runs can be repeated exactly.
         self._retries = Retries(
             first_pause=PAUSES[0],
             longest_pause=PAUSES[-1],
@@ -56,12 +56,12 @@ class Patient:
 
     @property
     def downtime(self) -> float:
-        """Seconds for which the store was waited for, by itself or here; see :attr:`._api.Store.downtime`."""
+        """Seconds spent waiting for an unavailable store, in the store or in this class; see :attr:`._api.Store.downtime`."""
         return self.store.downtime + self._downtime.seconds()
 
     @property
     def patience(self) -> float:
-        """For how many seconds an unavailable store is asked again. It may be set."""
+        """For how many seconds requests to an unavailable store are repeated. It may be set."""
         return self.store.patience
 
     @patience.setter
@@ -69,7 +69,7 @@ class Patient:
         self.store.patience = seconds
 
     def get(self, key: str, largest: int = RECORD_BYTES) -> bytes | None:
-        """A whole small object; larger ones than ``largest`` bytes are refused."""
+        """Read a whole small object; None if there is none. An object of more than ``largest`` bytes is refused."""
         try:
             return self.attempt(lambda: self.store.get(key, largest))
         except ObjectNotFoundError:
@@ -78,15 +78,16 @@ class Patient:
     def read(
         self, key: str, use: Callable[[ObjectReader], T], opened: ObjectReader | None = None
     ) -> T | None:
-        """What ``use`` makes of an open object; it may be called again from the start.
+        """Open an object and return what ``use`` returns for its reader; None if there is no such object.
 
-        ``opened`` is the object where it is open already; it is closed.
+        ``use`` may be called again, with a new reader. If the object is open already, pass its reader as ``opened``: that
+        reader is used first, and closed.
         """
 
         def act() -> T:
             nonlocal opened
-            first, opened = opened, None
-            with first or self.store.open(key) as reader:
+            given_reader, opened = opened, None
+            with given_reader or self.store.open(key) as reader:
                 return use(reader)
 
         try:
@@ -100,7 +101,7 @@ class Patient:
         return self.attempt(lambda: self.store.put(key, parts()))
 
     def create(self, key: str, parts: Callable[[], bytes | Iterable[Buffer]]) -> bool:
-        """See to it that an object exists. True: this call wrote it. False: read it, whoever wrote it."""
+        """Make sure that an object exists. Returns True if this call wrote it; if False, read what is there."""
         self.before_writing()
         return self.attempt(lambda: self.store.create(key, parts()))
 
@@ -113,13 +114,13 @@ class Patient:
         return self.attempt(lambda: self.store.list(prefix))
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
-        """Remove objects; with ``unread``, a driver may write over their space."""
+        """Delete objects; with ``unread``, a driver may write over their space."""
         keys = list(keys)
         self.before_writing()
         self.attempt(lambda: self.store.delete(keys, unread=unread))
 
     def attempt(self, act: Callable[[], T]) -> T:
-        """Do something with the store, again while it is unavailable."""
+        """Call ``act``, and call it again while the store is unavailable."""
         if self.store.retries:
             return act()
 
@@ -129,7 +130,7 @@ class Patient:
         def again(error: Exception) -> bool:
             nonlocal tries
             tries += 1
-            # What lasts may still pass at once, as when somebody is just mending the rights of a folder.
+            # A lasting fault may still be over soon, for example if the permissions of a folder are being corrected now.
             if not isinstance(error, StoreUnavailableError) or (
                 error.lasting and tries > len(PAUSES)
             ):
@@ -144,10 +145,10 @@ class Patient:
             waited = self._retries.clock() - start
             if waited < _WORTH_SAYING:
                 raise
-            why = (
-                ", and no longer, since this does not pass until somebody mends its cause"
+            reason = (
+                ", and no longer, since this does not pass until somebody removes the cause"
                 if error.lasting
                 else ""
             )
-            text = f"{str(error).rstrip('.')}. It was tried again for {waited:.0f} s{why}."
-            raise StoreUnavailableError(text, lasting=error.lasting) from error
+            message = f"{str(error).rstrip('.')}. It was tried again for {waited:.0f} s{reason}."
+            raise StoreUnavailableError(message, lasting=error.lasting) from error

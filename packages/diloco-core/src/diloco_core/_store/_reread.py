@@ -1,4 +1,4 @@
-"""Reading again what was not as it was written: a bit may have changed on its way, and nothing be wrong in the store."""
+"""Reading damaged data again: a bit may have changed in transit, while the object in the store is as it was written."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 REREADS = (0.05, 0.4, 1.5)
-"""Seconds between two readings."""
+"""Seconds to wait before each further reading."""
 
 _log = logging.getLogger("diloco_core")
 
 
 def read_again(timing: Timing, read: Callable[[], T], most: int | None = None) -> T:
-    """What ``read`` returns; it is called a few times, until what it reads is as it was written.
+    """Call ``read``, and call it again if it raises a CorruptedObjectError. Returns what it returns.
 
     Args:
-        timing: Its ``sleep`` is used.
-        read: Reads and verifies; it must start from the beginning every time.
-        most: How often it may be called again; as often as there are ``REREADS`` if left out.
+        timing: Its ``sleep`` is used between two readings.
+        read: Reads and verifies. It must start from the beginning every time.
+        most: How often it may be called again; if left out, once for each of ``REREADS``.
 
     Raises:
-        CorruptedObjectError: It is damaged where it lies.
+        CorruptedObjectError: The last reading was damaged, too, so the object in the store is.
     """
     for pause in REREADS[:most]:
         try:

@@ -1,4 +1,4 @@
-"""What a store's URI may say: where the objects are, and nothing that its driver would pass over in silence."""
+"""What a store's URI may hold: where the objects are, and nothing that its driver would silently ignore."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .._redact import redact_uri, userinfo_of
 
 
 class _Places(NamedTuple):
-    """Where things belong that people write into URIs."""
+    """The right places for settings that people write into URIs."""
 
     credentials: str
     endpoint: str
@@ -36,10 +36,10 @@ _PLACES = {
     **dict.fromkeys(("gs", "gcs"), _GS),
     **dict.fromkeys(("az", "abfs", "abfss"), _AZ),
 }
-# abfss://container@account.dfs.core.windows.net/folder names no user.
+# In abfss://container@account.dfs.core.windows.net/folder, the part before the @ is not a user.
 _ACCOUNT = re.compile(r"[^:@/?#]+@[^:@/?#]+\.[^:@/?#]+")
 _PORT = re.compile(r"[^:]*:[0-9]*")
-# One letter may be a drive.
+# At least two letters: a single one may be a drive.
 _SCHEME = re.compile(r"((?:[a-z]+\+)?([A-Za-z][A-Za-z0-9.\-]+)):(/?)")
 _AUTHORITY_ENDS = re.compile(r"[/?#]")
 # With an address in brackets, or with a port.
@@ -47,80 +47,81 @@ _HOST = re.compile(r"\[.*|[^:]*:[0-9]*")
 
 
 def check_uri(uri: str) -> None:
-    """Refuse what no driver obeys, before anything is opened: a user would wonder for long where it went.
+    """Refuse a URI with parts that its driver would silently ignore, before anything is opened.
 
     Other schemes (``sftp://`` and many more) are left to their drivers: most of these take a user, a password and a port from
-    the URI. In ``memory://`` everything is just a name. What is nearly a URI is refused, too: it would be a folder's name.
+    the URI. In ``memory://`` everything is just a name. Text that is nearly a URI is refused, too, since it would be taken
+    for the name of a folder.
 
     Raises:
-        ConfigurationError: It says where such things belong; what may be secret is not shown.
+        ConfigurationError: The URI is refused. The error says where such parts belong, and shows no secrets.
     """
     if "://" not in uri:
         _check_path(uri)
         return
     for link in uri.split("::"):  # fsspec chains drivers that way
-        scheme, separator, rest = link.partition("://")
+        scheme, separator, location = link.partition("://")
         scheme = scheme.rpartition("+")[2]
         if separator and scheme in _PLACES:
-            _check(redact_uri(link), scheme, rest, _PLACES[scheme])
-        elif separator and scheme not in {"file", "memory"} and _is_cut(rest):
+            _check(redact_uri(link), scheme, location, _PLACES[scheme])
+        elif separator and scheme not in {"file", "memory"} and _is_cut(location):
             raise ConfigurationError(
-                f"{redact_uri(link)!r} holds a user or a password with one of the signs / ? # in it, where a driver sees the end "
-                "of the host. Write %2F, %3F and %23 for them."
+                f"{redact_uri(link)!r} holds a user or a password in which one of the characters / ? # stands. A driver would "
+                "take it for the end of the host: write %2F, %3F and %23 instead."
             )
-        elif separator and scheme == "file" and ("?" in rest or "#" in rest):
+        elif separator and scheme == "file" and ("?" in location or "#" in location):
             raise ConfigurationError(
-                f"{redact_uri(link)!r}: a folder's URI has no query string and no fragment. Where they are part of a name, "
-                "write %3F for the question mark and %23 for the number sign, or give the plain path."
+                f"{redact_uri(link)!r}: a folder's URI has no query string and no fragment. If the folder's name holds a "
+                "question mark or a number sign, write %3F or %23 for it, or give the plain path."
             )
 
 
-def _is_cut(rest: str) -> bool:
-    """Whether a driver would see the end of the host in the middle of a password."""
-    authority = _AUTHORITY_ENDS.split(rest, maxsplit=1)[0]
-    return bool(userinfo_of(rest)) and "@" not in authority and _HOST.fullmatch(authority) is None
+def _is_cut(location: str) -> bool:
+    """Whether a driver would take a character of a user or a password for the end of the host."""
+    authority = _AUTHORITY_ENDS.split(location, maxsplit=1)[0]
+    return (
+        bool(userinfo_of(location)) and "@" not in authority and _HOST.fullmatch(authority) is None
+    )
 
 
 def _check_path(path: str) -> None:
     shown, scheme = redact_uri(path), _SCHEME.match(path)
-    advice = "Where it is meant to be a folder, give its path from the root on, with one slash at its beginning."
+    advice = "If it is meant to be a folder, give its path from the root, beginning with one slash."
     if scheme is not None and (scheme[3] or scheme[2] in known_implementations):
         meant = redact_uri(f"{scheme[1]}://{path[scheme.end() :].lstrip('/')}")
         raise ConfigurationError(
-            f"{shown!r} looks like a URI with a slash too few: write {meant}. {advice}"
+            f"{shown!r} looks like a URI in which a slash is missing: write {meant}. {advice}"
         )
     if shown != path:
         raise ConfigurationError(
-            f"{shown!r} looks like a URI with a user or a password, and has no scheme. {advice}"
+            f"{shown!r} looks like a URI with a user or a password but without a scheme such as s3://. {advice}"
         )
 
 
-def _check(shown: str, scheme: str, rest: str, places: _Places) -> None:
-    userinfo = userinfo_of(rest)
-    where = f"write {scheme}://bucket/folder alone"
-    if userinfo and not (places is _AZ and _ACCOUNT.fullmatch(rest.partition("/")[0])):
+def _check(shown: str, scheme: str, location: str, places: _Places) -> None:
+    userinfo = userinfo_of(location)
+    advice = f"write only {scheme}://bucket/folder"
+    if userinfo and not (places is _AZ and _ACCOUNT.fullmatch(location.partition("/")[0])):
         raise ConfigurationError(
-            f"{shown!r} holds a user or a password, which the driver for {scheme}:// does not read from there: {where}. "
+            f"{shown!r} holds a user or a password, which the driver for {scheme}:// would ignore: {advice}. "
             f"Credentials belong {places.credentials}."
         )
     for sign, name in (("?", "query string"), ("#", "fragment")):
-        if sign in rest:
+        if sign in location:
             raise ConfigurationError(
-                f"{shown!r} has a {name}, which the driver for {scheme}:// does not obey: {where}. Endpoints belong "
-                f"{places.endpoint}; credentials {places.credentials}. A folder whose name has a {sign!r} cannot be used."
+                f"{shown!r} has a {name}, which the driver for {scheme}:// would ignore: {advice}. Endpoints belong "
+                f"{places.endpoint}; credentials {places.credentials}. A folder with {sign!r} in its name cannot be used."
             )
-    bucket, _, folder = rest.partition("/")
+    bucket, _, folder = location.partition("/")
     if not bucket:
-        raise ConfigurationError(
-            f"{shown!r} names no bucket: a prefix is written {scheme}://bucket/folder"
-        )
+        raise ConfigurationError(f"{shown!r} names no bucket: write {scheme}://bucket/folder")
     if _PORT.fullmatch(bucket):
         raise ConfigurationError(
-            f"{shown!r} has a port, which the driver for {scheme}:// does not obey: a bucket comes first, as in "
-            f"{scheme}://bucket/folder. Endpoints belong {places.endpoint}."
+            f"{shown!r} has a port, which the driver for {scheme}:// would ignore: write {scheme}://bucket/folder, beginning "
+            f"with a bucket. Endpoints belong {places.endpoint}."
         )
     if any(part in {"", ".", ".."} for part in folder.rstrip("/").split("/") if folder.strip("/")):
         raise ConfigurationError(
-            f"{shown!r} has a folder without a name, or one that is called '.' or '..': drivers would make different "
-            "prefixes of it"
+            f"{shown!r} has a folder without a name, or one with the name '.' or '..', which drivers treat in different ways: "
+            "remove it from the URI"
         )

@@ -1,8 +1,9 @@
-"""Ranged reads over a network: fetched in the order in which they will be used, several at a time, and in bounded memory.
+"""Ranged reads over a network: fetched in the order in which they will be used, several at a time, and in limited memory.
 
-All readers of a store share one queue and one budget. Whoever is going to read says so beforehand, range by range in the
-order of use, over as many objects as there are. So it makes no difference to speed whether a gigabyte comes from one object
-or from a thousand: there are always as many requests under way as the budget allows, and the next one to be used is first.
+All readers of a store share one queue and one budget. Readers announce what they are going to read, range by range, in the
+order of use, across all objects. So it makes no difference to speed whether a gigabyte comes from one object or from a
+thousand: there are always as many requests under way as the budget allows, and the range that is needed next is fetched
+first.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 HEAD_BYTES = 64 * 2**10
-"""What is read when an object of unknown size is opened: small objects need no second request."""
+"""Bytes that are read when an object of unknown size is opened, so that small objects need no second request."""
 
 
 class Range:
-    """Bytes ``start`` to ``stop`` of an object that somebody is going to read."""
+    """Bytes ``start`` to ``stop`` of an object, which a reader is going to read."""
 
     __slots__ = ("fetch", "future", "start", "stop")
 
@@ -44,7 +45,7 @@ class Range:
 
     @property
     def size(self) -> int:
-        """Its bytes."""
+        """Number of bytes."""
         return self.stop - self.start
 
 
@@ -54,16 +55,16 @@ def threads(connections: int) -> Executor:
 
 
 class Transfers:
-    """A store's requests in the background, and the queue of what its readers will read. Thread-safe.
+    """A store's requests in the background, and the queue of the ranges that its readers will read. Thread-safe.
 
     Args:
-        settings: How many of them, and in how much memory.
-        background: Makes what sends these requests, so many at a time; injected in simulations.
-        uri: The store, for errors.
+        settings: How many requests at a time, and in how much memory.
+        background: Given a number of connections, makes the executor that sends the requests; replaced in simulations.
+        uri: The store's URI, for errors.
 
     Attributes:
-        block_bytes: Most bytes that one request reads.
-        budget: Bytes of announced ranges that are held or on their way; it may be set at any time.
+        block_bytes: The most bytes that one request reads.
+        budget: How many bytes of announced ranges may be held or under way; it may be set at any time.
     """
 
     def __init__(
@@ -81,13 +82,13 @@ class Transfers:
         self.budget = settings.budget_bytes
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
-        """Do something in the background; it must not wait for anything else that is done there."""
+        """Call ``act`` in the background; it must not wait for anything else that is done there."""
         self.check_process()
         with self._lock:
             return self._submit(act)
 
     def check_process(self) -> None:
-        """Refuse what would never end: of threads and connections, a forked process has only what looks like them.
+        """Refuse to send requests from a forked process, in which threads and connections do not work: it would hang.
 
         Raises:
             StoreUnavailableError: The store was opened by the process that this one was forked from.
@@ -95,7 +96,7 @@ class Transfers:
         if not self.is_own_process():
             raise StoreUnavailableError(
                 f"{self._uri} was opened in another process ({self._process}), from which this one ({os.getpid()}) was "
-                "forked: threads and connections do not outlive that. Connect after forking, or start processes by spawn "
+                "forked: threads and connections do not work after a fork. Connect after forking, or start processes by spawn "
                 "(multiprocessing.set_start_method('spawn')).",
                 lasting=True,
             )
@@ -105,20 +106,20 @@ class Transfers:
         return os.getpid() == self._process
 
     def announce(self, wanted: Range) -> None:
-        """This range will be read after all that were announced before it, by whichever reader."""
+        """Announce that this range will be read after all ranges that any reader has announced before."""
         self.check_process()
         with self._lock:
             self._queue.append(wanted)
-            self._go_on()
+            self._start_next()
 
     def take(self, wanted: Range) -> Buffer:
-        """The bytes of an announced range, which is fetched at once where its turn had not come yet."""
+        """The bytes of an announced range. If it is still in the queue, it is fetched at once."""
         self.check_process()
         with self._lock:
             future = wanted.future
             if future is None:
-                # Somebody reads in another order than was said. To wait for the turn might be to wait for ever: what is
-                # ahead in the queue keeps its memory until it is read.
+                # The ranges are read in another order than was announced. Waiting for this one's turn could last for ever,
+                # since the ranges ahead of it in the queue keep their memory until they are read.
                 self._dropped.add(wanted)
                 future = self._start(wanted)
         try:
@@ -127,24 +128,24 @@ class Transfers:
             return wanted.fetch(wanted.start, wanted.stop)
 
     def drop(self, ranges: list[Range]) -> None:
-        """These ranges are read, or will not be: their memory is free for the next ones."""
+        """Give back the memory of ranges that have been read, or will not be."""
         if not self.is_own_process():
             return
         with self._lock:
             futures = []
-            for each in ranges:
-                if each.future is None:
-                    self._dropped.add(each)
-                elif each.future.cancel() or each.future.done():
-                    self._held -= each.size
+            for wanted in ranges:
+                if wanted.future is None:
+                    self._dropped.add(wanted)
+                elif wanted.future.cancel() or wanted.future.done():
+                    self._held -= wanted.size
                 else:
-                    futures.append((each.future, each.size))
-            self._go_on()
-        for future, size in futures:  # it is on its way and cannot be stopped
+                    futures.append((wanted.future, wanted.size))
+            self._start_next()
+        for future, size in futures:  # their requests are under way and cannot be stopped
             future.add_done_callback(lambda _, size=size: self._release(size))  # type: ignore[misc]
 
     def hold(self, size: int) -> None:
-        """So many bytes are taken from the budget by something else, or given back where it is negative."""
+        """Take so many bytes from the budget for another use; a negative number gives them back."""
         self._release(-size)
 
     @property
@@ -154,7 +155,7 @@ class Transfers:
             return self._held
 
     def close(self) -> None:
-        """End the threads as soon as the requests that they are at are done; repeatable."""
+        """End each thread as soon as its present request is done; repeatable."""
         with self._lock:
             executor, self._executor = self._executor, None
         if executor is not None:
@@ -163,17 +164,18 @@ class Transfers:
     def _release(self, size: int) -> None:
         with self._lock:
             self._held -= size
-            self._go_on()
+            self._start_next()
 
-    def _go_on(self) -> None:
+    def _start_next(self) -> None:
+        """Start to fetch the next ranges of the queue, as far as the budget allows."""
         while self._queue:
-            following = self._queue[0]
-            if following not in self._dropped:
-                if self._held and self._held + following.size > self.budget:
+            head = self._queue[0]
+            if head not in self._dropped:
+                if self._held and self._held + head.size > self.budget:
                     return
-                self._start(following)
+                self._start(head)
             self._queue.popleft()
-            self._dropped.discard(following)
+            self._dropped.discard(head)
 
     def _start(self, wanted: Range) -> Future[Buffer]:
         self._held += wanted.size
@@ -187,16 +189,16 @@ class Transfers:
 
 
 class BlockReader:
-    """An object that is fetched in ranges; see :class:`._api.ObjectReader`. Not thread-safe.
+    """Reads an object in ranges; see :class:`._api.ObjectReader`. Not thread-safe.
 
-    What :meth:`expect` announces is fetched ahead of the reader; anything else is fetched when it is asked for.
+    Ranges that :meth:`expect` announces are fetched before they are read; all others when they are read.
 
     Args:
-        fetch: Gets the bytes from ``start`` to ``stop``.
+        fetch: Fetches the bytes from ``start`` to ``stop``.
         size: The object's size in bytes.
-        head: Its first bytes, as far as they are known.
-        name: What it is called in errors.
-        transfers: The store's threads.
+        head: The first bytes of the object that are already known; may be empty.
+        name: What the object is called in errors.
+        transfers: The store's requests in the background.
     """
 
     def __init__(
@@ -213,8 +215,8 @@ class BlockReader:
         self._transfers = transfers
         self._head = memoryview(head)
         self._expected: deque[Range] = deque()
-        # The block that is being read: where it begins, its bytes, and how many of them were not asked for yet.
-        self._at, self._block, self._unread = 0, memoryview(b""), 0
+        # The block that is being read: its offset in the object, its bytes, and how many of them were not read yet.
+        self._block_start, self._block, self._unread = 0, memoryview(b""), 0
         self._current: Range | None = None
 
     def expect(self, start: int, stop: int) -> None:
@@ -222,12 +224,12 @@ class BlockReader:
         stop = min(stop, self.size)
         start = (
             max(start, len(self._head)) if stop > len(self._head) else stop
-        )  # as far as it is here already
+        )  # the head is already here
         if start >= stop or self._is_expected(start, stop):
             return
         block_bytes = self._transfers.block_bytes
-        for begin in range(start, stop, block_bytes):
-            wanted = Range(self._fetch, begin, min(begin + block_bytes, stop))
+        for block_start in range(start, stop, block_bytes):
+            wanted = Range(self._fetch, block_start, min(block_start + block_bytes, stop))
             self._expected.append(wanted)
             self._transfers.announce(wanted)
 
@@ -236,55 +238,57 @@ class BlockReader:
         end = offset + len(buffer)
         if end > self.size:
             raise CorruptedObjectError(
-                f"{self._name} is truncated: it has {self.size} bytes, and bytes {offset} to {end} were asked for"
+                f"{self._name} is truncated: it has {self.size} bytes, and bytes {offset} to {end} are needed"
             )
         while offset < end:
             into = buffer[len(buffer) - (end - offset) :]
             if offset < len(self._head):
                 offset += _copy(self._head, offset, into)
                 continue
-            if not 0 <= offset - self._at < len(self._block):
+            if not 0 <= offset - self._block_start < len(self._block):
                 self._turn_to(offset, end)
-            # No name for the block here: it would be held while the next one is waited for.
-            count = _copy(self._block, offset - self._at, into)
+            # No local variable for the block: it would keep the block in memory while the next one is waited for.
+            count = _copy(self._block, offset - self._block_start, into)
             offset += count
             self._unread -= count
-            if self._unread <= 0:  # nobody reads anything twice, but for errors
-                self._let_go()
+            if self._unread <= 0:  # nothing is read twice, except after errors
+                self._release_block()
 
     def close(self) -> None:
-        """Let go of the blocks; repeatable."""
-        self._let_go()
+        """Release the blocks; repeatable."""
+        self._release_block()
         self._transfers.drop(list(self._expected))
         self._expected.clear()
 
     def _is_expected(self, start: int, stop: int) -> bool:
-        """Whether all of this was announced already, and not read since."""
-        if self._block and self._at <= start < self._at + len(self._block):
-            start = self._at + len(self._block)
-        for each in self._expected:
-            if each.start <= start < each.stop:
-                start = each.stop
+        """Whether all of these bytes were announced already, and not read since."""
+        if self._block and self._block_start <= start < self._block_start + len(self._block):
+            start = self._block_start + len(self._block)
+        for wanted in self._expected:
+            if wanted.start <= start < wanted.stop:
+                start = wanted.stop
         return start >= stop
 
     def _turn_to(self, offset: int, end: int) -> None:
-        """Make a block current that holds ``offset``."""
-        self._let_go()  # before the next one comes, so that there is one less in memory
-        if any(each.start <= offset < each.stop for each in self._expected):
+        """Make the block that holds ``offset`` the current one."""
+        self._release_block()  # before the next one arrives, so that there is one less in memory
+        if any(wanted.start <= offset < wanted.stop for wanted in self._expected):
             while not self._expected[0].start <= offset < self._expected[0].stop:
-                self._transfers.drop([self._expected.popleft()])  # passed over
+                self._transfers.drop(
+                    [self._expected.popleft()]
+                )  # it was announced, and is not read
             self._current = self._expected.popleft()
-            at, block = self._current.start, self._transfers.take(self._current)
+            block_start, block = self._current.start, self._transfers.take(self._current)
         else:
             stop = min(
                 self.size, max(min(end, offset + self._transfers.block_bytes), offset + HEAD_BYTES)
             )
-            at, block = offset, self._fetch(offset, stop)
-        self._at, self._block = at, memoryview(block)
+            block_start, block = offset, self._fetch(offset, stop)
+        self._block_start, self._block = block_start, memoryview(block)
         self._unread = len(self._block)
 
-    def _let_go(self) -> None:
-        self._at, self._block, self._unread = 0, memoryview(b""), 0
+    def _release_block(self) -> None:
+        self._block_start, self._block, self._unread = 0, memoryview(b""), 0
         current, self._current = self._current, None
         if current is not None:
             self._transfers.drop([current])
@@ -303,12 +307,12 @@ class BlockReader:
 
 
 def _copy(block: memoryview, start: int, into: memoryview) -> int:
-    """Copy what a block has from ``start`` on, as far as there is room; returns how many bytes that were."""
+    """Copy the bytes of a block from ``start`` on, as many as fit; returns how many that were."""
     part = block[start : start + len(into)]
     into[: len(part)] = part
     return len(part)
 
 
 def new_buffer(size: int) -> memoryview:
-    """Memory of its own, which goes back to the system as soon as nobody uses it."""
+    """Memory that is mapped from the system, and goes back to it as soon as it is no longer used."""
     return memoryview(mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))

@@ -1,7 +1,7 @@
 """Files below a run's folder, reached without following links, so that nothing outside is ever read, written or deleted.
 
-The run's folder itself may be reached through links. Below it every folder must be a real one, and every object a regular
-file: each step is taken from the descriptor of the folder before, with ``O_NOFOLLOW``.
+The run's folder itself may be reached through links. Below it every folder must be a real folder, and every object a regular
+file: each one is opened relative to the descriptor of its parent folder, with ``O_NOFOLLOW``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-# Opening a named pipe waits for a writer, unless it is told not to.
+# Without O_NONBLOCK, opening a named pipe would wait for a writer.
 _NO_LINK = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _KINDS = {
     stat.S_IFLNK: "a symbolic link",
@@ -31,7 +31,7 @@ _KINDS = {
     stat.S_IFBLK: "a device",
     stat.S_IFDIR: "a folder",
 }
-# What network file systems say while their server is away, and what passes when somebody lets go of something.
+# Errors of network file systems while their server is away, and errors that are over when a resource is released.
 _PASSING = {
     errno.EIO,
     errno.ESTALE,
@@ -53,10 +53,10 @@ _PASSING = {
 }
 
 FULL = {errno.ENOSPC, errno.EDQUOT}
-"""What a file system says that has no room, or no more for this user."""
+"""Errors of a file system that is full, or in which this user's quota is used up."""
 
-# What somebody who reads the log can mend while the run waits.
-_TO_MEND = dict.fromkeys(FULL, "The disk is full, or this user's quota is used up: make room.") | {
+# Faults that a person who reads the log can correct while the run waits, and how.
+_REMEDIES = dict.fromkeys(FULL, "The disk is full, or this user's quota is used up: make room.") | {
     errno.EROFS: "The file system is read-only: make it writable again.",
     errno.EFBIG: (
         "The file would be larger than the file system allows, or than this process may write (ulimit -f): raise that "
@@ -66,15 +66,15 @@ _TO_MEND = dict.fromkeys(FULL, "The disk is full, or this user's quota is used u
 
 
 def split(key: str) -> list[str]:
-    """The folders and the file that a key names.
+    """The names of the folders and of the file that a key consists of.
 
     Raises:
-        ConfigurationError: It would lead out of the run's folder, or to a file that is none of the run's.
+        ConfigurationError: The key would lead out of the run's folder, or to a file that cannot be the run's.
     """
     names = key.split("/")
     if not is_key(key):
         raise ConfigurationError(
-            f"{key!r} is not a key: its parts must be names that do not begin with a dot"
+            f"{key!r} is not a key: the parts between slashes must be printable names that do not begin with a dot"
         )
     return names
 
@@ -91,35 +91,35 @@ def opened_folder(path: Path) -> Iterator[int]:
 
 @contextlib.contextmanager
 def opened_below(root: int, names: Sequence[str], *, make: bool = False) -> Iterator[int]:
-    """The descriptor of a folder below another one; no step to it is a link. With ``make`` it is made where it is missing."""
-    here = os.dup(root)
+    """The descriptor of a folder below another one, reached without following links. ``make`` creates missing folders."""
+    current = os.dup(root)
     try:
         for name in names:
             try:
-                below = _step(here, name)
+                child = _open_folder(current, name)
             except FileNotFoundError:
                 if not make:
                     raise
                 with contextlib.suppress(FileExistsError):
-                    os.mkdir(name, dir_fd=here)
-                    sync_folder(here)
-                below = _step(here, name)
-            os.close(here)
-            here = below
-        yield here
+                    os.mkdir(name, dir_fd=current)
+                    sync_folder(current)
+                child = _open_folder(current, name)
+            os.close(current)
+            current = child
+        yield current
     finally:
-        os.close(here)
+        os.close(current)
 
 
-def _step(folder: int, name: str) -> int:
+def _open_folder(folder: int, name: str) -> int:
     try:
         return os.open(name, _FOLDER | os.O_NOFOLLOW, dir_fd=folder)
     except OSError as error:
         if error.errno in {errno.ELOOP, errno.ENOTDIR} and stat.S_ISLNK(
             _look(folder, name).st_mode
         ):
-            text = f"the folder {name!r} in it is a symbolic link, and only the run's own folder may be reached through one"
-            raise OSError(errno.ELOOP, text) from error
+            message = f"the folder {name!r} in it is a symbolic link, and only the run's own folder may be reached through one"
+            raise OSError(errno.ELOOP, message) from error
         raise
 
 
@@ -128,7 +128,7 @@ def _look(folder: int, name: str) -> os.stat_result:
 
 
 def is_there(folder: int, name: str) -> bool:
-    """Whether a folder has a file, link or folder of this name."""
+    """Whether a folder holds anything with this name."""
     try:
         _look(folder, name)
     except FileNotFoundError:
@@ -140,12 +140,12 @@ def open_to_read(folder: int, name: str, path: Path) -> FileReader:
     """Open an object.
 
     Raises:
-        CorruptedObjectError: It is not a regular file. It is not opened: that alone has effects on some devices.
+        CorruptedObjectError: It is not a regular file. It was not opened, since that alone has effects on some devices.
     """
     _check_regular(_look(folder, name), path)
     descriptor = os.open(name, os.O_RDONLY | _NO_LINK, dir_fd=folder)
     try:
-        _check_regular(os.fstat(descriptor), path)  # it may be another one by now
+        _check_regular(os.fstat(descriptor), path)  # the file may have been replaced since
         return FileReader(path, descriptor)
     except BaseException:
         os.close(descriptor)
@@ -156,36 +156,36 @@ def _check_regular(status: os.stat_result, path: Path) -> None:
     kind = _kind(status)
     if kind is not None:
         raise CorruptedObjectError(
-            f"{str(path)!r} is {kind}, and the objects of a run are regular files: it is not read. Remove what is not the "
-            "run's, or name another folder."
+            f"{str(path)!r} is {kind}, and the objects of a run are regular files: it was not read. Remove what does not belong "
+            "to the run, or use another folder."
         )
 
 
 def _kind(status: os.stat_result) -> str | None:
-    """What lies in the place of an object, where that is no regular file."""
+    """What is in the place of an object, such as "a named pipe"; None if it is a regular file."""
     return _KINDS.get(stat.S_IFMT(status.st_mode))
 
 
 def check_replaceable(folder: int, name: str) -> None:
-    """Refuse to put an object in the place of what is not an object, or to remove that: it is somebody else's.
+    """Refuse to replace or remove anything that is not a regular file, since it cannot be the run's.
 
     Raises:
-        OSError: It is a link, a pipe, a socket, a device or a folder.
+        OSError: There is a link, a pipe, a socket, a device or a folder of this name.
     """
     with contextlib.suppress(FileNotFoundError):
         kind = _kind(_look(folder, name))
         if kind is not None:
             raise OSError(
                 errno.EINVAL,
-                f"it is {kind}, and the objects of a run are regular files. Remove what is not the run's, or name another "
-                "folder",
+                f"it is {kind}, and the objects of a run are regular files. Remove what does not belong to the run, or use "
+                "another folder",
             )
 
 
 def make_folders(path: Path) -> list[Path]:
-    """Make a folder, and those above it, where they are missing. Returns those that were made, the deepest one first.
+    """Make a folder and those above it if they are missing. Returns the folders that were made, the deepest one first.
 
-    If that fails, those that were made are gone again.
+    If this fails, the folders that were made are removed again.
     """
     made: list[Path] = []
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
@@ -196,7 +196,7 @@ def make_folders(path: Path) -> list[Path]:
             except FileExistsError:  # another replica was quicker
                 continue
             made.insert(0, folder)
-        path.mkdir(exist_ok=True)  # it must be a folder
+        path.mkdir(exist_ok=True)  # raises an error if the path is not a folder
     except BaseException:
         remove_folders(made)
         raise
@@ -204,14 +204,14 @@ def make_folders(path: Path) -> list[Path]:
 
 
 def remove_folders(folders: list[Path]) -> None:
-    """Remove folders, the deepest one first, up to one that somebody uses."""
+    """Remove folders, the deepest one first, and stop at the first one that is not empty."""
     with contextlib.suppress(OSError):
         for folder in folders:
             folder.rmdir()
 
 
 def create_file(folder: int, name: str) -> int:
-    """A new file to write to; never one that was there."""
+    """The descriptor of a new file to write to; never one that existed before."""
     return os.open(
         name,
         os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -221,10 +221,10 @@ def create_file(folder: int, name: str) -> int:
 
 
 def open_to_write_over(folder: int, name: str) -> int | None:
-    """An old file to write over, or None if that could be seen by others: it must be ours, regular, and have this one name.
+    """Open an old file to write over it. Returns its descriptor, or None if that is not allowed (:func:`is_ours_alone`).
 
-    What is checked is what is open, so that nobody can put another file in its place meanwhile. Somebody's backup by hard
-    links would change under its owner otherwise.
+    Otherwise, a backup that was made by hard links would change. The check is made on the open file, so that it cannot be
+    replaced by another one after the check.
     """
     try:
         descriptor = os.open(name, os.O_WRONLY | _NO_LINK, dir_fd=folder)
@@ -237,7 +237,7 @@ def open_to_write_over(folder: int, name: str) -> int | None:
 
 
 def is_ours_alone(status: os.stat_result, folder: os.stat_result) -> bool:
-    """Whether a file may be written over: regular, of this user, with no other name, on the file system of its folder."""
+    """Whether a file may be written over: a regular file of this user, with only one name, on its folder's file system."""
     return (
         stat.S_ISREG(status.st_mode)
         and status.st_nlink == 1
@@ -252,24 +252,24 @@ def keep_aside(root: int, folder: int, name: str, spare: str) -> None:
 
 
 def rename(temporary: str, name: str, root: int, folder: int) -> None:
-    """Give an object its name; an object that had it before is gone."""
+    """Give an object its name; replaces the object that had this name before."""
     check_replaceable(folder, name)
     os.replace(temporary, name, src_dir_fd=root, dst_dir_fd=folder)
 
 
 def link(temporary: str, name: str, root: int, folder: int) -> None:
-    """Give an object its name, unless something has it."""
+    """Give an object its name, unless it is taken."""
     os.link(temporary, name, src_dir_fd=root, dst_dir_fd=folder, follow_symlinks=False)
 
 
 def unlink(root: int, name: str) -> None:
     """Remove a temporary file, if it is still there."""
-    with contextlib.suppress(OSError):  # it was renamed, or others have cleaned up
+    with contextlib.suppress(OSError):  # it was renamed, or another process has removed it
         os.unlink(name, dir_fd=root)
 
 
 def remove_empty(root: int, folders: list[str]) -> None:
-    """Remove those of the folders, one in the other, that hold nothing."""
+    """Remove nested folders that are empty, beginning with the innermost."""
     with contextlib.suppress(OSError):  # not empty, or already gone
         for count in range(len(folders) - 1, -1, -1):
             with opened_below(root, folders[:count]) as parent:
@@ -277,7 +277,7 @@ def remove_empty(root: int, folders: list[str]) -> None:
 
 
 def sync_folder(folder: int) -> None:
-    """See to it that the names in a folder outlast a power cut, on file systems that can do that."""
+    """Make sure that the names in a folder survive a power cut, on file systems that support that."""
     try:
         os.fsync(folder)
     except OSError as error:
@@ -292,10 +292,10 @@ def sync_folder(folder: int) -> None:
 
 
 def sizes(folder: int, folders: list[str]) -> Iterator[tuple[str, int]]:
-    """Names and sizes in bytes of the objects in a folder; its folders are added to a list.
+    """Names and sizes in bytes of the objects in a folder. The names of its subfolders are appended to ``folders``.
 
-    Links, pipes, sockets and devices are no objects. Nor is what has a name that begins with a dot (it is ours, or the file
-    system's: ``.nfs...``, ``.snapshot``, ``.DS_Store``) or that is not printable text.
+    Links, pipes, sockets and devices are left out. So are files whose names begin with a dot (they are our temporary files, or
+    those of the system: ``.nfs...``, ``.snapshot``, ``.DS_Store``) or are not printable text.
     """
     with os.scandir(folder) as entries:
         for entry in entries:
@@ -309,17 +309,18 @@ def sizes(folder: int, folders: list[str]) -> Iterator[tuple[str, int]]:
 
 
 def unavailable(message: str, error: OSError) -> StoreUnavailableError:
-    """What the system refused, as the error of a store."""
-    to_mend = _TO_MEND.get(error.errno or 0)
-    if to_mend is not None:
-        message = f"{message.rstrip('.')}. {to_mend}"
-    return StoreUnavailableError(message, lasting=to_mend is None and error.errno not in _PASSING)
+    """The error of the store for an error of the system."""
+    remedy = _REMEDIES.get(error.errno or 0)
+    if remedy is not None:
+        message = f"{message.rstrip('.')}. {remedy}"
+    return StoreUnavailableError(message, lasting=remedy is None and error.errno not in _PASSING)
 
 
 def unreadable(path: Path, error: OSError) -> StoreUnavailableError:
-    """An object that is there and cannot be read."""
+    """The error for an object that is there and cannot be read."""
     return unavailable(
-        f"{str(path)!r} cannot be read: {error.strerror or error}. See that this user may, and that the file system is there.",
+        f"{str(path)!r} cannot be read: {error.strerror or error}. Check that this user may read it, and that the file system is "
+        "mounted.",
         error,
     )
 
@@ -343,7 +344,7 @@ class FileReader:
             if count == 0:
                 raise CorruptedObjectError(
                     f"{str(self._path)!r} is truncated: it has {self.size} bytes, and bytes {offset} to "
-                    f"{offset + len(buffer)} were asked for"
+                    f"{offset + len(buffer)} are needed"
                 )
             done += count
 

@@ -38,7 +38,7 @@ from ._files import (
     unlink,
     unreadable,
 )
-from ._temporary import LARGE_BYTES, Spares, new_life, remove_leftovers, temporary_name
+from ._temporary import LARGE_BYTES, Spares, new_store_name, remove_leftovers, temporary_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -49,23 +49,24 @@ if TYPE_CHECKING:
 class FolderStore:
     """A folder as an object store; see :class:`._api.Store`. Thread-safe, and safe between processes.
 
-    An object is written to a temporary file, then renamed (``put``) or hard-linked (``create``, which POSIX makes
-    exclusive). Files of deleted objects that nobody reads any more are written over by later ones, since getting fresh
-    pages from the kernel costs more than filling them; they hold no more bytes than are written between two deletions.
-    Only a regular file of this user that has no other name is written over, so backups by hard links stay as they are.
+    An object is written to a temporary file, which is then renamed (``put``) or hard-linked (``create``, which POSIX makes
+    exclusive). The files of deleted objects that are no longer read are reused for later objects, since getting fresh pages
+    from the kernel costs more than filling them. The files kept for this hold no more bytes than are written between two
+    deletions. Only a regular file of this user that has no other name is reused, so backups by hard links do not change.
 
-    The folder itself may be reached through symbolic links. What is below it and is a link, a pipe, a socket or a device is
-    never followed, read, written, replaced or removed: as an object it is refused by name, and in listings it does not appear.
+    The folder itself may be reached through symbolic links. A link, a pipe, a socket or a device below it is never followed,
+    read, written, replaced or removed: it is refused by name when it is in the place of an object, and listings leave it out.
 
     Objects of less than 64 KiB (all records) are on the disk, with their names, before ``put`` and ``create`` return. Larger
-    ones are not synced: after a power cut a payload may be missing or torn while the record that names it is there. Checksums
-    show that, and what is damaged can be written again from the rest of the run.
+    ones are not synced: after a power cut a payload may be missing or incomplete while the record that names it is there. The
+    checksums show that, and damaged objects can be written again from the rest of the run.
 
-    A full disk is an outage that may end: the files that are kept are given back, and the write can be repeated.
+    A full disk is an outage that may end: the files kept for reuse are deleted, and the write can be repeated.
 
-    Temporary files lie in the folder itself. Whoever opens the store or deletes unread objects removes those of processes
-    that were killed: at once those of this machine (and container), after an hour those of others. A process that was stopped
-    for so long misses its file when it goes on: its write fails by name, nothing else is touched, and it can be repeated.
+    Temporary files are in the folder itself. Opening the store and deleting unread objects removes those of processes that
+    were killed: at once if they ran on this machine (and in this container), after an hour if they ran on another. A process
+    that was stopped for longer than that finds its file gone when it continues: its write fails with an error that says so,
+    nothing else is affected, and the write can be repeated.
     """
 
     near = True
@@ -81,11 +82,11 @@ class FolderStore:
         self._names = itertools.count()
         self._spares: dict[tuple[int, str], Spares] = {}
         self._lock = threading.Lock()
-        self._life = new_life(self)
+        self._store_name = new_store_name(self)
         self._reading = reading
         self._made: list[Path] = []
         if reading:
-            return  # nothing is made, and what is not there is not found
+            return  # nothing is created: a folder that does not exist is like an empty store
         made: list[Path] = []
         try:
             made = make_folders(self.root)
@@ -99,7 +100,7 @@ class FolderStore:
             remove_folders(made)
             raise unavailable(
                 f"the folder {str(self.root)!r} cannot be written: {error.strerror or error}. "
-                "Name a folder that this user may create and write.",
+                "Use a folder that this user may create and write to.",
                 error,
             ) from error
 
@@ -111,7 +112,7 @@ class FolderStore:
             except OSError as error:
                 raise unavailable(
                     f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. "
-                    "See that this user may write the run's folder.",
+                    "Check that this user may write to the run's folder.",
                     error,
                 ) from error
         return size
@@ -131,8 +132,8 @@ class FolderStore:
             except OSError as error:
                 raise unavailable(
                     f"{str(self._path(key))!r} cannot be created: {error.strerror or error}. Objects are created by hard "
-                    "link: name a folder that this user may write, on a file system that has hard links (FAT and some "
-                    "network shares have none).",
+                    "link: use a folder that this user may write to, on a file system that has hard links (FAT and some "
+                    "network shares do not).",
                     error,
                 ) from error
         return True
@@ -146,7 +147,7 @@ class FolderStore:
             reader.read_into(0, memoryview(data))
         return bytes(data)
 
-    def open(self, key: str, size: int | None = None) -> FileReader:  # noqa: ARG002 - the file tells
+    def open(self, key: str, size: int | None = None) -> FileReader:  # noqa: ARG002 - the file knows its size
         """Open an object for ranged reads; see :meth:`._api.Store.open`."""
         *folders, name = split(key)
         try:
@@ -160,15 +161,15 @@ class FolderStore:
     def list(self, prefix: str) -> dict[str, int]:
         """Keys below a folder and their sizes; see :meth:`._api.Store.list`.
 
-        What is not a regular file is no object, and neither is what has a name that begins with a dot.
+        Anything that is not a regular file is left out, and so is a file whose name begins with a dot.
         """
         sizes_by_key: dict[str, int] = {}
-        wanted = prefix.strip("/")
-        folders = [split(wanted) if wanted else []]
+        top = prefix.strip("/")
+        folders = [split(top) if top else []]
         while folders:
             names = folders.pop()
-            below: list[str] = []
-            # A file or folder may vanish while it is listed: then it is not there.
+            subfolders: list[str] = []
+            # A file or folder that vanishes while it is listed counts as not there.
             with (
                 _named(f"{str(self.root.joinpath(*names))!r} cannot be listed"),
                 contextlib.suppress(FileNotFoundError),
@@ -176,13 +177,13 @@ class FolderStore:
                 opened_below(root, names) as folder,
             ):
                 sizes_by_key.update(
-                    {"/".join([*names, name]): size for name, size in sizes(folder, below)}
+                    {"/".join([*names, name]): size for name, size in sizes(folder, subfolders)}
                 )
-            folders += [[*names, name] for name in below]
+            folders += [[*names, name] for name in subfolders]
         return dict(sorted(sizes_by_key.items()))
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:
-        """Remove objects; see :meth:`._api.Store.delete`."""
+        """Delete objects; see :meth:`._api.Store.delete`."""
         if unread:
             remove_leftovers(self.root)
         for key in keys:
@@ -206,16 +207,16 @@ class FolderStore:
             (self.root / name).unlink(missing_ok=True)
 
     def unmake(self) -> None:
-        """Remove the folders that this store has made, if nothing is in them: what it was opened for has failed."""
+        """Remove the folders that this store has made, if they are empty: what the store was opened for has failed."""
         self.close()
         remove_folders(self._made)
 
     def _spares_of(self, key: str) -> Spares:
-        # By process: after a fork, both would write over the same file.
+        # For each process apart: after a fork, both would write over the same file.
         return self._spares.setdefault((os.getpid(), key.partition("/")[0]), Spares())
 
     def _keep(self, key: str, root: int, folder: int, name: str) -> bool:
-        """Set a large object's file aside, to be written over by the next large object of the same top folder."""
+        """Keep a large object's file, to be written over by the next large object of the same top folder."""
         with self._lock:
             spares = self._spares_of(key)
             spares.writing = False
@@ -230,18 +231,17 @@ class FolderStore:
         return True
 
     def _begin(self, root: int, key: str, small: bool) -> tuple[str, int]:
-        """A file to write an object into, which no reader sees yet, and its descriptor."""
+        """Name and descriptor of a file to write an object into. No reader sees it yet."""
         with self._lock:
             files = {} if small else self._spares_of(key).files
             spare = files.popitem()[0] if files else None
         if spare is not None:
             descriptor = open_to_write_over(root, spare)
             if descriptor is not None:
-                os.utime(descriptor)  # in use again
+                os.utime(descriptor)  # so that it counts as in use again
                 return spare, descriptor
-            with contextlib.suppress(
-                OSError
-            ):  # somebody has cleaned up the folder, or given it another name too
+            # The folder was cleaned up by others, or the file has been given another name, too.
+            with contextlib.suppress(OSError):
                 os.unlink(spare, dir_fd=root)
         name = self._temporary()
         return name, create_file(root, name)
@@ -250,15 +250,16 @@ class FolderStore:
         return self.root / key
 
     def _temporary(self) -> str:
-        return temporary_name(self._life, next(self._names))
+        return temporary_name(self._store_name, next(self._names))
 
     @contextlib.contextmanager
     def _written(
         self, key: str, parts: Iterable[Buffer], *, small: bool = False
     ) -> Iterator[tuple[int, str, int]]:
-        """An object in a file that no reader sees: the descriptor of its folder, its name, and its size in bytes.
+        """Write an object to a file that no reader sees.
 
-        Unless it was renamed, it is gone afterwards.
+        The context is the descriptor of the run's folder, the file's name and its size in bytes. Unless the file was renamed,
+        it is removed at the end.
         """
         split(key)
         with contextlib.ExitStack() as stack:
@@ -268,7 +269,7 @@ class FolderStore:
             stack.callback(unlink, root, temporary)
             try:
                 size = 0
-                for part in parts:  # which may raise errors of its own
+                for part in parts:  # an error that the parts raise is not an error of writing
                     with self._writing(key):
                         size += _write_all(descriptor, part)
                 with self._writing(key):
@@ -286,7 +287,7 @@ class FolderStore:
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[int]:
-        """The descriptor of the run's folder. It is not made again: it may be a mount that is away for the moment."""
+        """The descriptor of the run's folder. If it is gone it is not made again: it may be a mount that is away for now."""
         with contextlib.ExitStack() as stack:
             try:
                 root = stack.enter_context(opened_folder(self.root))
@@ -295,7 +296,7 @@ class FolderStore:
                     raise
                 raise StoreUnavailableError(
                     f"the run's folder {str(self.root)!r} is gone: it was removed, or its file system is not mounted any more. "
-                    "Mount it again or put a copy of it back; without that, begin a new run from a checkpoint."
+                    "Mount it again, or put a copy of it back; if you cannot, begin a new run from a checkpoint."
                 ) from None
             yield root
 
@@ -307,7 +308,7 @@ class FolderStore:
         temporary: str,
         act: Callable[[str, str, int, int], None],
     ) -> None:
-        """Give an object its name, in a folder that another replica may remove when its last object goes."""
+        """Give an object its name, in a folder that another replica may remove at any time while it is empty."""
         *folders, name = split(key)
         for _ in range(100):
             with (
@@ -322,8 +323,8 @@ class FolderStore:
                 break
         raise FileNotFoundError(
             errno.ENOENT,
-            "its temporary file was removed, as those of processes are that did not run for an hour; or the folder "
-            "is being emptied",
+            "its temporary file was removed, as happens when a process has not run for an hour, or the folder is being "
+            "emptied",
         )
 
     @contextlib.contextmanager
@@ -332,22 +333,22 @@ class FolderStore:
             yield
         except OSError as error:
             if error.errno in FULL:
-                self.close()  # what is kept for later takes room that is wanted now
+                self.close()  # the files kept for reuse take room that is needed now
             raise unavailable(
-                f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Nothing of it is visible to readers.",
+                f"{str(self._path(key))!r} cannot be written: {error.strerror or error}. Readers do not see any part of it.",
                 error,
             ) from error
 
 
 @contextlib.contextmanager
-def _named(what: str) -> Iterator[None]:
-    """Give the system's errors the name that a store's have, and say what they mean."""
+def _named(failure: str) -> Iterator[None]:
+    """Turn errors of the system into errors of the store; ``failure`` says what could not be done."""
     try:
         yield
     except OSError as error:
         raise unavailable(
-            f"{what}: {error.strerror or error}. See that this user may read and write the run's folder, and that the file "
-            "system is there and has room.",
+            f"{failure}: {error.strerror or error}. Check that this user may read and write the run's folder, and that the file "
+            "system is mounted and has room.",
             error,
         ) from error
 
@@ -358,7 +359,7 @@ def _folder(uri: str) -> Path:
     parsed = urlparse(uri)
     if parsed.netloc not in {"", "localhost"} or not parsed.path:
         raise ConfigurationError(
-            f"{redact_uri(uri)!r} names a host; a folder is written file:///absolute/path, with three slashes"
+            f"{redact_uri(uri)!r} names a host; write a folder as file:///absolute/path, with three slashes"
         )
     return Path(unquote(parsed.path))
 

@@ -39,13 +39,13 @@ _PACKAGES = {
 }
 _S3 = {"s3", "s3a"}
 _FIRST_BYTES = 2**20
-# Packages whose pipe_file and put_file send a conditional write where mode="create" (s3fs: If-None-Match, also when a
+# Packages whose pipe_file and put_file send a conditional write for mode="create" (s3fs: If-None-Match, also when a
 # multipart upload is completed; gcsfs: ifGenerationMatch=0; adlfs: overwrite=False). Other drivers inherit from fsspec's
-# base class, which looks first and writes then, or do it in ways that nobody has read.
+# base class, which first looks and then writes, or have code of their own that was not examined.
 _EXCLUSIVE = {"s3fs", "gcsfs", "adlfs"}
-# fsspec's memory file system looks first and writes then, too. It is one for the whole process, and so is this.
+# fsspec's memory file system also first looks and then writes. There is only one per process, so one lock is enough.
 _memory_lock = threading.Lock()
-# What a driver may name "no credentials", in classes that are not ours to import.
+# The names of errors by which drivers say that there are no credentials. Their classes are not ours to import.
 _NO_CREDENTIALS = {
     "NoCredentialsError",
     "PartialCredentialsError",
@@ -59,12 +59,12 @@ _HOPELESS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 class FsspecDriver:
     """A prefix of any store that fsspec has a driver for; see :class:`._remote.Driver`. Thread-safe.
 
-    Credentials come from the driver's own chain. Listings are never cached. An object of more than 5 MiB goes through a
-    temporary file, from which it can be sent in parts, and once more; so ``$TMPDIR`` needs room for one object. On
-    ``memory://`` there is nothing to send.
+    Credentials come from the driver's own chain. Listings are never cached. An object of more than 5 MiB is first written to a
+    temporary file, from which it can be sent in parts, and sent again; so ``$TMPDIR`` needs room for one object. This does not
+    apply to ``memory://``.
 
-    Exclusive writes are one step with s3fs, gcsfs, adlfs and ``memory://``. With any other driver :attr:`exclusive` is False,
-    whatever the store behind it could do.
+    Exclusive writes are a single step with s3fs, gcsfs, adlfs and ``memory://``. With any other driver :attr:`exclusive` is
+    False, even if the store behind it supports exclusive writes.
     """
 
     def __init__(self, uri: str, connections: int = CONNECTIONS) -> None:
@@ -76,7 +76,7 @@ class FsspecDriver:
         _load(self._fs, scheme)
         self.exclusive = self.near or type(self._fs).__module__.partition(".")[0] in _EXCLUSIVE
         self.deletes_many = False
-        self.copies = 2  # s3fs reads a part from the file, and makes a request of it
+        self.copies = 2  # s3fs holds a part that it has read from the file, and the request that it makes from it
         self._in_parts = scheme in _S3
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
@@ -90,10 +90,10 @@ class FsspecDriver:
         *,
         exclusive: bool,
         attempt: Callable[..., None],
-        patience: float,  # noqa: ARG002 - ``attempt`` knows it
+        patience: float,  # noqa: ARG002 - ``attempt`` obeys it
         at_once: int,
     ) -> None:
-        """Write a large object, by way of a temporary file."""
+        """Write a large object, through a temporary file."""
         if self.near:
             data = b"".join(blocks)
             attempt(lambda: self._pipe(key, data, exclusive))
@@ -103,7 +103,7 @@ class FsspecDriver:
             attempt(lambda: self._fs.put_file(file, self._path(key), **_mode(exclusive), **options))
 
     def get(self, key: str, largest: int) -> Buffer:
-        """Read a whole object: its beginning, which mostly is all, and then the rest, if that is not too large."""
+        """Read a whole object: first its beginning, which is usually all of it, then the rest if that is not too large."""
         path = self._path(key)
         try:
             first = self._fs.cat_file(path, start=0, end=_FIRST_BYTES)
@@ -131,7 +131,8 @@ class FsspecDriver:
         self._fs.invalidate_cache()
         files = self._fs.find(self._path(prefix.rstrip("/")), detail=True)
         start = len(self._root) + 1
-        # Some drivers leave out the "/" at the end of a placeholder, which is empty, as few objects are.
+        # Some drivers leave out the "/" at the end of a placeholder's name. Placeholders are empty, and few other objects are,
+        # so only empty ones are checked.
         return {
             path[start:]: int(info["size"])
             for path, info in files.items()
@@ -145,13 +146,13 @@ class FsspecDriver:
             return False
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects, one by one."""
+        """Delete objects, one by one."""
         for key in keys:
             with contextlib.suppress(FileNotFoundError):
                 self._fs.rm_file(self._path(key))
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
-        """What an error means: drivers raise OSErrors, their own errors, and OSErrors caused by their own."""
+        """What an error means: drivers raise OSErrors, their own errors, and OSErrors that are caused by their own errors."""
         status, code = _status(error)
         text = f"{type(error).__name__}: {error}" + (f" ({code})" if code else "")
         if code == "NoSuchBucket":
@@ -189,7 +190,7 @@ class FsspecDriver:
 def _filesystem(uri: str, scheme: str, connections: int) -> tuple[Any, str]:
     try:
         _check_known(uri, scheme)
-        # Caches would hide what other replicas write, and shared instances would bring them back.
+        # Caches would hide what other replicas write, and a shared instance might have one.
         fs, root = fsspec.core.url_to_fs(
             uri, use_listings_cache=False, skip_instance_cache=True, **_limits(scheme, connections)
         )
@@ -201,7 +202,7 @@ def _filesystem(uri: str, scheme: str, connections: int) -> tuple[Any, str]:
             else known_implementations.get(scheme, {}).get("err", str(error))
         )
         raise MissingDependencyError(
-            f"{redact_uri(uri)!r} needs the fsspec driver for {scheme}://, which is missing: {advice}"
+            f"{redact_uri(uri)!r} needs the fsspec driver for {scheme}://, which is not installed: {advice}"
         ) from without_secrets_in(error, uri)
     except ConfigurationError:
         raise
@@ -209,14 +210,17 @@ def _filesystem(uri: str, scheme: str, connections: int) -> tuple[Any, str]:
         failed = error
     else:
         return fs, str(root).rstrip("/")
-    text = without_secrets(str(failed), uri)
+    shown_error = without_secrets(str(failed), uri)
     raise StoreUnavailableError(
-        f"{redact_uri(uri)} cannot be opened ({type(failed).__name__}: {text})", lasting=True
+        f"{redact_uri(uri)} cannot be opened ({type(failed).__name__}: {shown_error})", lasting=True
     ) from without_secrets_in(failed, uri)
 
 
 def _try_once(fs: Any, scheme: str) -> None:
-    """Make a driver leave it to RemoteStore to try again, which alone knows for how long. What it calls these may change."""
+    """Stop a driver from retrying by itself, since only RemoteStore knows how long to retry.
+
+    The names of the drivers' attributes may change: where one is missing, the driver is left as it is.
+    """
     if scheme in _S3:
         fs.retries = 1
     elif scheme in {"gs", "gcs"}:
@@ -233,14 +237,14 @@ def _try_once(fs: Any, scheme: str) -> None:
 
 
 def _load(fs: Any, scheme: str) -> None:
-    """Have s3fs make its client now, as the other drivers have done: that takes seconds, and is no part of any request.
+    """Make s3fs create its client now, as the other drivers have done already.
 
-    Else the first request would begin with it, and where that one fails, all of the patience with it might be over.
+    That takes seconds. Otherwise it would be a part of the first request, and use up the time in which that is retried.
     """
     if scheme in _S3 and hasattr(fs, "connect"):
         with contextlib.suppress(
             Exception
-        ):  # the first request tries it again, and its error is named
+        ):  # the first request meets the same error, and reports it
             fs.connect()
 
 
@@ -258,23 +262,23 @@ def _check_known(uri: str, scheme: str) -> None:
 
 
 def _limits(scheme: str, connections: int) -> dict[str, Any]:
-    """Settings with which a driver gives up in time, and leaves it to us to try again; what the user has set wins."""
+    """Settings that make a driver give up in time and leave retries to us. Settings of the user take precedence."""
     settings = fsspec.config.conf.get(scheme, {})
     if scheme in _S3:
         limits = {
             "connect_timeout": CONNECT_SECONDS,
             "read_timeout": ANSWER_SECONDS,
             "retries": {"total_max_attempts": 1},
-            "max_pool_connections": connections,  # others wait their turn, unseen
+            "max_pool_connections": connections,  # further requests wait inside the driver
         }
         return {"config_kwargs": {**limits, **(settings.get("config_kwargs") or {})}}
     if scheme in {"gs", "gcs"}:
         import aiohttp
 
-        silence = aiohttp.ClientTimeout(
+        timeout = aiohttp.ClientTimeout(
             total=None, sock_connect=CONNECT_SECONDS, sock_read=ANSWER_SECONDS
         )
-        return {"session_kwargs": {"timeout": silence, **(settings.get("session_kwargs") or {})}}
+        return {"session_kwargs": {"timeout": timeout, **(settings.get("session_kwargs") or {})}}
     if scheme in {"az", "abfs", "abfss"}:
         limits = {"connection_timeout": CONNECT_SECONDS, "read_timeout": ANSWER_SECONDS}
         return {name: value for name, value in limits.items() if name not in settings}
@@ -282,14 +286,17 @@ def _limits(scheme: str, connections: int) -> dict[str, Any]:
 
 
 class TemporaryFolderFullError(Exception):
-    """The folder for temporary files has no room at the moment. Never leaves the store."""
+    """The folder for temporary files is full at the moment. Never leaves the store."""
 
 
 @contextlib.contextmanager
 def _spooled(
     key: str, blocks: Iterator[Buffer], attempt: Callable[..., None]
 ) -> Iterator[tuple[str, int]]:
-    """The blocks in a temporary file, which is gone afterwards, and their size in bytes. A full disk is waited for."""
+    """Write the blocks to a temporary file. The context is its path and its size in bytes.
+
+    If the disk is full, this waits until there is room. The file is removed at the end.
+    """
     with contextlib.ExitStack() as stack:
         try:
             file = stack.enter_context(
@@ -305,46 +312,46 @@ def _spooled(
 
 
 def _write_at(key: str, descriptor: int, offset: int, block: Buffer) -> None:
-    rest = memoryview(block)
-    while rest:
+    unwritten = memoryview(block)
+    while unwritten:
         try:
-            count = os.pwrite(descriptor, rest, offset)
+            count = os.pwrite(descriptor, unwritten, offset)
         except OSError as error:
             if error.errno in FULL:
                 raise TemporaryFolderFullError(_not_held(key, error)) from error
             raise StoreUnavailableError(_not_held(key, error)) from error
-        offset, rest = offset + count, rest[count:]
+        offset, unwritten = offset + count, unwritten[count:]
 
 
 def _not_held(key: str, error: OSError) -> str:
     return (
-        f"cannot write object {key!r}: the folder for temporary files, which it goes through, cannot hold it "
-        f"({error.strerror or error}). Nothing was sent. Make room, or name another folder in TMPDIR."
+        f"cannot write object {key!r}: it is first written to the folder for temporary files, which cannot hold it "
+        f"({error.strerror or error}). Nothing was sent. Make room there, or set TMPDIR to another folder."
     )
 
 
 def _parts_of(size: int, at_once: int) -> dict[str, int]:
-    """How s3fs shall cut an upload."""
+    """Options that say how s3fs is to cut an upload."""
     return {"chunksize": max(PART_BYTES, -(-size // MOST_PARTS)), "max_concurrency": at_once}
 
 
 def _mode(exclusive: bool) -> dict[str, str]:
-    # Some drivers know no mode, and write over what is there.
+    # Some drivers do not accept mode, and always write over what is there.
     return {"mode": "create"} if exclusive else {}
 
 
 def _status(error: BaseException) -> tuple[int | None, str | None]:
-    """HTTP status and the store's own code, from the error or what caused it (botocore, google, azure, aiohttp)."""
-    for one in (error, error.__cause__):
-        if type(one).__module__ == "aiohttp.http_exceptions":
-            continue  # an answer that was cut off: its "code" is none that a server has sent
-        response = getattr(one, "response", None)
+    """HTTP status and the store's own code, from the error or from its cause (botocore, google, azure, aiohttp)."""
+    for link in (error, error.__cause__):
+        if type(link).__module__ == "aiohttp.http_exceptions":
+            continue  # the answer was cut off, and this "code" was not sent by a server
+        response = getattr(link, "response", None)
         if isinstance(response, dict):
             return response.get("ResponseMetadata", {}).get("HTTPStatusCode"), response.get(
                 "Error", {}
             ).get("Code")
         for name in ("status", "status_code", "code"):
-            value = getattr(one, name, None)
+            value = getattr(link, name, None)
             if isinstance(value, int) or (isinstance(value, str) and value.isdecimal()):
                 return int(value), None
     return None, None

@@ -31,13 +31,13 @@ if TYPE_CHECKING:
 
 _CONNECT = timedelta(seconds=CONNECT_SECONDS)
 _ANSWER = timedelta(seconds=ANSWER_SECONDS)
-# For a part of 8 MiB: 70 kB/s. For the largest of shards: 1 MB/s.
+# Enough for a part of 8 MiB at 70 kB/s, and for the largest shards at 1 MB/s.
 _TRANSFER = timedelta(seconds=120)
-# Larger ones are put together from the pieces that came in, in memory that every one of our threads then keeps: 2.7 MiB each
-# with parts of 1 MiB, 1.1 MiB with these.
+# Larger parts would be put together in memory that each of our threads then keeps: 2.7 MiB each with parts of 1 MiB, 1.1 MiB
+# with parts of this size.
 _PART_OF_RANGE = 2**17
 
-# Where obstore's threads are: in the process that used it first.
+# The process that used obstore first, in which its threads run.
 _process: int | None = None
 
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -48,11 +48,11 @@ class ObstoreDriver:
     """A prefix of an S3 bucket; see :class:`._remote.Driver`. Thread-safe.
 
     Credentials, region and endpoint come from obstore's own chain: ``AWS_*`` variables, web identity, container and
-    instance roles; where the variables hold no key and boto3 is installed, from boto3's chain, which knows profiles too.
-    Source: https://developmentseed.org/obstore/latest/api/store/aws/.
+    instance roles. If the variables hold no key and boto3 is installed, they come from boto3's chain, which also knows
+    profiles. Source: https://developmentseed.org/obstore/latest/api/store/aws/.
 
-    An object that is created exclusively is one request, whatever its size: obstore has no conditional multipart upload. It
-    takes all of its blocks at once, and S3 allows 5 GiB of it. obstore sends blocks as they are, without a copy.
+    An object that is created exclusively is sent in one request, whatever its size, since obstore has no conditional multipart
+    upload. All of its blocks are in memory at once, and S3 accepts up to 5 GiB. obstore sends blocks without copying them.
     """
 
     name = "obstore"
@@ -73,7 +73,7 @@ class ObstoreDriver:
         bucket, _, prefix = uri.partition("://")[2].partition("/")
         if not bucket:
             raise ConfigurationError(
-                f"{redact_uri(uri)!r} names no bucket: an S3 prefix is written s3://bucket/folder"
+                f"{redact_uri(uri)!r} names no bucket: write s3://bucket/folder"
             )
         check_endpoint("s3", empty=False)
         _check_process(uri)
@@ -87,8 +87,8 @@ class ObstoreDriver:
                 return S3Store(
                     bucket,
                     prefix=prefix.strip("/") or None,
-                    # Our own checksums go with every payload; hashing it once more for the signature costs as much as
-                    # sending.
+                    # Every payload has checksums of ours; hashing it once more for the signature costs as much as sending
+                    # it.
                     unsigned_payload=True,
                     client_options={
                         "connect_timeout": _CONNECT,
@@ -104,12 +104,12 @@ class ObstoreDriver:
                     lasting=True,
                 ) from without_secrets_in(error, uri)
 
-        # Single requests are repeated by RemoteStore, whatever becomes of them.
+        # Single requests are repeated by RemoteStore, not by obstore.
         self._little = connect({"timeout": _ANSWER})
         self._down = connect({"timeout": _TRANSFER, "read_timeout": _ANSWER})
         self._up = connect({"timeout": _TRANSFER})
-        # Only obstore can send the parts of an upload again, and its patience cannot be changed later. A part that came
-        # through at last counts anew, so there may be many retries.
+        # The parts of an upload can only be sent again by obstore, and its patience cannot be changed later. It starts anew
+        # after each part that has succeeded, so the number of retries is hardly limited.
         backoff: BackoffConfig = {
             "init_backoff": timedelta(seconds=0.2),
             "max_backoff": timedelta(seconds=5),
@@ -144,21 +144,21 @@ class ObstoreDriver:
         patience: float,
         at_once: int,
     ) -> None:
-        """Write a large object in parts, or in one request where it is to be created."""
+        """Write a large object in parts; if ``exclusive``, in one request."""
         if exclusive:
-            whole = list(blocks)
+            all_blocks = list(blocks)
             attempt(
                 lambda: self._obstore.put(
-                    self._up, key, iter(whole), mode="create", use_multipart=False
+                    self._up, key, iter(all_blocks), mode="create", use_multipart=False
                 )
             )
         else:
-            fitting = [seconds for seconds in self._uploads if seconds >= patience]
-            store = self._uploads[min(fitting, default=max(self._uploads))]
+            long_enough = [seconds for seconds in self._uploads if seconds >= patience]
+            store = self._uploads[min(long_enough, default=max(self._uploads))]
             self._obstore.put(store, key, blocks, chunk_size=PART_BYTES, max_concurrency=at_once)
 
     def get(self, key: str, largest: int) -> Buffer:
-        """Read a whole object; its size comes before its bytes."""
+        """Read a whole object; its size is known before its bytes are read."""
         answer = self._obstore.get(self._little, key)
         if answer.meta["size"] > largest:
             raise TooLargeError(answer.meta["size"])
@@ -178,15 +178,15 @@ class ObstoreDriver:
 
     def range(self, key: str, start: int, stop: int) -> Buffer:
         """Bytes ``start`` to ``stop`` of an object."""
-        # In small parts into a buffer of its own: whole ranges grow by doubling in obstore's memory, which keeps what was
-        # freed for later.
+        # In small parts, into a buffer of ours: obstore would collect a whole range in memory that grows by doubling, and
+        # would keep the freed memory for later.
         buffer, filled = new_buffer(stop - start), 0
         for part in self._obstore.get(self._down, key, options={"range": (start, stop)}).stream(
             _PART_OF_RANGE
         ):
             data = memoryview(part)
             if filled + len(data) > stop - start:
-                break  # the server has sent more than it was asked for: too short an answer is refused
+                break  # the server has sent too much: the result is then too short, and is refused
             buffer[filled : filled + len(data)] = data
             filled += len(data)
         return buffer[:filled]
@@ -198,7 +198,8 @@ class ObstoreDriver:
             for batch in self._obstore.list(self._little, prefix)
             for item in batch
         }
-        # obstore leaves out the "/" at the end of a placeholder, which is empty, as few objects are.
+        # obstore leaves out the "/" at the end of a placeholder's name. Placeholders are empty, and few other objects are, so
+        # only empty ones are checked.
         return {key: size for key, size in sizes.items() if size or self._is_there(key)}
 
     def _is_there(self, key: str) -> bool:
@@ -209,7 +210,7 @@ class ObstoreDriver:
         return True
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects, a thousand with one request."""
+        """Delete objects, a thousand with one request."""
         self._obstore.delete(self._little, keys)
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
@@ -219,15 +220,13 @@ class ObstoreDriver:
         if codes:
             text = f"{text.partition('<?xml')[0].partition('<Error>')[0].strip()} {codes[0]}"
         if "/latest/" in text:
-            text += (
-                " (where obstore asks for the credentials of a machine: the environment holds none)"
-            )
+            text += " (obstore asks there for the machine's credentials, since the environment holds none)"
         if "NoSuchBucket" in codes:
             return Verdict.NO_BUCKET, text
         if isinstance(error, FileNotFoundError):
             return Verdict.MISSING, text
         if isinstance(error, self._errors.AlreadyExistsError):
-            # obstore says so at a conflict of two writers too, and then S3 asks for another try.
+            # obstore also raises this at a conflict of two writers, after which S3 asks for another try.
             return (Verdict.TRANSIENT if status == 409 else Verdict.EXISTS), text
         if isinstance(
             error, (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
@@ -236,7 +235,7 @@ class ObstoreDriver:
         if isinstance(error, self._errors.InvalidPathError):
             return (
                 Verdict.PERMANENT,
-                f"{text}. Remove that object, which is not the run's, or use fsspec+s3://",
+                f"{text}. Remove that object, which does not belong to the run, or use fsspec+s3://",
             )
         if not isinstance(error, self._errors.GenericError):
             return Verdict.PERMANENT, text
@@ -251,13 +250,13 @@ class ObstoreDriver:
 
 
 def _check_process(uri: str) -> None:
-    """Refuse a process that was forked from one where obstore is in use: requests of both would hang for ever."""
-    global _process  # noqa: PLW0603 - there is one runtime in obstore, too
+    """Refuse a process that was forked from one in which obstore is in use: requests would hang for ever in both."""
+    global _process  # noqa: PLW0603 - obstore also has only one runtime per process
     _process = _process or os.getpid()
     if _process != os.getpid():
         raise StoreUnavailableError(
             f"{redact_uri(uri)} cannot be opened: obstore was used in process {_process} before this one ({os.getpid()}) was "
-            "forked from it, and does not outlive that. Connect after forking only, start processes by spawn "
+            "forked from it, and obstore does not work after a fork. Connect only after forking, start processes by spawn "
             "(multiprocessing.set_start_method('spawn')), or use fsspec+s3://.",
             lasting=True,
         )
@@ -269,7 +268,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _plain_http() -> bool:
-    """Whether the environment names an endpoint without TLS: then that is what is meant."""
+    """Whether the environment names an endpoint without TLS, so that plain HTTP is intended."""
     names = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
     return any(os.environ.get(name, "").startswith("http://") for name in names)
 
@@ -281,5 +280,6 @@ def _boto3_chain() -> Any:
         from obstore.auth.boto3 import Boto3CredentialProvider
 
         return Boto3CredentialProvider()
-    except (ImportError, ValueError):  # no boto3, or it finds nothing: obstore's own chain may
+    except (ImportError, ValueError):
+        # boto3 is not installed, or finds no credentials: obstore's own chain may find some.
         return None

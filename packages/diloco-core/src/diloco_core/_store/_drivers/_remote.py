@@ -1,6 +1,6 @@
-"""What every store behind a network needs: tries that are repeated, creates whose answer got lost, errors with a name.
+"""What every store behind a network needs: retries, creates that are right even if an answer got lost, clear errors.
 
-A :class:`Driver` sends single requests and says what its errors mean; :class:`RemoteStore` makes a store of it.
+A :class:`Driver` sends single requests and says what its errors mean; :class:`RemoteStore` makes a store from a driver.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ class Verdict(Enum):
     """What an error of a driver means."""
 
     MISSING = auto()
-    """There is no such object."""
+    """The object does not exist."""
     EXISTS = auto()
-    """There is one already."""
+    """The object exists already."""
     NO_BUCKET = auto()
-    """There is no such bucket."""
+    """The bucket does not exist."""
     FORBIDDEN = auto()
-    """No credentials, wrong ones, or ones that may not do this."""
+    """The credentials are missing, wrong, or do not allow this request."""
     TRANSIENT = auto()
-    """It may go through the next time. Whether it has taken effect is not known."""
+    """The request may succeed the next time. Whether this one has taken effect is not known."""
     PERMANENT = auto()
-    """It will not go through the next time either."""
+    """The request will not succeed the next time either."""
 
 
 class Driver(Protocol):
-    """Single requests to one prefix; keys are relative to it. Thread-safe. Every error is the driver's own."""
+    """Sends single requests to one prefix; keys are relative to it. Thread-safe. It raises the errors of its own library."""
 
     name: str
     near: bool
     exclusive: bool
-    """Whether an exclusive write is one step, with nothing between looking and writing."""
+    """Whether an exclusive write is a single step, so that nothing can happen between looking and writing."""
     deletes_many: bool
-    """Whether it removes many objects with one request."""
+    """Whether it deletes many objects with one request."""
     copies: int
-    """How often it holds a part of an upload that is on its way; 0 where it sends what it was given."""
+    """How many copies of a part it holds while the part is sent; 0 if it sends the caller's buffer itself."""
 
     def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
-        """Write a small object, only if there is none where ``exclusive``."""
+        """Write a small object; if ``exclusive``, only if the key does not exist."""
         ...
 
     def upload(
@@ -79,10 +79,10 @@ class Driver(Protocol):
         patience: float,
         at_once: int,
     ) -> None:
-        """Write a large object in one step, whose blocks can be had once; several parts go up at the same time.
+        """Write a large object in one step. Up to ``at_once`` parts of it are sent at the same time.
 
-        ``attempt(act)`` calls ``act`` until it succeeds, for what can be repeated. What only the driver can repeat, it
-        repeats for ``patience`` seconds.
+        ``blocks`` can be iterated over only once. ``attempt(act)`` calls ``act`` until it succeeds, for steps that can be
+        repeated. Steps that only the driver can repeat are repeated for ``patience`` seconds.
         """
         ...
 
@@ -90,12 +90,12 @@ class Driver(Protocol):
         """Read a whole object.
 
         Raises:
-            TooLargeError: It has more than ``largest`` bytes; not many of them were read.
+            TooLargeError: It has more than ``largest`` bytes; at most a small part of it was read.
         """
         ...
 
     def head(self, key: str) -> tuple[int, Buffer]:
-        """An object's size in bytes, and its first bytes where they come with the same request."""
+        """An object's size in bytes, and its first bytes if they come with the same request."""
         ...
 
     def range(self, key: str, start: int, stop: int) -> Buffer:
@@ -107,15 +107,15 @@ class Driver(Protocol):
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Remove objects; those that do not exist are passed over."""
+        """Delete objects; those that do not exist are ignored."""
         ...
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
-        """What an error means, and its text without what only a developer of the driver wants to read."""
+        """What an error means, and its text without details that only a developer of the driver wants to read."""
         ...
 
     def close(self) -> None:
-        """Let go of connections; repeatable, and the driver may still be used."""
+        """Close connections; repeatable, and the driver may still be used."""
         ...
 
 
@@ -130,16 +130,17 @@ class TooLargeError(Exception):
 class RemoteStore:
     """A prefix of a store behind a driver; see :class:`._api.Store`. Thread-safe.
 
-    What fails for a reason that may pass is tried again while :attr:`patience` lasts, with jitter. A part of an upload is
-    5 MiB. All open readers and uploads together hold about :attr:`budget` bytes of what is read ahead or on its way up.
+    A request that fails for a reason that may pass is tried again while :attr:`patience` lasts, with jitter. A part of an
+    upload has 5 MiB. All open readers and uploads together hold about :attr:`budget` bytes.
 
     Args:
-        uri: The prefix; it is shown without the secrets that may be in it.
+        uri: The prefix; messages show it without the secrets that may be in it.
         driver: Sends the requests.
-        retries: How often what fails is tried again.
-        reading: Whether it is only read: then it need not be writable.
-        transfer: How much is under way at once; left out, as is usual.
-        background: Makes what sends so many requests in the background: threads, or something else in simulations.
+        retries: How often requests that fail are tried again.
+        reading: Whether the store is only read: then it need not be writable.
+        transfer: How much is transferred at once; if left out, the defaults.
+        background: Given a number of connections, makes the executor that sends requests in the background; replaced in
+            simulations.
     """
 
     def __init__(
@@ -174,9 +175,9 @@ class RemoteStore:
     def create(self, key: str, data: bytes | Iterable[Buffer]) -> bool:
         """Write an object unless the key exists; see :meth:`._api.Store.create`.
 
-        "Exists" may be the answer to the second try of a request whose first went through. So an object of less than 5 MiB
-        is read and compared: what is there with the very same bytes counts as written by this call. A larger one counts as
-        another's.
+        "Exists" may be the answer to the second try of a request whose first try has succeeded. So an object of less than
+        5 MiB is read and compared: if it holds the very same bytes, it counts as written by this call. A larger object counts
+        as written by another call.
         """
         try:
             self._write(key, [data] if isinstance(data, bytes) else data, exclusive=True)
@@ -191,14 +192,14 @@ class RemoteStore:
 
     @property
     def creates_at_once(self) -> int:
-        """How many objects may go up beside other work; see :attr:`._api.InBackground.creates_at_once`."""
+        """How many objects may be created at the same time; see :attr:`._api.InBackground.creates_at_once`."""
         if self.driver.copies:
             return max(1, self._transfers.budget // self.transfer.least_upload())
         return creates_at_once(self.transfer)
 
     @property
     def budget(self) -> int:
-        """Memory for reading ahead; see :attr:`._api.InBackground.budget`."""
+        """Memory in bytes for reads ahead and uploads; see :attr:`._api.InBackground.budget`."""
         return self._transfers.budget
 
     @budget.setter
@@ -219,14 +220,14 @@ class RemoteStore:
             data = self._do("read", key, lambda: self.driver.range(key, start, stop))
             if len(data) != stop - start:
                 raise CorruptedObjectError(
-                    f"{self.uri}/{key}: {len(data)} of {stop - start} bytes came back"
+                    f"{self.uri}/{key}: {stop - start} bytes from {start} on were requested, and the store sent {len(data)}"
                 )
             return data
 
         return BlockReader(fetch, size, head, f"{self.uri}/{key}", self._transfers)
 
     def submit(self, act: Callable[[], T]) -> Future[T]:
-        """Do something in the background; see :meth:`._api.InBackground.submit`."""
+        """Call ``act`` in the background; see :meth:`._api.InBackground.submit`."""
         return self._transfers.submit(act)
 
     def list(self, prefix: str) -> dict[str, int]:
@@ -238,9 +239,9 @@ class RemoteStore:
         return {key: keys[key] for key in sorted(keys) if key.startswith(prefix) and is_key(key)}
 
     def delete(self, keys: Iterable[str], *, unread: bool = False) -> None:  # noqa: ARG002 - nothing to reuse
-        """Remove objects; see :meth:`._api.Store.delete`."""
-        gone = list(keys)
-        requests = [gone] if self.driver.deletes_many else [[key] for key in gone]
+        """Delete objects; see :meth:`._api.Store.delete`."""
+        all_keys = list(keys)
+        requests = [all_keys] if self.driver.deletes_many else [[key] for key in all_keys]
         for _ in in_parallel(
             self,
             (partial(self._delete, keys) for keys in requests if keys),
@@ -249,18 +250,16 @@ class RemoteStore:
             pass
 
     def close(self) -> None:
-        """End the threads and let go of connections; repeatable, and the store may still be used."""
+        """End the threads and close connections; repeatable, and the store may still be used."""
         if not self._transfers.is_own_process():
-            return  # they are the other process's
+            return  # threads and connections belong to the process that this one was forked from
         self._transfers.close()
         self.driver.close()
 
     def _write(self, key: str, parts: Iterable[Buffer], *, exclusive: bool) -> int:
-        """Write a small object at once, a large one by upload."""
+        """Write a small object in one request, a large one in parts."""
         self._transfers.check_process()
-        if isinstance(
-            parts, (list, tuple)
-        ):  # all of it is there, and stays as it is until it is written
+        if isinstance(parts, (list, tuple)):  # the parts do not change until they are written
             views = [memoryview(part).cast("B") for part in parts if len(part)]
             size = sum(map(len, views))
             if size < PART_BYTES:
@@ -268,16 +267,15 @@ class RemoteStore:
             else:
                 self._send_large(key, UploadBlocks(iter(views)), exclusive)
             return size
-        whole = (
-            exclusive and not self.driver.copies
-        )  # sent in one request, and held until that is through
+        # An object that is created in one request is held in memory until that request has succeeded.
+        held_whole = exclusive and not self.driver.copies
         size = 0
 
         def counted() -> Iterator[memoryview]:
             nonlocal size
             for block in blocks_of(parts, PART_BYTES):
                 size += len(block)
-                if whole:
+                if held_whole:
                     self._transfers.hold(len(block))
                 yield block
 
@@ -288,10 +286,10 @@ class RemoteStore:
                 self._send_small(key, first, exclusive)
             else:
                 source = UploadBlocks(blocks, first)
-                del first  # the source lets go of a block when it has been sent
-                self._send_large(key, source, exclusive, copies=0 if whole else 1)
+                del first  # so that the block is released when it has been sent
+                self._send_large(key, source, exclusive, copies=0 if held_whole else 1)
         finally:
-            if whole:
+            if held_whole:
                 self._transfers.hold(-size)
         return size
 
@@ -300,7 +298,7 @@ class RemoteStore:
         self._do(verb, key, lambda: self.driver.put(key, data, exclusive=exclusive), data)
 
     def _send_large(self, key: str, source: UploadBlocks, exclusive: bool, copies: int = 0) -> None:
-        """Send an object in parts; ``copies`` is 1 where its blocks are buffers of their own."""
+        """Send an object in parts; ``copies`` is 1 if its blocks are copies, which take memory."""
         verb = "create" if exclusive else "write"
 
         def attempt(act: Callable[[], None]) -> None:
@@ -335,7 +333,7 @@ class RemoteStore:
     def _is_there(self, key: str, data: Buffer) -> bool:
         try:
             return self.get(key) == data
-        except ObjectNotFoundError:  # it has been there, and was deleted since
+        except ObjectNotFoundError:  # it existed, and was deleted since
             return False
 
     def _do(
@@ -346,9 +344,9 @@ class RemoteStore:
         created: Buffer | None = None,
         largest: int = RECORD_BYTES,
     ) -> T:
-        """Send a request, again and again while it fails for a reason that may pass."""
+        """Send a request, and send it again while it fails for a reason that may pass."""
         self._transfers.check_process()
-        # Single failures are everyday life over a network.
+        # Over a network, single failures are normal and not worth a message.
         notices = Notices(_log.warning, self._retries.clock, after=_HICCUP_SECONDS)
 
         def again(error: Exception) -> bool:
@@ -367,16 +365,15 @@ class RemoteStore:
             raise too_large(f"{self.uri}/{key}", error.size, largest) from None
         except StoreError:
             raise
-        except Exception as error:  # noqa: BLE001 - named below, where the driver's own error is no part of it
+        except Exception as error:  # noqa: BLE001 - raised below as an error of ours, without the driver's as its context
             failed = error
         try:
             raise self._named(failed, verb, key, created) from without_secrets_in(
                 failed, self._secret
             )
         finally:
-            del (
-                failed
-            )  # or it would hold this frame, which holds it, and with them the bytes that were sent
+            # Otherwise the error and this frame would hold each other, and with them the bytes that were sent.
+            del failed
 
     def _judge(self, error: Exception) -> tuple[Verdict, str]:
         verdict, text = self.driver.judge(error)
@@ -390,7 +387,7 @@ class RemoteStore:
             return ObjectNotFoundError(f"there is no object {key!r} in {self.uri}")
         advice = {
             Verdict.NO_BUCKET: " The bucket does not exist: create it, or correct the URI.",
-            Verdict.FORBIDDEN: " Access was denied: see that this process's credentials (those that "
+            Verdict.FORBIDDEN: " Access was denied: check that this process's credentials (those that "
             f"{self.driver.name} finds by itself) may put, get, list and delete below the prefix.",
             Verdict.TRANSIENT: f" It was tried again for up to {self.patience:g} s.",
         }.get(verdict, "")
@@ -400,7 +397,7 @@ class RemoteStore:
         )
 
     def _probe(self, reading: bool) -> None:
-        """Do once what will be done. What is down should not take a minute to say so."""
+        """Try each operation once. The patience is short, so that a store that is down is reported soon."""
         patience, self.patience = self.patience, _PROBE_SECONDS
         key, token = f"probes/{secrets.token_hex(8)}", secrets.token_bytes(8)
         try:
@@ -408,24 +405,27 @@ class RemoteStore:
                 self.list("probes/")
                 return
             self.put(key, [token])
-            # A bit may flip on its way.
-            shown = any(self.get(key) == token for _ in range(_PROBE_READS))
+            # Read it several times, since a bit may flip in transit.
+            readable = any(self.get(key) == token for _ in range(_PROBE_READS))
             listed = self.list("probes/")
             self.delete([key])
         except StoreError as error:
             acts = "listed" if reading else "written, read back, listed and emptied"
-            where = "" if self.near else f" (endpoint: {endpoint(self._secret)})"
-            raise StoreUnavailableError(f"{self.uri} cannot be {acts}: {error}{where}") from error
+            shown_endpoint = "" if self.near else f" (endpoint: {endpoint(self._secret)})"
+            raise StoreUnavailableError(
+                f"{self.uri} cannot be {acts}: {error}{shown_endpoint}"
+            ) from error
         finally:
             self.patience = patience
-        if not shown or listed.get(key) != len(token):
+        if not readable or listed.get(key) != len(token):
             raise StoreUnavailableError(
-                f"{self.uri} does not show what was just written there: replicas could not meet in such a store"
+                f"{self.uri} does not show an object that was just written there, so replicas could not find each other's "
+                "objects: use a store that shows new objects at once"
             )
 
 
 class _Exists(Exception):  # noqa: N818 - never leaves this file
-    """The key exists. ``data`` is what should have been written, where it went in one request."""
+    """The key exists. ``data`` is what should have been written, if that was sent in one request."""
 
     def __init__(self, data: Buffer | None) -> None:
         super().__init__()

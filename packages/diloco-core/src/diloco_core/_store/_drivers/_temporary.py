@@ -1,4 +1,7 @@
-"""The temporary files of a folder store: their names, those kept for reuse, and those that killed processes have left."""
+"""The temporary files of a folder store: how they are named, which are kept for reuse, and which are left over.
+
+A file is left over when its process was killed.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +19,36 @@ import weakref
 from pathlib import Path
 
 LARGE_BYTES = 2**16
-"""The file of a deleted object is kept for reuse from this size on."""
+"""The file of a deleted object is kept for reuse if it has at least this size."""
 
 _NAME = re.compile(r"\.tmp-([0-9]+)-([0-9a-f]{8})-[0-9]+-([0-9a-f]{12})")
 _MOST_SPARES = 8
 _OLD_SECONDS = 3600.0
 
-# The stores of this process. One that was dropped without being closed is as good as gone.
-_lives: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()
+# The stores of this process, by name. A store that was dropped without being closed counts as gone.
+_stores: weakref.WeakValueDictionary[str, object] = weakref.WeakValueDictionary()
 
 
-def new_life(store: object) -> str:
-    """A name for a store of this process, under which its files are known for as long as it is there."""
-    life = secrets.token_hex(4)
-    _lives[life] = store
-    return life
+def new_store_name(store: object) -> str:
+    """A name for a store object of this process. It marks the store's files as in use for as long as the object exists."""
+    name = secrets.token_hex(4)
+    _stores[name] = store
+    return name
 
 
-def temporary_name(life: str, number: int) -> str:
-    """The name of a temporary file: of which process, which store of it, and where."""
-    return f".tmp-{os.getpid()}-{life}-{number}-{_place()}"
+def temporary_name(store_name: str, number: int) -> str:
+    """The name of a temporary file, which says which process, which store object of it, and which host it belongs to."""
+    return f".tmp-{os.getpid()}-{store_name}-{number}-{_host_id()}"
 
 
 def remove_leftovers(root: Path) -> None:
-    """Remove the temporary files of processes that are gone; others may do so at the same time. What cannot go, stays.
+    """Remove the temporary files of processes that are gone. Other processes may do so at the same time.
 
-    What is not a regular file with a name that only we give is somebody else's, and stays.
+    A file that cannot be removed stays, and so does anything that is not a regular file with a name of ours.
 
-    Of other machines nothing is known, so there it counts that a file has not been written to for an hour, by the clock
-    of the file system (the last change to the folder itself). Should its process only have slept so long, it misses the
-    file when that is to become an object: the write fails, and can be repeated.
+    Nothing is known of the processes of other machines, so their files are removed when they have not been written to for an
+    hour, by the clock of the file system (the last change to the folder itself). If such a process has only slept for so
+    long, its file is missing when it is to become an object: that write fails, and can be repeated.
     """
     with contextlib.suppress(OSError), os.scandir(root) as entries:
         now = root.stat().st_mtime
@@ -62,57 +65,63 @@ def remove_leftovers(root: Path) -> None:
 
 
 class Spares:
-    """The files kept of one top folder, with their sizes in bytes: at most as much as was written between two deletions."""
+    """The files of one top folder that are kept for reuse, with their sizes in bytes.
+
+    Together they have at most as many bytes as were written between two deletions.
+    """
 
     def __init__(self) -> None:
         self.files: dict[str, int] = {}
         self.writing = True
-        self._written = self._before = 0
+        self._written = self._written_before = 0
 
     def count(self, size: int) -> None:
-        """So many bytes were written. The first after a deletion begin a new count; fragments differ, so two are kept."""
+        """Count bytes that were written. The first ones after a deletion begin a new count.
+
+        The count before it is kept, too, since fragments differ in size.
+        """
         if not self.writing:
-            self._written, self._before, self.writing = 0, self._written, True
+            self._written, self._written_before, self.writing = 0, self._written, True
         self._written += size
 
     def has_room(self, size: int) -> bool:
-        """Whether a file of so many bytes shall be kept."""
-        most = max(self._written, self._before)
+        """Whether a file of so many bytes is to be kept."""
+        most = max(self._written, self._written_before)
         return len(self.files) < _MOST_SPARES and sum(self.files.values()) + size <= most
 
 
 @functools.cache
-def _place() -> str:
-    """Where a process id means the same process: a host since it was started, and in it a container.
+def _host_id() -> str:
+    """Identifies the machine since it was booted, and the container: where a process id means the same process.
 
-    A host's name alone would not do: containers may share it, and have process ids of their own.
+    The name of the host is not enough: containers may share it, and have process ids of their own.
     """
     parts = [socket.gethostname()]
     if sys.platform == "linux":
         try:
-            boot, names = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
-            parts += [boot.read_text(), str(names.readlink())]
+            boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+            parts += [boot.read_text(), str(namespace.readlink())]
         except OSError:
-            parts.append(secrets.token_hex(8))  # nowhere that others know
+            parts.append(secrets.token_hex(8))  # an id that no other process has
     else:
         parts.append(f"{uuid.getnode():x}")
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:12]
 
 
-def _gone(pid: str, life: str, place: str) -> bool | None:
-    """Whether the process that a temporary file is of is gone; None where that cannot be known.
+def _gone(pid: str, store_name: str, host_id: str) -> bool | None:
+    """Whether the process that made a temporary file is gone; None if that cannot be known.
 
-    Where its id was given to another process, it counts as there, and the file stays. But this process knows its own files:
-    in a container, the one before it often had the very same id.
+    If another process has got its id since, the file stays. Files that bear the id of this process are judged by the name of
+    their store, since in a container the process before this one often had the very same id.
     """
-    if place != _place():
+    if host_id != _host_id():
         return None
     if int(pid) == os.getpid():
-        return life not in _lives
+        return store_name not in _stores
     try:
         os.kill(int(pid), 0)
     except (ProcessLookupError, OverflowError):
         return True
-    except PermissionError:  # another user's
+    except PermissionError:  # it is another user's, and exists
         return False
     return False

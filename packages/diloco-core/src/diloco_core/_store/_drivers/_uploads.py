@@ -1,4 +1,4 @@
-"""What goes up in parts: its blocks, and how many of them are on their way at the same time, in bounded memory."""
+"""Uploads in parts: their blocks, and how many of them are sent at the same time in limited memory."""
 
 from __future__ import annotations
 
@@ -15,36 +15,36 @@ if TYPE_CHECKING:
     from .._api import Buffer
 
 MOST_PARTS = 10_000
-"""S3 takes no more (https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)."""
+"""The most parts of one upload that S3 accepts (https://docs.aws.amazon.com/AmazonS3/latest/userguide/qfacts.html)."""
 
 _SMALL = 2**16
 
 
 class Uploads:
-    """How much memory the uploads of a store take from its budget. Thread-safe.
+    """Shares the budget of a store between its uploads. Thread-safe.
 
     Args:
         transfer: The store's settings.
-        transfers: Its budget, which reads take from too.
+        transfers: Holds the budget, from which reads take memory, too.
     """
 
     def __init__(self, transfer: Transfer, transfers: Transfers) -> None:
         self._transfer = transfer
         self._transfers = transfers
         self._lock = threading.Lock()
-        self._under_way = 0  # of those that hold copies
+        self._under_way = 0  # number of uploads that hold copies of their parts
 
     @contextmanager
     def room(self, copies: int) -> Iterator[int]:
-        """How many parts of an upload may be under way at once; they take their memory from the budget meanwhile.
+        """Take memory for one upload from the budget. The context is how many of its parts may be under way at once.
 
         Args:
-            copies: How often a part is held; 0 where it is sent as it is given.
+            copies: How often a part is held in memory; 0 if it is sent without a copy.
         """
         transfers, at_once = self._transfers, self._transfer.connections
         with self._lock:
             if copies:
-                # Only the first may have memory beyond the budget: several would add up.
+                # Only one upload at a time may have memory beyond the budget: with several it would add up.
                 least = 0 if self._under_way else self._transfer.least_upload()
                 at_once = parts_at_once(
                     self._transfer, transfers.budget - transfers.held, copies, least
@@ -61,12 +61,15 @@ class Uploads:
 
 
 class UploadBlocks:
-    """The blocks of an upload. Remembers the error that ended them, since a driver may wrap it in one of its own."""
+    """The blocks of an upload.
 
-    def __init__(self, rest: Iterator[Buffer], first: Buffer | None = None) -> None:
+    If making them fails, the error is remembered, since a driver may wrap it in an error of its own.
+    """
+
+    def __init__(self, blocks: Iterator[Buffer], first: Buffer | None = None) -> None:
         self.error: BaseException | None = None
         self._first = first
-        self._rest = rest
+        self._blocks = blocks
 
     def __iter__(self) -> UploadBlocks:
         return self
@@ -76,7 +79,7 @@ class UploadBlocks:
             first, self._first = self._first, None
             return first
         try:
-            return next(self._rest)
+            return next(self._blocks)
         except StopIteration:
             raise
         except BaseException as error:
@@ -85,9 +88,10 @@ class UploadBlocks:
 
 
 def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
-    """The same bytes in new buffers of ``size`` (the last one may be shorter): a part is reused by its maker.
+    """Copies the bytes of all parts into new buffers of ``size`` bytes, since the maker of a part may reuse it.
 
-    Large buffers are pages of the system, which go back to it at once. The C library would keep many of them for later.
+    Only the last buffer may be shorter. Large buffers are mapped from the system, so their memory goes back to it at once; the
+    C library would keep much of it for later.
     """
     block = memoryview(bytearray(min(size, _SMALL)))
     end = 0
@@ -110,18 +114,18 @@ def blocks_of(parts: Iterable[Buffer], size: int) -> Iterator[memoryview]:
 
 
 def creates_at_once(transfer: Transfer) -> int:
-    """How many objects are created at the same time while others are read, where that costs no memory."""
+    """How many objects are created at the same time while others are read, by drivers that need no memory for that."""
     return max(1, transfer.connections * 3 // 8)
 
 
 def parts_at_once(transfer: Transfer, free: int, copies: int = 1, least: int | None = None) -> int:
-    """How many parts of an upload are under way at the same time, beside the one that is being made.
+    """How many parts of an upload are under way at the same time, besides the one that is being made.
 
     Args:
         transfer: The store's settings.
-        free: Bytes of the budget that nobody uses.
-        copies: How often a part is held meanwhile.
-        least: Bytes that it may hold however few are free; if left out, those of the only upload.
+        free: Bytes of the budget that are not in use.
+        copies: How often a part is held in memory.
+        least: Bytes that the upload may hold even if fewer are free; if left out, those of an upload that is alone.
     """
     least = transfer.least_upload() if least is None else least
     fitting = max(free, least) // (copies * PART_BYTES) - 1
