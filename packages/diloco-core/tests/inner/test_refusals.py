@@ -95,10 +95,10 @@ class TestRefusals:
         monkeypatch.setattr("diloco_core._inner._state.MOST_HEADER_BYTES", 5000)
         with pytest.raises(
             ConfigurationError,
-            match=r"stateful.loader \(Loader\) saves .* hold long lists .* as tensors",
+            match=r"stateful.loader \(Loader\) takes .* return long lists .* as tensors",
         ):
             inner.try_out()
-        with pytest.raises(ConfigurationError, match=r"saves .* bytes beside tensors"):
+        with pytest.raises(ConfigurationError, match=r"takes .* bytes besides its tensors"):
             list(inner.parts(1, "key"))
 
     def outer(self, folder, optimizer=torch.optim.SGD, **options):
@@ -156,7 +156,7 @@ class TestRefusals:
         net = torch.nn.Linear(2, 2)
         inner = torch.optim.SGD(net.parameters(), lr=0.1)
         (exchange,) = in_process(1)
-        with pytest.raises(ConfigurationError, match="without state_dict"):
+        with pytest.raises(ConfigurationError, match=r"pass an object with state_dict\(\)"):
             InnerState([inner], {"x": 3})
         with pytest.raises(ConfigurationError, match="for elastic runs"):
             DiLoCo(net, inner, exchange, sync_every=1, stateful={"x": Loader()})
@@ -197,7 +197,7 @@ class TestWhatDoesNotFit:
         self.live(tmp_path, torch.optim.AdamW)
         with pytest.raises(
             ConfigurationError,
-            match="optimizer held other parameters, or the same in another order",
+            match="optimizer held other parameters, or held them in another order",
         ):
             self.live(tmp_path, later)
         self.live(tmp_path, torch.optim.AdamW)
@@ -206,7 +206,7 @@ class TestWhatDoesNotFit:
         self.live(tmp_path, torch.optim.AdamW, stateful={"loader": Fussy()})
         with pytest.raises(
             ConfigurationError,
-            match=r"stateful\.loader \(Fussy\) does not take back .*KeyError: 'offset'",
+            match=r"stateful\.loader \(Fussy\) refuses the state .*KeyError: 'offset'",
         ):
             self.live(tmp_path, torch.optim.AdamW, stateful={"loader": Fussy()})
 

@@ -178,7 +178,7 @@ class TestDamage:
         self._damage(kept)
         loader = Loader()
         _, _, _, outer = _train(str(tmp_path), 0, 6, loader)
-        assert "inner state was damaged" in caplog.text
+        assert "inner state is damaged" in caplog.text
         assert outer.batches_to_skip == 6
         assert loader.seen == list(range(1, 13)), "none is learned twice"
 
@@ -192,7 +192,7 @@ class TestDamage:
         self._damage(newer)
         older.write_bytes(content)  # as when a replica dies while it saves
         _, _, _, outer = _train(str(tmp_path), 0, 6, Loader())
-        assert "inner state was damaged" in caplog.text
+        assert "inner state is damaged" in caplog.text
         assert (
             "rank 0: restored the inner state that was saved after sync 2 instead. Skip 4 batches"
             in caplog.text

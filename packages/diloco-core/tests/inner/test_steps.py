@@ -282,13 +282,13 @@ class TestRefusals:
         model = lab.fill(nn.Linear(2, 2))
         inner = torch.optim.SGD(model.parameters(), lr=1.0)
         for wrong, message in [
-            (None, "inner_optimizer must be a torch.optim.Optimizer, or several of them, not None"),
+            (None, "inner_optimizer must be a torch.optim.Optimizer or a list of them, not None"),
             ([], "inner_optimizer is empty"),
             (
                 [inner, "adam"],
-                "inner_optimizer must be a torch.optim.Optimizer, or several of them, not 'adam'",
+                "inner_optimizer must be a torch.optim.Optimizer or a list of them, not 'adam'",
             ),
-            ([inner, inner], "inner_optimizer names the same optimizer twice"),
+            ([inner, inner], "inner_optimizer holds the same optimizer twice"),
             (model, "inner_optimizer must be a torch.optim.Optimizer"),
         ]:
             with pytest.raises(ConfigurationError, match=message):

@@ -1,4 +1,4 @@
-"""What belongs to one replica alone: inner optimizer, random generators, and whatever else the user names."""
+"""The state that belongs to one replica alone: inner optimizers, random generators, and what the user adds to it."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .._store._api import Buffer
 
 _CHECKSUM_BYTES = 8
-# Longer whole numbers are written as hexadecimal text: Python refuses to read and write thousands of decimal digits.
+# Integers with more bits are written as hexadecimal text, since Python refuses to read and write thousands of decimal digits.
 _DECIMAL_BITS = 1024
 _CHECKSUM = "xxh3"
 _DTYPES = frozenset(
@@ -49,18 +49,19 @@ _DTYPES = frozenset(
 )
 
 
-_NOT_THINGS = {"random", "inner_steps", "rollback", "kinds", "parameters"}
+# Fields of a saved file that are not states of objects.
+_OTHER_FIELDS = {"random", "inner_steps", "rollback", "kinds", "parameters"}
 
 
 class Stateful(Protocol):
     """Anything whose position can be saved: a data loader, a learning rate schedule, a gradient scaler."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Its state: numbers, text, lists, dicts and tensors."""
+        """The state, made of numbers, text, lists, dicts and tensors."""
         ...
 
     def load_state_dict(self, state: dict[str, Any]) -> object:
-        """Go on from a state."""
+        """Continue from a saved state."""
         ...
 
 
@@ -69,10 +70,10 @@ class SavedInner:
     """An inner state in the store.
 
     Attributes:
-        sync: After which sync in the run's log it was saved.
-        identity: What it is bound to: its run and its key.
-        origin: Its name for errors.
-        data: The file; nothing of it has been verified.
+        sync: The sync in the run's log after which it was saved.
+        identity: The run and the key that it belongs to.
+        origin: What it is called in errors.
+        data: The bytes of the file, which are not verified yet.
     """
 
     sync: int
@@ -81,27 +82,27 @@ class SavedInner:
     data: bytes = field(repr=False)
 
     def rollback(self) -> int:
-        """Number of the newest rollback in the log when it was saved.
+        """Number of the newest rollback that was in the log when the state was saved.
 
         Raises:
-            CorruptedObjectError: It is not what was written.
-            FormatError: Another version has written it.
+            CorruptedObjectError: The file is damaged.
+            FormatError: Another version of diloco-core has written the file.
         """
-        return int(_described(self.data, self.identity, self.origin)["rollback"])
+        return int(_description(self.data, self.identity, self.origin)["rollback"])
 
 
 class InnerState:
-    """Saves and restores what a replica has to itself. No pickle: a valid safetensors file, checksummed.
+    """Saves and restores the state that belongs to one replica alone, as a safetensors file with a checksum, without pickle.
 
     Args:
         optimizers: The inner optimizers.
-        stateful: More things to save, by name.
-        names: The model's parameters by ``id``: optimizers know theirs by number only, and a state must not be given to
-            others. None where they are not compared.
+        stateful: Further objects whose state is saved, by name.
+        names: Names of the model's parameters, by ``id``. Optimizers know their parameters only by number; the names make
+            sure that a state is restored to the same parameters. None if this is not to be checked.
 
     Attributes:
-        overwritten: Settings of optimizers that the last :meth:`restore` has replaced by saved ones.
-        scheduled: Whether a learning rate scheduler belongs to one of them, which sets some of these anyway.
+        overwritten: Settings of optimizers that the last :meth:`restore` has replaced with saved ones, as text.
+        scheduled: Whether one of these optimizers has a learning rate scheduler, which sets its learning rate anyway.
     """
 
     def __init__(
@@ -110,27 +111,28 @@ class InnerState:
         stateful: Mapping[str, Stateful],
         names: Mapping[int, str] | None = None,
     ) -> None:
-        for name, thing in stateful.items():
-            if not callable(getattr(thing, "state_dict", None)) or not callable(
-                getattr(thing, "load_state_dict", None)
+        for name, holder in stateful.items():
+            if not callable(getattr(holder, "state_dict", None)) or not callable(
+                getattr(holder, "load_state_dict", None)
             ):
                 raise ConfigurationError(
-                    f"stateful[{name!r}] is {kind_of(thing)} without state_dict() and load_state_dict()"
+                    f"stateful[{name!r}] is {kind_of(holder)}, which cannot be saved: pass an object with state_dict() and "
+                    "load_state_dict()"
                 )
         self._names = names
         self.overwritten: list[str] = []
         self.scheduled = False
         several = len(optimizers) > 1
-        self._things: dict[str, Stateful] = {
+        self._holders: dict[str, Stateful] = {
             **{
-                f"optimizer.{number}" if several else "optimizer": each
-                for number, each in enumerate(optimizers)
+                f"optimizer.{number}" if several else "optimizer": optimizer
+                for number, optimizer in enumerate(optimizers)
             },
-            **{f"stateful.{name}": thing for name, thing in stateful.items()},
+            **{f"stateful.{name}": holder for name, holder in stateful.items()},
         }
 
     def _kinds(self) -> dict[str, str]:
-        return {name: type(thing).__name__ for name, thing in self._things.items()}
+        return {name: type(holder).__name__ for name, holder in self._holders.items()}
 
     def _parameters(self) -> dict[str, list[list[str]]]:
         """Names of the parameters of every optimizer, group by group."""
@@ -139,17 +141,17 @@ class InnerState:
         return {
             name: [
                 [self._names.get(id(p), "") for p in group["params"]]
-                for group in thing.param_groups
+                for group in holder.param_groups
             ]
-            for name, thing in self._things.items()
-            if isinstance(thing, torch.optim.Optimizer) and not name.startswith("stateful.")
+            for name, holder in self._holders.items()
+            if isinstance(holder, torch.optim.Optimizer) and not name.startswith("stateful.")
         }
 
     def try_out(self) -> None:
-        """See whether everything can be saved as it is now, and read again. No values of tensors are copied.
+        """Check that everything can be saved as it is now, and read again. Values of tensors are not copied.
 
         Raises:
-            ConfigurationError: It names what cannot be saved.
+            ConfigurationError: Something cannot be saved; the error names it.
         """
         for name, state in self._tree([]).items():
             try:
@@ -157,37 +159,37 @@ class InnerState:
                 json.loads(json.dumps(state))
             except (ValueError, RecursionError) as error:
                 raise ConfigurationError(
-                    f"{name} ({type(self._things[name]).__name__}) cannot be saved as JSON: {type(error).__name__}: {error}"
+                    f"{name} ({type(self._holders[name]).__name__}) cannot be saved as JSON: {type(error).__name__}: {error}"
                 ) from error
             if size > MOST_HEADER_BYTES // 2:
                 raise ConfigurationError(
-                    _too_much(f"{name} ({type(self._things[name]).__name__})", size)
+                    _too_large(f"{name} ({type(self._holders[name]).__name__})", size)
                 )
 
     def _tree(self, tensors: list[torch.Tensor]) -> dict[str, Any]:
-        """All states as JSON, in which tensors are numbers of entries."""
+        """All states in a form that JSON can hold. Tensors are appended to a list, and take the form of their number in it."""
         tree: dict[str, Any] = {}
-        for name, thing in self._things.items():
+        for name, holder in self._holders.items():
             try:
-                tree[name] = _pack(thing.state_dict(), tensors, name)
+                tree[name] = _pack(holder.state_dict(), tensors, name)
             except ConfigurationError:
                 raise
             except Exception as error:
                 raise ConfigurationError(
-                    f"{name} ({type(thing).__name__}) cannot be saved: {type(error).__name__}: {error}"
+                    f"{name} ({type(holder).__name__}) cannot be saved: {type(error).__name__}: {error}"
                 ) from error
         return tree
 
     def parts(self, inner_steps: int, identity: str, rollback: int = 0) -> Iterator[Buffer]:
-        """The file. One tensor at a time is copied to the CPU.
+        """The bytes of the file. One tensor at a time is copied to the CPU.
 
         Args:
-            inner_steps: The inner step at which it is saved.
-            identity: What it is to be bound to: its run and its key.
+            inner_steps: The number of inner steps taken when it is saved.
+            identity: The run and the key that the file will belong to.
             rollback: Number of the newest rollback in the run's log.
 
         Raises:
-            ConfigurationError: A state holds something that is no number, text, list, dict or tensor.
+            ConfigurationError: A state holds something other than numbers, text, lists, dicts and tensors.
         """
         tensors: list[torch.Tensor] = []
         tree = self._tree(tensors)
@@ -207,7 +209,7 @@ class InnerState:
         beginning = header_bytes(entries, metadata)
         if len(beginning) > MOST_HEADER_BYTES:
             raise ConfigurationError(
-                _too_much("the inner optimizer and what is in stateful=", len(beginning))
+                _too_large("the inner optimizer together with stateful=", len(beginning))
             )
         checksum = xxhash.xxh3_64(beginning, seed=_seed(identity))
         yield beginning
@@ -218,42 +220,44 @@ class InnerState:
         yield checksum.intdigest().to_bytes(_CHECKSUM_BYTES, "little")
 
     def restore(self, data: bytes, identity: str, origin: str) -> int:
-        """Take over a state that was saved and is bound to ``identity``; returns at which inner step it was saved.
+        """Load a saved state that belongs to ``identity``. Returns the number of inner steps at which it was saved.
 
         Raises:
-            CorruptedObjectError: It is not what was written.
-            FormatError: Another version has written it.
-            ConfigurationError: It was saved with other things in ``stateful``, or of another kind of optimizer.
+            CorruptedObjectError: The file is damaged.
+            FormatError: Another version of diloco-core has written the file.
+            ConfigurationError: It was saved with other names in ``stateful``, or with objects of other classes, or of other
+                parameters; or an object refuses its saved state.
         """
         tree, tensors = _verified(data, identity, origin)
-        saved, here = tree.keys() - _NOT_THINGS, self._things.keys()
-        if saved != here:
+        saved_names, present_names = tree.keys() - _OTHER_FIELDS, self._holders.keys()
+        if saved_names != present_names:
             raise ConfigurationError(
-                f"the inner state in {origin} was saved with {sorted(saved)}, but this replica has {sorted(here)}: "
-                "pass the same inner optimizers and the same stateful= as before"
+                f"the inner state in {origin} was saved with {sorted(saved_names)}, but this replica has "
+                f"{sorted(present_names)}: pass the same inner optimizers and the same stateful= as before"
             )
         if tree["kinds"] != self._kinds():
             raise ConfigurationError(
-                f"the inner state in {origin} was saved of {tree['kinds']}, but this replica has {self._kinds()}: pass "
-                "things of the same classes, or begin another run"
+                f"the inner state in {origin} was saved with the classes {tree['kinds']}, but this replica has {self._kinds()}: "
+                "pass objects of the same classes, or begin another run"
             )
         for name, groups in self._parameters().items():
             if tree["parameters"].get(name) != groups:
                 raise ConfigurationError(
-                    f"the inner state in {origin} was saved while {name} held other parameters, or the same in another order or "
-                    "in other groups: make it of the same parameters as before, in the same order"
+                    f"the inner state in {origin} was saved when {name} held other parameters, or held them in another order or "
+                    "in other groups: give it the same parameters as before, in the same order and groups"
                 )
         self.overwritten, self.scheduled = [], False
-        for name, thing in self._things.items():
-            given = _settings(thing)
+        for name, holder in self._holders.items():
+            given_settings = _settings(holder)
             try:
-                thing.load_state_dict(_unpack(tree[name], tensors))
+                holder.load_state_dict(_unpack(tree[name], tensors))
             except Exception as error:
                 raise ConfigurationError(
-                    f"{name} ({type(thing).__name__}) does not take back the state that is saved in {origin}: "
+                    f"{name} ({type(holder).__name__}) refuses the state that is saved in {origin}: "
                     f"{type(error).__name__}: {error}"
                 ) from error
-            for number, (before, now) in enumerate(zip(given, _settings(thing), strict=False)):
+            pairs = zip(given_settings, _settings(holder), strict=False)
+            for number, (before, now) in enumerate(pairs):
                 changed = [key for key in before if key in now and before[key] != now[key]]
                 self.overwritten += [
                     f"{name} group {number}: {k}={now[k]} (not {before[k]})" for k in changed
@@ -263,36 +267,36 @@ class InnerState:
         return int(tree["inner_steps"])
 
 
-def _settings(thing: Stateful) -> list[dict[str, str]]:
-    """What an optimizer was made with, group by group; nothing of other things."""
-    groups = thing.param_groups if isinstance(thing, torch.optim.Optimizer) else []
+def _settings(holder: Stateful) -> list[dict[str, str]]:
+    """The settings of an optimizer, group by group; empty for other objects."""
+    groups = holder.param_groups if isinstance(holder, torch.optim.Optimizer) else []
     return [
         {key: repr(value) for key, value in group.items() if key != "params"} for group in groups
     ]
 
 
-def _too_much(what: str, size: int) -> str:
+def _too_large(name: str, size: int) -> str:
     return (
-        f"{what} saves {size} bytes beside tensors, which is more than could be read again (a header of {MOST_HEADER_BYTES} "
-        "bytes): let state_dict() hold long lists of numbers as tensors"
+        f"the state of {name} takes {size} bytes besides its tensors, which is too much: a file that can be read again has at "
+        f"most {MOST_HEADER_BYTES} bytes of this. Let state_dict() return long lists of numbers as tensors."
     )
 
 
 def check_inner(data: bytes, identity: str, origin: str) -> None:
-    """Compare the checksum of a file, which covers every other byte of it, and whose seed is made of its run and its key.
+    """Verify the checksum of a file. It covers all other bytes of the file, and its seed is made from the run and the key.
 
     Raises:
-        CorruptedObjectError: It is not what was written.
+        CorruptedObjectError: The file is damaged.
     """
-    body, end = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
-    stored = int.from_bytes(end, "little")
+    body, ending = memoryview(data)[:-_CHECKSUM_BYTES], memoryview(data)[-_CHECKSUM_BYTES:]
+    stored = int.from_bytes(ending, "little")
     if (
         len(data) < LENGTH_BYTES + _CHECKSUM_BYTES
         or xxhash.xxh3_64_intdigest(body, seed=_seed(identity)) != stored
     ):
         raise CorruptedObjectError(
-            f"{origin}: the checksum is wrong. The saved inner state was damaged, or was written under another key or in another "
-            "run."
+            f"{origin}: the checksum is wrong. The saved inner state is damaged, or it was written under another key or in "
+            "another run."
         )
 
 
@@ -303,8 +307,8 @@ def _seed(identity: str) -> int:
 def _verified(
     data: bytes, identity: str, origin: str
 ) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
-    """What a file says of the values, and its tensors."""
-    tree = _described(data, identity, origin)
+    """The states in a file, in the form of :func:`_pack`, and its tensors by name."""
+    tree = _description(data, identity, origin)
     try:
         return tree, load_tensors(data)
     except SafetensorError as error:
@@ -313,16 +317,17 @@ def _verified(
         ) from error
 
 
-def _described(data: bytes, identity: str, origin: str) -> dict[str, Any]:
-    """What a file says of the values; nothing is parsed before every byte of it is verified."""
+def _description(data: bytes, identity: str, origin: str) -> dict[str, Any]:
+    """The states in a file, in the form of :func:`_pack`. All bytes are verified before anything is parsed."""
     check_inner(data, identity, origin)
     body = memoryview(data)[:-_CHECKSUM_BYTES]
     try:
         metadata = parse_header(body)["__metadata__"]
-        written = metadata.get("format", "of an earlier version")
-        if written != str(FORMAT):
+        file_format = metadata.get("format", "of an earlier version")
+        if file_format != str(FORMAT):
             raise FormatError(
-                f"{origin} has format {written}, and this version of diloco-core reads format {FORMAT} only"
+                f"{origin} has format {file_format}, and this version of diloco-core reads format {FORMAT} only: use the version "
+                "that the run was begun with"
             )
         tree: dict[str, Any] = json.loads(metadata["tree"])
         if (
@@ -331,7 +336,7 @@ def _described(data: bytes, identity: str, origin: str) -> dict[str, Any]:
             or not all(isinstance(tree[name], int) for name in ("inner_steps", "rollback"))
             or "random" not in tree
         ):
-            raise TypeError("it does not say what it holds")
+            raise TypeError("its metadata are incomplete")
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise CorruptedObjectError(
             f"{origin} is not the inner state of a replica: {error}"
@@ -369,21 +374,24 @@ def _set_random_state(state: dict[str, Any]) -> None:
 
 
 def _pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
-    """A value as JSON, in which tensors are numbers of entries."""
+    """A value in a form that JSON can hold. Tensors are appended to a list, and take the form of their number in it."""
     if isinstance(value, int) and value.bit_length() > _DECIMAL_BITS:
         return {"int": hex(value)}
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, torch.Tensor):
         if value.dtype not in _DTYPES:
-            raise ConfigurationError(f"{where} is a tensor of {value.dtype}, which cannot be saved")
+            known = ", ".join(sorted(str(dtype).removeprefix("torch.") for dtype in _DTYPES))
+            raise ConfigurationError(
+                f"{where} is a tensor of {value.dtype}, which cannot be saved. These dtypes can: {known}."
+            )
         if (
             type(value.detach()) is not torch.Tensor
             or value.layout is not torch.strided
             or value.is_meta
         ):
             raise ConfigurationError(
-                f"{where} is {kind_of(value.detach())} ({value.layout}, on {value.device}), which cannot be saved: plain "
+                f"{where} is {kind_of(value.detach())} ({value.layout}, on {value.device}), which cannot be saved: only plain, "
                 "dense tensors can"
             )
         tensors.append(value.detach())
@@ -401,12 +409,12 @@ def _pack(value: Any, tensors: list[torch.Tensor], where: str) -> Any:
             ]
         }
     raise ConfigurationError(
-        f"{where} is {kind_of(value)}; numbers, text, lists, tuples, dicts and tensors can be saved"
+        f"{where} is {kind_of(value)}, which cannot be saved: only numbers, text, lists, tuples, dicts and tensors can"
     )
 
 
 def _entry(where: str, key: object) -> str:
-    # Python refuses to show an integer of thousands of digits.
+    # Python refuses to print an integer with thousands of decimal digits.
     return f"{where}[{hex(key) if isinstance(key, int) and key.bit_length() > _DECIMAL_BITS else repr(key)}]"
 
 

@@ -1,4 +1,4 @@
-"""When an inner step counts, where several optimizers make one step together."""
+"""When an inner step counts, if several optimizers make one step together."""
 
 from __future__ import annotations
 
@@ -12,32 +12,34 @@ class StepCounter:
     """Groups the steps of several optimizers into inner steps, in which each of them steps at most once.
 
     An inner step is complete when all optimizers have stepped, in any order. It also ends when one of them is about to
-    step again: a gradient scaler has skipped the others then. Either it begins its next step, or the last of the others
-    steps while it has new gradients already. With one optimizer, each of its steps is an inner step.
+    step again, since then a gradient scaler has skipped the others. This shows in one of two ways: the optimizer begins
+    its next step, or it has new gradients already when the last of the others steps. With one optimizer, each of its
+    steps is an inner step.
 
     Args:
-        optimizers: How many there are.
+        optimizers: The number of optimizers.
     """
 
     def __init__(self, optimizers: int) -> None:
-        self._everybody = frozenset(range(optimizers))
+        self._all_optimizers = frozenset(range(optimizers))
         self._stepped: set[int] = set()
 
     @property
     def stepped(self) -> list[int]:
-        """Which optimizers have stepped in the inner step under way; empty between two inner steps."""
+        """Numbers of the optimizers that have stepped in the present inner step; empty between two inner steps."""
         return sorted(self._stepped)
 
     def load(self, stepped: Collection[int]) -> None:
-        """Go on in the middle of an inner step, in which these have stepped."""
-        self._stepped = set(stepped) & self._everybody
+        """Continue in the middle of an inner step, in which these optimizers have stepped."""
+        self._stepped = set(stepped) & self._all_optimizers
 
     def before(self, optimizer: int, done: Callable[[int], bool] = lambda _: False) -> bool:
-        """An optimizer is about to step; returns whether that ends an inner step that others have skipped.
+        """Note that an optimizer is about to step. Returns whether that ends an inner step, in which others were skipped.
 
         Args:
-            optimizer: Its number.
-            done: Whether another one has stepped by the gradients that it has now: that belongs to the inner step that begins.
+            optimizer: The number of the optimizer.
+            done: Returns whether another optimizer has already stepped with its present gradients. If so, that step belongs to
+                the inner step that begins now.
         """
         if optimizer not in self._stepped:
             return False
@@ -45,23 +47,23 @@ class StepCounter:
         return True
 
     def after(self, optimizer: int, waiting: Callable[[int], bool] = lambda _: False) -> bool:
-        """An optimizer has stepped; returns whether that completes an inner step.
+        """Note that an optimizer has stepped. Returns whether that ends an inner step.
 
         Args:
-            optimizer: Its number.
-            waiting: Whether another one has new gradients, which it is about to step by. What it has stepped by before was
-                an inner step of its own, and another one is under way now.
+            optimizer: The number of the optimizer.
+            waiting: Returns whether another optimizer has new gradients, with which it is about to step. If so, its last step
+                was a part of an earlier inner step, and it has not stepped in the present one yet.
         """
         self._stepped.add(optimizer)
-        if self._stepped != self._everybody:
+        if self._stepped != self._all_optimizers:
             return False
         self._stepped -= {
-            other for other in self._everybody if other != optimizer and waiting(other)
+            other for other in self._all_optimizers if other != optimizer and waiting(other)
         }
-        return self._stepped != self._everybody or self.end()
+        return self._stepped != self._all_optimizers or self.end()
 
     def end(self) -> bool:
-        """No more steps will come: returns whether that ends an inner step."""
+        """Note that no more steps will come. Returns whether that ends an inner step."""
         was_under_way = bool(self._stepped)
         self._stepped.clear()
         return was_under_way

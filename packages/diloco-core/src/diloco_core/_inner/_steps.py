@@ -1,4 +1,4 @@
-"""The steps of the inner optimizers, seen through hooks."""
+"""Noticing the steps of the inner optimizers through hooks."""
 
 from __future__ import annotations
 
@@ -19,23 +19,24 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
 _lock = threading.Lock()
-# Weak on both sides: who watches holds on to optimizers, and through the outer loop to a model. The hooks keep it alive.
+# Weak on both sides, since an InnerSteps refers to its optimizers, and through the outer loop to a model. The hooks keep it
+# alive.
 _watched: weakref.WeakKeyDictionary[torch.optim.Optimizer, weakref.ref[InnerSteps]] = (
     weakref.WeakKeyDictionary()
 )
 
 
 def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
-    """The inner optimizers as a list, whether one was given or several.
+    """The inner optimizers as a list, whether one or several are given.
 
     Raises:
-        ConfigurationError: There is none, one of them is something else, or one comes twice.
+        ConfigurationError: None is given, something else is given, or one optimizer is given twice.
     """
     optimizers: list[torch.optim.Optimizer] = []
     for optimizer in given if isinstance(given, (list, tuple)) else [given]:
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise ConfigurationError(
-                f"inner_optimizer must be a torch.optim.Optimizer, or several of them, not {optimizer!r}"
+                f"inner_optimizer must be a torch.optim.Optimizer or a list of them, not {optimizer!r}"
             )
         if not (
             hasattr(optimizer, "_optimizer_step_pre_hooks")
@@ -46,7 +47,9 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
                 "torch.optim.Optimizer: pass the optimizer that it wraps"
             )
         if any(optimizer is other for other in optimizers):
-            raise ConfigurationError("inner_optimizer names the same optimizer twice")
+            raise ConfigurationError(
+                "inner_optimizer holds the same optimizer twice: pass each optimizer once"
+            )
         optimizers.append(optimizer)
     if not optimizers:
         raise ConfigurationError(
@@ -56,17 +59,17 @@ def optimizers_of(given: object) -> list[torch.optim.Optimizer]:
 
 
 class InnerSteps:
-    """Calls a function before, and another one after every step of some optimizers. Not thread-safe.
+    """Calls one function before each step of some optimizers, and another one after it. Not thread-safe.
 
-    An optimizer is watched by one outer loop at a time: a loop that was made and never entered gives way to the next.
+    Only one outer loop at a time watches an optimizer. A loop that was never entered gives way to the next one that is made.
 
     Args:
-        optimizers: Which to watch.
-        before: Called with the optimizer's number before each of its steps.
-        after: The same, after each of its steps.
+        optimizers: The optimizers to watch.
+        before: Called with the number of an optimizer before each of its steps.
+        after: Called with the number of an optimizer after each of its steps.
 
     Attributes:
-        in_use: Whether the outer loop has been entered, so that no other one may take the optimizers over.
+        in_use: Whether the outer loop has been entered, so that another one must not take over its optimizers.
     """
 
     def __init__(
@@ -84,17 +87,17 @@ class InnerSteps:
         self._used: dict[int, tuple[torch.Tensor, weakref.ref[torch.Tensor], int]] = {}
 
     def watch(self) -> None:
-        """Begin; repeatable.
+        """Begin to watch; repeatable.
 
         Raises:
-            ConfigurationError: Another outer loop is under way with one of the optimizers.
+            ConfigurationError: Another outer loop that was entered uses one of the optimizers.
         """
         with _lock:
             watching = [_watched[o]() for o in self._optimizers if o in _watched]
             others = {id(o): o for o in watching if o is not None and o is not self}
             if any(other.in_use for other in others.values()):
                 raise ConfigurationError(
-                    "another outer loop is under way with this inner optimizer: leave its block before the next one is made"
+                    "another outer loop is using this inner optimizer: leave the block of that loop before you make the next one"
                 )
             for other in others.values():
                 other.stop()
@@ -106,7 +109,7 @@ class InnerSteps:
                 ]
 
     def stop(self) -> None:
-        """End; repeatable."""
+        """Stop watching; repeatable."""
         self.in_use = False
         for handle in self._handles:
             handle.remove()
@@ -114,14 +117,13 @@ class InnerSteps:
         self._under_way.clear()
         self._used.clear()
 
-    # A class that overrides step() and calls its parent's has both calls hooked by torch. Only the outer one is a step: it
-    # is known by the frame of torch's wrapper, which calls the hooks.
+    # If a class overrides step() and calls that of its parent, torch calls the hooks for both. Only the outer call is a step.
+    # It is recognized by the frame of torch's wrapper, which calls the hooks.
 
     def _begins(self, number: int, *_: Any) -> None:
         wrapper = sys._getframe(1)  # noqa: SLF001
-        if not _is_below(
-            self._under_way.get(number), wrapper
-        ):  # one that an exception has ended is no longer there
+        # A call that an exception has ended is not on the stack any more, and does not count.
+        if not _is_on_stack(self._under_way.get(number), wrapper):
             self._under_way[number] = wrapper
             self._before(number)
 
@@ -133,25 +135,26 @@ class InnerSteps:
             self._after(number)
 
     def describe(self, number: int) -> str:
-        """What an optimizer is called in messages."""
+        """How messages name an optimizer."""
         return f"inner optimizer {number} ({type(self._optimizers[number]).__name__})"
 
     def has_used_gradient(self, number: int) -> bool:
-        """Whether an optimizer has the gradients that it has stepped by last."""
+        """Whether an optimizer still has the gradients that it has used in its last step."""
         if number not in self._used:
             return False
-        parameter, used, version = self._used[number]
+        parameter, used_gradient, version = self._used[number]
         gradient = parameter.grad
-        return gradient is not None and gradient is used() and gradient._version == version  # noqa: SLF001 - no other way
+        return (
+            gradient is not None and gradient is used_gradient() and gradient._version == version  # noqa: SLF001 - torch has no public way
+        )
 
     def has_new_gradient(self, number: int) -> bool:
-        """Whether an optimizer has other gradients than those that it has stepped by last: it is about to step."""
+        """Whether an optimizer has gradients that it has not used yet, so that it is about to step."""
         gradient = self._used[number][0].grad if number in self._used else None
         if gradient is None or self.has_used_gradient(number):
             return False
-        return gradient.layout is not torch.strided or bool(
-            gradient.any()
-        )  # zero_grad(set_to_none=False) is no news
+        # Zeros are not new gradients: zero_grad(set_to_none=False) has written them.
+        return gradient.layout is not torch.strided or bool(gradient.any())
 
     def _remember_gradient(self, number: int) -> None:
         self._used.pop(number, None)
@@ -161,12 +164,13 @@ class InnerSteps:
                     self._used[number] = (
                         parameter,
                         weakref.ref(parameter.grad),
-                        parameter.grad._version,  # noqa: SLF001 - public in C++ only
+                        parameter.grad._version,  # noqa: SLF001 - it is public only in C++
                     )
                     return
 
 
-def _is_below(frame: FrameType | None, top: FrameType | None) -> bool:
+def _is_on_stack(frame: FrameType | None, top: FrameType | None) -> bool:
+    """Whether a frame is ``top``, or one of its callers."""
     while top is not None and frame is not None:
         if top is frame:
             return True

@@ -1,4 +1,4 @@
-"""Whether parameters are trained while no step of the inner optimizers is seen: by an optimizer that nobody was told of."""
+"""Noticing that parameters are trained by an optimizer that the outer loop does not know, so that nothing would be synced."""
 
 from __future__ import annotations
 
@@ -16,31 +16,31 @@ if TYPE_CHECKING:
 
     from .._model._partition import NamedTensor
 
-_LEAST = 10  # backward passes between two looks; many micro-batches may make one step
+_LEAST = 10  # backward passes between two checks; many micro-batches may make one step
 _MOST_VALUES = 4096
 
 
 class UnseenChanges:
-    """Looks at a few parameters when many backward passes have come since the last step that was seen.
+    """Checks the values of a few parameters after many backward passes without a step of an inner optimizer.
 
-    A hook counts the backward passes that reach a parameter. With gradient accumulation there are several for a step, and
-    values stay as they are in between; so they are looked at every ``max(sync_every, 10)`` passes only. Where they
-    have changed between two looks, twice in a row, somebody else trains. A pass costs about a microsecond; values are read
-    only after so many passes without a step. Not thread-safe.
+    A hook counts the backward passes that reach a parameter. With gradient accumulation there are several passes per step,
+    between which values do not change, so the values are compared only once in ``max(sync_every, 10)`` passes without a step.
+    If they have changed in two comparisons in a row, an unknown optimizer trains them. The hook costs about a microsecond per
+    pass. Not thread-safe.
 
     Args:
-        tensors: What is synced; trainable parameters among it are watched.
-        sync_every: How often a sync is due.
+        tensors: The tensors that are synced; a few of the trainable parameters among them are watched.
+        sync_every: Number of inner steps between two syncs.
     """
 
     def __init__(self, tensors: Sequence[NamedTensor], sync_every: int) -> None:
         self._every = max(sync_every, _LEAST)
-        self._watched = [_Watched(named) for named in _choice(tensors)]
+        self._watched = [_Watched(named) for named in _choose(tensors)]
         self._handles: list[RemovableHandle] = []
         self._stepping = False
 
     def watch(self) -> None:
-        """Begin."""
+        """Begin to watch."""
         for watched in self._watched:
             parameter = watched.named.tensor
             if parameter.requires_grad and parameter.is_leaf:
@@ -48,27 +48,27 @@ class UnseenChanges:
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))  # type: ignore[no-untyped-call]
 
     def stop(self) -> None:
-        """End; repeatable."""
+        """Stop watching; repeatable."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def steps(self) -> None:
-        """An inner optimizer begins a step: the backward passes of its closure, and what they change, are its own."""
+        """Note that an inner optimizer begins a step: the backward passes of its closure do not count."""
         self._stepping = True
 
     def seen(self) -> None:
-        """An inner optimizer has stepped, or a sync has written to the model."""
+        """Note that an inner optimizer has stepped, or that a sync has written to the model."""
         self._stepping = False
         for watched in self._watched:
             watched.passes = watched.changes = 0
             watched.values = None
 
     def check(self) -> None:
-        """At the end: refuse what was trained since the last step that was seen.
+        """At the end, refuse training that was done since the last step of an inner optimizer.
 
         Raises:
-            UnseenStepsError: A parameter has changed, over more than ``max(sync_every, 10)`` backward passes.
+            UnseenStepsError: A parameter has changed in more than ``max(sync_every, 10)`` backward passes.
         """
         for watched in self._watched:
             if (
@@ -79,10 +79,10 @@ class UnseenChanges:
                 self._refuse(watched)
 
     def count(self, watched: _Watched) -> None:
-        """A backward pass has come to a parameter.
+        """Count a backward pass that has reached a parameter.
 
         Raises:
-            UnseenStepsError: Another optimizer trains it.
+            UnseenStepsError: An optimizer that the outer loop does not know trains the parameter.
         """
         if self._stepping:
             return
@@ -91,22 +91,24 @@ class UnseenChanges:
             return
         if watched.values is not None:
             watched.changes = watched.changes + 1 if watched.has_changed() else 0
-            if watched.changes >= 2:  # once may be something else, such as values that were loaded
+            if (
+                watched.changes >= 2
+            ):  # a single change may have another reason, such as loading values
                 self._refuse(watched)
-        watched.look()
+        watched.remember()
 
     @staticmethod
     def _refuse(watched: _Watched) -> None:
         raise UnseenStepsError(
             f"parameter {watched.named.name!r} is trained, but no inner optimizer of this outer loop has stepped in the last "
-            f"{watched.passes} backward passes, so nothing is synced. Was the optimizer made anew, or its step() replaced? Pass "
-            "the optimizer that the training loop steps to DiLoCo(...), and keep it.",
+            f"{watched.passes} backward passes, so nothing is synced. Was the optimizer made again, or its step() replaced? Pass "
+            "to DiLoCo(...) the optimizer that the training loop steps, and keep using it.",
             watched.named.name,
         )
 
 
 class _Watched:
-    """A parameter, and what was seen of it since the last step of an inner optimizer."""
+    """A parameter, and what has happened to it since the last step of an inner optimizer."""
 
     def __init__(self, named: NamedTensor) -> None:
         self.named = named
@@ -114,21 +116,21 @@ class _Watched:
         self.changes = 0
         self.values: torch.Tensor | None = None
 
-    def look(self) -> None:
-        self.values = self._some()
+    def remember(self) -> None:
+        self.values = self._sample()
 
     def has_changed(self) -> bool:
-        # Not by torch's version counter, which fused optimizers leave as it is.
-        return self.values is not None and not torch.equal(self.values, self._some())
+        # torch's version counter would not show it, since fused optimizers do not increase it.
+        return self.values is not None and not torch.equal(self.values, self._sample())
 
-    def _some(self) -> torch.Tensor:
+    def _sample(self) -> torch.Tensor:
         flat = self.named.tensor.detach().reshape(-1)
         values = flat[:: max(1, flat.numel() // _MOST_VALUES)].clone()
-        return values.view(torch.uint8)  # bit by bit: NaN is the same as NaN
+        return values.view(torch.uint8)  # compared as bytes, in which NaN equals NaN
 
 
 class _Hook:
-    """Holds on to nothing: a hook lives as long as its parameter."""
+    """Calls :meth:`UnseenChanges.count`. It refers to everything weakly, since a hook lives as long as its parameter."""
 
     def __init__(self, owner: UnseenChanges, watched: _Watched) -> None:
         self._owner = weakref.ref(owner)
@@ -140,12 +142,18 @@ class _Hook:
             owner.count(watched)
 
 
-def _choice(tensors: Sequence[NamedTensor]) -> list[NamedTensor]:
-    """A few parameters: one that the loss does not always reach, or that is frozen later, must not decide alone."""
+def _choose(tensors: Sequence[NamedTensor]) -> list[NamedTensor]:
+    """A few parameters. A single one would not do: the loss may not always reach it, or it may be frozen later."""
     parameters = [
-        n for n in tensors if isinstance(n.tensor, torch.nn.Parameter) and n.tensor.numel()
+        named
+        for named in tensors
+        if isinstance(named.tensor, torch.nn.Parameter) and named.tensor.numel()
     ]
     if not parameters:
         return []
-    few = [parameters[0], parameters[-1], min(parameters, key=lambda named: named.tensor.numel())]
-    return list({id(named.tensor): named for named in few}.values())
+    chosen = [
+        parameters[0],
+        parameters[-1],
+        min(parameters, key=lambda named: named.tensor.numel()),
+    ]
+    return list({id(named.tensor): named for named in chosen}.values())
