@@ -279,7 +279,7 @@ def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(
     monkeypatch.setattr(_export, "_read", collected)
     with pytest.raises(
         CorruptedObjectError,
-        match="is incomplete: .* not there" if everything else "kept vanishing",
+        match="is incomplete: .* missing" if everything else "were deleted while they were read",
     ):
         export(tmp_path / "run", tmp_path / "model")
 
@@ -293,7 +293,7 @@ class TestTargets:
         (tmp_path / "folder").mkdir()
         (tmp_path / "file").touch()
         with pytest.raises(
-            ConfigurationError, match=r"cannot be written: .*Name a file in a folder that exists"
+            ConfigurationError, match=r"cannot be written: .*Use a path in a folder that exists"
         ):
             export(str(tmp_path / "run"), path)
         assert {path.name for path in tmp_path.iterdir()} == {"folder", "file"}

@@ -36,10 +36,10 @@ def test_the_whole_model_comes_back(lab, tmp_path, make, kind, buffers):
 @pytest.mark.parametrize(
     ("dtype", "most", "says"),
     [
-        (torch.float16, 65504.0, "it holds up to 65504"),
-        (torch.bfloat16, torch.finfo(torch.bfloat16).max, "it holds up to 3.38953e+38"),
-        (torch.float8_e5m2, 57344.0, "it holds up to 57344"),
-        (torch.float8_e4m3fn, 448.0, "it holds up to 448"),
+        (torch.float16, 65504.0, "it can hold up to 65504"),
+        (torch.bfloat16, torch.finfo(torch.bfloat16).max, "it can hold up to 3.38953e+38"),
+        (torch.float8_e5m2, 57344.0, "it can hold up to 57344"),
+        (torch.float8_e4m3fn, 448.0, "it can hold up to 448"),
     ],
 )
 def test_a_dtype_that_cannot_hold_a_value_is_refused(lab, tmp_path, dtype, most, says):
@@ -65,7 +65,7 @@ def test_nothing_is_written_into_the_runs_own_folder(lab, tmp_path, name):
     before = (tmp_path / "run" / "manifest.json").read_bytes()
     (tmp_path / "link").symlink_to(tmp_path / "run")
     for folder in ("run", "link", "run/../run"):
-        with pytest.raises(ConfigurationError, match="lies in the run's own folder"):
+        with pytest.raises(ConfigurationError, match="is in the run's own folder"):
             export(str(tmp_path / "run"), tmp_path / folder / name)
     assert (tmp_path / "run" / "manifest.json").read_bytes() == before
     assert not list((tmp_path / "run").rglob(".*"))
@@ -166,7 +166,7 @@ def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(lab, tmp_path, c
     trained(lab, tmp_path / "run", "strict", Odd, buffers="none")
     with caplog.at_level(logging.WARNING):
         export(str(tmp_path / "run"), tmp_path / "model")
-    assert "does not hold: spectrum, _extra_state" in caplog.text
+    assert "are not tensors of the model: spectrum, _extra_state" in caplog.text
     assert load_file(tmp_path / "model").keys() == {"weight", "bias", "phase"}
 
 
@@ -180,7 +180,7 @@ def test_without_a_manifest_the_error_says_what_to_do(lab, tmp_path, kind, harm)
         "{" if harm == "not JSON" else text.replace("e", "a")
     )
     with pytest.raises(
-        CorruptedObjectError, match=r"manifest\.json.*\. It says what .*Put a copy of it back"
+        CorruptedObjectError, match=r"manifest\.json.*\. The manifest describes .*put it back"
     ):
         export(tmp_path / "run", tmp_path / "model")
 

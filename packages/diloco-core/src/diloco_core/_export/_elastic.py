@@ -1,4 +1,4 @@
-"""Where the published states of an elastic run lie: its records say it."""
+"""Where the published states of an elastic run are, according to its records."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ _log = logging.getLogger("diloco_core")
 
 
 class ElasticSource:
-    """An elastic run: its records say what is complete, and what was given up.
+    """The published states of an elastic run: its records say which are complete, and which were given up.
 
     Attributes:
         unknown: Number of the newest rollback whose record cannot be read, as of the last call of :meth:`complete`; 0 if all
-            can. Which older states were given up is not known then, so they count as not there.
+            can. It is then not known which of the states before it were given up, so all of them are left out.
     """
 
     first = 0
@@ -46,22 +46,22 @@ class ElasticSource:
         self._run = manifest.run()
 
     def complete(self) -> list[set[int]]:
-        """For every fragment, after which syncs its state is completely published, and was not given up."""
+        """For each fragment, the syncs after which its state is completely published, and was not given up."""
         self.rollbacks = self._read_rollbacks()
         complete = done_states(self._store.list("state/"), len(self.fragments), self.rollbacks)
         initial = self._store.list(f"initial/{self._manifest.initial}/")
         for index, syncs in enumerate(complete):
             if all(file.key in initial for file in self.files(index, 0)):
                 syncs.add(0)
-        if self.unknown:  # which of the states before that were given up, nobody can tell
+        if self.unknown:  # it is not known which of the states before it were given up
             complete = [{sync for sync in syncs if sync > self.unknown} for syncs in complete]
         return complete
 
     def outer_steps(self, number: int) -> int:
-        """How many outer steps the model had taken after a number of the log."""
+        """The number of outer steps that the model had taken after a number of the log."""
         if not self.unknown:
             return outer_steps(self, number)
-        # How many syncs were given up is not known, but every record of one that counts says how many do.
+        # It is not known how many syncs were given up, but each record of a sync says how many outer steps counted up to it.
         steps = 0
         for sync in state(self, number):
             try:
@@ -71,7 +71,9 @@ class ElasticSource:
                     f"{self._store.uri}/{commit_key(sync)} is gone"
                 ) from error
             if isinstance(record, Rollback):
-                raise CorruptedObjectError(f"{self._store.uri}/{commit_key(sync)} is of no sync")
+                raise CorruptedObjectError(
+                    f"{self._store.uri}/{commit_key(sync)} is the record of a rollback, not of a sync"
+                )
             steps += record.outer_steps
         return steps
 
@@ -79,37 +81,39 @@ class ElasticSource:
         """The shards of a fragment's state after a sync."""
         initial = self._manifest.initial
         done = self._done(sync, index) if sync else self._manifest.done(index)
-        of = self._run if sync else initial
-        where = self.fragments[index]["fingerprint"], of, sync, "values"
+        run = self._run if sync else initial
+        seed_parts = self.fragments[index]["fingerprint"], run, sync, "values"
         return [
             PublishedFile(
-                shard_key(sync, index, number, initial), published_seed(*where, number), checksum
+                shard_key(sync, index, number, initial),
+                published_seed(*seed_parts, number),
+                checksum,
             )
             for number, checksum in enumerate(done.sums)
         ]
 
     def expected(self) -> list[int]:
-        """Numbers of the log whose states must once have been there, or are just being published; the newest first."""
+        """Numbers of the log whose states must have been published once, or are being published now; the newest first."""
         listing = self._store.list("state/")
         traces = {sync for sync, _ in published_states(listing)}
         committed = {sync for sync in map(commit_sync, self._store.list("commits/")) if sync}
         deltas = self._store.list("deltas/")
-        # Who contributes to a sync, or joins in it, has the state before it.
+        # A replica that contributes to a sync, or joins in it, has the state before it.
         committed |= {delta.sync - 1 for delta in map(Delta.parse, deltas) if delta}
         hints = [hint for hint in map(Hint.parse, deltas) if hint]
         committed |= {hint.sync - 1 for hint in hints if hint.event == "join"}
         left: dict[tuple[int, int], int] = {}
         for hint in hints:
-            if (
-                hint.event == "leave"
-            ):  # a life that fails names two syncs: it stands before the first
+            if hint.event == "leave":
+                # A life that fails names two syncs; it has the state before the first of them.
                 life = hint.rank, hint.epoch
                 left[life] = min(hint.sync - 1, left.get(life, hint.sync))
         last = max({0}.union(traces, committed, left.values()))
         ended = last in left.values()
         numbers = set(range(last + 1))
         if self._manifest.topology == "gather":
-            # Most syncs are not published, and others are called complete two rounds later. Who leaves makes up for it.
+            # Most syncs are not published, and a state that is published has its record of completion two rounds later. Only a
+            # replica that leaves publishes the last state at once.
             begun = {0, *traces}
             settled = last if ended else last - 2 * len(self.fragments) - 1
             numbers = {
@@ -126,7 +130,7 @@ class ElasticSource:
         )
 
     def missing(self, index: int, sync: int) -> list[str]:
-        """Keys that a fragment's state after a sync is made of, and that are not there."""
+        """Keys of the objects that are missing from a fragment's state after a sync."""
         initial = self._manifest.initial
         shards = range(self.fragments[index]["shards"])
         keys = [shard_key(sync, index, number, initial) for number in shards]
@@ -135,12 +139,11 @@ class ElasticSource:
         return [key for key in keys if key not in listing]
 
     def _read_rollbacks(self) -> list[Rollback]:
-        """All that can be read, the oldest first. Every record of the log names the newest rollback before it."""
+        """All rollbacks that can be read, the oldest first. Each record of the log names the newest rollback before it."""
         rollbacks: list[Rollback] = []
         self.unknown = 0
-        following: int | None = (
-            None  # which record is to be read next; None: the newest before `limit` that can be read
-        )
+        # The record to read next; None stands for the newest one before `limit` that can be read.
+        following: int | None = None
         limit = sys.maxsize
         listed = sorted(filter(None, map(commit_sync, self._store.list("commits/"))), reverse=True)
         while following != 0:
@@ -155,8 +158,8 @@ class ElasticSource:
                     self.unknown = sync
                     break
                 _log.warning(
-                    "%s. What it says is left out of account: the record before it is read instead.",
-                    error,
+                    "%s This record is ignored, and the one before it is read instead.",
+                    str(error).rstrip(".") + ".",
                 )
                 continue
             if isinstance(record, Rollback):
@@ -168,7 +171,7 @@ class ElasticSource:
         key, fragment = commit_key(sync), (sync - 1) % len(self.fragments)
         origin = f"{self._store.uri}/{key}"
         try:
-            return self._own(read_record(self._store.get(key), sync, origin), origin)
+            return self._of_this_run(read_record(self._store.get(key), sync, origin), origin)
         except (CorruptedObjectError, ObjectNotFoundError):
             if done_key(sync, fragment) not in self._store.list(f"state/{sync:08}/"):
                 raise
@@ -180,10 +183,10 @@ class ElasticSource:
     def _done(self, sync: int, index: int) -> Done:
         key = done_key(sync, index)
         origin = f"{self._store.uri}/{key}"
-        return self._own(Done.from_json(self._store.get(key), sync, index, origin), origin)
+        return self._of_this_run(Done.from_json(self._store.get(key), sync, index, origin), origin)
 
-    def _own(self, record: T, origin: str) -> T:
-        """A record of this run. Here, one of another run is like a damaged one: there may be an older state that is whole."""
+    def _of_this_run(self, record: T, origin: str) -> T:
+        """The record, if it belongs to this run. One of another run counts as damaged, since an older state may be whole."""
         try:
             return of_run(record, self._run, origin)
         except RunExistsError as error:

@@ -1,4 +1,4 @@
-"""Taking a model out of a run's store, without any replica."""
+"""Writing the model in a run's store to a file, without any replica."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .._store._reread import read_again
 from .._timing import Timing
 from .._wire._published import ValuesReader
 from .._wire._sections import Section
-from ._source import lacking, state, states
+from ._source import missing_keys, state, states
 from ._sources import find_source, sentence, unsynced_files, without_unsynced
 
 if TYPE_CHECKING:
@@ -49,42 +49,46 @@ def export(
     at: int | None = None,
     synced_only: bool = False,
 ) -> int:
-    """Write the model that a run's store holds to a safetensors file, so that a strict ``load_state_dict`` takes it.
+    """Write the model that a run's store holds to a safetensors file. A strict ``load_state_dict`` accepts it.
 
-    The file has an entry for every entry of the model's ``state_dict()``: tied tensors under all of their names, without the
-    names of wrappers (``torch.compile``, ``DistributedDataParallel``, ``DataParallel``). What was not synced (frozen
-    parameters, and buffers under ``buffers="none"``) is as it was when the run began, at the replica that began it. What a
-    file of tensors cannot hold (the extra state of modules, what hooks add) is left out, and named in a warning.
+    The file has an entry for every entry of the model's ``state_dict()``: tied tensors under all of their names, and without
+    the names of wrappers (``torch.compile``, ``DistributedDataParallel``, ``DataParallel``). Tensors that were not synced
+    (frozen parameters, and buffers under ``buffers="none"``) are as they were when the run began, at the replica that began
+    it. Entries that a file of tensors cannot hold (the extra state of modules, what hooks add) are left out, and a warning
+    names them.
 
-    Without ``at`` it is the newest state whose values are whole; a run that goes on meanwhile is not disturbed. If the values
-    of a newer one are damaged, or something of it is not there, a warning in the log says which, and so do ``damaged`` and
-    ``incomplete`` in the file's metadata. Only what the file takes is read and verified: damage in the headers of shards and
-    in the outer optimizer's state does not show here. A run that is resumed finds it and mends it.
+    Without ``at``, the file holds the newest state whose values are whole. A run that is going on is not disturbed. If the
+    values of a newer state are damaged, or some of its objects are missing, a warning in the log says which, and so do
+    ``damaged`` and ``incomplete`` in the file's metadata. Only what the file needs is read and verified, so damage in the
+    headers of shards and in the outer optimizer's state is not noticed. A run that is resumed finds and repairs it.
 
-    What was committed but not published when an elastic run stopped is taken by the first replica that resumes it.
+    Syncs that were committed but not published when an elastic run stopped are not in the file. The first replica that resumes
+    the run completes them.
 
     Args:
         uri: The run's prefix; for a folder also a path.
         path: The file to write; replaced in one step.
         dtype: Dtype of floating-point tensors; that of the model if left out (the store holds at least float32).
-        synced_only: Leave out what was not synced, and do not read it: the way on where the store has lost that, and nobody is
-            left to write it again. Load the file with ``strict=False`` into a model that has the rest from elsewhere.
-        at: After how many outer steps (``DiLoCo.committed``); the store keeps the last few states only. Where the run has gone
-            back to older states, those that it gave up are passed over.
+        synced_only: Leave out the tensors that were not synced, and do not read them: for a store that has lost them when no
+            replica is left to write them again. Load the file with ``strict=False`` into a model that has them from elsewhere.
+        at: The number of outer steps (``DiLoCo.committed``) after which the state was saved; the store keeps only the last few
+            states. If the run has gone back to older states, those that it gave up are not used.
 
     Returns:
-        After how many outer steps the state is (0: the initial state).
+        The number of outer steps after which the state was saved (0: the initial state).
 
     Raises:
         RendezvousError: There is no run, or one without a model, or it has not published one yet, or not the state ``at``.
-        CorruptedObjectError: The store does not hold what its records promise: the state ``at`` is damaged or incomplete, or
-            all are, or the manifest is, or what was not synced; it says what to do.
+        CorruptedObjectError: The store does not hold what its records promise. The state ``at`` is damaged or incomplete, or
+            all states are, or the manifest, or the tensors that were not synced. The error says what to do.
         StoreUnavailableError: The store cannot be listed and read; it need not be writable.
-        ConfigurationError: ``dtype`` is no floating-point dtype or cannot hold a value of the model, ``at`` is not a number of
-            outer steps, or ``path`` cannot be written or lies in the run's own folder. Its folder must exist.
+        ConfigurationError: ``dtype`` is not a floating-point dtype or cannot hold a value of the model, ``at`` is not a number
+            of outer steps, or ``path`` cannot be written or lies in the run's own folder. Its folder must exist.
     """
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConfigurationError(f"dtype must be a floating-point dtype, not {dtype!r}")
+        raise ConfigurationError(
+            f"dtype must be a floating-point dtype such as torch.float32, not {dtype!r}"
+        )
     if at is not None and (not is_whole(at) or at < 0):
         raise ConfigurationError(f"at must be a number of outer steps, 0 or more, not {at!r}")
     if not isinstance(path, (str, os.PathLike)):
@@ -98,10 +102,10 @@ def export(
         store = open_store(os.fspath(uri), reading=True)
         if isinstance(store, FolderStore) and target.resolve().is_relative_to(store.root.resolve()):
             raise _unwritable(
-                target, "it lies in the run's own folder, where only the run's objects belong"
+                target, "it is in the run's own folder, where only the run's objects belong"
             )
         try:
-            source = _again(lambda: find_source(store))
+            source = _reading_again(lambda: find_source(store))
             choice, tensors = _newest_whole(store, source, dtype, at)
             step = choice.step
             unfinished = _unfinished(source, choice)
@@ -122,7 +126,7 @@ def export(
         if choice.damaged:
             metadata["damaged"] = ", ".join(map(str, choice.damaged))
             _log.warning(
-                "%s in %s cannot be used: %s This is the state after outer step %d.",
+                "%s in %s cannot be used: %s The file holds the state after outer step %d.",
                 _the_states(choice.damaged),
                 store.uri,
                 " ".join(map(sentence, choice.errors)),
@@ -131,15 +135,15 @@ def export(
         if unfinished is not None:
             metadata["incomplete"] = str(unfinished.step)
             _log.warning(
-                "%s in %s is incomplete: %s This is the state after outer step %d.",
+                "%s in %s is incomplete: %s The file holds the state after outer step %d.",
                 _the_states([unfinished.step]),
                 store.uri,
-                unfinished.why,
+                unfinished.reason,
                 step,
             )
         if omitted := source.unsynced.get("omitted"):
             _log.warning(
-                "entries of the model's state_dict() that %s does not hold: %s",
+                "%s does not hold these entries of the model's state_dict(), which are not tensors of the model: %s",
                 target,
                 ", ".join(omitted),
             )
@@ -153,7 +157,7 @@ def export(
 
 @contextlib.contextmanager
 def _replacing(target: Path) -> Iterator[Path]:
-    """A new file beside ``target``, made at once: what cannot be written is known before anything is read."""
+    """A new file beside ``target``. It is made at once, so that an error of writing shows before anything is read."""
     if target.is_dir():
         raise _unwritable(target, "it is a folder")
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}")
@@ -167,20 +171,20 @@ def _replacing(target: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def _unwritable(target: Path, why: str) -> ConfigurationError:
+def _unwritable(target: Path, reason: str) -> ConfigurationError:
     return ConfigurationError(
-        f"{str(target)!r} cannot be written: {why}. Name a file in a folder that exists, that this user may write, and that "
-        "has room."
+        f"{str(target)!r} cannot be written: {reason}. Use a path in a folder that exists, that this user may write to, and "
+        "that has room."
     )
 
 
 class _Choice(NamedTuple):
-    """The state that is read.
+    """The state that is chosen.
 
     Attributes:
         number: Its number in the log.
-        step: After how many outer steps it is.
-        damaged: For every newer state that is damaged, the number of outer steps after which it was saved; the newest first.
+        step: The number of outer steps after which it was saved.
+        damaged: For each newer state that is damaged, the number of outer steps after which it was saved; the newest first.
         errors: The errors of these states.
         incomplete: Numbers in the log of newer states that are incomplete; the newest first.
     """
@@ -193,68 +197,68 @@ class _Choice(NamedTuple):
 
 
 class _Unfinished(NamedTuple):
-    """A state of which something is not there: after how many outer steps it is, and what to say of it."""
+    """A state with missing objects: the number of outer steps after which it was saved, and what messages say of it."""
 
     step: int
-    why: str
+    reason: str
 
 
 def _newest_whole(
     store: Store, source: Source, dtype: torch.dtype | None, at: int | None
 ) -> tuple[_Choice, dict[str, torch.Tensor]]:
-    """A state and its values; the run may go on while it is read."""
+    """Choose a state and read its values. The run may go on in the meantime."""
     damaged: dict[tuple[int, int], CorruptedObjectError] = {}
     vanished = 0
     while vanished < _TRIES:
         choice = _choose(store, source, at, damaged)
         tensors: dict[str, torch.Tensor] = {}
-        for index, own in enumerate(state(source, choice.number)):
+        for index, sync in enumerate(state(source, choice.number)):
             try:
                 tensors.update(
-                    _read(store, source.fragments[index], source.files(index, own), dtype)
+                    _read(store, source.fragments[index], source.files(index, sync), dtype)
                 )
             except (ObjectNotFoundError, CorruptedObjectError) as error:
-                # The run has gone on and collected it (its space may be written over while it is read), or it is damaged.
-                if own in source.complete()[index]:
-                    damaged[index, own] = _corrupted(error)
+                # Either the object is damaged, or the run has gone on and deleted it. Its space may have been written over
+                # while it was read.
+                if sync in source.complete()[index]:
+                    damaged[index, sync] = _corrupted(error)
                 else:
                     vanished += 1
                 break
         else:
             return choice, tensors
     raise CorruptedObjectError(
-        f"the published state in {store.uri} kept vanishing while it was read"
+        f"the published states in {store.uri} were deleted while they were read, {_TRIES} times: the run is going on faster than "
+        "it can be read from here. Try again, or from a machine closer to the store."
     )
 
 
 def _unfinished(source: Source, choice: _Choice) -> _Unfinished | None:
-    """The newest state of which something was not there, if that is still so: a run that goes on is through with it soon."""
+    """The newest incomplete state, if it is still incomplete: if the run is going on, it is complete by now."""
     if not choice.incomplete or max(states(source, source.complete())) >= choice.incomplete[0]:
         return None
-    return _why(source, choice.incomplete[0])
+    return _unfinished_state(source, choice.incomplete[0])
 
 
-def _why(source: Source, number: int) -> _Unfinished | None:
-    keys = lacking(source, number)
+def _unfinished_state(source: Source, number: int) -> _Unfinished | None:
+    keys = missing_keys(source, number)
     if not keys:
         return None
-    first, *others = keys
-    what = (
-        f"{first} is not there"
-        if not others
-        else f"{first} is not there, nor are {len(others)} other objects of it"
-    )
-    if len(others) == 1:
-        what = f"{first} is not there, nor is {others[0]}"
+    first_key, *other_keys = keys
+    missing = f"{first_key} is missing"
+    if len(other_keys) == 1:
+        missing = f"{first_key} and {other_keys[0]} are missing"
+    elif other_keys:
+        missing = f"{first_key} and {len(other_keys)} other objects are missing"
     return _Unfinished(
         source.outer_steps(number),
-        f"{what}. A replica may be about to write that; if none is running, the run ended before it was written, or something "
-        "has deleted it.",
+        f"{missing}. If the run is going on, a replica may be about to write what is missing; if no replica is running, the run "
+        "ended before it was written, or something has deleted it.",
     )
 
 
-def _again(read: Callable[[], T]) -> T:
-    """What fails its checksum is read again before it counts as damaged: twice, since somebody is waiting."""
+def _reading_again(read: Callable[[], T]) -> T:
+    """Like :func:`read_again`, but with only two further readings, since a person is waiting."""
     return read_again(_TIMING, read, most=2)
 
 
@@ -270,8 +274,8 @@ def _choose(
     at: int | None,
     damaged: Mapping[tuple[int, int], CorruptedObjectError],
 ) -> _Choice:
-    """The newest state, or the one that is asked for."""
-    numbers = states(source, _again(source.complete))
+    """The state ``at``; without that, the newest one that is whole."""
+    numbers = states(source, _reading_again(source.complete))
     steps = {number: source.outer_steps(number) for number in numbers}
     whole = [
         number
@@ -286,26 +290,30 @@ def _choose(
     if wanted:
         newer = [steps[number] for number in numbers if number > newest]
         return _Choice(newest, steps[newest], newer, list(damaged.values()), incomplete)
-    held = f"Complete states in {store.uri}: {_listed([steps[number] for number in whole])}."
+    complete_states = (
+        f"Complete states in {store.uri}: {_listed([steps[number] for number in whole])}."
+    )
     if damaged and (at is None or at in steps.values()):
         error = next(iter(damaged.values()))
-        raise CorruptedObjectError(f"{sentence(error)} {held}") from error
+        raise CorruptedObjectError(f"{sentence(error)} {complete_states}") from error
     for number in incomplete:
-        unfinished = _why(source, number) if at in {None, source.outer_steps(number)} else None
+        is_wanted = at in {None, source.outer_steps(number)}
+        unfinished = _unfinished_state(source, number) if is_wanted else None
         if unfinished is not None and number > source.first:
             raise CorruptedObjectError(
-                f"{_the_states([unfinished.step])} in {store.uri} is incomplete: {unfinished.why} {held}"
+                f"{_the_states([unfinished.step])} in {store.uri} is incomplete: {unfinished.reason} {complete_states}"
             )
     if source.unknown:
         raise CorruptedObjectError(
             f"{store.uri}/{commit_key(source.unknown)} is damaged or gone. It is the record with which the run went back to "
-            "older states: without it, those of before cannot be told from what was given up, and are not exported. Start the "
-            f"replicas again: they write what can be made again, and newer states have no need of it. {held}"
+            "older states. Without it, it is not known which of the states before it were given up, so none of them is "
+            "exported. Start the replicas again: they write again what can be written again, and newer states do not need this "
+            f"record. {complete_states}"
         )
     if at is not None:
+        present = f"the states {_listed(list(steps.values()))}" if steps else "no complete state"
         raise RendezvousError(
-            f"{store.uri} does not hold the state after outer step {at}. It holds: {_listed(list(steps.values()))}. "
-            "A run keeps its newest states only."
+            f"{store.uri} does not hold the state after outer step {at}. It holds {present}. A run keeps only its newest states."
         )
     raise RendezvousError(
         f"the run at {store.uri} has not published a whole model yet: try again later"
@@ -326,7 +334,7 @@ def _listed(steps: list[int]) -> str:
 def _read(
     store: Store, table: Mapping[str, Any], files: list[PublishedFile], dtype: torch.dtype | None
 ) -> dict[str, torch.Tensor]:
-    """The tensors of some files, verified. Each is tried again before it counts as damaged."""
+    """Read and verify the tensors in some files. Each file is read again before it counts as damaged."""
     if not files:
         return {}
     layout = Layout(tuple(map(_group, table["groups"])), table["shards"])
@@ -353,7 +361,7 @@ def _read_file(
     file: PublishedFile,
     opened: ObjectReader | None,
 ) -> None:
-    """Read a file into place, again where it is not as it was written; ``opened`` is of use for the first reading only."""
+    """Read a file into its place in ``flat``, again if it is damaged; ``opened`` serves only the first reading."""
 
     def read() -> None:
         nonlocal opened
@@ -365,16 +373,16 @@ def _read_file(
             checksum = values.verify().values
         if file.checksum not in {None, checksum}:
             raise CorruptedObjectError(
-                f"{store.uri}/{file.key} is not what the record of its sync says"
+                f"{store.uri}/{file.key} does not have the checksum that the record of its sync says"
             )
 
-    _again(read)
+    _reading_again(read)
 
 
 def _values(
     store: Store, layout: Layout, number: int, file: PublishedFile, reader: ObjectReader
 ) -> ValuesReader:
-    """A reader of a file's values, which are announced with it."""
+    """A reader of a file's values. Making it announces what it will read."""
     section = Section("values", layout.shard(number), file.seed)
     return ValuesReader(reader, layout, section, f"{store.uri}/{file.key}")
 
@@ -384,15 +392,16 @@ def _tensor(
 ) -> torch.Tensor:
     shape, start, group = torch.Size(entry["shape"]), int(entry["start"]), int(entry["group"])
     values = flat[group][start : start + shape.numel()].view(shape)
-    own = _dtype(entry["dtype"])
-    if dtype is None or not own.is_floating_point:
-        return values.to(own, copy=True)
+    model_dtype = _dtype(entry["dtype"])
+    if dtype is None or not model_dtype.is_floating_point:
+        return values.to(model_dtype, copy=True)
     largest = torch.finfo(dtype).max
     too_large = values.isfinite() & (values.abs() > largest)
     if bool(too_large.any()):
         raise ConfigurationError(
-            f"dtype={dtype} cannot hold the values of {entry['name']!r}: they go up to {values[too_large].abs().max():.6g}, and "
-            f"it holds up to {largest:.6g}. Leave dtype out ({own} then), or take one with a larger range."
+            f"dtype={dtype} cannot hold the values of {entry['name']!r}: they go up to {values[too_large].abs().max():.6g}, "
+            f"and it can hold up to {largest:.6g}. Leave dtype out (the file then has {model_dtype}), or pass one with a "
+            "larger range."
         )
     return values.to(dtype, copy=True)
 
@@ -409,6 +418,6 @@ def _dtype(name: str) -> torch.dtype:
     dtype = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(dtype, torch.dtype):
         raise CorruptedObjectError(
-            f"the manifest names the dtype {name!r}, which torch does not know"
+            f"the manifest names the dtype {name!r}, which this version of torch does not know"
         )
     return dtype

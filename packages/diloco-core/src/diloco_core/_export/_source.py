@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PublishedFile:
-    """A shard of a fragment's state.
+    """The file of a shard of a fragment's state.
 
     Attributes:
-        key: Where it is.
+        key: The key of the file.
         seed: Seed of the checksum of its values.
-        checksum: What that must be, where a record says so.
+        checksum: What this checksum must be; None if no record says it.
     """
 
     key: str
@@ -27,17 +27,17 @@ class PublishedFile:
 
 
 class Source(Protocol):
-    """The published states of a run, by the numbers that they have in its log: in strict runs, how many outer steps it had taken.
+    """The published states of a run, by their numbers in its log. In strict runs, this is the number of outer steps.
 
     Attributes:
-        run_id: The launch it belongs to.
-        fragments: For every fragment, what its files look like.
-        unsynced: The same of what is not synced; empty where there is nothing.
-        first: Outer steps that had been taken when the run began.
+        run_id: The launch that the run belongs to.
+        fragments: For each fragment, the table from the manifest that describes its files.
+        unsynced: The same table for the tensors that are not synced; empty if there are none.
+        first: Number of outer steps that had been taken when the run began.
         rollbacks: The records that say from which older states the run went on, the oldest first; as of the last call of
             :meth:`complete`.
-        unknown: Number of the newest rollback whose record cannot be read, as of that call; 0 if all can. States of before
-            are not told of then.
+        unknown: Number of the newest rollback whose record cannot be read, as of that call; 0 if all can. States before it
+            are then left out.
     """
 
     run_id: str
@@ -48,11 +48,11 @@ class Source(Protocol):
     unknown: int
 
     def complete(self) -> list[set[int]]:
-        """For every fragment, after which syncs its state is completely published, and was not given up."""
+        """For each fragment, the syncs after which its state is completely published, and was not given up."""
         ...
 
     def outer_steps(self, number: int) -> int:
-        """How many outer steps the model had taken after a number of the log."""
+        """The number of outer steps that the model had taken after a number of the log."""
         ...
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
@@ -60,53 +60,60 @@ class Source(Protocol):
         ...
 
     def expected(self) -> list[int]:
-        """Numbers of the log whose states must once have been there, or are just being published; the newest first.
+        """Numbers of the log whose states must have been published once, or are being published now; the newest first.
 
-        Whatever tells of a sync counts, not just its records. Old ones may have been deleted since, by rule. Rollbacks are known
-        as of the last call of :meth:`complete`.
+        Any object that shows that a sync took place counts, not only its records. Old states may have been deleted since, by
+        the rules of the run. Rollbacks are known as of the last call of :meth:`complete`.
         """
         ...
 
     def missing(self, index: int, sync: int) -> list[str]:
-        """Keys that a fragment's state after a sync is made of, and that are not there."""
+        """Keys of the objects that are missing from a fragment's state after a sync."""
         ...
 
 
-def lacking(source: Source, number: int) -> list[str]:
-    """Keys of what is not there of the whole model's state after a number of the log."""
+def missing_keys(source: Source, number: int) -> list[str]:
+    """Keys of the objects that are missing from the whole model's state after a number of the log."""
     return [
-        key for index, own in enumerate(state(source, number)) for key in source.missing(index, own)
+        key
+        for index, sync in enumerate(state(source, number))
+        for key in source.missing(index, sync)
     ]
 
 
 def states(source: Source, complete: Sequence[set[int]]) -> list[int]:
-    """After which numbers of the log the whole model can be had, the newest first."""
-    # A rollback stands for the states that the run went on from.
+    """The numbers of the log after which the whole model is there, the newest first."""
+    # The number of a rollback stands for the older states from which the run went on.
     numbers = {rollback.sync for rollback in source.rollbacks}.union(*complete)
-    whole: dict[tuple[int, ...], int] = {}
+    number_by_state: dict[tuple[int, ...], int] = {}
     for number in sorted(numbers):
-        parts = state(source, number)
-        if all(part in syncs for part, syncs in zip(parts, complete, strict=True)):
-            whole.setdefault(tuple(parts), number)
-    return sorted(whole.values(), reverse=True)
+        fragment_syncs = state(source, number)
+        if all(sync in syncs for sync, syncs in zip(fragment_syncs, complete, strict=True)):
+            number_by_state.setdefault(tuple(fragment_syncs), number)
+    return sorted(number_by_state.values(), reverse=True)
 
 
 def state(source: Source, number: int) -> list[int]:
-    """The state after a number of the log: for every fragment, the last sync that was its own."""
+    """The state after a number of the log: for each fragment, the last sync of this fragment up to then."""
     count = len(source.fragments)
-    own = [max(source.first, number - (number - 1 - index) % count) for index in range(count)]
-    before = [rollback for rollback in source.rollbacks if rollback.sync <= number]
-    if before:
-        own = [
-            last if last > before[-1].sync else kept
-            for last, kept in zip(own, before[-1].states, strict=True)
+    syncs = [max(source.first, number - (number - 1 - index) % count) for index in range(count)]
+    earlier_rollbacks = [rollback for rollback in source.rollbacks if rollback.sync <= number]
+    if earlier_rollbacks:
+        rollback = earlier_rollbacks[-1]
+        syncs = [
+            sync if sync > rollback.sync else kept
+            for sync, kept in zip(syncs, rollback.states, strict=True)
         ]
-    return own
+    return syncs
 
 
 def outer_steps(source: Source, number: int) -> int:
-    """How many outer steps the model had taken then: rollbacks and what they gave up are in the log, and not in the model."""
-    before = [rollback for rollback in source.rollbacks if rollback.sync <= number]
-    return number - len(
-        {sync for rollback in before for sync in (rollback.sync, *rollback.given_up)}
-    )
+    """The number of outer steps that the model had taken after a number of the log.
+
+    Rollbacks, and the syncs that they gave up, have numbers in the log but are not outer steps of the model.
+    """
+    earlier_rollbacks = [rollback for rollback in source.rollbacks if rollback.sync <= number]
+    not_counted = {
+        sync for rollback in earlier_rollbacks for sync in (rollback.sync, *rollback.given_up)
+    }
+    return number - len(not_counted)

@@ -1,4 +1,4 @@
-"""Which run a store holds, and what of it is not synced."""
+"""Finding out which run a store holds, and which files hold what it does not sync."""
 
 from __future__ import annotations
 
@@ -21,27 +21,30 @@ if TYPE_CHECKING:
     from ._source import Source
 
 _NO_MANIFEST = (
-    "It says what the other objects are, and nothing can be exported without it. Put a copy of it back if you have one. In an "
-    "elastic run, a replica that is still running puts it back: try again later."
+    "The manifest describes all other objects, so nothing can be exported without it. If you have a copy, put it back. In an "
+    "elastic run, a replica that is still running writes it again: try again later."
 )
 
 
 def find_source(store: Store) -> Source:
-    """The run that a store holds.
+    """The published states of the run that a store holds.
 
     Raises:
-        RendezvousError: There is none, or one without a model.
+        RendezvousError: The store holds no run, or one without a model.
+        CorruptedObjectError: The manifest is damaged, or it is gone while other objects of a run are there.
     """
     origin = f"{store.uri}/{MANIFEST}"
     try:
         data = store.get(MANIFEST)
     except ObjectNotFoundError:
-        # Whoever commits or publishes has seen a manifest.
+        # No replica commits or publishes anything before the manifest is there.
         if store.list("commits/") or store.list("state/"):
             raise CorruptedObjectError(
-                f"{origin} is gone, and other objects of a run are there. {_NO_MANIFEST}"
+                f"{origin} is gone, while other objects of a run are there. {_NO_MANIFEST}"
             ) from None
-        raise RendezvousError(f"{store.uri} holds no run: there is no {MANIFEST}") from None
+        raise RendezvousError(
+            f"{store.uri} holds no run, since there is no {MANIFEST}: check the URI"
+        ) from None
     except CorruptedObjectError as error:
         raise CorruptedObjectError(f"{sentence(error)} {_NO_MANIFEST}") from error
     try:
@@ -51,9 +54,9 @@ def find_source(store: Store) -> Source:
 
 
 def sentence(error: Exception) -> str:
-    """What an error says, so that more can be said after it."""
-    text = str(error)
-    return text if text.endswith((".", "!", "?")) else f"{text}."
+    """The message of an error as a whole sentence, to which another one can be added."""
+    message = str(error)
+    return message if message.endswith((".", "!", "?")) else f"{message}."
 
 
 def _source(store: Store, data: bytes, origin: str) -> Source:
@@ -61,19 +64,19 @@ def _source(store: Store, data: bytes, origin: str) -> Source:
         record: Mapping[str, Any] = json.loads(data)
         strict = record.get("membership") == "strict"
     except (ValueError, AttributeError, RecursionError):
-        raise CorruptedObjectError(f"{origin} is damaged: it is no JSON object") from None
+        raise CorruptedObjectError(f"{origin} is damaged: it is not a JSON object") from None
     if not strict:
         return ElasticSource(store, Manifest.from_json(data, origin))
     record = read_manifest(data, origin)
     if not record.get("fragments"):
         raise RendezvousError(
-            f"{store.uri} holds a run without a model, such as plain means: nothing can be exported"
+            f"{store.uri} holds a run without a model, such as plain means, so there is nothing to export"
         )
     return StrictSource(store, record)
 
 
 def unsynced_files(source: Source) -> list[PublishedFile]:
-    """The objects of what is not synced."""
+    """The files of the tensors that are not synced."""
     table = source.unsynced
     return [
         PublishedFile(
@@ -86,18 +89,18 @@ def unsynced_files(source: Source) -> list[PublishedFile]:
 
 
 def without_unsynced(source: Source) -> str:
-    """What can be done where what is not synced cannot be read."""
+    """What to do if a file of tensors that are not synced cannot be read, as a text for errors."""
     names = [str(entry["name"]) for entry in source.unsynced.get("tensors", ())]
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-    who = (
-        "A replica of the run whose model holds the same values writes it again: one that is running looks every few syncs "
-        "whether it is there, and when it leaves. Otherwise start all ranks of the run again on this prefix (if it is finished, "
-        "they leave at once): they also read it."
+    remedy = (
+        "A replica of the run whose model holds the same values writes it again: a running replica checks every few syncs, and "
+        "when it leaves, whether it is there. If none is running, start all ranks of the run again on this prefix (if the run is "
+        "finished, they leave at once): they also read it, and so find damage in it."
         if isinstance(source, ElasticSource)
-        else "While the run goes on: rank 0 writes it again when it leaves, if it is gone or has another size."
+        else "If the run is still going on: rank 0 writes it again when it leaves, if it is gone or has another size."
     )
     return (
-        f"It belongs to what the run does not sync: {', '.join(map(repr, names[:3]))}{more}, as they were when it began. {who} "
-        "If nobody can write it again, synced_only=True writes all other tensors; take these from the model that the run began "
-        "with."
+        f"It holds tensors that the run does not sync ({', '.join(map(repr, names[:3]))}{more}), as they were when the run "
+        f"began. {remedy} If no replica can write it again, export with synced_only=True, which writes all other tensors, and "
+        "take these from the model that the run began with."
     )

@@ -1,4 +1,4 @@
-"""Where the published states of a strict run lie: a state is complete when all of its shards are there."""
+"""Where the published states of a strict run are: a state is complete when all of its shards are there."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SHARD = re.compile(r"state/(\d{8})/\d{5}\.([0-9a-f]{16})\.safetensors", re.ASCI
 
 
 class StrictSource:
-    """A strict run has no records of what is complete: a state is, when all of its shards are there."""
+    """The published states of a strict run. No record says which are complete: those are whose shards are all there."""
 
     def __init__(self, store: Store, manifest: Mapping[str, Any]) -> None:
         self.rollbacks: Sequence[Rollback] = []
@@ -36,7 +36,7 @@ class StrictSource:
         self._store = store
 
     def complete(self) -> list[set[int]]:
-        """For every fragment, after which syncs its state is completely published, and was not given up."""
+        """For each fragment, the syncs after which its state is completely published, and was not given up."""
         count = len(self.fragments)
         listing = self._store.list("state/")
         complete: list[set[int]] = [set() for _ in range(count)]
@@ -51,30 +51,33 @@ class StrictSource:
         return complete
 
     def outer_steps(self, number: int) -> int:
-        """How many outer steps the model had taken after a number of the log: the number itself."""
+        """The number of outer steps that the model had taken after a number of the log: the number itself."""
         return number
 
     def files(self, index: int, sync: int) -> list[PublishedFile]:
         """The shards of a fragment's state after a sync."""
         table = self.fragments[index]
-        own = table["fingerprint"]
-        # In the store, the syncs of the initial values count too.
-        stored = index if sync == self.first else sync - self.first + len(self.fragments) - 1
-        identity = fingerprint(self._run, initial_fingerprint(own) if sync == self.first else own)
+        job_fingerprint = table["fingerprint"]
+        # The numbers in the store also count the syncs of the initial values.
+        stored_sync = index if sync == self.first else sync - self.first + len(self.fragments) - 1
+        if sync == self.first:
+            job_fingerprint = initial_fingerprint(job_fingerprint)
+        identity = fingerprint(self._run, job_fingerprint)
         return [
             PublishedFile(
-                state_key(self._run, stored, number), seed(identity, stored, "values", number)
+                state_key(self._run, stored_sync, number),
+                seed(identity, stored_sync, "values", number),
             )
             for number in range(table["shards"])
         ]
 
     def expected(self) -> list[int]:
-        """Numbers of the log whose states must once have been there, or are just being published; the newest first."""
+        """Numbers of the log whose states must have been published once, or are being published now; the newest first."""
         syncs = self._published(self._store.list("state/"))
         syncs |= {
             sync for sync in map(committed_sync, self._store.list("commits/")) if sync is not None
         }
-        # A replica's last note says how many syncs it has finished.
+        # The note of a replica that has ended says how many syncs it has finished.
         syncs |= {
             finished - 1
             for finished in map(self._finished, noted_ranks(self._store.list("notes/")))
@@ -83,13 +86,13 @@ class StrictSource:
         return list(range(self._step(max(syncs)), self.first, -1)) if syncs else []
 
     def missing(self, index: int, sync: int) -> list[str]:
-        """Keys that a fragment's state after a sync is made of, and that are not there."""
+        """Keys of the objects that are missing from a fragment's state after a sync."""
         keys = [file.key for file in self.files(index, sync)]
         listing = self._store.list("state/")
         return [key for key in keys if key not in listing]
 
     def _step(self, sync: int) -> int:
-        """How many outer steps had been taken after a sync: the first of every fragment is that of the initial values."""
+        """The number of outer steps after a sync; the first sync of each fragment only shares the initial values."""
         return self.first + max(0, sync + 1 - len(self.fragments))
 
     def _finished(self, rank: int) -> int:
@@ -99,9 +102,9 @@ class StrictSource:
                 0
             ].progress.number
         except (CorruptedObjectError, FormatError, ObjectNotFoundError):
-            return 0  # the log is more certain anyway
+            return 0  # the note is only one of several sources
 
     def _published(self, listing: Mapping[str, int]) -> set[int]:
-        """Of which syncs something is published."""
+        """The syncs of which at least one shard is published."""
         shards = filter(None, map(_SHARD.fullmatch, listing))
         return {int(match[1]) for match in shards if match[2] == self._run[:16]}
