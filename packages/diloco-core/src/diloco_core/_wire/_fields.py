@@ -1,4 +1,4 @@
-"""Reading the fields of a record that has been unsealed: each has a type and a range, or the record is refused by name."""
+"""Reading the fields of an unsealed record: if a field has a wrong type or range, an error names the record and the field."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LARGEST = 2**63 - 1
 
 
 class Fields:
-    """The fields of one record, taken one by one.
+    """The fields of one record, which are read one by one. Each method raises CorruptedObjectError for a wrong field.
 
     Args:
-        fields: Names and values.
+        fields: The record: names and values.
         origin: What the record is called in errors.
     """
 
     def __init__(self, fields: object, origin: str) -> None:
         self._origin = origin
         if not isinstance(fields, dict):
-            raise CorruptedObjectError(f"{origin}: an object is expected, not {_shown(fields)}")
+            raise CorruptedObjectError(f"{origin} must be a JSON object, not {_shown(fields)}")
         self._fields: Mapping[str, Any] = fields
 
     def whole(self, name: str, least: int = 0, most: int = LARGEST) -> int:
@@ -32,7 +32,7 @@ class Fields:
         return self._whole(self._take(name), f"field {name!r}", least, most)
 
     def text(self, name: str, pattern: str | None = None) -> str:
-        """Text, which must match all of ``pattern`` where one is given."""
+        """Text; if a ``pattern`` is given, all of the text must match it."""
         return self._text(self._take(name), f"field {name!r}", pattern)
 
     def items(self, name: str) -> list[Any]:
@@ -71,14 +71,16 @@ class Fields:
         """Texts by name."""
         value = self._take(name)
         if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
-            raise self.wrong(f"field {name!r} must be an object of texts, not {_shown(value)}")
+            raise self.wrong(
+                f"field {name!r} must be a JSON object whose values are text, not {_shown(value)}"
+            )
         return value
 
     def mapping(self, name: str) -> dict[str, Any]:
-        """An object of anything, which whoever uses it has to check."""
+        """An object with any content, which the caller has to check."""
         value = self._take(name)
         if not isinstance(value, dict):
-            raise self.wrong(f"field {name!r} must be an object, not {_shown(value)}")
+            raise self.wrong(f"field {name!r} must be a JSON object, not {_shown(value)}")
         return value
 
     def part(self, name: str) -> Fields:
@@ -92,39 +94,39 @@ class Fields:
         ]
 
     def agree(self, name: str, expected: object) -> None:
-        """Refuse a field that does not say what the key says."""
+        """Check that a field, which repeats a part of the record's key, agrees with the key."""
         value = self._take(name)
         if value != expected or type(value) is not type(expected):
             raise self.wrong(
-                f"field {name!r} is {_shown(value)}, but by its key it must be {expected!r}"
+                f"field {name!r} is {_shown(value)}, but according to the record's key it must be {expected!r}"
             )
 
-    def wrong(self, what: str) -> CorruptedObjectError:
-        """The error for a field that is not as it must be."""
-        return CorruptedObjectError(f"{self._origin}: {what}")
+    def wrong(self, fault: str) -> CorruptedObjectError:
+        """The error for a wrong field; ``fault`` says what is wrong."""
+        return CorruptedObjectError(f"{self._origin}: {fault}")
 
     def _take(self, name: str) -> Any:
         if name not in self._fields:
             raise self.wrong(f"field {name!r} is missing")
         return self._fields[name]
 
-    def _whole(self, value: object, what: str, least: int, most: int) -> int:
+    def _whole(self, value: object, name: str, least: int, most: int) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self.wrong(
-                f"{what} must be a whole number from {least} to {most}, not {_shown(value)}"
+                f"{name} must be a whole number from {least} to {most}, not {_shown(value)}"
             )
         return value
 
-    def _text(self, value: object, what: str, pattern: str | None) -> str:
+    def _text(self, value: object, name: str, pattern: str | None) -> str:
         if not isinstance(value, str) or (
             pattern is not None and re.fullmatch(pattern, value, re.ASCII) is None
         ):
             raise self.wrong(
-                f"{what} must be text{f' like {pattern}' if pattern else ''}, not {_shown(value)}"
+                f"{name} must be text{f' that matches {pattern}' if pattern else ''}, not {_shown(value)}"
             )
         return value
 
 
 def _shown(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    shown = repr(value)
+    return shown if len(shown) <= 60 else f"{shown[:57]}..."

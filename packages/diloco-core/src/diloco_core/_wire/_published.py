@@ -1,11 +1,11 @@
-"""Published shards: what a file of the checkpoint holds, how it is written and how it is read.
+"""Published shards: the content of such a file, and how it is written and read.
 
-A file ends with the shard's values, so that they are found from its end and no header decides where they are::
+The values of the shard are at the end of the file, so that they are located from there, and not by what a header says::
 
-    header | what the outer optimizer keeps | values | checksum of the values | checksum of the rest | checksum of both
+    header | the outer optimizer's tensors | values | checksum of the values | checksum of the rest | checksum of both
 
-The checksum of the rest covers every byte of the header and, through their own checksums, the outer optimizer's tensors. It
-lies beside the values, so that whoever adopts them learns it without another request.
+The checksum of the rest covers every byte of the header and, through their own checksums, the outer optimizer's tensors. It is
+next to the values, so that a replica that adopts the values also gets this checksum, without another request.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
     from .._arithmetic._sync_job import SyncJob
     from .._store._api import Buffer, ObjectReader
 
-# After the values: sections without tensors of their own, which are checksums only.
+# What follows the values: sections without tensors, which consist only of a checksum.
 END = (Section("rest", (), 0), Section("both", (), 0))
 
 
 class Sums(NamedTuple):
-    """Checksums of a published file.
+    """The checksums of a published file.
 
     Attributes:
-        values: Of the values.
-        rest: Of everything before them.
+        values: The checksum of the values.
+        rest: The checksum of everything before the values.
     """
 
     values: int
@@ -62,12 +62,12 @@ class ValuesReader:
 
     Args:
         reader: The open file.
-        layout: The plan of the sync.
+        layout: How the tensors of the sync are cut into shards.
         values: The section of the values.
-        origin: Name of the object, for errors.
+        origin: What the file is called in errors.
 
     Raises:
-        CorruptedObjectError: The file is too short for them.
+        CorruptedObjectError: The file is too short for the values.
     """
 
     def __init__(self, reader: ObjectReader, layout: Layout, values: Section, origin: str) -> None:
@@ -79,32 +79,32 @@ class ValuesReader:
             reader.expect(start, reader.size)
 
     def read(self, out: torch.Tensor) -> None:
-        """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
+        """Fill a contiguous CPU tensor with the next elements. They must not be trusted before :meth:`verify`."""
         self._section.read(out)
 
     def verify(self) -> Sums:
-        """Compare the checksums, and return them.
+        """Verify the checksum of the values. Returns all checksums of the file.
 
         Raises:
-            CorruptedObjectError: What was read is not what was written.
+            CorruptedObjectError: The values or the checksums are damaged.
         """
         sums = _end(self._reader, self._origin, self._section.padding)
         if sums.values != self._section.digest:
             raise CorruptedObjectError(
-                f"{self._origin}: the checksum of its values is wrong. The object was damaged, or written for another run, "
-                "model or sync."
+                f"{self._origin}: the checksum of its values is wrong. The object is damaged, or it was written for another "
+                "run, model or sync."
             )
         return sums
 
 
 class Shard:
-    """One shard of a job's state: what the outer optimizer keeps of it, then its values.
+    """One shard of a job's state: the outer optimizer's tensors, and the values.
 
     Args:
-        job: Whose state it is.
-        number: Which shard.
-        seed: Makes the seed of a section from what the section is.
-        chunk_bytes: Bytes handled at once.
+        job: The sync whose state it is.
+        number: The number of the shard.
+        seed: Returns the seed of a section's checksum, given what identifies the section.
+        chunk_bytes: Number of bytes handled at once.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Shard:
     def parts(
         self, metadata: Mapping[str, str], written: Callable[[Sums], None] | None = None
     ) -> Iterator[Buffer]:
-        """The file. ``written`` gets its checksums when all of it is through."""
+        """The bytes of the file. ``written`` is called with its checksums after the last of them was yielded."""
         rest: list[int] = []
         yield from self._before_values(metadata, rest.append)
         last: Buffer = b""
@@ -131,13 +131,13 @@ class Shard:
             written(sums)
 
     def digest(self) -> int:
-        """Checksum of the values in memory."""
+        """The checksum of the values in memory."""
         parts = section_parts(self.values(), map(self._job.published, self._chunks()))
         (last,) = deque(parts, maxlen=1)
         return int.from_bytes(last[-CHECKSUM_BYTES:], "little")
 
     def rest(self, metadata: Mapping[str, str]) -> int:
-        """Checksum of what :meth:`parts` would give now before the values: the header and the outer optimizer's tensors."""
+        """The checksum of what :meth:`parts` would now yield before the values: header and outer optimizer's tensors."""
         sums: list[int] = []
         deque(self._before_values(metadata, sums.append), maxlen=0)
         return sums[0]
@@ -145,10 +145,10 @@ class Shard:
     def summing(
         self, metadata: Mapping[str, str]
     ) -> tuple[Callable[[Piece], None], Callable[[], int]]:
-        """What :meth:`rest` returns, for somebody who has the chunks in the processor's cache one after the other anyway.
+        """Computes what :meth:`rest` returns chunk by chunk, for callers that have each chunk in the processor's cache anyway.
 
         Returns:
-            A function that takes the next chunk of the shard into account, and one that returns the checksum after the last.
+            A function that adds the next chunk of the shard, and one that returns the checksum after the last one.
         """
         beginning, names = self._beginning(metadata)
         sums = {name: xxhash.xxh3_64(seed=self.outer(name).seed) for name in names}
@@ -167,30 +167,30 @@ class Shard:
         return add, result
 
     def sums(self, metadata: Mapping[str, str]) -> Sums:
-        """Checksums of the file that :meth:`parts` would give now."""
+        """The checksums of the file that :meth:`parts` would now yield."""
         sums: list[Sums] = []
         deque(self.parts(metadata, sums.append), maxlen=0)
         return sums[0]
 
     def announce(self, reader: ObjectReader, origin: str) -> None:
-        """Have the values of a file fetched ahead, where the store does that.
+        """Announce that the values of a file will be read, for stores that fetch ahead.
 
         Raises:
-            CorruptedObjectError: The file is too short for them.
+            CorruptedObjectError: The file is too short for the values.
         """
         self._values_of(reader, origin)
 
     def announce_rest(self, reader: ObjectReader) -> None:
-        """Have everything but the values of a file fetched ahead, where the store does that."""
+        """Announce that everything but the values of a file will be read, for stores that fetch ahead."""
         start = reader.size - section_bytes(self._layout, self.values()) - CHECKSUM_BYTES * len(END)
         if isinstance(reader, ReadsAhead) and start > 0:
             reader.expect(0, start)
 
     def adopt(self, reader: ObjectReader, origin: str, scratch: Scratch) -> Sums:
-        """Adopt the values of a file; returns its checksums.
+        """Adopt the values of a file. Returns its checksums.
 
         Raises:
-            CorruptedObjectError: They are not what was written. The own values are undefined then.
+            CorruptedObjectError: The values in the file are damaged. The shard's values in memory are then undefined.
         """
         values = self._values_of(reader, origin)
 
@@ -204,10 +204,10 @@ class Shard:
     def check(
         self, reader: ObjectReader, origin: str, scratch: Scratch, *, whole: bool = False
     ) -> Sums:
-        """Checksums of a file; its values are verified, with ``whole`` also the rest. Nothing is adopted.
+        """Verify the values of a file, and with ``whole`` also the rest. Returns its checksums; nothing is adopted.
 
         Raises:
-            CorruptedObjectError: It is not what was written.
+            CorruptedObjectError: The file is damaged.
         """
         if whole:
             self.outer_state(reader, origin)
@@ -217,32 +217,32 @@ class Shard:
         return values.verify()
 
     def end(self, reader: ObjectReader, origin: str) -> Sums:
-        """The checksums at the end of a file, as it says them of itself; nothing that they cover is read.
+        """The checksums at the end of a file. The data that they cover is not read.
 
         Raises:
-            CorruptedObjectError: They are not what was written.
+            CorruptedObjectError: The checksums themselves are damaged.
         """
         return _end(reader, origin)
 
     def outer_state(
         self, reader: ObjectReader, origin: str, expected: int | None = None
     ) -> tuple[dict[Piece, dict[str, torch.Tensor]], dict[str, float]]:
-        """The outer optimizer's tensors, chunk by chunk, and its scalars, verified.
+        """Read and verify the outer optimizer's tensors, chunk by chunk, and its scalars.
 
         Args:
             reader: The open file.
-            origin: Name of the object, for errors.
-            expected: What :attr:`Sums.rest` must be, where that is known; otherwise what the file says of itself.
+            origin: What the file is called in errors.
+            expected: What :attr:`Sums.rest` must be, if that is known; otherwise the file's own checksum is taken.
 
         Raises:
-            CorruptedObjectError: It is not what was written.
+            CorruptedObjectError: The file is damaged.
         """
         beginning, fields = read_header(reader, origin)
-        names, scalars = _described(fields, origin)
+        names, scalars = _names_and_scalars(fields, origin)
         sections = [*(self.outer(name) for name in names), self.values(), *END]
         if len(beginning) + section_starts(self._layout, sections)[-1] != reader.size:
             raise CorruptedObjectError(
-                f"{origin} has not the size that its header speaks of: one of them is damaged"
+                f"{origin} does not have the size that follows from its header: it is damaged"
             )
         rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
         chunks: dict[Piece, dict[str, torch.Tensor]] = {piece: {} for piece in self._outer_chunks()}
@@ -260,8 +260,8 @@ class Shard:
             rest.update(section.digest.to_bytes(CHECKSUM_BYTES, "little"))
         if rest.intdigest() != (_end(reader, origin).rest if expected is None else expected):
             raise CorruptedObjectError(
-                f"{origin}: the checksum of its header and outer state is wrong. It was damaged, or is not what the record of "
-                "its sync says."
+                f"{origin}: the checksum of its header and outer state is wrong. It is damaged, or it is not what the record "
+                "of its sync says."
             )
         return chunks, scalars
 
@@ -319,24 +319,24 @@ class Shard:
 
 
 def shard_metadata(job: SyncJob, sync: int) -> dict[str, str]:
-    """What a published shard says of itself to people."""
+    """The metadata in the header of a published shard, for people and other tools."""
     return {"diloco": "state", "sync": str(sync), "name": job.name, "fingerprint": job.fingerprint}
 
 
-def _described(fields: Any, origin: str) -> tuple[Sequence[str], dict[str, float]]:
-    """Names of the outer optimizer's tensors, and its scalars, as a header tells them."""
+def _names_and_scalars(fields: Any, origin: str) -> tuple[Sequence[str], dict[str, float]]:
+    """The names of the outer optimizer's tensors, and its scalars, from a header."""
     try:
         metadata = fields["__metadata__"]
         names, scalars = json.loads(metadata["outer"]), json.loads(metadata["scalars"])
         if not all(isinstance(name, str) for name in [*names, *scalars]):
-            raise TypeError("names are text")
+            raise TypeError("names must be text")
         return list(names), {name: float(value) for name, value in scalars.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CorruptedObjectError(f"the header of {origin} is damaged") from None
 
 
 def ending(sums: Sums) -> bytes:
-    """What follows the checksum of the values in a file."""
+    """The bytes that follow the checksum of the values in a file."""
     return b"".join(
         number.to_bytes(CHECKSUM_BYTES, "little") for number in (sums.rest, _both(*sums))
     )

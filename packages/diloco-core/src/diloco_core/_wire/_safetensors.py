@@ -1,7 +1,7 @@
-"""The header of a safetensors file, written and read: https://huggingface.co/docs/safetensors.
+"""Writing and reading the header of a safetensors file: https://huggingface.co/docs/safetensors.
 
-It is eight bytes that say how long the following JSON is, and the JSON: for every tensor its dtype, its shape, and where in
-the data after the header it lies. What a header says is not to be believed before its file's checksum has been compared.
+It consists of eight bytes that hold the length of the following JSON, and the JSON: for each tensor its dtype, its shape, and
+where it is in the data after the header. A header must not be trusted before the checksum of its file was verified.
 """
 
 from __future__ import annotations
@@ -19,13 +19,12 @@ if TYPE_CHECKING:
     from .._store._api import ObjectReader
 
 LENGTH_BYTES = 8
-"""Before the JSON."""
+"""Size of the length before the JSON."""
 MOST_HEADER_BYTES = 100_000_000
-"""What the library of the format reads as a header."""
+"""The largest header that the safetensors library reads."""
 
-_MOST_READ_BYTES = (
-    2**24
-)  # of files that we write: far less than the above, which would be a lot of memory
+# The largest header that is read here. Those that we write are smaller, and a damaged length must not take much memory.
+_MOST_READ_BYTES = 2**24
 _ALIGNMENT = 64
 
 SAFETENSORS_DTYPES = {
@@ -48,60 +47,60 @@ SAFETENSORS_DTYPES = {
     torch.bool: "BOOL",
     torch.complex64: "C64",
 }
-"""What safetensors calls the dtypes that it knows."""
+"""The names that safetensors has for dtypes."""
 
 
 def entry(dtype: torch.dtype, shape: Sequence[int], start: int, stop: int) -> dict[str, object]:
-    """What a header says of a tensor.
+    """The entry of a tensor in a header.
 
     Args:
-        dtype: One of those that safetensors knows.
+        dtype: Its dtype; one of :data:`SAFETENSORS_DTYPES`.
         shape: Its shape.
-        start: Where in the data it begins, in bytes.
-        stop: Where it ends.
+        start: The offset in the data at which it begins, in bytes.
+        stop: The offset at which it ends.
     """
     name = SAFETENSORS_DTYPES[dtype]
     return {"dtype": name, "shape": list(shape), "data_offsets": [start, stop]}
 
 
 def header_bytes(tensors: Mapping[str, object], metadata: Mapping[str, str]) -> bytes:
-    """A header, its length included. The data after it begin at a multiple of 64 bytes.
+    """The bytes of a header, including its length. The data after it begins at a multiple of 64 bytes.
 
     Args:
-        tensors: An :func:`entry` for every tensor, in the order of the data.
-        metadata: Texts of any kind.
+        tensors: An :func:`entry` for each tensor by its name, in the order of the data.
+        metadata: Texts by name.
     """
     fields = {"__metadata__": dict(metadata), **tensors}
-    text = json.dumps(fields, separators=(",", ":")).encode()
-    text += b" " * (-(LENGTH_BYTES + len(text)) % _ALIGNMENT)  # which the format allows
-    return len(text).to_bytes(LENGTH_BYTES, "little") + text
+    content = json.dumps(fields, separators=(",", ":")).encode()
+    content += b" " * (-(LENGTH_BYTES + len(content)) % _ALIGNMENT)  # the format allows spaces
+    return len(content).to_bytes(LENGTH_BYTES, "little") + content
 
 
 def header_size(data: bytes | bytearray | memoryview) -> int:
-    """Where the data of a file begin, whose first bytes these are."""
+    """The offset in bytes at which the data of a file begins, given its first bytes."""
     return LENGTH_BYTES + int.from_bytes(data[:LENGTH_BYTES], "little")
 
 
 def parse_header(data: bytes | bytearray | memoryview) -> dict[str, Any]:
-    """What the header says with which these bytes begin.
+    """The JSON of the header with which these bytes begin.
 
     Raises:
-        ValueError: It is no JSON object.
+        ValueError: It is not a JSON object.
     """
     try:
         fields = json.loads(bytes(data[LENGTH_BYTES : header_size(data)]))
     except RecursionError:
         raise ValueError("it is nested too deeply") from None
     if not isinstance(fields, dict):
-        raise ValueError(f"it is {type(fields).__name__}, not an object")  # noqa: TRY004 - of the file, not of the caller
+        raise ValueError(f"it is a {type(fields).__name__}, not a JSON object")  # noqa: TRY004 - the file is wrong, not the caller
     return fields
 
 
 def read_header(reader: ObjectReader, origin: str) -> tuple[bytes, dict[str, Any]]:
-    """The header of an open file: its bytes with their length before them, and what it says. Nothing is verified.
+    """The header of an open file: its bytes, including its length, and its JSON. Nothing is verified.
 
     Raises:
-        CorruptedObjectError: It has none.
+        CorruptedObjectError: The file does not begin with a header.
     """
     if reader.size < LENGTH_BYTES:
         raise CorruptedObjectError(f"{origin} has {reader.size} bytes: it is truncated")
@@ -110,9 +109,9 @@ def read_header(reader: ObjectReader, origin: str) -> tuple[bytes, dict[str, Any
     size = header_size(length) - LENGTH_BYTES
     if size > min(_MOST_READ_BYTES, reader.size - LENGTH_BYTES):
         raise CorruptedObjectError(f"{origin} does not begin with the header of a safetensors file")
-    text = bytearray(size)
-    reader.read_into(LENGTH_BYTES, memoryview(text))
-    beginning = bytes(length + text)
+    content = bytearray(size)
+    reader.read_into(LENGTH_BYTES, memoryview(content))
+    beginning = bytes(length + content)
     try:
         return beginning, parse_header(beginning)
     except ValueError:

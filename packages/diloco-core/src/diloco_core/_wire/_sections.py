@@ -1,12 +1,12 @@
-"""The two kinds of payload objects: deltas and state shards. Both are valid safetensors files, both are checksummed.
+"""The two kinds of payload objects: deltas and state shards. Both are valid safetensors files with checksums.
 
-A file is a sequence of *sections*; a section is one tensor per piece, zeros up to a multiple of eight bytes, and then
-eight bytes: the xxh3-64 of the piece bytes (little endian). The checksum stands behind its data, so that a writer needs one
-pass and one ranged read brings both. Its seed binds the section to the run's schema, the sync, the writer and the shard: a
-valid section in the wrong place fails too.
+A file is a sequence of *sections*. A section consists of one tensor per piece, zeros up to a multiple of eight bytes, and
+eight bytes with the xxh3-64 of the bytes of the pieces (little endian). The checksum comes after its data, so that a writer
+needs only one pass, and a single ranged read fetches both. Its seed is made from the run's schema, the sync, the writer and
+the shard, so a valid section in the wrong place fails, too.
 
-Where a section lies follows from the layout and from the size of the file alone, counted from the end, so nothing that a
-reader does depends on the header: that is there for people and other tools, and for what :mod:`._published` puts into it.
+The position of a section, counted from the end of the file, follows from the layout alone, so readers do not
+depend on the header. The header is for people and other tools, and for what :mod:`._published` puts into it.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ if TYPE_CHECKING:
     from .._store._api import Buffer, ObjectReader
 
 CHECKSUM_BYTES = 8
-# Sections begin at multiples of this many bytes, so that other tools can map every tensor of a file, of whatever dtype.
+# Sections begin at multiples of this many bytes, so that other tools can map each tensor of a file, whatever its dtype.
 _ALIGNMENT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Section:
-    """A checksummed part of a file.
+    """A part of a file with a checksum of its own.
 
     Attributes:
-        name: What the tensors are called: ``<name>.<group>`` and ``<name>.xxh3``.
-        pieces: The pieces it holds, in file order.
+        name: The first part of the names of its tensors: ``<name>.<group>`` and ``<name>.xxh3``.
+        pieces: The pieces that it holds, in file order.
         seed: Seed of its checksum.
-        sums: How many checksums end it, of eight bytes each; the last one is of all its bytes.
+        sums: The number of checksums at its end, of eight bytes each; the last one is over all its bytes.
         codec: How its values are encoded.
     """
 
@@ -56,7 +56,7 @@ class Section:
     codec: Codec = PLAIN
 
     def values_bytes(self, layout: Layout) -> int:
-        """Size of its pieces in bytes, without padding and checksums."""
+        """Size of its encoded pieces in bytes, without padding and checksums."""
         return sum(sent_bytes(self.codec, layout, piece) for piece in self.pieces)
 
 
@@ -66,21 +66,22 @@ def fingerprint(*identity: object) -> str:
 
 
 def seed(*identity: object) -> int:
-    """A checksum seed that says what a section is."""
+    """The seed of a checksum, made from what identifies a section; anything that JSON can express."""
     return xxhash.xxh3_64_intdigest(json.dumps(identity).encode())
 
 
 def view(tensor: torch.Tensor) -> memoryview:
-    """The bytes of a contiguous CPU tensor, writable and not copied."""
+    """The bytes of a contiguous CPU tensor as a writable view, without a copy."""
     if not tensor.numel():
         return memoryview(bytearray())
-    # As bytes, because numpy does not know every dtype; and it declares the buffer protocol from Python 3.12 on.
+    # Viewed as bytes, since numpy does not know all dtypes. Typed as Any, since numpy declares the buffer protocol only from
+    # Python 3.12 on.
     array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
     return memoryview(array)
 
 
 def section_starts(layout: Layout, sections: Iterable[Section]) -> list[int]:
-    """Byte offset of every section within the data of a file, and the size of the data last."""
+    """The byte offset of each section within the data of a file; the last number is the size of the data."""
     starts = [0]
     for section in sections:
         starts.append(starts[-1] + section_bytes(layout, section))
@@ -88,12 +89,12 @@ def section_starts(layout: Layout, sections: Iterable[Section]) -> list[int]:
 
 
 def _padding(size: int) -> int:
-    """How many zeros follow so many bytes of pieces."""
+    """The number of zeros that follow so many bytes of pieces."""
     return -size % _ALIGNMENT
 
 
 def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, str]) -> bytes:
-    """The safetensors header of a file, its length included."""
+    """The bytes of a file's safetensors header, including its length."""
     tensors: dict[str, object] = {}
     for section, start in zip(sections, section_starts(layout, sections), strict=False):
         offset = start
@@ -110,20 +111,20 @@ def header(layout: Layout, sections: Sequence[Section], metadata: Mapping[str, s
 
 
 def section_bytes(layout: Layout, section: Section) -> int:
-    """Size of a section in bytes, padding and checksums included."""
+    """Size of a section in bytes, including padding and checksums."""
     size = section.values_bytes(layout)
     return size + _padding(size) + CHECKSUM_BYTES * section.sums
 
 
 class ValuesDecoder:
-    """Fills tensors with the values of a section, from its bytes. Thread-safe.
+    """Decodes the bytes of a section, and fills tensors with its values. Thread-safe.
 
     Args:
-        layout: The plan of the sync.
+        layout: How the tensors of the sync are cut into shards.
         section: The section.
 
     Attributes:
-        size: Bytes of all its values.
+        size: Size of all its encoded values in bytes.
     """
 
     def __init__(self, layout: Layout, section: Section) -> None:
@@ -138,9 +139,9 @@ class ValuesDecoder:
         """Read the bytes of a chunk, and fill a contiguous CPU tensor with its values.
 
         Args:
-            offset: Where in the section they begin.
-            out: The tensor.
-            read_into: Reads so many bytes.
+            offset: The offset of the chunk in the section, in bytes.
+            out: The tensor to fill.
+            read_into: Fills a buffer with the bytes of the chunk.
 
         Returns:
             The bytes that were read.
@@ -162,13 +163,13 @@ class SectionReader:
 
     Args:
         reader: The open file.
-        layout: The plan of the sync.
+        layout: How the tensors of the sync are cut into shards.
         section: The section.
-        start: Where it begins in the file.
-        origin: Name of the object, for errors.
+        start: The offset in the file at which it begins, in bytes.
+        origin: What the file is called in errors.
 
     Raises:
-        CorruptedObjectError: The file is too short for it.
+        CorruptedObjectError: The file is too short for the section.
     """
 
     def __init__(
@@ -176,7 +177,7 @@ class SectionReader:
     ) -> None:
         if start < LENGTH_BYTES:
             raise CorruptedObjectError(
-                f"{origin} has {reader.size} bytes, which is too few: it is truncated, or was written for another model"
+                f"{origin} has only {reader.size} bytes: it is truncated, or it was written for another model"
             )
         self._reader = reader
         self._start = self._offset = self._announced = start
@@ -188,9 +189,9 @@ class SectionReader:
         self._origin = f"{origin}, section {section.name}"
 
     def span(self, size: int | None = None) -> tuple[int, int]:
-        """Where the next ``size`` bytes of its pieces lie in the file (None: all that are left), to announce them.
+        """Begin and end, in the file, of the next ``size`` bytes of pieces (None: of all that are left), to announce them.
 
-        With the last ones come padding and checksum.
+        The last span includes the padding and the checksum.
         """
         start = self._announced
         stop = self._end if size is None else start + size
@@ -198,7 +199,7 @@ class SectionReader:
         return start, self._announced
 
     def read(self, out: torch.Tensor) -> None:
-        """Fill a contiguous CPU tensor with the next elements. They are not to be trusted before :meth:`verify`."""
+        """Fill a contiguous CPU tensor with the next elements. They must not be trusted before :meth:`verify`."""
         offset = self._offset
         buffer = self._values.fill(
             offset - self._start, out, lambda into: self._reader.read_into(offset, into)
@@ -206,7 +207,7 @@ class SectionReader:
         self._hash.update(buffer)
         self._offset += len(buffer)
         if self.finished:
-            self._read_ending()  # it came with the last piece, whose memory is wanted for what comes next
+            self._read_ending()  # it was fetched with the last piece, whose memory is needed for what is read next
 
     @property
     def finished(self) -> bool:
@@ -215,19 +216,19 @@ class SectionReader:
 
     @property
     def digest(self) -> int:
-        """Checksum of what was read so far."""
+        """The checksum of all bytes that were read so far."""
         return self._hash.intdigest()
 
     @property
     def padding(self) -> int:
-        """How many zeros follow what was read so far, if that is all."""
+        """The number of zeros that follow the bytes that were read so far, if those are all."""
         return _padding(self._offset - self._start)
 
     def verify(self) -> None:
-        """Compare the checksum.
+        """Verify the checksum of the section.
 
         Raises:
-            CorruptedObjectError: What was read is not what was written.
+            CorruptedObjectError: The section is damaged.
         """
         if self._ending is None:
             self._read_ending()
@@ -236,7 +237,8 @@ class SectionReader:
         )
         if self._ending != expected:
             raise CorruptedObjectError(
-                f"{self._origin}: the checksum is wrong. The object was damaged, or written for another run, model or sync."
+                f"{self._origin}: the checksum is wrong. The object is damaged, or it was written for another run, model or "
+                "sync."
             )
 
     def _read_ending(self) -> None:
@@ -246,11 +248,11 @@ class SectionReader:
 
 
 def section_parts(section: Section, chunks: Iterable[torch.Tensor]) -> Iterator[Buffer]:
-    """The bytes of a section, chunk by chunk, then its checksum. A chunk may be reused after it was yielded.
+    """The bytes of a section, chunk by chunk, and then its checksum. The buffer of a chunk may be reused for the next one.
 
     Args:
         section: The section.
-        chunks: Its values, encoded.
+        chunks: Its encoded values.
     """
     digest = xxhash.xxh3_64(seed=section.seed)
     size = 0
