@@ -161,7 +161,9 @@ class TestShapes:
     @pytest.mark.parametrize("buffers", ["mean", "none"])
     def test_buffers_that_have_none_yet(self, buffers):
         model = nn.Sequential(nn.Linear(2, 2), nn.LazyBatchNorm1d(affine=False))
-        with pytest.raises(ConfigurationError, match=r"buffer '1\.running_mean' has no shape yet"):
+        with pytest.raises(
+            ConfigurationError, match=r"buffer '1\.running_mean' does not have a shape yet"
+        ):
             make(model, buffers=buffers)
 
 
@@ -170,7 +172,8 @@ class TestNames:
         model = nn.Linear(2, 2)
         model.register_parameter("__metadata__", nn.Parameter(torch.ones(1)))
         with pytest.raises(
-            ConfigurationError, match="parameter '__metadata__' has a name that safetensors keeps"
+            ConfigurationError,
+            match="parameter '__metadata__' has a name that safetensors reserves",
         ):
             make(model)
 

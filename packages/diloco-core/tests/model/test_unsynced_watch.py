@@ -248,9 +248,11 @@ def test_export_says_what_to_do_and_that_helps(lab, tmp_path, harm):
     with pytest.raises(CorruptedObjectError, match=path.name) as caught:
         export(tmp_path / "run", tmp_path / "model")
     text = str(caught.value)
-    assert "does not sync: 'alias', 'frozen.0', 'frozen.2', as they were when it began" in text
+    assert (
+        "does not sync ('alias', 'frozen.0', 'frozen.2'), as they were when the run began" in text
+    )
     assert "start all ranks of the run again on this prefix" in text
-    assert "synced_only=True writes all other tensors" in text
+    assert "export with synced_only=True, which writes all other tensors" in text
     assert export(tmp_path / "run", tmp_path / "synced", synced_only=True) == 1
     synced = load_file(tmp_path / "synced")
     assert sorted(synced) == ["seen", "trained"]

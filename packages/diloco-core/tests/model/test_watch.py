@@ -356,7 +356,9 @@ class TestTheStart:
 
     def test_a_parameter_without_a_shape(self, lab):
         model = nn.Sequential(nn.Linear(2, 2), nn.LazyLinear(3))
-        self.refused(lab, "'1.weight' has no shape yet: run a batch through the model", model)
+        self.refused(
+            lab, "'1.weight' does not have a shape yet: run a batch through the model", model
+        )
 
 
 def test_memory_is_compared_range_by_range():

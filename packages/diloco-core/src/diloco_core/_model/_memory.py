@@ -1,4 +1,4 @@
-"""Whether tensors share memory."""
+"""Finding out whether tensors share memory."""
 
 from __future__ import annotations
 
@@ -10,45 +10,48 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-# A parameter made of a tensor of another class has that class, not torch.nn.Parameter's.
+# A parameter that is made from a tensor of another class has that class, and is not a torch.nn.Parameter.
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Where a tensor's first element lies; 0 where that is not known (kinds of tensors that are made of others)."""
+    """The address of a tensor's first element; 0 if it is not known (for kinds of tensors that consist of other tensors)."""
     if type(tensor) not in _PLAIN or tensor.layout is not torch.strided or tensor.is_meta:
         return 0
     return tensor.data_ptr()
 
 
 def first_overlap(tensors: Sequence[torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Two tensors that share an element, or one twice whose own elements share memory; None where there are none.
+    """Two tensors that share an element; None if there are none.
 
-    Costs O(n log n) where the ranges of the tensors are apart. No value is read.
+    A tensor whose own elements share memory is returned as both. Takes O(n log n) if the tensors' ranges of memory do not
+    overlap. No value is read.
     """
     dense = [tensor for tensor in tensors if tensor.numel() and address(tensor)]
     dense.sort(key=lambda tensor: (str(tensor.device), address(tensor)))
-    before: list[torch.Tensor] = []
+    candidates: list[torch.Tensor] = []  # earlier tensors whose ranges may reach into the next one
     for tensor in dense:
         if _overlaps_itself(tensor):
             return tensor, tensor
-        before = [
+        candidates = [
             other
-            for other in before
+            for other in candidates
             if other.device == tensor.device and _end(other) > address(tensor)
         ]
-        for other in before:
+        for other in candidates:
             if _share(other, tensor):
                 return other, tensor
-        before.append(tensor)
+        candidates.append(tensor)
     return None
 
 
 def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements of a tensor lie in the same place, as in an expanded one."""
+    """Whether two elements of a tensor are at the same address, as in an expanded tensor."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride <= reach:  # perhaps: only the elements themselves tell
+        if (
+            size > 1 and stride <= reach
+        ):  # elements may overlap: mark the place of each, and count the places
             marks = np.zeros(_extent(tensor), dtype=bool)
             np.lib.stride_tricks.as_strided(marks, tensor.shape, tensor.stride())[...] = True
             return int(marks.sum()) < tensor.numel()
@@ -57,7 +60,7 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def _extent(tensor: torch.Tensor) -> int:
-    """Elements from the first to the last one of a tensor in memory."""
+    """Number of places in memory, in elements, from the first to the last element of a tensor."""
     return 1 + sum(
         (size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )
@@ -68,7 +71,7 @@ def _end(tensor: torch.Tensor) -> int:
 
 
 def _share(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two tensors whose ranges overlap share an element: two columns of a matrix do not, though they alternate."""
+    """Whether two tensors with overlapping ranges share an element. Two columns of a matrix, which alternate, do not."""
     size, distance = first.itemsize, address(second) - address(first)
     if (
         first.is_contiguous()

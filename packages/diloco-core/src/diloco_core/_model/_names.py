@@ -1,4 +1,4 @@
-"""Names of a model's tensors as they are without wrappers: a replica that compiles its model and one that does not agree."""
+"""Names of a model's tensors without its wrappers, so that they are the same whether or not a replica compiles its model."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import sys
 
 import torch
 
-# A wrapper's class, as module and name, and under which name it holds the module that it wraps. Looked up and not imported:
-# a wrapper whose module nobody has imported cannot be there, and importing torch.compile's takes a second.
+# The class of a wrapper, as module and name, and the name under which it holds the module that it wraps. The class is looked
+# up and not imported: if nothing has imported its module, there is no such wrapper, and to import torch.compile's takes a
+# second.
 _WRAPPERS = (
     ("torch._dynamo.eval_frame", "OptimizedModule", "_orig_mod"),
     ("torch.nn.parallel.distributed", "DistributedDataParallel", "module"),
@@ -16,9 +17,9 @@ _WRAPPERS = (
 
 
 def plain_name(model: torch.nn.Module, name: str) -> str:
-    """A tensor's name in the model without the wrappers around the model or parts of it.
+    """The name of a tensor in the model without the names that wrappers around the model, or around parts of it, add.
 
-    Only a wrapper's own part of the name goes: a module that somebody has called ``module`` keeps its name.
+    Only the part of a wrapper is taken out: a module that the user has named ``module`` keeps its name.
 
     Args:
         model: The model.
@@ -35,9 +36,9 @@ def plain_name(model: torch.nn.Module, name: str) -> str:
 
 
 def _wrapped(module: torch.nn.Module) -> str | None:
-    """Under which name a wrapper holds the module that it wraps; None where this is not a wrapper."""
-    for where, kind, inner in _WRAPPERS:
-        wrapper = getattr(sys.modules.get(where), kind, None)
+    """The name under which a wrapper holds the module that it wraps; None if ``module`` is not a wrapper."""
+    for module_name, class_name, attribute in _WRAPPERS:
+        wrapper = getattr(sys.modules.get(module_name), class_name, None)
         if isinstance(wrapper, type) and isinstance(module, wrapper):
-            return inner
+            return attribute
     return None

@@ -1,4 +1,4 @@
-"""Which tensors are synced, and in which fragment: trainable parameters once each, and buffers by a declared policy."""
+"""Which tensors are synced, and in which fragment: each trainable parameter once, and buffers according to a policy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 class Buffers(StrEnum):
-    """What a sync does with the model's persistent buffers (BatchNorm's running statistics, say)."""
+    """What a sync does with the model's persistent buffers (for example BatchNorm's running statistics)."""
 
     MEAN = "mean"
-    """Floating-point buffers become the mean over the replicas, others (counters) those of rank 0."""
+    """Floating-point buffers become the mean over the replicas; the others (counters) take the values of rank 0."""
     RANK0 = "rank0"
-    """All become those of rank 0."""
+    """All buffers take the values of rank 0."""
     NONE = "none"
-    """They stay as they are on each replica."""
+    """Each replica keeps its own buffers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,10 @@ class NamedTensor:
 
     @property
     def wire_dtype(self) -> torch.dtype:
-        """Dtype of its global copy and its bytes in the store: its own, or at least fp32 where replicas are summed."""
-        own = self.tensor.dtype
-        return (
-            own
-            if self.rule is Rule.FIRST or own.itemsize >= torch.float32.itemsize
-            else torch.float32
-        )
+        """Dtype of its global copy and of its bytes in the store: that of the tensor, or at least fp32 if it is averaged."""
+        dtype = self.tensor.dtype
+        keeps_dtype = self.rule is Rule.FIRST or dtype.itemsize >= torch.float32.itemsize
+        return dtype if keeps_dtype else torch.float32
 
     @property
     def wire_bytes(self) -> int:
@@ -61,7 +58,7 @@ class NamedTensor:
         return self.tensor.numel() * self.wire_dtype.itemsize
 
     def describe(self) -> str:
-        """Shape and dtype, as compared between replicas."""
+        """Dtype, shape and rule, as they are compared between replicas."""
         return (
             f"{str(self.tensor.dtype).removeprefix('torch.')}{list(self.tensor.shape)} {self.rule}"
         )
@@ -74,18 +71,18 @@ def split(
 ) -> list[list[NamedTensor]]:
     """Cut a model into fragments.
 
-    A tensor that appears under several names is taken once, under its first. Buffers go with the last fragment, so that
-    each is synced once per cycle.
+    A tensor with several names is taken once, under its first name. Buffers belong to the last fragment, so that each is
+    synced once per cycle.
 
     Args:
         model: The model.
-        fragments: A number (parameters are cut in order into parts of about equal size), or the modules that make up one
-            fragment each; together they must hold every trainable parameter.
+        fragments: A number (the parameters are cut in their order into parts of about equal size), or a list of modules, each
+            of which becomes a fragment; together they must hold all trainable parameters.
         buffers: What happens to the buffers.
 
     Raises:
-        ConfigurationError: No trainable parameter; more fragments than parameters; a parameter is in no fragment; a
-            module is not part of the model; a tensor cannot be synced.
+        ConfigurationError: The model has no trainable parameter, or fewer than fragments; a parameter is in no fragment; a
+            module is not part of the model; or a tensor cannot be synced.
     """
     _check_shapes(model)
     trainable = [
@@ -95,7 +92,7 @@ def split(
     ]
     if not trainable:
         raise ConfigurationError(
-            "the model has no trainable parameter (requires_grad is False for all)"
+            "the model has no trainable parameter (requires_grad is False for all of them), so there is nothing to sync"
         )
     for tensor in trainable:
         _check(tensor)
@@ -116,11 +113,11 @@ def _check_shapes(model: torch.nn.Module) -> None:
             name = plain_name(model, key)
             if name == "__metadata__":
                 raise ConfigurationError(
-                    f"{kind} {name!r} has a name that safetensors keeps for itself: give it another one"
+                    f"{kind} {name!r} has a name that safetensors reserves for itself: give it another one"
                 )
             if is_lazy(tensor):
                 raise ConfigurationError(
-                    f"{kind} {name!r} has no shape yet: run a batch through the model first"
+                    f"{kind} {name!r} does not have a shape yet: run a batch through the model first"
                 )
 
 
@@ -128,16 +125,16 @@ def _check(named: NamedTensor) -> None:
     tensor = named.tensor
     if tensor.dtype not in {torch.bfloat16, torch.float16, torch.float32, torch.float64}:
         raise ConfigurationError(
-            f"parameter {named.name!r} has dtype {tensor.dtype}; only bfloat16, float16, float32 and float64 can be synced"
+            f"parameter {named.name!r} has dtype {tensor.dtype}, but only bfloat16, float16, float32 and float64 can be synced"
         )
     if type(tensor.detach()) is not torch.Tensor or tensor.layout is not torch.strided:
         raise ConfigurationError(
-            f"parameter {named.name!r} is {kind_of(tensor.detach())} with layout {tensor.layout}; "
-            "only plain dense tensors can be synced (no DTensor, no sparse tensors)"
+            f"parameter {named.name!r} is {kind_of(tensor.detach())} with layout {tensor.layout}, but only plain dense tensors "
+            "can be synced (no DTensor, no sparse tensors)"
         )
     if tensor.is_meta:
         raise ConfigurationError(
-            f"parameter {named.name!r} is on the meta device: it has no values yet"
+            f"parameter {named.name!r} is on the meta device and has no values yet: load the model's values first"
         )
     if tensor.is_inference():
         raise ConfigurationError(
@@ -147,23 +144,25 @@ def _check(named: NamedTensor) -> None:
 
 
 def _check_buffer(name: str, buffer: torch.Tensor) -> None:
-    what = ""
+    obstacle = ""
     if buffer.is_complex():
-        what = "complex"
+        obstacle = "complex"
     elif (
         buffer.layout is not torch.strided
         or buffer.is_meta
         or type(buffer.detach()) is not torch.Tensor
     ):
-        what = f"{kind_of(buffer.detach())} with layout {buffer.layout} on device {buffer.device}"
+        obstacle = (
+            f"{kind_of(buffer.detach())} with layout {buffer.layout} on device {buffer.device}"
+        )
     elif buffer.is_inference():
-        what = "a tensor that was made inside torch.inference_mode() and cannot be written to"
+        obstacle = "a tensor that was made inside torch.inference_mode() and cannot be written to"
     elif buffer.dtype not in SAFETENSORS_DTYPES:
-        what = f"of dtype {buffer.dtype}, which safetensors does not know"
-    if what:
+        obstacle = f"of dtype {buffer.dtype}, which safetensors does not know"
+    if obstacle:
         raise ConfigurationError(
-            f"buffer {name!r} is {what}; only plain dense tensors of ordinary dtypes can be synced. "
-            "Sync it yourself and pass buffers='none'."
+            f"buffer {name!r} is {obstacle}, but only plain dense tensors of ordinary dtypes can be synced: pass buffers='none', "
+            "and sync the buffers yourself if that is needed"
         )
 
 
@@ -172,20 +171,22 @@ def _by_number(trainable: list[NamedTensor], count: int) -> list[list[NamedTenso
         raise ConfigurationError(f"fragments must be at least 1, not {count}")
     if count > len(trainable):
         raise ConfigurationError(
-            f"the model has {len(trainable)} trainable tensors, too few for {count} fragments"
+            f"the model has only {len(trainable)} trainable tensors, which is too few for {count} fragments: pass a smaller "
+            "number"
         )
     total = sum(tensor.tensor.numel() for tensor in trainable)
     parts: list[list[NamedTensor]] = [[]]
-    done = 0
-    for index, tensor in enumerate(trainable):
-        # Begin the next part when this one has its share, or when the tensors left are needed to fill the parts left.
-        left = len(trainable) - index
-        must = left == count - len(parts)
-        full = parts[-1] and done + tensor.tensor.numel() / 2 > total * len(parts) / count
-        if parts[-1] and len(parts) < count and (must or full):
+    placed = 0  # number of elements in the parts so far
+    for index, named in enumerate(trainable):
+        # Begin the next part when this one has its share, or when each of the remaining parts needs one of the remaining
+        # tensors.
+        tensors_left = len(trainable) - index
+        is_needed = tensors_left == count - len(parts)
+        is_full = parts[-1] and placed + named.tensor.numel() / 2 > total * len(parts) / count
+        if parts[-1] and len(parts) < count and (is_needed or is_full):
             parts.append([])
-        parts[-1].append(tensor)
-        done += tensor.tensor.numel()
+        parts[-1].append(named)
+        placed += named.tensor.numel()
     return parts
 
 
@@ -193,42 +194,48 @@ def _by_module(
     model: torch.nn.Module, trainable: list[NamedTensor], modules: Sequence[torch.nn.Module]
 ) -> list[list[NamedTensor]]:
     if not modules:
-        raise ConfigurationError("fragments must name at least one module")
-    known = {id(tensor.tensor): tensor for tensor in trainable}
-    inside = {id(module) for module in model.modules()}
+        raise ConfigurationError(
+            "fragments is an empty list: pass at least one module, or a number of fragments"
+        )
+    unplaced = {id(named.tensor): named for named in trainable}
+    module_ids = {id(module) for module in model.modules()}
     parts: list[list[NamedTensor]] = []
     for number, module in enumerate(modules):
-        if not isinstance(module, torch.nn.Module) or id(module) not in inside:
+        if not isinstance(module, torch.nn.Module) or id(module) not in module_ids:
             raise ConfigurationError(
-                f"fragment {number} ({type(module).__name__}) is not a module of the model"
+                f"fragment {number} ({type(module).__name__}) is not a module of the model: pass modules from model.modules()"
             )
-        # pop(): a tensor tied into several fragments belongs to the first, and takes one outer step per cycle.
-        part = [known.pop(id(p)) for p in module.parameters() if id(p) in known]
+        # pop(): a tensor that is tied into several fragments belongs to the first, and takes one outer step per cycle.
+        part = [unplaced.pop(id(p)) for p in module.parameters() if id(p) in unplaced]
         if not part:
             raise ConfigurationError(
-                f"fragment {number} ({type(module).__name__}) adds no trainable parameter"
+                f"fragment {number} ({type(module).__name__}) holds no trainable parameter that is not in an earlier fragment: "
+                "leave it out"
             )
         parts.append(part)
-    if known:
-        names = ", ".join(repr(tensor.name) for tensor in known.values())
-        raise ConfigurationError(f"these trainable parameters are in no fragment: {names}")
+    if unplaced:
+        names = ", ".join(repr(named.name) for named in unplaced.values())
+        raise ConfigurationError(
+            f"these trainable parameters are in no fragment: {names}. Add the modules that hold them, or freeze them."
+        )
     return parts
 
 
 def _buffers(model: torch.nn.Module, policy: Buffers) -> list[NamedTensor]:
     if policy is Buffers.NONE:
         return []
-    parameters = {id(parameter): name for name, parameter in model.named_parameters()}
+    parameter_names = {id(parameter): name for name, parameter in model.named_parameters()}
     buffers_by_id: dict[int, NamedTensor] = {}
     for key, buffer in named_buffers(model, persistent=True).items():
         if id(buffer) not in buffers_by_id:
             name = plain_name(model, key)
-            if id(buffer) in parameters:
+            if id(buffer) in parameter_names:
                 raise ConfigurationError(
-                    f"buffer {name!r} is the same tensor as parameter {parameters[id(buffer)]!r} and would be synced twice, "
+                    f"buffer {name!r} is the same tensor as parameter {parameter_names[id(buffer)]!r} and would be synced twice, "
                     "by different rules: register it only once"
                 )
             _check_buffer(name, buffer)
-            mean = policy is Buffers.MEAN and buffer.is_floating_point()
-            buffers_by_id[id(buffer)] = NamedTensor(name, buffer, Rule.MEAN if mean else Rule.FIRST)
+            is_averaged = policy is Buffers.MEAN and buffer.is_floating_point()
+            rule = Rule.MEAN if is_averaged else Rule.FIRST
+            buffers_by_id[id(buffer)] = NamedTensor(name, buffer, rule)
     return list(buffers_by_id.values())

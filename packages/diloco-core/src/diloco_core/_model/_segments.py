@@ -1,4 +1,4 @@
-"""Where the tensors of a model lie in the flat values that are synced and stored."""
+"""Where the tensors of a model are in the flat values that are synced and stored."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Segment:
-    """Where a tensor lies in its group, and its values as a flat tensor while a sync runs."""
+    """The place of a tensor in its group, from ``start`` to ``stop`` in elements; ``values``: flat, during a sync."""
 
     named: NamedTensor
     start: int
@@ -29,7 +29,7 @@ class Segment:
 
 
 def arrange(tensors: Sequence[NamedTensor]) -> tuple[tuple[Group, ...], list[list[Segment]]]:
-    """Lay tensors out in groups by dtype and rule, widest dtype first; and where in its group each tensor lies."""
+    """Arrange tensors in groups by dtype and rule, the widest dtype first. Returns the groups, and each group's segments."""
     members: dict[tuple[torch.dtype, Rule], list[NamedTensor]] = {}
     for named in tensors:
         members.setdefault((named.wire_dtype, named.rule), []).append(named)
@@ -45,7 +45,7 @@ def arrange(tensors: Sequence[NamedTensor]) -> tuple[tuple[Group, ...], list[lis
 
 
 def tensor_table(layout: Layout, placed: Sequence[Sequence[Segment]]) -> dict[str, Any]:
-    """Groups and tensors, for those who read the files without a model."""
+    """The groups and tensors as a table for the manifest, so that the files can be read without a model."""
     groups = [{"dtype": str(g.dtype), "numel": g.numel, "rule": str(g.rule)} for g in layout.groups]
     tensors = [
         {

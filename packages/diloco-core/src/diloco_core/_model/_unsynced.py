@@ -1,6 +1,6 @@
-"""What belongs to a model's ``state_dict()`` and takes no part in syncs: frozen parameters, and buffers that are left alone.
+"""The tensors of a model's ``state_dict()`` that are not synced: frozen parameters, and buffers under ``buffers="none"``.
 
-It is stored once, when the run begins, so that a whole model can be taken out of the store.
+They are stored once, when the run begins, so that the store holds the whole model.
 """
 
 from __future__ import annotations
@@ -36,23 +36,26 @@ if TYPE_CHECKING:
     from .._store._api import Buffer
 
 OBJECT_BYTES = 256 * 2**20
-"""Most bytes of values in one of its objects."""
+"""The most bytes of values in one object."""
 
-_EXTRA_STATE = "_extra_state"  # what torch calls the result of a module's get_extra_state()
+_EXTRA_STATE = (
+    "_extra_state"  # the name that torch gives to the result of a module's get_extra_state()
+)
 
 
 class Unsynced:
-    """The entries of a model's ``state_dict()`` beside the synced tensors.
+    """The entries of a model's ``state_dict()`` that are not synced tensors.
 
     Attributes:
-        tensors: Those with values of their own.
+        tensors: The tensors that are not synced, each under its first name.
         layout: How their values are cut into objects.
-        aliases: Further names of tensors, synced or not, and the first name of each.
-        omitted: Entries that cannot be stored: extra state, whatever a hook computes, dtypes that safetensors does not know.
+        aliases: Further names of tensors, synced or not, with the first name of each.
+        omitted: Names of entries that cannot be stored: extra state, values that a hook computes, dtypes that safetensors does
+            not know.
 
     Args:
         model: The model, wrapped or not.
-        synced: Which of its tensors are synced.
+        synced: The tensors of the model that are synced.
     """
 
     def __init__(self, model: torch.nn.Module, synced: Iterable[NamedTensor]) -> None:
@@ -60,14 +63,14 @@ class Unsynced:
         self.aliases: dict[str, str] = {}
         self.omitted: list[str] = []
         names = {id(named.tensor): named.name for named in synced}
-        own = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
+        model_tensors = {id(tensor) for tensor in (*model.parameters(), *model.buffers())}
         for key, tensor in _entries(model).items():
             name = plain_name(model, key)
             if id(tensor) in names:
                 if name != names[id(tensor)]:
                     self.aliases[name] = names[id(tensor)]
             elif (
-                id(tensor) not in own
+                id(tensor) not in model_tensors
                 or name.rpartition(".")[2] == _EXTRA_STATE
                 or not _can_be_stored(tensor)
             ):
@@ -83,10 +86,10 @@ class Unsynced:
     def publish(
         self, put: Callable[[str, Callable[[], Iterable[Buffer]]], object]
     ) -> dict[str, Any]:
-        """Store the values; returns what the run's manifest has to say about them.
+        """Store the values. Returns the table that describes them in the run's manifest.
 
         Args:
-            put: Writes an object, whose parts it may ask for again.
+            put: Given a key and a function that returns the parts, writes an object; it may call the function again.
         """
         folder = f"unsynced/{secrets.token_hex(8)}"
         sums: list[str] = []
@@ -99,34 +102,34 @@ class Unsynced:
             "omitted": self.omitted,
         }
         for number in range(table["shards"]):
-            written: list[int] = []  # the store may ask for the parts again: the last sum counts
-            put(unsynced_key(folder, number), partial(self.parts, folder, number, written.append))
-            sums.append(f"{written[-1]:016x}")
+            checksums: list[int] = []  # the parts may be asked for again: the last checksum counts
+            put(unsynced_key(folder, number), partial(self.parts, folder, number, checksums.append))
+            sums.append(f"{checksums[-1]:016x}")
         return table
 
     def has_the_layout_of(self, table: Mapping[str, Any]) -> bool:
-        """Whether the objects that a run's manifest speaks of are cut like those of this model."""
-        own = {
+        """Whether the objects that a run's manifest describes have the same layout as those of this model."""
+        own_table = {
             "shards": self.layout.shards if self.tensors else 0,
             **tensor_table(self.layout, self._segments),
         }
-        return all(table.get(name) == value for name, value in own.items())
+        return all(table.get(name) == value for name, value in own_table.items())
 
     def section(self, folder: str, number: int) -> Section:
-        """The values of one of the objects."""
+        """The section with the values of an object."""
         return Section("values", self.layout.shard(number), unsynced_seed(folder, number))
 
     def header(self, number: int) -> bytes:
-        """How one of the objects begins; the same in all folders."""
+        """The header of an object; it is the same in all folders."""
         sections = [self.section("", number), *END]
         return header(self.layout, sections, {"diloco": "unsynced", "shard": str(number)})
 
     def header_checksum(self, number: int) -> int:
-        """What an object says at its end about its header."""
+        """The checksum of an object's header, which is stored at the end of the object."""
         return xxhash.xxh3_64_intdigest(self.header(number))
 
     def object_bytes(self, number: int) -> int:
-        """Size of one of the objects."""
+        """Size of an object in bytes."""
         return (
             len(self.header(number))
             + section_bytes(self.layout, self.section("", number))
@@ -134,7 +137,7 @@ class Unsynced:
         )
 
     def checksum(self, folder: str, number: int) -> int:
-        """Of the values that an object would have if it were written now."""
+        """The checksum of the values that an object would have if it were written now."""
         *_, last = section_parts(
             self.section(folder, number), map(self._chunk, self._chunks(number))
         )
@@ -142,7 +145,7 @@ class Unsynced:
         return int.from_bytes(last[-CHECKSUM_BYTES:], "little")
 
     def read_over(self, number: int, read: Callable[[torch.Tensor], None]) -> None:
-        """Have ``read`` fill a buffer with the values of an object, chunk by chunk, and forget them."""
+        """Call ``read`` to fill a buffer with each chunk of an object's values, which are then discarded."""
         for piece in self._chunks(number):
             read(
                 torch.empty(piece.numel, dtype=self.layout.groups[piece.group].dtype, device="cpu")
@@ -151,7 +154,7 @@ class Unsynced:
     def parts(
         self, folder: str, number: int, written: Callable[[int], object] = bool
     ) -> Iterator[Buffer]:
-        """One of the objects. ``written`` gets the checksum of its values when all of it is through."""
+        """The bytes of an object. ``written`` is called with the checksum of its values after the last of them was yielded."""
         beginning = self.header(number)
         yield beginning
         last: Buffer = b""
@@ -179,7 +182,7 @@ class Unsynced:
         return out
 
     def _flat(self, tensor: torch.Tensor) -> torch.Tensor:
-        """A tensor as a flat one; one that is not contiguous is copied, and kept until the next one comes."""
+        """A tensor as a flat one. If it is not contiguous, a copy is made, and kept until the next tensor is asked for."""
         if tensor.is_contiguous():
             return tensor.detach().view(-1)
         if self._copied is None or self._copied[0] != id(tensor):
@@ -193,18 +196,19 @@ def _entries(model: torch.nn.Module) -> dict[str, torch.Tensor]:
         return dict(model.state_dict(keep_vars=True))
     except Exception as error:
         raise ConfigurationError(
-            f"model.state_dict(keep_vars=True), which lists the entries of the whole model, fails: {type(error).__name__}: "
-            f"{error}. A state_dict() of your own must accept the same arguments as torch's, and return a dict."
+            f"model.state_dict(keep_vars=True), which is called to list the entries of the whole model, fails: "
+            f"{type(error).__name__}: {error}. A state_dict() of your own must accept the same arguments as torch's, and return "
+            "a dict."
         ) from error
 
 
 def unsynced_key(folder: str, number: int) -> str:
-    """Key of one of the objects."""
+    """Key of an object with tensors that are not synced."""
     return f"{folder}/{number:05}.safetensors"
 
 
 def unsynced_seed(folder: str, number: int) -> int:
-    """Seed of its checksum."""
+    """Seed of the checksum of the values in such an object."""
     return seed(fingerprint("unsynced"), folder, number)
 
 

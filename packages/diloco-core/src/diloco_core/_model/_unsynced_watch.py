@@ -1,6 +1,7 @@
-"""What a model does not sync is stored once, when its run begins; whoever holds the same values writes it again where it is lost.
+"""Writing the objects with tensors that are not synced again when they are lost or damaged.
 
-The run's manifest says what the objects hold, so a replica can tell whether its own tensors are the same.
+They are stored once, when the run begins. The run's manifest has their checksums, so a replica can find out whether its own
+tensors hold the same values, and then write them again.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ _log = logging.getLogger("diloco_core")
 
 
 class UnsyncedWatch:
-    """Sees to it that the objects with what is not synced are there. Not thread-safe.
+    """Checks that the objects with the tensors that are not synced are there and whole. Not thread-safe.
 
     Args:
         store: The run's prefix.
-        timing: Its ``sleep`` is used.
-        rank: This replica, for the log.
-        table: What the run's manifest says about the objects; empty where there are none.
-        own: The same tensors of this replica's model.
+        timing: Its ``sleep`` is used before an object is read again.
+        rank: The rank of this replica, for the log.
+        table: The table in the run's manifest that describes the objects; empty if there are none.
+        own_tensors: The same tensors of this replica's model.
     """
 
     def __init__(
@@ -42,68 +43,76 @@ class UnsyncedWatch:
         timing: Timing,
         rank: int,
         table: Mapping[str, Any],
-        own: Unsynced | None,
+        own_tensors: Unsynced | None,
     ) -> None:
         self._store = store
         self._timing = timing
         self._rank = rank
         self._folder = str(table.get("folder", ""))
         self._sums = [int(checksum, 16) for checksum in table.get("sums", ())]
-        self._own = own if own is not None and own.has_the_layout_of(table) else None
-        self._told: set[int] = set()
+        self._own_tensors = (
+            own_tensors
+            if own_tensors is not None and own_tensors.has_the_layout_of(table)
+            else None
+        )
+        self._reported: set[int] = set()
 
     def look(self, part: int = 0, parts: int = 1, *, whole: bool = False) -> None:
-        """Write again what is gone or has another size; with ``whole``, what is damaged too, which reads all of it.
+        """Check objects, and write those again that are gone or have a wrong size; with ``whole``, also damaged ones.
 
-        One listing, where there is anything to look at.
+        Takes one listing if there is anything to check.
 
         Args:
-            part: The objects ``part``, ``part + parts``, … are looked at.
+            part: The objects ``part``, ``part + parts``, … are checked.
             parts: 1 for all of them.
-            whole: Read them.
+            whole: Read the objects, which also shows damage inside them.
         """
-        wanted = range(part, len(self._sums), parts)
-        if not wanted:
+        numbers = range(part, len(self._sums), parts)
+        if not numbers:
             return
         listing = self._store.list(f"{self._folder}/")
-        for number in wanted:
-            damage = self._damage(number, listing)
+        for number in numbers:
+            damage = self._damage_in_listing(number, listing)
             if damage is None and whole:
-                damage = self._rot(number)
+                damage = self._damage_inside(number)
             if damage is not None:
                 self._write_again(number, damage)
 
-    def _damage(self, number: int, listing: Mapping[str, int]) -> str | None:
-        """What a listing shows to be wrong with an object; None where nothing."""
+    def _damage_in_listing(self, number: int, listing: Mapping[str, int]) -> str | None:
+        """The damage to an object that its listing shows; None if it shows none."""
         key = unsynced_key(self._folder, number)
         if key not in listing:
             return f"{self._origin(key)} is gone"
-        if self._own is not None and listing[key] != self._own.object_bytes(number):
-            return f"{self._origin(key)} has {listing[key]} bytes, not {self._own.object_bytes(number)}"
+        if self._own_tensors is not None and listing[key] != self._own_tensors.object_bytes(number):
+            return f"{self._origin(key)} has {listing[key]} bytes, not {self._own_tensors.object_bytes(number)}"
         return None
 
-    def _rot(self, number: int) -> str | None:
-        """What reading an object shows to be wrong with it."""
-        if self._own is None:
+    def _damage_inside(self, number: int) -> str | None:
+        """The damage to an object that reading it shows; None if it is whole, or cannot be compared."""
+        if self._own_tensors is None:
             return None
-        key, own = unsynced_key(self._folder, number), self._own
-        wanted = Sums(self._sums[number], own.header_checksum(number))
+        key, own_tensors = unsynced_key(self._folder, number), self._own_tensors
+        expected = Sums(self._sums[number], own_tensors.header_checksum(number))
 
         def use(reader: ObjectReader) -> bool:
-            header = bytearray(len(own.header(number)))
+            header = bytearray(len(own_tensors.header(number)))
             if reader.size < len(header):
                 raise CorruptedObjectError(f"{self._origin(key)} is truncated")
             reader.read_into(0, memoryview(header))
             values = ValuesReader(
-                reader, own.layout, own.section(self._folder, number), self._origin(key)
+                reader,
+                own_tensors.layout,
+                own_tensors.section(self._folder, number),
+                self._origin(key),
             )
-            own.read_over(number, values.read)
-            if bytes(header) != own.header(number) or values.verify() != wanted:
-                raise CorruptedObjectError(f"{self._origin(key)} is not what was written")
+            own_tensors.read_over(number, values.read)
+            if bytes(header) != own_tensors.header(number) or values.verify() != expected:
+                raise CorruptedObjectError(f"{self._origin(key)} is damaged")
             return True
 
         try:
-            # The others may be waiting. Where this accuses an object wrongly, the same is written once more.
+            # Only two further readings, since the other replicas may be waiting. If the object is not damaged after all, the
+            # same bytes are just written once more.
             if read_again(self._timing, partial(self._store.read, key, use), most=2):
                 return None
         except CorruptedObjectError as error:
@@ -112,20 +121,23 @@ class UnsyncedWatch:
 
     def _write_again(self, number: int, damage: str) -> None:
         key = unsynced_key(self._folder, number)
-        if self._own is not None and self._own.checksum(self._folder, number) == self._sums[number]:
+        if (
+            self._own_tensors is not None
+            and self._own_tensors.checksum(self._folder, number) == self._sums[number]
+        ):
             _log.error(
                 "rank %d: %s. It is written again with the same content. Something outside the run deletes or "
                 "changes its objects.",
                 self._rank,
                 damage,
             )
-            self._store.put(key, partial(self._own.parts, self._folder, number))
-        elif number not in self._told:
-            self._told.add(number)
+            self._store.put(key, partial(self._own_tensors.parts, self._folder, number))
+        elif number not in self._reported:
+            self._reported.add(number)
             _log.error(
-                "rank %d: %s. It holds tensors that are not synced (frozen parameters, buffers that are left alone). This "
+                "rank %d: %s. It holds tensors that are not synced (frozen parameters, buffers under buffers='none'). This "
                 "replica cannot write it again, because its model holds other values than at the start of the run. Unless "
-                "another replica can, export() can only write the synced tensors (synced_only=True).",
+                "another replica can write it, export() can only write the synced tensors (synced_only=True).",
                 self._rank,
                 damage,
             )

@@ -1,4 +1,4 @@
-"""What a model holds besides what is synced, and checksums of values."""
+"""The tensors of a model that are not synced, and checksums of values."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("diloco_core")
 
-# Elements that are hashed at once: what lies on another device is copied in pieces of this size.
+# Number of elements that are hashed at once: tensors on another device are copied in pieces of this size.
 _HASHED_AT_ONCE = 2**22
 
 
 def describe(dtype: torch.dtype, shape: torch.Size) -> str:
-    """As ``float32[2, 3]``."""
+    """A dtype and a shape as text, such as ``float32[2, 3]``."""
     return f"{str(dtype).removeprefix('torch.')}{list(shape)}"
 
 
@@ -30,10 +30,10 @@ def named_buffers(model: torch.nn.Module, *, persistent: bool) -> dict[str, torc
     """The buffers that are saved with a model, or those that are not, under all of their names."""
     buffers: dict[str, torch.Tensor] = {}
     for prefix, module in model.named_modules(remove_duplicate=False):
-        # torch has no other way to ask for the persistent ones.
-        unsaved = module._non_persistent_buffers_set  # noqa: SLF001
+        # torch has no public way to ask which are persistent.
+        not_persistent = module._non_persistent_buffers_set  # noqa: SLF001
         for name, buffer in module._buffers.items():  # noqa: SLF001
-            if buffer is not None and (name not in unsaved) == persistent:
+            if buffer is not None and (name not in not_persistent) == persistent:
                 buffers[f"{prefix}.{name}" if prefix else name] = buffer
     return buffers
 
@@ -41,17 +41,17 @@ def named_buffers(model: torch.nn.Module, *, persistent: bool) -> dict[str, torc
 def compared_tensors(
     model: torch.nn.Module, frozen: Collection[str], sums: dict[int, str | None] | None = None
 ) -> dict[str, str]:
-    """What replicas must have in common though it is never synced: frozen parameters and buffers that are not saved.
+    """Describe the tensors that are never synced but must be equal at all replicas.
 
-    One pass over their values; nothing of the size of the model is copied.
+    These are frozen parameters, and buffers that are not saved. Their values are read once; only small pieces are copied.
 
     Args:
         model: The model.
         frozen: Names of the parameters that are not synced.
-        sums: Takes the checksums, by the ``id`` of the tensor.
+        sums: Is filled with the checksums, by the ``id`` of the tensor; checksums that it holds already are used.
 
     Returns:
-        Name and description of every tensor, with a checksum of its values.
+        The description of each tensor, with a checksum of its values, by its name.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     synced = {id(tensor) for tensor in named_buffers(model, persistent=True).values()}
@@ -80,15 +80,17 @@ def compared_tensors(
 
 
 def checksum(tensor: torch.Tensor) -> str | None:
-    """The xxh3-64 of a tensor's values in row-major order; None for kinds of tensors whose values cannot be read so."""
+    """The xxh3-64 of a tensor's values in row-major order; None for kinds of tensors whose values cannot be read this way."""
     digest = xxhash.xxh3_64()
     return digest.hexdigest() if _feed(digest, tensor.detach()) else None
 
 
 def _feed(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> bool:
     if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
-        names, _ = tensor.__tensor_flatten__()  # made of several tensors, as quantized weights are
-        return all([_feed(digest, getattr(tensor, name).detach()) for name in names])  # noqa: C419 - all of them
+        names, _ = (
+            tensor.__tensor_flatten__()
+        )  # it consists of several tensors, such as quantized weights
+        return all([_feed(digest, getattr(tensor, name).detach()) for name in names])  # noqa: C419 - feed all of them
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         return False
     try:

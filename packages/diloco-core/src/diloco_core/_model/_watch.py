@@ -1,8 +1,8 @@
-"""Whether the tensors that are synced are still the model's, and the model's trainable tensors are still those that are synced.
+"""Checking that the synced tensors are still those of the model, and that all its trainable tensors are still synced.
 
-A parameter that is replaced, converted or unfrozen, and an optimizer that trains something else, would go unnoticed
-otherwise: replicas would drift apart without a word. Looking costs time in proportion to the number of tensors, not to
-their size: no value is read.
+Otherwise a parameter that is replaced, converted or unfrozen, or an optimizer that trains something else, would go unnoticed,
+and the replicas would silently drift apart. The check takes time in proportion to the number of tensors, not to their size:
+no value is read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ _WHEN = "when the outer loop was made"
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """A tensor as it was when the outer loop was made."""
+class _Original:
+    """A tensor, and how it was when the outer loop was made."""
 
     tensor: torch.Tensor
     dtype: torch.dtype
@@ -34,7 +34,7 @@ class _Known:
     frozen: bool
 
     @classmethod
-    def of(cls, tensor: torch.Tensor, *, frozen: bool = False) -> _Known:
+    def of(cls, tensor: torch.Tensor, *, frozen: bool = False) -> _Original:
         return cls(tensor, tensor.dtype, tensor.shape, frozen)
 
     def looks_like(self, tensor: torch.Tensor) -> bool:
@@ -46,16 +46,16 @@ class _Known:
 
 
 class ModelWatch:
-    """Remembers a model's tensors, and compares. Not thread-safe.
+    """Remembers the tensors of a model, and compares the model with them later. Not thread-safe.
 
     Args:
         model: The model.
         optimizers: The inner optimizers.
-        buffers: The buffers that are synced; None where none are to be.
+        buffers: The buffers that are synced; None if buffers are not to be synced.
 
     Raises:
-        ConfigurationError: Two tensors share memory without being the same one, an optimizer holds what is no parameter of
-            the model, or a trainable parameter is held by none.
+        ConfigurationError: Two tensors share memory without being the same tensor, an optimizer holds a tensor that is not a
+            parameter of the model, or no optimizer holds a trainable parameter.
     """
 
     def __init__(
@@ -67,15 +67,15 @@ class ModelWatch:
         self._model = model
         self._optimizers = tuple(optimizers)
         self._parameters = {
-            name: _Known.of(parameter, frozen=not parameter.requires_grad)
+            name: _Original.of(parameter, frozen=not parameter.requires_grad)
             for name, parameter in model.named_parameters(remove_duplicate=False)
         }
         persistent = {} if buffers is None else named_buffers(model, persistent=True)
-        # All names of a buffer lead to one tensor, which is synced under one of them, without the names of wrappers.
+        # All names of a buffer stand for one tensor, which is synced under one of them, without the names of wrappers.
         synced_as = {id(named.tensor): named.name for named in buffers or ()}
-        self._buffers = {name: _Known.of(buffer) for name, buffer in persistent.items()}
+        self._buffers = {name: _Original.of(buffer) for name, buffer in persistent.items()}
         self._synced_as = {name: synced_as[id(buffer)] for name, buffer in persistent.items()}
-        self._synced = buffers is not None
+        self._buffers_are_synced = buffers is not None
         self._addresses: list[tuple[int, tuple[int, ...]]] = []
         self._check_optimizers(_refuse_argument)
         self._check_memory(_refuse_argument)
@@ -83,12 +83,14 @@ class ModelWatch:
     @property
     def parameters(self) -> dict[str, torch.Tensor]:
         """All parameters, under all of their names."""
-        return {name: known.tensor for name, known in self._parameters.items()}
+        return {name: original.tensor for name, original in self._parameters.items()}
 
     @property
     def frozen(self) -> dict[str, torch.Tensor]:
-        """The parameters that are not synced, since they were not trainable at the start, by name."""
-        return {name: known.tensor for name, known in self._parameters.items() if known.frozen}
+        """The parameters that are not synced because they were frozen at the start, by name."""
+        return {
+            name: original.tensor for name, original in self._parameters.items() if original.frozen
+        }
 
     def check(self) -> dict[str, torch.Tensor]:
         """Compare the model with what it was.
@@ -96,10 +98,10 @@ class ModelWatch:
         A parameter that was trainable may be frozen, and unfrozen again. Values, devices and gradients may change.
 
         Returns:
-            The synced buffers by name. Modules may have put new tensors in their places, which is common in ``forward``.
+            The synced buffers by name. Modules may have replaced them with new tensors, as is common in ``forward``.
 
         Raises:
-            ModelChangedError: It names the first tensor that cannot be synced as it is.
+            ModelChangedError: The model has changed; the error names the first tensor that cannot be synced as it is.
         """
         self._check_parameters()
         buffers = self._check_buffers()
@@ -111,21 +113,22 @@ class ModelWatch:
         now = dict(self._model.named_parameters(remove_duplicate=False))
         self._check_names("parameter", self._parameters, now)
         for name, parameter in now.items():
-            known = self._parameters[name]
-            if parameter is not known.tensor:
+            original = self._parameters[name]
+            if parameter is not original.tensor:
                 _refuse_change(
                     name,
-                    f"parameter {name!r} is another tensor ({_described(parameter)}) than {_WHEN} ({known.description}), so the "
-                    "tensor that is trained is not the one that is synced. Copy values into the existing tensor (load_state_dict "
-                    "without assign=True, model.to without replacing parameters), or make the outer loop afterwards.",
+                    f"parameter {name!r} is another tensor ({_described(parameter)}) than {_WHEN} ({original.description}), so "
+                    "the tensor that is trained is not the one that is synced. Copy values into the existing tensor "
+                    "(load_state_dict without assign=True, model.to without replacing parameters), or make the outer loop "
+                    "afterwards.",
                 )
-            if not known.looks_like(parameter):
+            if not original.looks_like(parameter):
                 _refuse_change(
                     name,
-                    f"parameter {name!r} was {known.description} {_WHEN} and is now {_described(parameter)}. Convert the model "
-                    "before the outer loop is made.",
+                    f"parameter {name!r} was {original.description} {_WHEN} and is now {_described(parameter)}. Convert the "
+                    "model before the outer loop is made.",
                 )
-            if known.frozen and parameter.requires_grad:
+            if original.frozen and parameter.requires_grad:
                 _refuse_change(
                     name,
                     f"parameter {name!r} was frozen {_WHEN} and is trainable now. It would never be synced, because the set of "
@@ -134,18 +137,18 @@ class ModelWatch:
                 )
 
     def _check_buffers(self) -> dict[str, torch.Tensor]:
-        if not self._synced:
+        if not self._buffers_are_synced:
             return {}
         now = named_buffers(self._model, persistent=True)
         self._check_names("buffer", self._buffers, now)
         buffers: dict[str, torch.Tensor] = {}
         for name, buffer in now.items():
-            known = self._buffers[name]
-            if not known.looks_like(buffer):
+            original = self._buffers[name]
+            if not original.looks_like(buffer):
                 _refuse_change(
                     name,
-                    f"buffer {name!r} was {known.description} {_WHEN} and is now {_described(buffer)}, but a synced buffer may "
-                    "only change its values. Keep its shape and dtype, register it with persistent=False, or pass "
+                    f"buffer {name!r} was {original.description} {_WHEN} and is now {_described(buffer)}, but a synced buffer "
+                    "may only change its values. Keep its shape and dtype, register it with persistent=False, or pass "
                     "buffers='none'.",
                 )
             if buffer.is_inference():
@@ -154,29 +157,29 @@ class ModelWatch:
                     f"buffer {name!r} was made inside torch.inference_mode() and cannot be written to, so it cannot be synced. "
                     "Evaluate the model inside torch.no_grad() instead, or without assigning new buffers.",
                 )
-            first = self._synced_as[name]
-            if buffers.setdefault(first, buffer) is not buffer:
+            synced_name = self._synced_as[name]
+            if buffers.setdefault(synced_name, buffer) is not buffer:
                 _refuse_change(
                     name,
-                    f"buffers {first!r} and {name!r} were one tensor {_WHEN} and are two now, only one of which would be synced. "
-                    "Assign a new tensor under all of its names, or copy values into the existing tensor.",
+                    f"buffers {synced_name!r} and {name!r} were one tensor {_WHEN} and are two now, and only one would be "
+                    "synced. Assign a new tensor under all of its names, or copy values into the existing tensor.",
                 )
         return buffers
 
     def _check_names(
-        self, kind: str, known: Mapping[str, _Known], now: Mapping[str, torch.Tensor]
+        self, kind: str, original: Mapping[str, _Original], now: Mapping[str, torch.Tensor]
     ) -> None:
-        if known.keys() == now.keys():
+        if original.keys() == now.keys():
             return
-        for name in known:
+        for name in original:
             if name not in now:
                 _refuse_change(
                     name,
-                    f"{kind} {name!r} ({known[name].description}) is no longer in the model, or has another name now. Change "
+                    f"{kind} {name!r} ({original[name].description}) is no longer in the model, or has another name now. Change "
                     "the model before the outer loop is made.",
                 )
         for name, tensor in now.items():
-            if name not in known:
+            if name not in original:
                 _refuse_change(
                     name,
                     f"{kind} {name!r} ({_described(tensor)}) was not in the model {_WHEN}: it would never be synced. Change the "
@@ -184,36 +187,36 @@ class ModelWatch:
                 )
 
     def _check_optimizers(self, refuse: Callable[[str, str], None]) -> None:
-        ours = {id(known.tensor) for known in self._parameters.values()}
+        model_parameters = {id(original.tensor) for original in self._parameters.values()}
         held: set[int] = set()
         for number, optimizer in enumerate(self._optimizers):
             for index, group in enumerate(optimizer.param_groups):
                 for position, tensor in enumerate(group["params"]):
-                    if id(tensor) not in ours:
-                        which = f"inner optimizer {number} ({type(optimizer).__name__})"
+                    if id(tensor) not in model_parameters:
+                        optimizer_name = f"inner optimizer {number} ({type(optimizer).__name__})"
                         refuse(
                             "",
-                            f"{which} holds a tensor that is not a parameter of the model: number {position} of its group "
-                            f"{index}, {_described(tensor)}. It would be trained and never synced. Make the optimizer from the "
-                            "parameters of this model, after every operation that replaces them.",
+                            f"{optimizer_name} holds a tensor that is not a parameter of the model: number {position} of its "
+                            f"group {index}, {_described(tensor)}. It would be trained and never synced. Make the optimizer "
+                            "from the parameters of this model, after every operation that replaces them.",
                         )
                     held.add(id(tensor))
-        for name, known in self._parameters.items():
-            if known.tensor.requires_grad and id(known.tensor) not in held:
+        for name, original in self._parameters.items():
+            if original.tensor.requires_grad and id(original.tensor) not in held:
                 refuse(
                     name,
-                    f"parameter {name!r} ({known.description}) is trainable, but no inner optimizer holds it. Pass all "
+                    f"parameter {name!r} ({original.description}) is trainable, but no inner optimizer holds it. Pass all "
                     "optimizers of the training loop (inner_optimizer=[a, b]), add it to one of them, or freeze it.",
                 )
 
     def _check_memory(self, refuse: Callable[[str, str], None]) -> None:
         names: dict[int, str] = {}
         tensors: list[torch.Tensor] = []
-        for name, known in self._parameters.items():
-            if names.setdefault(id(known.tensor), name) == name:
-                tensors.append(known.tensor)
+        for name, original in self._parameters.items():
+            if names.setdefault(id(original.tensor), name) == name:
+                tensors.append(original.tensor)
         for name, buffer in (
-            named_buffers(self._model, persistent=True) if self._synced else {}
+            named_buffers(self._model, persistent=True) if self._buffers_are_synced else {}
         ).items():
             if names.setdefault(id(buffer), name) == name:
                 tensors.append(buffer)
@@ -228,8 +231,8 @@ class ModelWatch:
             if first == second:
                 refuse(
                     first,
-                    f"elements of {first!r} ({_described(overlap[0])}) share memory with each other (an expanded tensor?), so "
-                    "they cannot be synced one by one. Give every element its own memory: clone() the tensor.",
+                    f"elements of {first!r} ({_described(overlap[0])}) share memory with each other (is it an expanded "
+                    "tensor?), so they cannot have values of their own. Give every element its own memory: clone() the tensor.",
                 )
             refuse(
                 second,
