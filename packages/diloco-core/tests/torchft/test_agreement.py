@@ -208,7 +208,7 @@ def test_a_replica_that_is_healed_at_the_first_step_takes_the_initial_values(
         ["dropped", "counted"],
     ]
     assert [r.message for r in caplog.records if "has healed" in r.message] == [
-        "rank 1: the manager has healed this replica: it goes on with the initial values of another one. What it had learned "
+        "rank 1: the manager has healed this replica, which goes on with the initial values of another one. What it had learned "
         "before is dropped."
     ]
 

@@ -77,7 +77,9 @@ def test_impossible_numbers_are_refused(options):
 
 
 def test_what_is_not_a_manager_is_refused():
-    with pytest.raises(ConfigurationError, match="has no start_quorum, allreduce, should_commit"):
+    with pytest.raises(
+        ConfigurationError, match="does not have start_quorum, allreduce, should_commit"
+    ):
         ManagerExchange(in_process(1)[0])
 
 

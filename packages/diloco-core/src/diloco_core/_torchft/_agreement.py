@@ -1,7 +1,7 @@
-"""Tells whether replicas that can only average hold equal values.
+"""Finding out whether all replicas hold equal values when they can do nothing but average.
 
-Every compared item becomes eight numbers, the bytes of its digest. The averages of these numbers and of their squares show
-whether all replicas agree: if they do, both averages equal what each replica has sent. If they do not, no replica sees its
+Each compared item becomes eight numbers: the bytes of its digest. The averages of these numbers and of their squares show
+whether all replicas agree. If they do, both averages equal what each replica has sent. If they do not, no replica finds its
 own numbers in both, because the average of the squares is then larger than the square of the average.
 """
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
 _VALUES = " with values "
 _SYNCED = " in fragment "
 _DIGEST_BYTES = 8
-# Far above what averaging can round away of squares of bytes, and far below what one replica in a million moves the average.
+# Far above the rounding error of an average of squared bytes, and far below what one replica in a million changes in it.
 _TOLERANCE = 1e-7
 _SHOWN = 400
 
 
 class Compared(NamedTuple):
-    """Something that all replicas must hold alike.
+    """An item that must be equal at all replicas.
 
     Attributes:
-        what: Its name in errors.
-        value: All of it, as text.
-        advice: What to do where the replicas differ in it.
+        what: What errors call it.
+        value: The whole item as text.
+        advice: What to do if the replicas differ in it.
     """
 
     what: str
@@ -44,14 +44,14 @@ class Compared(NamedTuple):
     advice: str
 
     def shown(self) -> str:
-        """The value as it stands in errors: whole if it is short, and by its digest otherwise."""
+        """The value as errors show it: all of it if it is short, otherwise its beginning and its digest."""
         if len(self.value) <= _SHOWN:
             return self.value
         return f"{self.value[:_SHOWN]}… (digest {xxhash.xxh3_64_hexdigest(self.value.encode())})"
 
 
 def compared(schema: Schema) -> list[Compared]:
-    """What the schemas of all replicas must have in common, thing by thing."""
+    """The items in which the schemas of all replicas must be equal."""
     lines = {name: line.partition(_VALUES) for name, line in schema.tensors.items()}
     shapes = {name: shape for name, (shape, _, _) in lines.items()}
     values = {name: digest for name, (_, _, digest) in lines.items() if digest}
@@ -65,7 +65,7 @@ def compared(schema: Schema) -> list[Compared]:
         Compared(
             "names, shapes or dtypes of the model's tensors",
             json.dumps(shapes),
-            "Build the same model everywhere.",
+            "Build the same model on all replicas.",
         ),
         Compared(
             "values of frozen parameters, or of buffers that are not saved",
@@ -77,11 +77,11 @@ def compared(schema: Schema) -> list[Compared]:
 
 
 def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
-    """What all replicas must hold alike when a fragment is synced: which one it is, and its global copy.
+    """The items that must be equal at all replicas when a fragment is synced: which fragment it is, and its global copy.
 
     Args:
         job: The sync.
-        committed: How many outer steps this replica has taken.
+        committed: The number of outer steps that this replica has taken.
     """
     digest = xxhash.xxh3_64()
     pieces = (Piece(index, 0, group.numel) for index, group in enumerate(job.layout.groups))
@@ -92,7 +92,7 @@ def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
         "Load the same checkpoint on all replicas, or build the model from the same seed: a manager brings the initial values "
         "only to replicas that it heals at the first step (init_sync=True in torchft)."
         if not committed
-        else "Some replicas have taken outer steps that others have not. Begin again from a checkpoint, all from the same one."
+        else "Some replicas have taken outer steps that others have not. Start all replicas again from the same checkpoint."
     )
     place = f"fragment {job.name} after {committed} outer steps"
     return [
@@ -109,21 +109,21 @@ def compared_copy(job: SyncJob, committed: int) -> list[Compared]:
     ]
 
 
-def numbers(things: Sequence[Compared]) -> torch.Tensor:
-    """What is averaged: for every thing, the bytes of its digest and then their squares, in float64."""
-    own = [byte for thing in things for byte in xxhash.xxh3_64_digest(thing.value.encode())]
-    tensor = torch.tensor(own, dtype=torch.float64, device="cpu").view(len(things), _DIGEST_BYTES)
+def numbers(items: Sequence[Compared]) -> torch.Tensor:
+    """The numbers to average: a row for each item with the eight bytes of its digest and their squares, in float64."""
+    digest_bytes = [byte for item in items for byte in xxhash.xxh3_64_digest(item.value.encode())]
+    tensor = torch.tensor(digest_bytes, dtype=torch.float64, device="cpu").view(
+        len(items), _DIGEST_BYTES
+    )
     return torch.cat([tensor, tensor * tensor], dim=1)
 
 
-def first_difference(things: Sequence[Compared], mean: torch.Tensor) -> Compared | None:
-    """The first thing in which not all replicas agree; None where they agree on everything.
+def first_difference(items: Sequence[Compared], mean: torch.Tensor) -> Compared | None:
+    """The first item in which not all replicas are equal; None if they are equal in all.
 
     Args:
-        things: What this replica has.
+        items: The items of this replica.
         mean: The average of all replicas' :func:`numbers`.
     """
-    agrees = ((mean - numbers(things)).abs() < _TOLERANCE).all(dim=1)  # NaN is no agreement
-    return next(
-        (thing for thing, same in zip(things, agrees.tolist(), strict=True) if not same), None
-    )
+    agrees = ((mean - numbers(items)).abs() < _TOLERANCE).all(dim=1)  # NaN does not agree
+    return next((item for item, same in zip(items, agrees.tolist(), strict=True) if not same), None)

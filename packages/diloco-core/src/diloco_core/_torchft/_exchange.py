@@ -49,23 +49,23 @@ class ManagerExchange(Exchange):
     """Our outer loop over a torchft-shaped manager; see :class:`._base.Exchange`.
 
     Every replica averages everything and takes the whole outer step itself. The manager decides who takes part, and votes
-    on the commit. A sync that it refuses leaves the global copy and the outer state as they were, and takes the model back
-    to the global copy: the report says ``committed=False`` and ``contribution="dropped"``, and the log says so too (level
+    on the commit. A sync that it refuses does not change the global copy and the outer state, and takes the model back to
+    the global copy: the report says ``committed=False`` and ``contribution="dropped"``, and so does the log (level
     warning).
 
     At every sync the replicas compare their settings, the names, shapes and dtypes of the model's tensors, the values that
-    are not synced, and the global copy of the fragment. A manager only averages, so the error says in which of these
-    things the replicas differ and what this replica has, but not which replica differs. Over a :class:`MockManager` all of
-    this happens when the block is entered, too, with errors that name the rank and the tensor, and all replicas take rank
-    0's initial values.
+    are not synced, and the global copy of the fragment. A manager can only average, so the error says in which of these
+    the replicas differ and what this replica has, but not which replica differs. Over a :class:`MockManager`, they are also
+    compared when the block is entered, with errors that name the rank and the tensor, and all replicas take rank 0's
+    initial values.
 
-    Other managers do not give anybody rank 0's values. So the replicas have to begin with the same ones, unless the
+    Other managers do not distribute rank 0's values, so the replicas have to begin with the same ones, unless the
     manager heals at the first step (``init_sync=True`` in torchft): a replica that it heals takes over the initial values
-    of the one that it is healed from, and what it has learned before that is dropped. All replicas have to begin together.
-    One that the manager brings to a later step is refused; the others go on without it.
+    of the replica that it is healed from, and what it has learned before is dropped. All replicas have to begin together.
+    A replica that the manager brings to a later step is refused; the others go on without it.
 
     Args:
-        manager: ``torchft.Manager`` (with ``use_async_quorum=False``) or anything with its members.
+        manager: ``torchft.Manager`` (with ``use_async_quorum=False``) or any object with its members.
         rank: This replica's number, for reports and errors only.
         world_size: The number of replicas, for reports only.
 
@@ -77,12 +77,13 @@ class ManagerExchange(Exchange):
         missing = [name for name in _MEMBERS if not callable(getattr(manager, name, None))]
         if missing:
             raise ConfigurationError(
-                f"{manager!r} is not a manager: it has no {', '.join(missing)}. Pass a torchft.Manager or a MockManager."
+                f"{manager!r} is not a manager, since it does not have {', '.join(missing)}: pass a torchft.Manager or a "
+                "MockManager"
             )
         if getattr(manager, "_use_async_quorum", False):
             raise ConfigurationError(
-                "the manager uses asynchronous quorums, in which a replica takes part before it has been healed. Make it with "
-                "use_async_quorum=False, as for torchft's own DiLoCo."
+                "the manager uses asynchronous quorums, in which a replica takes part before it has been healed: make the "
+                "manager with use_async_quorum=False, as torchft's own DiLoCo requires, too"
             )
         self.rank, self.world_size = check_identity(rank, world_size)
         self._manager = manager
@@ -90,35 +91,36 @@ class ManagerExchange(Exchange):
         self._progress = Progress()
         self._syncs = Syncs()
         self._schema: Schema | None = None
-        self._things: list[Compared] = []
+        self._items: list[Compared] = []
         self._fragments: list[Fragment] = []
         self._committed = 0
         self._job: SyncJob | None = None
         self._healed = False
 
     def join(self, schema: Schema) -> None:
-        """Over a :class:`MockManager`, meet the others and compare; other managers meet at every sync.
+        """Over a :class:`MockManager`, meet the other replicas and compare. With other managers they meet at every sync.
 
         Raises:
-            MismatchError: The replicas disagree; it says on what.
+            MismatchError: The replicas disagree; the error says on what.
         """
         if self._schema is not None:
             if schema != self._schema:
                 raise ConfigurationError(
-                    "this exchange has already joined with another model or other settings"
+                    "this exchange has already joined with another model or other settings: make another exchange for another "
+                    "outer loop"
                 )
             return
         if isinstance(self._manager, MockManager):
             self._manager.meet(schema)
         elif callable(getattr(self._manager, "register_state_dict_fn", None)):
             self._manager.register_state_dict_fn(_STATE_KEY, self._heal, self._state)
-        self._schema, self._things = schema, compared(schema)
+        self._schema, self._items = schema, compared(schema)
 
-    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - the manager knows who is there
-        """Do nothing yet. ``finish()`` compares, averages, votes and updates; ``ready()`` returns True.
+    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - the manager knows who takes part
+        """Do nothing yet: ``finish()`` compares, averages, votes and updates, and ``ready()`` returns True at once.
 
         Raises:
-            MismatchError: The replicas differ in what all must have in common, or the others are further than this one.
+            MismatchError: By ``finish()``: the replicas differ in what must be equal, or the others are further than this one.
         """
         return self._syncs.begin(job.name, self._sync(job), nullcontext)
 
@@ -145,15 +147,15 @@ class ManagerExchange(Exchange):
             contribution=contribution,
         )
 
-    def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
+    def shards(self, size: int) -> int:  # noqa: ARG002 - the signature of Exchange
         """The number of shards is one: every replica updates everything."""
         return 1
 
     def leave(self) -> None:
         """Nothing to do: the manager belongs to the caller."""
 
-    def abort(self, error: BaseException) -> None:  # noqa: ARG002 - nobody is told
-        """The manager belongs to the caller, and is told nothing; a sync under way is given up."""
+    def abort(self, error: BaseException) -> None:  # noqa: ARG002 - a manager cannot be told
+        """Give up a sync that is under way. The manager belongs to the caller, and is not told of the error."""
         self._syncs.give_up()
 
     def _begin(self, job: SyncJob) -> None:
@@ -178,7 +180,7 @@ class ManagerExchange(Exchange):
         copies = compared_copy(job, self._committed) if job.kind == "outer" else []
         self._manager.disallow_state_dict_read()
         try:
-            committed = self._average_and_vote([*self._things, *copies], sums)
+            committed = self._average_and_vote([*self._items, *copies], sums)
             for shard in range(layout.shards):
                 for chunk in layout.chunks(shard, CHUNK_BYTES):
                     if committed:
@@ -201,26 +203,26 @@ class ManagerExchange(Exchange):
             )
         return committed
 
-    def _average_and_vote(self, things: Sequence[Compared], sums: Sequence[torch.Tensor]) -> bool:
-        """Average, if all replicas agree on what the averages are of; returns whether the step counts."""
-        mean = numbers(things)
-        # Before the sums are: those of replicas that differ may have other sizes.
+    def _average_and_vote(self, items: Sequence[Compared], sums: Sequence[torch.Tensor]) -> bool:
+        """Compare, average if all replicas agree, and vote. Returns whether the step counts."""
+        mean = numbers(items)
+        # The comparison comes first, since the sums of replicas that differ may have different sizes.
         self._manager.allreduce(mean).wait()
-        difference = first_difference(things, mean)
+        difference = first_difference(items, mean)
         if difference is None:
             for work in [self._manager.allreduce(total) for total in sums]:
                 work.wait()
-        # Managers keep the errors of averages to themselves until they vote. Where they vote no, the numbers mean nothing.
+        # Managers hide errors of averages until the vote. If the vote is no, the averages mean nothing.
         committed = self._manager.should_commit()
         if committed and difference is not None:
             raise MismatchError(
-                f"the replicas of this manager differ in the {difference.what}. Rank {self.rank} has {difference.shown()}. Every "
-                f"replica raises this error with what it has itself: compare them. {difference.advice}"
+                f"the replicas of this manager differ in the {difference.what}. Rank {self.rank} has {difference.shown()}. Each "
+                f"replica raises this error and shows what it has: compare these errors. {difference.advice}"
             )
         return committed
 
     def _start_step(self, job: SyncJob, sums: Sequence[torch.Tensor]) -> None:
-        """Meet those who take part; the manager may heal this replica meanwhile."""
+        """Meet the replicas that take part. Meanwhile the manager may heal this replica."""
         self._job, self._healed = job, False
         step = self._manager.current_step()
         self._manager.start_quorum()
@@ -228,15 +230,15 @@ class ManagerExchange(Exchange):
         if reached != step:
             raise MismatchError(
                 f"rank {self.rank} has come too late: it was at step {step} of the manager, and the others are at step "
-                f"{reached}. Over a torchft manager all replicas have to begin together, since the manager does not bring the "
-                "outer optimizer's state. The others go on without this one. Where replicas are to come later, or to come "
-                "back, use connect(..., min_replicas=...)."
+                f"{reached}. Over a torchft manager all replicas have to begin together, since the manager does not transfer the "
+                "outer optimizer's state. The others go on without this one. If replicas are to come later, or to come back, "
+                "use connect(..., min_replicas=...)."
             )
         if self._healed:
             for total in sums:
-                total.zero_()  # what was learned from other values
+                total.zero_()  # what this replica has learned started from other values
             _log.warning(
-                "rank %d: the manager has healed this replica: it goes on with the initial values of another one. What it had "
+                "rank %d: the manager has healed this replica, which goes on with the initial values of another one. What it had "
                 "learned before is dropped.",
                 self.rank,
             )
@@ -245,12 +247,11 @@ class ManagerExchange(Exchange):
         return [list(fragment.copy) for fragment in self._fragments]
 
     def _heal(self, state: Sequence[Sequence[torch.Tensor]]) -> None:
-        """Take over another replica's global copies. Called by the manager, inside of ``start_quorum``."""
-        here = self._state()
+        """Take over another replica's global copies. The manager calls this inside ``start_quorum``."""
         if [[_kind(copy) for copy in copies] for copies in state] != [
-            [_kind(copy) for copy in copies] for copies in here
+            [_kind(copy) for copy in copies] for copies in self._state()
         ]:
-            return  # another model: the comparison that follows says so
+            return  # it is another model, which the following comparison reports
         for fragment, received in zip(self._fragments, state, strict=True):
             if all(map(torch.equal, fragment.copy, received)):
                 continue
@@ -269,6 +270,6 @@ def _kind(copy: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
 def _check_rules(layout: Layout) -> None:
     if any(group.rule is Rule.FIRST for group in layout.groups):
         raise ConfigurationError(
-            "a torchft manager can only average, but integer buffers are taken from rank 0 (and with buffers='rank0' all "
-            "buffers are): pass buffers='none'"
+            "a torchft manager can only average, but integer buffers are taken from rank 0 (with buffers='rank0', all buffers "
+            "are): pass buffers='none'"
         )

@@ -1,4 +1,4 @@
-"""The bridge to torchft: its manager's eight members over our exchange; :mod:`._exchange` goes the other way."""
+"""The bridge to torchft: the eight members of its manager over our exchange; :mod:`._exchange` is the other direction."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Work(Protocol):
     """What ``allreduce`` returns: something to wait for."""
 
     def wait(self) -> Any:
-        """Return when the tensor has been averaged."""
+        """Wait until the tensor has been averaged."""
         ...
 
 
@@ -48,11 +48,11 @@ class Manager(Protocol):
         ...
 
     def allow_state_dict_read(self) -> None:
-        """State may be read by a recovering replica."""
+        """From now on, a recovering replica may read the state."""
         ...
 
     def disallow_state_dict_read(self) -> None:
-        """State is being changed."""
+        """From now on, the state must not be read, since it is being changed."""
         ...
 
     def register_state_dict_fn(
@@ -63,10 +63,10 @@ class Manager(Protocol):
 
 
 class MockManager:
-    """Stands where ``torchft.Manager`` stands, on any of our exchanges: torchft's DiLoCo over an object store.
+    """Takes the place of a ``torchft.Manager`` over any of our exchanges, so that torchft's DiLoCo runs over an object store.
 
-    Membership is strict: every average is over all replicas or raises, so every step commits. Averages are taken at once,
-    in the order of the calls, which must be the same on all replicas. Not thread-safe.
+    Membership is strict: each average is over all replicas or raises an error, so every step commits. Averages are computed
+    at once, in the order of the calls, which must be the same on all replicas. Not thread-safe.
 
     Args:
         exchange: From :func:`connect` or :func:`in_process`.
@@ -79,7 +79,7 @@ class MockManager:
         self._schema = Schema({}, {"operation": "manager"})
         self.state_dict_fns: dict[str, tuple[Callable[[Any], None], Callable[[], Any]]] = {}
         self._step = 0
-        self._last: list[int] = []
+        self._superseded: list[int] = []  # numbers of syncs whose results the next sync may delete
         self._readable = True
 
     def current_step(self) -> int:
@@ -87,65 +87,65 @@ class MockManager:
         return self._step
 
     def start_quorum(self) -> None:
-        """Meet the other replicas, the first time; later steps need nothing, since membership is strict."""
+        """Meet the other replicas at the first call; later calls do nothing, since membership is strict."""
         self.exchange.join(self._schema)
 
     def meet(self, schema: Schema) -> None:
-        """Meet the other replicas now, and compare what all must have in common, which torchft's managers cannot.
+        """Meet the other replicas now, and compare what all must have in common. torchft's own managers cannot do this.
 
         Raises:
-            MismatchError: The replicas disagree; it says on what.
+            MismatchError: The replicas disagree; the error says on what.
         """
-        self._schema = Schema(
-            schema.tensors, schema.settings
-        )  # the store gets no states, so nothing can be exported
+        # Without descriptions of fragments, since no states are published that could be exported.
+        self._schema = Schema(schema.tensors, schema.settings)
         self.start_quorum()
 
     def share(self, job: SyncJob) -> SyncReport:
-        """Sync something else than an average: the initial values, which all take from rank 0."""
+        """Run a sync that is not an average: that of the initial values, which all replicas take from rank 0."""
         report = self.exchange.begin(job).finish()
-        self._last.append(report.sync)  # the next average removes what was published
+        self._superseded.append(report.sync)  # the next average deletes what was published
         return report
 
     def allreduce(self, tensor: torch.Tensor, should_quantize: bool = False) -> CompletedWork:
         """Average a floating-point tensor over all replicas, in place.
 
         Raises:
-            ConfigurationError: ``should_quantize``: the exchange has no codec yet, and full precision was not asked for.
+            ConfigurationError: ``should_quantize`` is True. There is no codec yet, and full precision would not be what was
+                asked for.
         """
         if should_quantize:
             raise ConfigurationError(
-                "should_quantize=True: quantized averages are not there yet; pass False"
+                "should_quantize=True is not supported, since there are no quantized averages yet: pass False"
             )
         self.start_quorum()
-        job = Mean([tensor], self.exchange.world_size, self._last)
+        job = Mean([tensor], self.exchange.world_size, self._superseded)
         job.begin()
-        self._last = [self.exchange.begin(job).finish().sync]
+        self._superseded = [self.exchange.begin(job).finish().sync]
         job.finish()
         return CompletedWork(tensor)
 
     def should_commit(self) -> bool:
-        """Count the step. Always True: an average that failed has raised."""
+        """Count the step. Returns True always, since an average that fails raises an error."""
         self._step += 1
         return True
 
     def allow_state_dict_read(self) -> None:
-        """State may be read."""
+        """From now on, the state may be read."""
         self._readable = True
 
     def disallow_state_dict_read(self) -> None:
-        """State is being changed."""
+        """From now on, the state must not be read."""
         self._readable = False
 
     def register_state_dict_fn(
         self, key: str, load_state_dict: Callable[[Any], None], state_dict: Callable[[], Any]
     ) -> None:
-        """Keep the functions in ``state_dict_fns``; strict membership recovers nobody, so they are not called."""
+        """Keep the functions in ``state_dict_fns``. They are never called: with strict membership no replica recovers."""
         self.state_dict_fns[key] = (load_state_dict, state_dict)
 
 
 class CompletedWork:
-    """An average that is done."""
+    """An average that is complete."""
 
     def __init__(self, tensor: torch.Tensor) -> None:
         self._tensor = tensor
@@ -155,7 +155,7 @@ class CompletedWork:
         return True
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A completed future of the tensor."""
+        """A completed future with the tensor in a list."""
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result([self._tensor])
         return future
