@@ -224,7 +224,7 @@ def test_a_function_that_yields_twice_is_no_sync():
 
     entered = []
     pending = Syncs().begin("x", steps(), Guard)
-    with pytest.raises(RuntimeError, match="has two halves only"):
+    with pytest.raises(RuntimeError, match="must yield once, between its two halves"):
         pending.finish()
     assert [a + b for a, b in pairwise(entered)][::2] == [0, 0]  # around each half
 

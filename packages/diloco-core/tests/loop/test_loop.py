@@ -322,12 +322,12 @@ class TestEntering:
                 lab.push(model, inner, 0, step)
             with pytest.raises(
                 ConfigurationError,
-                match="another outer loop is under way with this inner optimizer",
+                match="another outer loop is using this inner optimizer",
             ):
                 DiLoCo(model, inner, in_process(1)[0], sync_every=1)
             with pytest.raises(
                 ConfigurationError,
-                match="another outer loop is under way with this inner optimizer",
+                match="another outer loop is using this inner optimizer",
             ):
                 first.__enter__()
         assert (first.inner_steps, second.inner_steps) == (0, 4)

@@ -185,20 +185,20 @@ SURPRISES = {
     "needs sparse gradients": (torch.optim.SparseAdam, "SparseAdam cannot take a step on a dense"),
     "needs matrices": (
         lambda p: torch.optim.SGD([{"params": [p[0].view(-1, 1)]}], lr=1.0),
-        "could not make an optimizer for flat parameters.*ValueError: can't optimize a non-leaf",
+        "could not make an optimizer for a list of flat parameters.*ValueError: can't optimize a non-leaf",
     ),
     "raises": (
         lambda p: 1 / 0,
-        "could not make an optimizer for flat parameters.*ZeroDivisionError",
+        "could not make an optimizer for a list of flat parameters.*ZeroDivisionError",
     ),
     "takes no parameters": (
         lambda: None,
-        "could not make an optimizer for flat parameters.*TypeError",
+        "could not make an optimizer for a list of flat parameters.*TypeError",
     ),
     "makes none": (lambda p: None, "must make a torch.optim.Optimizer, not a NoneType"),
     "of other parameters": (
         lambda p: torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0),
-        "does not hold the parameters that were passed to the function",
+        "does not hold the parameters that were passed to outer_optimizer",
     ),
     "lr 0": (
         lambda p: torch.optim.Adam(p, lr=0.0),

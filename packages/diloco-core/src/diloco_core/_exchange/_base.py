@@ -1,9 +1,9 @@
 """The exchange: the one operation by which replicas arrive at the same values.
 
-The parameters are cut into shards. The owner of a shard sums everybody's contribution to it in rank order, applies the
-update and publishes the new values; everybody adopts them. All replicas read the same bytes, so they agree exactly, also
-on different processors. Contributions, updates and adoption go chunk by chunk through small buffers, so that an exchange
-needs no memory of the size of the model.
+The parameters are cut into shards. The owner of a shard sums the contributions of all replicas to it in rank order, applies
+the update and publishes the new values; all replicas adopt them. All of them read the same bytes, so they agree exactly, also
+on different processors. Contributions, updates and adoption go chunk by chunk through small buffers, so an exchange does not
+need memory of the size of the model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Schema:
     """The settings and tensors that all replicas must have in common.
 
     Attributes:
-        tensors: A line per tensor: name, then shape, dtype and whatever else must agree.
+        tensors: By name, a line for each tensor: its shape, dtype and everything else that must agree.
         settings: Settings of the outer loop.
         fragments: A description of the files of every fragment, for readers that have no replica. It follows from the other
             fields and is not compared.
@@ -42,7 +42,7 @@ class Schema:
 
 
 class Exchange(Protocol):
-    """One replica's connection to the others. Used from one thread at a time."""
+    """One replica's connection to the others. To be used by one thread at a time."""
 
     rank: int
     world_size: int
@@ -83,7 +83,7 @@ class Exchange(Protocol):
             SyncTimeoutError: Other replicas did not contribute in time; the message names them.
             ReplicaLostError: Another replica died or failed.
             UnequalSyncsError: Another replica finished after fewer syncs.
-            CorruptedObjectError: An object that was read is not what was written.
+            CorruptedObjectError: An object in the store is damaged.
         """
         return self.begin(job, last=last).finish()
 

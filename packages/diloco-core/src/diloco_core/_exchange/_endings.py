@@ -1,7 +1,7 @@
 """How a replica's part in a strict run ended, and what the others conclude from it.
 
-A failure spreads: when one replica dies, the others fail because of it, and each of them says so. The error that a user
-sees must name the replica that died first, not the one that passed the news on.
+A failure spreads: when one replica dies, the others fail because of it, and each of them reports its failure. The error that
+a user sees must name the replica that died first, not one that only failed because of it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .._redact import redact
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
-_LONGEST = 10_000
+_LONGEST_MESSAGE = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,20 +29,20 @@ class Progress:
     """How far a replica has come.
 
     Attributes:
-        number: How many syncs it has finished, all counted: the number of the next one.
-        syncs: Without those that only shared the initial values: what is told to people.
+        number: The number of syncs that it has finished, of all kinds. It is also the number of the next one.
+        syncs: The same without those that only shared the initial values: the number that messages give.
     """
 
     number: int = 0
     syncs: int = 0
 
     def plus(self, kind: str) -> Progress:
-        """After one more sync of a kind; see :attr:`._sync_job.SyncJob.kind`."""
+        """The progress after one more sync of this kind; see :attr:`._sync_job.SyncJob.kind`."""
         return Progress(self.number + 1, self.syncs + (kind != "initial"))
 
     @property
     def next(self) -> int:
-        """Number of the next sync as people count: from 1."""
+        """The number of the next sync in messages, counted from 1."""
         return self.syncs + 1
 
     def __str__(self) -> str:
@@ -54,11 +54,11 @@ class Ending:
     """How a replica's part in the run ended.
 
     Attributes:
-        rank: The replica.
+        rank: The rank of the replica.
         event: Whether it has ``left`` after its last sync, or ``failed``.
         progress: How many syncs it had finished.
         message: Its error.
-        cause_rank: The replica that its failure was caused by, if it was another one.
+        cause_rank: The rank of the replica that caused its failure, if it was another one.
     """
 
     rank: int
@@ -74,14 +74,14 @@ def named_ranks(ranks: Sequence[int]) -> str:
 
 
 def as_text(error: BaseException) -> str:
-    """The class of an error, and what it says, if it says anything."""
+    """The class of an error, and its message if it has one."""
     return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
 
 
 def failure(rank: int, progress: Progress, error: BaseException) -> Ending:
     """The ending of a replica that fails with an error."""
     message = redact(as_text(error))
-    return Ending(rank, "failed", progress, message[:_LONGEST], _cause(rank, error))
+    return Ending(rank, "failed", progress, message[:_LONGEST_MESSAGE], _cause(rank, error))
 
 
 def conclude(
@@ -90,10 +90,10 @@ def conclude(
     """The error that follows from the endings of other replicas, if any does.
 
     Args:
-        endings: Of the other replicas, by rank.
-        missing: The ranks that this replica waits for.
-        rank: This replica.
-        progress: How many syncs it has finished.
+        endings: The endings of other replicas, by rank.
+        missing: The ranks that this replica is waiting for.
+        rank: The rank of this replica.
+        progress: How many syncs this replica has finished.
     """
     failed = [ending for _, ending in sorted(endings.items()) if ending.event == "failed"]
     for ending in failed:
@@ -106,7 +106,7 @@ def conclude(
         if ending.event != "left":
             continue
         if ending.progress.number > progress.number:
-            finished.add(other)  # it has given what it had to give to the sync at hand
+            finished.add(other)  # it left after the present sync, so it has done its part of it
         elif other in missing or any(late.cause_rank == other for late in failed):
             return UnequalSyncsError(
                 f"rank {other} has left the run after {ending.progress}, so this replica (rank {rank}) cannot take sync "
@@ -115,31 +115,31 @@ def conclude(
             )
     for ending in failed:
         if ending.cause_rank == rank:
-            text = f"rank {ending.rank} has given up this replica (rank {rank}) after {ending.progress}"
-            return ReplicaLostError(f"{text}: {ending.message}", ending.rank)
+            report = f"rank {ending.rank} has counted this replica (rank {rank}) as lost after {ending.progress}"
+            return ReplicaLostError(f"{report}: {ending.message}", ending.rank)
     for ending in failed:
-        # Where it was caused by one that has left after the sync at hand, so was it in a later sync, and this one is whole.
+        # If the cause is a replica that left after the present sync, the failure was in a later sync and does not matter here.
         if ending.cause_rank is not None and ending.cause_rank not in finished:
             return ReplicaLostError(_as_told(ending), ending.cause_rank)
     return None
 
 
 def _as_told(ending: Ending) -> str:
-    """The message of a replica that failed because of another one, without repeating which one is lost."""
-    witness = f"rank {ending.rank} found after {ending.progress}"
-    _, _, told = ending.message.partition(": ")
-    if told.startswith(f"rank {ending.cause_rank} "):
-        return f"{told.rstrip('.')} (as {witness})"
-    return f"rank {ending.cause_rank} is lost, as {witness}: {ending.message}"
+    """The message of a replica that failed because of another one, without naming the lost replica twice."""
+    source = f"rank {ending.rank} found after {ending.progress}"
+    _, _, message = ending.message.partition(": ")
+    if message.startswith(f"rank {ending.cause_rank} "):
+        return f"{message.rstrip('.')} (as {source})"
+    return f"rank {ending.cause_rank} is lost, as {source}: {ending.message}"
 
 
 def describe(kind: str, name: str, progress: Progress) -> str:
-    """What the next sync is called in errors, counted from 1.
+    """What messages call the next sync; its number is counted from 1.
 
     Args:
-        kind: What kind of sync it is; see :attr:`._sync_job.SyncJob.kind`.
+        kind: The kind of sync; see :attr:`._sync_job.SyncJob.kind`.
         name: Name of what is synced.
-        progress: What was finished before.
+        progress: How many syncs were finished before.
     """
     if kind == "initial":
         return f"the exchange of the initial values of fragment {name}"
@@ -147,9 +147,10 @@ def describe(kind: str, name: str, progress: Progress) -> str:
 
 
 def _cause(rank: int, error: BaseException) -> int | None:
-    other: int | None = None
+    """The rank of the replica that caused an error of rank ``rank``; None if none or ``rank`` itself did."""
+    cause: int | None = None
     if isinstance(error, (ReplicaLostError, UnequalSyncsError)):
-        other = error.rank
+        cause = error.rank
     elif isinstance(error, (SyncTimeoutError, RendezvousTimeoutError)) and len(error.missing) == 1:
-        other = error.missing[0]
-    return None if other == rank else other
+        cause = error.missing[0]
+    return None if cause == rank else cause

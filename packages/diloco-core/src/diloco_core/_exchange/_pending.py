@@ -1,7 +1,7 @@
-"""A sync in two halves: what a replica contributes, and what it waits for.
+"""A sync in two halves: in the first a replica contributes, in the second it waits for the others and adopts the result.
 
-An exchange writes a sync as one function that yields once, between the halves; :class:`Syncs` runs it up to there where the
-sync is begun, and the rest where it is finished.
+An exchange writes a sync as one generator that yields once, between the halves. :class:`Syncs` runs the first half when the
+sync is begun, and the second half when it is finished.
 """
 
 from __future__ import annotations
@@ -18,26 +18,44 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Ready = Callable[[], bool]
-"""What the function of a sync yields: tells whether the second half would not wait for a contribution."""
+"""What the generator of a sync yields: a function that returns whether all contributions are there, so that the second half
+would not wait for one."""
 
 Steps = Generator[Ready, None, "SyncReport"]
 Guard = Callable[[], AbstractContextManager[object]]
 
 
-class Pending(Protocol):
-    """A sync that has been begun. Used once, by the thread that has begun it.
+def check_usable(*, joined: bool, ended: bool) -> None:
+    """Refuse a sync on an exchange that has not joined its run yet, or has ended.
 
-    Until :meth:`finish` is through, the job's contribution must stay what it was: whoever trains on in between gives the
-    exchange a snapshot. Nothing of the job is written before :meth:`finish`.
+    Raises:
+        SyncError: It has not joined, or it has ended.
+    """
+    if ended:
+        raise SyncError(
+            "this exchange has ended: its replica has left or failed. Make another exchange for another run."
+        )
+    if not joined:
+        raise SyncError(
+            "this exchange has not joined its run yet: call join() before the first sync"
+        )
+
+
+class Pending(Protocol):
+    """A sync that has been begun. To be used once, by the thread that has begun it.
+
+    The job's contribution must not change until :meth:`finish` has returned. If a replica trains on in the meantime, it gives
+    the exchange a snapshot. Before :meth:`finish` is called, the exchange does not write to the job.
     """
 
     def ready(self) -> bool:
-        """Whether :meth:`finish` would not wait for another replica's contribution, as far as can be told without waiting.
+        """Whether the contributions of all other replicas are there, so that :meth:`finish` would not wait for one.
 
-        It costs a request or two, and may be asked again and again. An exchange that cannot tell says True.
+        It does not wait itself. It costs a request or two, and may be called again and again. An exchange that cannot know
+        the answer returns True.
 
         Raises:
-            SyncError: What :meth:`finish` would raise, where that shows already.
+            SyncError: An error that :meth:`finish` would raise is known already.
         """
         ...
 
@@ -47,49 +65,51 @@ class Pending(Protocol):
 
 
 class Syncs:
-    """The syncs of one exchange. One is under way at a time, since the next one starts from what it ends with."""
+    """The syncs of one exchange. Only one is under way at a time, since each starts from the result of the one before."""
 
     def __init__(self) -> None:
         self._under_way: _Halves | None = None
 
-    def begin(self, what: str, steps: Steps, guard: Guard) -> Pending:
+    def begin(self, name: str, steps: Steps, guard: Guard) -> Pending:
         """Run the first half of a sync.
 
         Args:
-            what: The name of what is synced.
-            steps: The sync; it has not been begun.
-            guard: Is entered around everything that is run: it does what is to be done where that raises.
+            name: The name of what is synced.
+            steps: The generator of the sync; it has not been started.
+            guard: Makes a context that is entered around everything that is run, and that handles its errors.
 
         Raises:
             SyncError: Another sync is under way.
         """
-        self.check(f"the sync of {what} cannot be begun")
-        halves = self._under_way = _Halves(what, steps, guard, self.give_up)
+        self.check(f"the sync of {name} cannot be begun")
+        halves = self._under_way = _Halves(name, steps, guard, self.give_up)
         halves.begin()
         return halves
 
-    def check(self, refused: str) -> None:
-        """Refuse what must not be done while a sync is under way.
+    def check(self, refusal: str) -> None:
+        """Refuse to do something while a sync is under way; ``refusal`` says what cannot be done.
 
         Raises:
-            SyncError: One is.
+            SyncError: A sync is under way.
         """
         if self._under_way is not None:
             raise SyncError(
-                f"{refused}: the sync of {self._under_way.what} has been begun and not finished. First call finish() of the "
+                f"{refusal}: the sync of {self._under_way.name} has been begun and not finished. First call finish() of the "
                 "object that begin() returned, or give the sync up with abort()."
             )
 
     def give_up(self) -> None:
-        """The sync under way is over, if there is one: it cannot be finished any more."""
+        """End the sync that is under way, if there is one: it cannot be finished any more."""
         if self._under_way is not None:
             self._under_way.over = True
             self._under_way = None
 
 
 class _Halves:
-    def __init__(self, what: str, steps: Steps, guard: Guard, ended: Callable[[], None]) -> None:
-        self.what = what
+    """The :class:`Pending` of a sync that is written as a generator."""
+
+    def __init__(self, name: str, steps: Steps, guard: Guard, ended: Callable[[], None]) -> None:
+        self.name = name
         self.over = False
         self._steps = steps
         self._guard = guard
@@ -105,17 +125,19 @@ class _Halves:
 
     def finish(self) -> SyncReport:
         self._check()
-        report = self._run(self._rest)
+        report = self._run(self._second_half)
         self._ended()
         return report
 
-    def _rest(self) -> SyncReport:
+    def _second_half(self) -> SyncReport:
         try:
             next(self._steps)
         except StopIteration as end:
             report: SyncReport = end.value
             return report
-        raise RuntimeError(f"the sync of {self.what} yields twice, and has two halves only")
+        raise RuntimeError(
+            f"the sync of {self.name} yields twice, but must yield once, between its two halves"
+        )
 
     def _run(self, act: Callable[[], T]) -> T:
         try:
@@ -127,4 +149,4 @@ class _Halves:
 
     def _check(self) -> None:
         if self.over:
-            raise SyncError(f"the sync of {self.what} is over: begin another one")
+            raise SyncError(f"the sync of {self.name} is over: begin another one")

@@ -1,7 +1,7 @@
-"""The exchange over a ``torch.distributed`` process group, for replicas that do share a network. Same arithmetic, no store.
+"""The exchange over a ``torch.distributed`` process group, for replicas that share a network: without a store.
 
-Chunks are gathered by the owner of their shard, summed in rank order, updated, and broadcast: every replica reads the
-same bytes, and the result is bit for bit that of the exchange over a store.
+The owner of a shard gathers the contributions chunk by chunk, sums them in rank order, updates the values and broadcasts
+them. The arithmetic is the same as that of the exchange over a store, and the results are equal bit for bit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from .._errors import (
 from .._timing import Timing
 from ._base import Exchange, Schema
 from ._endings import Ending, Progress, conclude, describe, failure
-from ._pending import Syncs
+from ._pending import Syncs, check_usable
 from ._report import SyncReport
 from ._schemas import compare_schemas
 
@@ -41,24 +41,25 @@ if TYPE_CHECKING:
     from ._pending import Pending, Steps
 
 GROUP_CHUNK_BYTES = 4 * 2**20
-"""Default size of a chunk in bytes: large enough to hide a message's latency, small beside a model."""
+"""Default size of a chunk in bytes: large enough to hide the latency of a message, small compared with a model."""
 
 
 class ProcessGroupExchange(Exchange):
-    """One replica's side of an exchange over a process group; see :class:`._base.Exchange`.
+    """One replica's connection to the others over a process group; see :class:`._base.Exchange`.
 
-    Needs no store, keeps nothing for a restart, and membership is fixed: if a replica dies, the others' collectives fail
-    when the group's own timeout has passed. With a backend of a device (NCCL) chunks travel through that device's memory.
-    Used from one thread at a time.
+    It needs no store, and keeps nothing from which a run could be restarted. Membership is fixed: if a replica dies, the
+    collectives of the others fail after the group's own timeout. With a backend for a device (NCCL), chunks pass through the
+    memory of that device. To be used by one thread at a time.
 
     Args:
         group: The process group; the default one if None.
-        device: Where messages lie; by default what the group's backend needs.
-        timing: Its clock is used; the timeouts are the group's own.
-        chunk_bytes: Bytes handled at once.
+        device: The device that holds messages; by default the one that the group's backend needs.
+        timing: Its clock is used; the timeouts are those of the group.
+        chunk_bytes: Number of bytes handled at once.
 
     Raises:
-        ConfigurationError: There is no process group, or ``chunk_bytes`` is not a whole number of at least 1.
+        ConfigurationError: There is no process group, this process is not a member of it, or ``chunk_bytes`` is not a whole
+            number of at least 1.
     """
 
     def __init__(
@@ -76,7 +77,9 @@ class ProcessGroupExchange(Exchange):
         check_whole("chunk_bytes", chunk_bytes)
         chosen = group if group is not None else dist.group.WORLD
         if chosen is None or dist.get_rank(chosen) < 0:
-            raise ConfigurationError("this process is not a member of the process group")
+            raise ConfigurationError(
+                "this process is not a member of the process group: pass a group that includes its rank"
+            )
         self._group = chosen
         self.rank = dist.get_rank(self._group)
         self.world_size = dist.get_world_size(self._group)
@@ -87,7 +90,7 @@ class ProcessGroupExchange(Exchange):
         self._schema: Schema | None = None
         self._progress = Progress()
         self._syncs = Syncs()
-        self._talking = False  # with the others, in a sync
+        self._in_collectives = False  # whether the others are in the collectives of the same sync
         self._refused: NonFiniteUpdateError | None = None
         self._ended = False
 
@@ -95,24 +98,23 @@ class ProcessGroupExchange(Exchange):
         """Compare schemas with all others; see :meth:`._base.Exchange.join`."""
         if self._schema is None:
             settings = {"chunk_bytes": str(self._chunk_bytes), **schema.settings}
-            plain = (dict(schema.tensors), settings)
-            for rank, other in enumerate(self._everybodys(plain)):
-                compare_schemas(f"rank {self.rank}", Schema(*plain), f"rank {rank}", Schema(*other))
+            compared = (dict(schema.tensors), settings)
+            own_schema = Schema(*compared)
+            for rank, other in enumerate(self._gather_objects(compared)):
+                compare_schemas(f"rank {self.rank}", own_schema, f"rank {rank}", Schema(*other))
             self._schema = schema
         elif schema != self._schema:
             raise ConfigurationError(
-                "this exchange has already joined with another model or other settings"
+                "this exchange has already joined with another model or other settings: make another exchange for another outer "
+                "loop"
             )
 
-    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - who has left has told all at once
-        """Do nothing yet: collectives need all replicas at once. ``finish()`` does the whole sync; ``ready()`` returns True."""
-        if self._schema is None or self._ended:
-            raise SyncError(
-                "this exchange has ended" if self._ended else "join() comes before the first sync"
-            )
+    def begin(self, job: SyncJob, *, last: bool = False) -> Pending:  # noqa: ARG002 - a replica that leaves tells all at once
+        """Do nothing yet: ``finish()`` does the whole sync, since collectives need all replicas. ``ready()`` returns True."""
+        check_usable(joined=self._schema is not None, ended=self._ended)
         return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, job))
 
-    def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
+    def shards(self, size: int) -> int:  # noqa: ARG002 - the signature of Exchange
         """The number of shards: one per replica."""
         return self.world_size
 
@@ -121,7 +123,7 @@ class ProcessGroupExchange(Exchange):
         if not self._ended and self._schema is not None:
             self._syncs.check("this replica cannot leave")
             self._ended = True
-            self._everybodys(("", Ending(self.rank, "left", self._progress)))
+            self._gather_objects(("", Ending(self.rank, "left", self._progress)))
 
     def abort(self, error: BaseException) -> None:
         """Tell the others, at their next sync, that this replica has failed; repeatable, never raises."""
@@ -129,21 +131,21 @@ class ProcessGroupExchange(Exchange):
         if not self._ended and self._schema is not None:
             self._ended = True
             try:
-                self._everybodys(("", failure(self.rank, self._progress, error)))
+                self._gather_objects(("", failure(self.rank, self._progress, error)))
             except RuntimeError:
-                return  # they are gone, too
+                return  # the others are gone, too
 
     @contextmanager
     def _guarded(self, job: SyncJob) -> Iterator[None]:
-        """Where a sync fails, so does the exchange: the others wait in collectives that nobody joins any more."""
+        """If a sync fails, the exchange cannot be used any more: the others wait in collectives that this replica has left."""
         try:
             yield
         except BaseException as error:
-            if not self._talking:
-                self.abort(error)  # the others wait to hear what comes next
+            if not self._in_collectives:
+                self.abort(error)  # the others are waiting to learn what comes next
             self._ended = True
-            # What collectives raise: a peer is gone, or the time is up.
-            if self._talking and isinstance(error, RuntimeError):
+            # Collectives raise a RuntimeError if a peer is gone or the group's timeout has passed.
+            if self._in_collectives and isinstance(error, RuntimeError):
                 raise _translated(error, describe(job.kind, job.name, self._progress)) from error
             raise
 
@@ -151,10 +153,10 @@ class ProcessGroupExchange(Exchange):
         yield lambda: True
         clock, layout = self._timing.clock, job.layout
         start = clock()
-        self._talking = False
+        self._in_collectives = False
         for shard in range(layout.shards):
             for _ in contributions(job, shard, self.rank, self._chunk_bytes, self._scratch):
-                pass  # only to see that all of it is finite, before anybody changes anything
+                pass  # only checks that all values are finite, before any replica changes anything
         ready = clock()
         self._agree(job)
         waited = clock() - ready
@@ -164,13 +166,13 @@ class ProcessGroupExchange(Exchange):
             for chunk in layout.chunks(shard, self._chunk_bytes):
                 size = layout.piece_bytes(chunk)
                 self._reduce(job, chunk, owner)
-                once = layout.groups[chunk.group].rule is Rule.FIRST
-                gathered = int(self.rank == 0) if once else 1
+                from_rank_zero = layout.groups[chunk.group].rule is Rule.FIRST
+                contributed = int(self.rank == 0) if from_rank_zero else 1
                 if self.rank == owner:
-                    received += size * (int(owner != 0) if once else self.world_size - 1)
+                    received += size * (int(owner != 0) if from_rank_zero else self.world_size - 1)
                     sent += size
                 else:
-                    sent += size * gathered
+                    sent += size * contributed
                     received += size
         self._check_all()
         number, self._progress = self._progress.number, self._progress.plus(job.kind)
@@ -186,45 +188,50 @@ class ProcessGroupExchange(Exchange):
         )
 
     def _reduce(self, job: SyncJob, chunk: Piece, owner: int) -> None:
-        """One chunk: gathered by its owner, summed in rank order, updated, broadcast, adopted."""
-        layout, first = job.layout, job.layout.groups[chunk.group].rule is Rule.FIRST
+        """Gather a chunk at its owner, sum it in rank order, update it, broadcast and adopt it."""
+        layout = job.layout
+        from_rank_zero = layout.groups[chunk.group].rule is Rule.FIRST
         buffer = self._scratch.tensor(0, layout, chunk)
-        mine = None if first and self.rank else as_sent(job)(chunk, buffer)
-        gathered = [] if first else self._gathered(mine, owner)
-        values = self._landing(job, chunk)
+        contribution = None if from_rank_zero and self.rank else as_sent(job)(chunk, buffer)
+        gathered = [] if from_rank_zero else self._gathered(contribution, owner)
+        values = self._target(job, chunk)
         try:
-            total = self._first(mine, buffer, owner) if first else self._mean(job, chunk, gathered)
+            total = (
+                self._from_rank_zero(contribution, buffer, owner)
+                if from_rank_zero
+                else self._mean(job, chunk, gathered)
+            )
             if total is not None:
                 values = job.update(chunk, total).contiguous()
                 job.check_update(chunk, values, self._progress.next)
         except NonFiniteUpdateError as error:
-            self._refused = (
-                self._refused or error
-            )  # the others wait for this chunk: they are told at the end
+            # The others are waiting for this chunk; they learn of the error at the end.
+            self._refused = self._refused or error
         values = self._broadcast(values, owner)
         job.adopt(chunk, values)
 
     def _check_all(self) -> None:
-        """Raise the error of any owner whose new values were refused, on every replica."""
+        """Raise, on every replica, the error of an owner whose new values were refused."""
         refused = torch.tensor(
             [int(self._refused is not None)], dtype=torch.int32, device=self._device
         )
         dist.all_reduce(refused, op=dist.ReduceOp.MAX, group=self._group)
         if refused.item():
             error = self._refused
-            refusals = self._everybodys(
+            refusals = self._gather_objects(
                 None if error is None else (error.tensor, error.dtype, error.sync, error.outer_lr)
             )
             raise NonFiniteUpdateError(*next(other for other in refusals if other is not None))
 
-    def _landing(self, job: SyncJob, chunk: Piece) -> torch.Tensor:
+    def _target(self, job: SyncJob, chunk: Piece) -> torch.Tensor:
+        """The tensor that receives the new values of a chunk."""
         destination = job.destination(chunk)
         return self._scratch.tensor(1, job.layout, chunk) if destination is None else destination
 
-    def _gathered(self, mine: torch.Tensor | None, owner: int) -> list[torch.Tensor]:
-        """All contributions to a chunk, in rank order; nothing where this replica is not its owner."""
-        assert mine is not None  # everybody contributes to what is summed
-        out = mine.to(self._device).contiguous()
+    def _gathered(self, contribution: torch.Tensor | None, owner: int) -> list[torch.Tensor]:
+        """All contributions to a chunk, in rank order; empty if this replica is not its owner."""
+        assert contribution is not None  # all replicas contribute to values that are summed
+        out = contribution.to(self._device).contiguous()
         parts = (
             [torch.empty_like(out) for _ in range(self.world_size)] if self.rank == owner else None
         )
@@ -236,15 +243,15 @@ class ProcessGroupExchange(Exchange):
         sources: list[Source] = [partial(_moved, part) for part in parts]
         return mean(job, chunk, sources, self._scratch, self._progress.next) if sources else None
 
-    def _first(
-        self, mine: torch.Tensor | None, buffer: torch.Tensor, owner: int
+    def _from_rank_zero(
+        self, contribution: torch.Tensor | None, buffer: torch.Tensor, owner: int
     ) -> torch.Tensor | None:
+        """Rank 0's contribution to a chunk, at its owner; None at the other replicas."""
         if owner == 0:
-            return mine
-        if self.rank == 0 and mine is not None:
-            dist.send(
-                _bytes(mine.to(self._device).contiguous()), self._global(owner), group=self._group
-            )
+            return contribution
+        if self.rank == 0 and contribution is not None:
+            message = _bytes(contribution.to(self._device).contiguous())
+            dist.send(message, self._global(owner), group=self._group)
         if self.rank != owner:
             return None
         values = torch.empty_like(buffer, device=self._device)
@@ -260,21 +267,22 @@ class ProcessGroupExchange(Exchange):
         return values if self.rank == owner else values.copy_(moved)
 
     def _agree(self, job: SyncJob) -> None:
-        """Everybody says what comes next, or how it ended; raises unless all want the same sync."""
-        self._talking = True
-        words = self._everybodys((job.fingerprint, None))
-        endings = {rank: ending for rank, (_, ending) in enumerate(words) if ending is not None}
+        """All replicas say which sync comes next, or how they ended. Raises an error unless all want the same sync."""
+        self._in_collectives = True
+        answers = self._gather_objects((job.fingerprint, None))
+        endings = {rank: ending for rank, (_, ending) in enumerate(answers) if ending is not None}
         error = conclude(endings, endings, self.rank, self._progress)
         if error is not None:
             raise error
-        for rank, (fingerprint, _) in enumerate(words):
+        for rank, (fingerprint, _) in enumerate(answers):
             if fingerprint != job.fingerprint:
                 raise MismatchError(
                     f"in {describe(job.kind, job.name, self._progress)}, rank {rank} contributes other tensors than rank "
                     f"{self.rank}: all replicas must sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
 
-    def _everybodys(self, value: Any) -> list[Any]:
+    def _gather_objects(self, value: Any) -> list[Any]:
+        """The values of all replicas, in rank order."""
         values: list[Any] = [None] * self.world_size
         dist.all_gather_object(values, value, group=self._group)
         return values
@@ -288,7 +296,7 @@ def _moved(part: torch.Tensor, piece: Piece, out: torch.Tensor) -> torch.Tensor:
 
 
 def _bytes(values: torch.Tensor) -> torch.Tensor:
-    return values.view(torch.uint8)  # backends know few dtypes, and all know this one
+    return values.view(torch.uint8)  # backends support few dtypes, but all support this one
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:
@@ -300,10 +308,10 @@ def _device_of(group: dist.ProcessGroup) -> torch.device:
     )
 
 
-def _translated(error: RuntimeError, what: str) -> SyncError:
-    text = str(error).splitlines()[0] if str(error) else type(error).__name__
+def _translated(error: RuntimeError, description: str) -> SyncError:
+    first_line = str(error).splitlines()[0] if str(error) else type(error).__name__
     if "timed out" in str(error).lower() or "timeout" in str(error).lower():
         return SyncTimeoutError(
-            f"{what} was not completed within the process group's timeout: {text}", []
+            f"{description} was not completed within the process group's timeout: {first_line}", []
         )
-    return SyncError(f"{what} failed in the process group: {text}")
+    return SyncError(f"{description} failed in the process group: {first_line}")

@@ -12,16 +12,16 @@ class SyncReport:
     """What one sync did, as seen by one replica.
 
     Attributes:
-        sync: In reports of an outer loop, how many outer steps the run has taken when it is over: 1 for the first one; the
-            same as before where none was taken. In reports of an exchange that is used without one, such as those of
-            :meth:`ObjectStoreAllReduce.mean`, its number within the exchange: 0 for the first one.
+        sync: In reports of an outer loop, the number of outer steps that the run has taken after this sync: 1 for the first
+            sync; the same as before if this sync took none. In reports of an exchange that is used without an outer loop,
+            such as those of :meth:`ObjectStoreAllReduce.mean`, the number of the sync within the exchange: 0 for the first.
         fragment: Name of what was synced.
         committed: Whether the new values were adopted, including by a reload.
         members: How many replicas contributed; 0 if the sync does not count.
         bytes_sent: Bytes of the contribution and of the published state (with the outer state) that this replica wrote.
         bytes_received: Bytes of contributions and published state that this replica read; headers may be left out.
         wait_seconds: Time spent waiting for others.
-        exchange_seconds: Time spent in the sync, waiting not counted.
+        exchange_seconds: Time spent in the sync, not counting the time spent waiting.
         inner_steps: Inner steps that this replica's contribution covers. It is 0 without an inner loop, and if the
             contribution was carried or is open: then the report of the fragment's next sync counts these steps.
         total_inner_steps: Inner steps since the start of the run.

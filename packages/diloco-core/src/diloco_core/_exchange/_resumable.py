@@ -1,8 +1,8 @@
-"""An exchange whose run outlives its replicas: what an outer loop needs of it in addition to :class:`._base.Exchange`.
+"""An exchange whose run outlives its replicas: what an outer loop needs from it in addition to :class:`._base.Exchange`.
 
-The run itself is kept by the exchange (in a store, say): the global copy, the outer state, and which inner steps of every
-rank are in it. A replica takes the run's newest state where it begins, may come late or come back, and is told after every
-sync what became of its contribution. The elastic exchange is one.
+Such an exchange keeps the run itself, for example in a store: the global copy, the outer state, and which inner steps of each
+rank are in them. A replica takes the run's newest state when it begins, may come late or come back, and learns after each
+sync what became of its contribution. The elastic exchange is of this kind.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Position:
 
     Attributes:
         sync: Number of the newest record in the run's log.
-        outer_steps: How many outer steps the model has taken: the syncs in the log that were not given up.
-        inner_steps: How many inner steps of this rank they have counted.
-        rollback: Number of the newest rollback in the log; 0 where there was none.
+        outer_steps: The number of outer steps that the model has taken: the syncs in the log that were not given up.
+        inner_steps: The number of inner steps of this rank that are counted in these syncs.
+        rollback: Number of the newest rollback in the log; 0 if there was none.
     """
 
     sync: int
@@ -42,9 +42,9 @@ class Position:
 
 
 class ResumableJob(SyncJob, Protocol):
-    """A fragment of the model that is replaced by the run's state where a replica begins, or has to begin again.
+    """A fragment of the model, which the run's state replaces when a replica begins or has to begin again.
 
-    Unlike the job of a single sync it lasts as long as the exchange does.
+    Unlike the job of a single sync, it exists as long as the exchange does.
     """
 
     @property
@@ -53,11 +53,11 @@ class ResumableJob(SyncJob, Protocol):
         ...
 
     def begin(self) -> None:
-        """Look at the model's tensors; comes before anything else is asked for. Repeatable."""
+        """Prepare the model's tensors for access; to be called before the other methods. Repeatable."""
         ...
 
     def finish(self) -> None:
-        """What was adopted is complete: write it to the model where that was not done at once. Repeatable."""
+        """Write adopted values to the model where that was not done at once, since all are there now. Repeatable."""
         ...
 
     def progress(self) -> list[torch.Tensor]:
@@ -65,31 +65,31 @@ class ResumableJob(SyncJob, Protocol):
         ...
 
     def reapply(self, progress: Sequence[torch.Tensor]) -> None:
-        """Add what :meth:`progress` returned to the model again, on top of values that were adopted since."""
+        """Add what :meth:`progress` returned to the model again, on top of the values that were adopted since."""
         ...
 
     def install_outer(
         self, chunks: Mapping[Piece, Mapping[str, torch.Tensor]], scalars: Mapping[str, float]
     ) -> None:
-        """Replace the outer optimizer's state of some chunks by what was published."""
+        """Replace the outer optimizer's state of some chunks with the published one."""
         ...
 
     def forget_outer(self, chunks: Iterable[Piece]) -> None:
-        """Let go of the outer optimizer's state of some chunks: another replica updates them now."""
+        """Drop the outer optimizer's state of some chunks, which another replica updates now."""
         ...
 
 
 class ResumableExchange(Exchange):
-    """One replica's connection to a run that outlives it. Used from one thread at a time.
+    """One replica's connection to a run that outlives it. To be used by one thread at a time.
 
-    An exchange of this kind derives from this class: an outer loop is told by that, once, when it is made. ``join`` only
-    says what the replicas must have in common; ``restore`` takes the run's state. ``sync`` may replace the whole model, and
-    its report says so (``reloaded``).
+    An exchange of this kind must derive from this class, by which an outer loop recognizes it when the loop is made. ``join``
+    only says what the replicas must have in common; ``restore`` takes the run's state. ``sync`` may replace the whole model;
+    its report then has ``reloaded=True``.
     """
 
     @abstractmethod
     def restore(self, jobs: Sequence[ResumableJob]) -> Position:
-        """Begin the run with what the jobs hold, or join it and take its newest state.
+        """Begin the run with the values that the jobs hold, or join it and take its newest state.
 
         Args:
             jobs: All fragments, in the order in which they are synced.
@@ -97,33 +97,33 @@ class ResumableExchange(Exchange):
 
     @abstractmethod
     def behind(self) -> bool:
-        """Whether there is a sync that this replica can take without contributing; asked between syncs."""
+        """Whether there is a sync that this replica can take without contributing; called between syncs."""
 
     @property
     @abstractmethod
     def position(self) -> Position:
-        """Where this replica stands in the run; after :meth:`restore`."""
+        """The position of this replica in the run; after :meth:`restore`."""
 
     @property
     @abstractmethod
     def counted(self) -> int:
-        """How many inner steps of this rank the run has counted, in all of its lives; 0 before :meth:`restore`."""
+        """The number of inner steps of this rank, in all of its lives, that the run has counted; 0 before :meth:`restore`."""
 
     @abstractmethod
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
-        """Keep what belongs to this replica alone, for the next life of its rank; replaces what was kept before.
+        """Save the state that belongs to this replica alone, for the next life of its rank; replaces what was saved before.
 
         Args:
-            parts: Makes the bytes that are kept, given what they are bound to.
+            parts: Makes the bytes to save. It is given the identity (run and key) that they belong to.
         """
 
     @abstractmethod
     def saved_inner(self) -> Iterator[SavedInner]:
-        """What earlier lives of this rank have kept, the newest first."""
+        """The states that earlier lives of this rank have saved, the newest first."""
 
     @abstractmethod
     def given_up(self, sync: int, rollback: int) -> bool:
-        """Whether something that the model held after a sync was given up since, or cannot be told from that.
+        """Whether a part of what the model held after a sync was given up since, or may have been.
 
         Args:
             sync: Number of the sync in the log.

@@ -1,4 +1,4 @@
-"""Whether replicas have the same schema, and what they differ in where they do not."""
+"""Comparing the schemas of two replicas, and saying in what they differ."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
 
 
 def compare_schemas(name: str, mine: Schema, other_name: str, theirs: Schema) -> None:
-    """Refuse replicas that differ.
+    """Refuse replicas with different schemas.
 
     Args:
-        name: The name of this replica in errors.
+        name: What errors call this replica.
         mine: The schema of this replica.
-        other_name: The name of the other replica, or of the run, in errors.
+        other_name: What errors call the other replica, or the run.
         theirs: The schema of the other replica or of the run.
 
     Raises:
-        MismatchError: They differ. The message names the first setting or tensor that differs, and both values.
+        MismatchError: The schemas differ. The error names the first setting or tensor that differs, and both values.
     """
     difference = first_difference(mine, theirs)
     if difference is not None:
@@ -28,15 +28,14 @@ def compare_schemas(name: str, mine: Schema, other_name: str, theirs: Schema) ->
             f"{name} and {other_name} differ in {difference.kind} {difference.name!r}: "
             f"{difference.mine} at {name}, {difference.theirs} at {other_name}{_advice(difference, mine)}"
         )
-    for what, ours, others in (
+    for kind, own_values, other_values in (
         ("setting", mine.settings, theirs.settings),
         ("tensor", mine.tensors, theirs.tensors),
     ):
-        if list(ours) != list(others):
+        if list(own_values) != list(other_values):
+            advice = "build both models" if kind == "tensor" else "start both"
             raise MismatchError(
-                f"{name} and {other_name} have the same {what}s in different orders: build both models in the same way"
-                if what == "tensor"
-                else f"{name} and {other_name} have the same {what}s in different orders"
+                f"{name} and {other_name} have the same {kind}s in different orders: {advice} in the same way"
             )
 
 
@@ -54,13 +53,13 @@ def _advice(difference: Difference, schema: Schema) -> str:
 
 
 class Difference(NamedTuple):
-    """Something in which two replicas differ.
+    """A setting or tensor in which two replicas differ.
 
     Attributes:
         kind: ``setting`` or ``tensor``.
-        name: Its name.
-        mine: What one replica has, or ``absent``.
-        theirs: What the other one has.
+        name: The name of the setting or tensor.
+        mine: What this replica has, or ``absent``.
+        theirs: What the other replica has, or ``absent``.
     """
 
     kind: str
@@ -70,12 +69,13 @@ class Difference(NamedTuple):
 
 
 def first_difference(mine: Schema, theirs: Schema) -> Difference | None:
-    """The first setting or tensor in which two replicas differ; None where there is none, but for the order."""
-    for kind, ours, others in (
+    """The first setting or tensor in which two replicas differ; None if they differ at most in the order."""
+    for kind, own_values, other_values in (
         ("setting", mine.settings, theirs.settings),
         ("tensor", mine.tensors, theirs.tensors),
     ):
-        for name in [*ours, *(name for name in others if name not in ours)]:
-            if ours.get(name) != others.get(name):
-                return Difference(kind, name, ours.get(name, "absent"), others.get(name, "absent"))
+        for name in [*own_values, *(name for name in other_values if name not in own_values)]:
+            if own_values.get(name) != other_values.get(name):
+                own_value = own_values.get(name, "absent")
+                return Difference(kind, name, own_value, other_values.get(name, "absent"))
     return None

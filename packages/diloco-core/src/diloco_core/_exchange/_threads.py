@@ -1,4 +1,4 @@
-"""The exchange between threads of one process: for simulations, notebooks and tests. Same arithmetic, no store."""
+"""The exchange between threads of one process, for simulations, notebooks and tests: the same arithmetic without a store."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from .._errors import (
     ConfigurationError,
     MismatchError,
     RendezvousTimeoutError,
-    SyncError,
     SyncTimeoutError,
     UnequalSyncsError,
 )
 from .._timing import Timing
 from ._base import Exchange, Schema
-from ._endings import Ending, Progress, conclude, describe, failure
-from ._pending import Syncs
+from ._endings import Ending, Progress, conclude, describe, failure, named_ranks
+from ._pending import Syncs, check_usable
 from ._report import SyncReport
 from ._schemas import compare_schemas
 
@@ -44,8 +43,8 @@ def in_process(
 
     Args:
         world_size: Number of replicas; each thread takes one of the exchanges.
-        timing: Limits in seconds. Its clock measures what the reports say; its sleep is not used.
-        chunk_bytes: Size of the buffers of each replica.
+        timing: Limits in seconds. Its clock measures the times in reports; its sleep is not used.
+        chunk_bytes: Size in bytes of each replica's buffers.
 
     Raises:
         ConfigurationError: ``world_size`` or ``chunk_bytes`` is not a whole number of at least 1.
@@ -60,7 +59,7 @@ def in_process(
 
 
 class _Hub:
-    """Where the threads meet: in every round each puts a value down and takes everybody's."""
+    """Where the threads meet: in each round, every thread leaves a value, and takes the values of all."""
 
     def __init__(self, world_size: int) -> None:
         self.world_size = world_size
@@ -68,32 +67,32 @@ class _Hub:
         self.rounds: dict[tuple[str, int], dict[int, object]] = {}
         self.endings: dict[int, Ending] = {}
 
-    def arrive(self, rank: int, what: str, progress: Progress, value: object) -> None:
-        """Put a value down for the others; once per round."""
+    def arrive(self, rank: int, round_name: str, progress: Progress, value: object) -> None:
+        """Leave a value for the others; once per round."""
         with self.changed:
-            self.rounds.setdefault((what, progress.number), {})[rank] = value
+            self.rounds.setdefault((round_name, progress.number), {})[rank] = value
             self.changed.notify_all()
 
-    def settled(self, what: str, progress: Progress) -> bool:
-        """Whether nobody is to be waited for in a round any more: all are there, or one has ended without it."""
+    def settled(self, round_name: str, progress: Progress) -> bool:
+        """Whether waiting in a round is of no use any more: all have arrived, or one has ended without arriving."""
         with self.changed:
-            arrived = self.rounds[what, progress.number]
+            arrived = self.rounds[round_name, progress.number]
             return len(arrived) == self.world_size or any(
                 other not in arrived for other in self.endings
             )
 
     def meet(
-        self, rank: int, what: str, progress: Progress, value: object, timeout: float
+        self, rank: int, round_name: str, progress: Progress, value: object, timeout: float
     ) -> list[Any]:
-        """Everybody's values in rank order. Raises ``_Missing`` after ``timeout`` seconds."""
-        self.arrive(rank, what, progress, value)
+        """Leave a value, and return the values of all in rank order. Raises ``_Missing`` after ``timeout`` seconds."""
+        self.arrive(rank, round_name, progress, value)
         with self.changed:
-            arrived = self.rounds[what, progress.number]
-            self.changed.wait_for(partial(self.settled, what, progress), timeout)
+            arrived = self.rounds[round_name, progress.number]
+            self.changed.wait_for(partial(self.settled, round_name, progress), timeout)
             missing = [other for other in range(self.world_size) if other not in arrived]
             if not missing:
-                # The round is kept until the next one of its kind is complete: slower threads still look at it.
-                self.rounds.pop((what, progress.number - 1), None)
+                # A round is kept until the next one of the same name is complete, since slower threads still read it.
+                self.rounds.pop((round_name, progress.number - 1), None)
                 return [arrived[other] for other in range(self.world_size)]
             error = conclude(self.endings, missing, rank, progress)
             if error is not None:
@@ -112,7 +111,7 @@ class _Missing(Exception):  # noqa: N818 - never leaves this file
 
 
 class InProcessExchange(Exchange):
-    """One thread's side; see :class:`._base.Exchange` and :func:`in_process`."""
+    """The exchange of one thread; see :class:`._base.Exchange` and :func:`in_process`."""
 
     def __init__(self, hub: _Hub, rank: int, timing: Timing, chunk_bytes: int) -> None:
         self.rank = rank
@@ -135,7 +134,8 @@ class InProcessExchange(Exchange):
                 )
             except _Missing as missing:
                 raise RendezvousTimeoutError(
-                    f"the threads of ranks {missing.ranks} did not join within {self._timing.join_timeout:g} s",
+                    f"not all replicas joined within {self._timing.join_timeout:g} s; missing: the threads of "
+                    f"{named_ranks(missing.ranks)}. Each of the {self.world_size} exchanges needs a thread of its own.",
                     missing.ranks,
                 ) from None
             for rank, other in enumerate(schemas):
@@ -143,18 +143,16 @@ class InProcessExchange(Exchange):
             self._schema = schema
         elif schema != self._schema:
             raise ConfigurationError(
-                "this exchange has already joined with another model or other settings"
+                "this exchange has already joined with another model or other settings: make other exchanges for another outer "
+                "loop"
             )
 
     def begin(self, job: SyncJob, *, last: bool = False) -> Pending:
-        """Put the contribution down for the others; see :meth:`._base.Exchange.begin`."""
-        if self._schema is None or self._ended:
-            raise SyncError(
-                "this exchange has ended" if self._ended else "join() comes before the first sync"
-            )
+        """Leave the contribution for the others; see :meth:`._base.Exchange.begin`."""
+        check_usable(joined=self._schema is not None, ended=self._ended)
         return self._syncs.begin(job.name, self._sync(job), partial(self._guarded, last))
 
-    def shards(self, size: int) -> int:  # noqa: ARG002 - the protocol's signature
+    def shards(self, size: int) -> int:  # noqa: ARG002 - the signature of Exchange
         """The number of shards: one per replica."""
         return self.world_size
 
@@ -174,7 +172,7 @@ class InProcessExchange(Exchange):
 
     @contextmanager
     def _guarded(self, last: bool) -> Iterator[None]:
-        """Whoever fails tells the others; who can do without the sync just leaves."""
+        """Tell the others if this replica fails, unless it can do without this sync."""
         try:
             yield
         except BaseException as error:
@@ -191,18 +189,18 @@ class InProcessExchange(Exchange):
         self._hub.arrive(self.rank, "contribute", self._progress, job)
         busy = clock() - start
         yield partial(self._hub.settled, "contribute", self._progress)
-        start = clock() - busy  # what was done between the halves is no part of the sync
+        start = clock() - busy  # the time between the two halves does not count
         ready = clock()
         jobs = self._meet("contribute", job)
         waited = clock() - ready
         for rank, other in enumerate(jobs):
             if other.fingerprint != job.fingerprint:
                 raise MismatchError(
-                    f"in {self._what(job)}, rank {rank} contributes other tensors than rank {self.rank}: all replicas must "
+                    f"in {self._describe(job)}, rank {rank} contributes other tensors than rank {self.rank}: all replicas must "
                     "sync the same tensors, with the same shapes and dtypes, in the same order"
                 )
-        own = range(self.rank, layout.shards, self.world_size)
-        for shard in own:
+        own_shards = range(self.rank, layout.shards, self.world_size)
+        for shard in own_shards:
             sources = [as_sent(other) for other in jobs]
             reduce_shards(
                 job, [shard], sources, self._chunk_bytes, self._scratch, sync=self._progress.next
@@ -210,16 +208,15 @@ class InProcessExchange(Exchange):
         ready = clock()
         self._meet("reduce", job)
         waited += clock() - ready
-        moved = 0
+        bytes_read = 0
         for shard in range(layout.shards):
-            if shard not in own:
+            if shard not in own_shards:
                 owner = jobs[shard % self.world_size]
                 adopt_shard(job, shard, partial(_copy, owner), self._chunk_bytes, self._scratch)
-                moved += sum(layout.piece_bytes(piece) for piece in layout.shard(shard))
+                bytes_read += sum(layout.piece_bytes(piece) for piece in layout.shard(shard))
         ready = clock()
-        self._meet(
-            "adopt", job
-        )  # what is published may be the caller's own tensor, who is free to change it now
+        # Published values may be the caller's own tensors, which it may change as soon as this returns: wait for all readers.
+        self._meet("adopt", job)
         waited += clock() - ready
         number, self._progress = self._progress.number, self._progress.plus(job.kind)
         return SyncReport(
@@ -228,25 +225,25 @@ class InProcessExchange(Exchange):
             committed=True,
             members=self.world_size,
             bytes_sent=0,
-            bytes_received=moved,
+            bytes_received=bytes_read,
             wait_seconds=waited,
             exchange_seconds=clock() - start - waited,
         )
 
-    def _meet(self, what: str, job: SyncJob) -> list[SyncJob]:
+    def _meet(self, round_name: str, job: SyncJob) -> list[SyncJob]:
         try:
             jobs: list[SyncJob] = self._hub.meet(
-                self.rank, what, self._progress, job, self._timing.sync_timeout
+                self.rank, round_name, self._progress, job, self._timing.sync_timeout
             )
         except _Missing as missing:
             raise SyncTimeoutError(
-                f"{self._what(job)} was not completed within {self._timing.sync_timeout:g} s; "
-                f"waiting for the threads of ranks {missing.ranks}. Raise sync_timeout if they are only slow.",
+                f"{self._describe(job)} was not completed within {self._timing.sync_timeout:g} s; it was still waiting for the "
+                f"threads of {named_ranks(missing.ranks)}. If they are only slow, raise sync_timeout.",
                 missing.ranks,
             ) from None
         return jobs
 
-    def _what(self, job: SyncJob) -> str:
+    def _describe(self, job: SyncJob) -> str:
         return describe(job.kind, job.name, self._progress)
 
 

@@ -1,4 +1,4 @@
-"""One fragment of a model: its global copy, and its side of a sync."""
+"""One fragment of a model: its global copy, and what it contributes to a sync and takes from it."""
 
 from __future__ import annotations
 
@@ -26,27 +26,29 @@ if TYPE_CHECKING:
     from ._optimizer import OuterOptimizer
 
 
-# What a number must stay below to be finite in a narrower dtype after rounding to nearest: half a step above the largest.
+# Numbers below these stay finite when they are rounded to the dtype: half a step above its largest finite number.
 _ROUNDS_TO_INFINITY = {torch.float16: 65520.0, torch.bfloat16: 2.0**128 - 2.0**119}
 
 
 class Fragment:
-    """A fragment as a :class:`._resumable.ResumableJob`: global copy on the CPU, outer state of the own shards. Not thread-safe.
+    """A fragment as a :class:`._resumable.ResumableJob`. Not thread-safe.
 
-    The contribution is the pseudo-gradient, what the model held after the last sync minus what it holds now. For a model in
-    bf16 or fp16 "what it held" is the rounded global copy: the rounding is no progress of the replica, and counting it would
-    undo every outer step that is too small for the model's dtype.
+    It holds the global copy, on the CPU, and the outer state of this replica's shards. The contribution is the
+    pseudo-gradient: what the model held after the last sync, minus what it holds now. For a model in bf16 or fp16, "what it
+    held" is the rounded global copy: the rounding is not progress of the replica, and counting it would undo every outer step
+    that is too small for the model's dtype.
 
     Args:
         name: Its name in reports and in the store.
-        tensors: What it consists of.
-        outer: Its outer optimizer; None where nothing of it takes an outer step.
-        shards: Into how many shards it is cut.
-        codec: How its contributions are sent.
+        tensors: The tensors that it consists of.
+        outer: Its outer optimizer; None if none of its tensors takes an outer step.
+        shards: The number of shards into which it is cut.
+        codec: How its contributions are encoded.
 
     Attributes:
-        elastic: Whether it belongs to an elastic run; errors say what can be done there.
-        steps: Which of this replica's inner steps the contribution covers, or None where it has none to make.
+        elastic: Whether it belongs to an elastic run, so that errors can say what to do there.
+        steps: The inner steps of this replica that the contribution covers: first, and first one after; None if there is no
+            contribution.
     """
 
     def __init__(
@@ -76,7 +78,7 @@ class Fragment:
         self.fingerprint = fingerprint("fragment", name, shards, self.schema())
 
     def schema(self) -> dict[str, str]:
-        """Name and description of every tensor."""
+        """The description of each tensor by its name."""
         sent = "" if self.codec.plain else f", sent as {self.codec.name}"
         return {
             named.name: f"{named.describe()} in fragment {self.name}{sent}"
@@ -84,7 +86,7 @@ class Fragment:
         }
 
     def digests(self) -> dict[str, str]:
-        """Name and checksum of every tensor's global copy."""
+        """The checksum of each tensor's global copy by its name."""
         checksums = {}
         for copy, segments in zip(self.copy, self._segments, strict=True):
             for segment in segments:
@@ -93,7 +95,7 @@ class Fragment:
         return checksums
 
     def take_snapshot(self) -> None:
-        """Global copy := what the model holds."""
+        """Set the global copy to what the model holds."""
         self.begin()
         for copy, segments in zip(self.copy, self._segments, strict=True):
             for segment in segments:
@@ -101,7 +103,7 @@ class Fragment:
         self.finish()
 
     def start_over(self) -> None:
-        """Model := global copy; what was learned since the last sync is forgotten."""
+        """Set the model to the global copy, and so forget what was learned since the last sync."""
         self.begin()
         for index, group in enumerate(self.layout.groups):
             whole = Piece(index, 0, group.numel)
@@ -109,41 +111,41 @@ class Fragment:
         self.finish()
 
     def settle(self) -> list[str]:
-        """Model := global copy, where something has changed it since the last sync; returns the parameters among that."""
+        """Set tensors that have changed since the last sync back to the global copy. Returns the names of the parameters."""
         changed = []
         self.begin()
         for copy, segments in zip(self.copy, self._segments, strict=True):
             for segment in segments:
-                local, wanted = _ready(segment), copy[segment.start : segment.stop]
-                # Bit by bit, since buffers may hold NaN.
+                local, base = _ready(segment), copy[segment.start : segment.stop]
+                # Compared as bytes, since buffers may hold NaN.
                 if not torch.equal(
-                    local.cpu().view(torch.uint8), wanted.to(local.dtype).view(torch.uint8)
+                    local.cpu().view(torch.uint8), base.to(local.dtype).view(torch.uint8)
                 ):
-                    local.copy_(wanted)
+                    local.copy_(base)
                     if segment.named.rule is Rule.OUTER:
                         changed.append(segment.named.name)
         self.finish()
         return changed
 
     def follow(self, buffers: Mapping[str, torch.Tensor]) -> None:
-        """Sync these tensors under their names from now on: modules put new ones in the places of their buffers."""
+        """From now on, sync these tensors under their names, since modules may replace their buffers with new tensors."""
         for segment in self._all_segments():
             tensor = buffers.get(segment.named.name, segment.named.tensor)
             if tensor is not segment.named.tensor:
                 segment.named = replace(segment.named, tensor=tensor)
 
     def followed(self) -> list[NamedTensor]:
-        """What it consists of, with the tensors that are in the model now."""
+        """The tensors that it consists of, as they are in the model now."""
         return [segment.named for segment in self._all_segments()]
 
     def begin(self) -> None:
-        """Look at the model's tensors as flat ones; a tensor that is not contiguous is copied until :meth:`finish`."""
+        """Make flat views of the model's tensors; a tensor that is not contiguous is copied until :meth:`finish`."""
         self._adopted = False
         for segment in self._all_segments():
             segment.values = segment.named.tensor.detach().reshape(-1)
 
     def finish(self) -> None:
-        """Write copied tensors back. Where new values were adopted, gradients go: they belong to values that are gone."""
+        """Write copied tensors back. If new values were adopted, delete the gradients, which belong to the old values."""
         with torch.no_grad():
             for segment in self._all_segments():
                 tensor, values = segment.named.tensor, segment.values
@@ -156,17 +158,17 @@ class Fragment:
                 segment.values = None
 
     def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:
-        """The pseudo-gradient of a piece; of buffers, their values."""
-        outer = self.layout.groups[piece.group].rule is Rule.OUTER
+        """The pseudo-gradient of a piece; for buffers, their values."""
+        is_outer = self.layout.groups[piece.group].rule is Rule.OUTER
         for local, start, stop in self._overlaps(piece):
             base = self.copy[piece.group][start:stop]
             part = out[start - piece.start : stop - piece.start]
-            if not outer:
+            if not is_outer:
                 if local.data_ptr() == base.data_ptr() and local.numel() == piece.numel:
                     return local
                 part.copy_(local)
                 if local.dtype is not base.dtype and not self.must_be_finite(piece):
-                    # As with parameters, the rounding of the last mean to the model's dtype is no change.
+                    # As with parameters, the rounding of the last mean to the model's dtype does not count as a change.
                     torch.where(base.to(local.dtype).to(base.dtype) == part, base, part, out=part)
                 continue
             if local.dtype is not base.dtype:
@@ -175,7 +177,7 @@ class Fragment:
         return out
 
     def unchanged(self) -> list[int]:
-        """Groups of buffers that this replica has left as they are in the global copy."""
+        """The groups of buffers that are still as in the global copy."""
         return [
             index
             for index, group in enumerate(self.layout.groups)
@@ -190,12 +192,12 @@ class Fragment:
         )
 
     def locate(self, piece: Piece, index: int) -> str:
-        """Name of the tensor that holds element ``index`` of the piece."""
+        """The name of the tensor that holds element ``index`` of the piece."""
         number = bisect_right(self._starts[piece.group], piece.start + index) - 1
         return self._segments[piece.group][number].named.name
 
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
-        """Take the outer step on the global copy; buffers just take the reduced values."""
+        """Take the outer step on the global copy. Buffers just take the reduced values."""
         values = self.destination(piece)
         if self.outer is not None and self.layout.groups[piece.group].rule is Rule.OUTER:
             self.outer.step(piece, values, reduced)
@@ -208,14 +210,14 @@ class Fragment:
         return self.layout.groups[piece.group].rule is Rule.OUTER
 
     def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
-        """Refuse an outer step that leaves what the model's dtype, or the outer optimizer's state, can hold.
+        """Refuse an outer step after which the model's dtype, or the outer optimizer's state, holds NaN or infinity.
 
         Raises:
-            NonFiniteUpdateError: It names the tensor.
+            NonFiniteUpdateError: The step is refused; the error names the tensor.
         """
         if not self.must_be_finite(piece):
             return
-        # The sum of squares bounds every value, and shows NaN and infinity; it costs less than a tenth of the outer step.
+        # The sum of squares is a bound for every value, and shows NaN and infinity. It costs less than a tenth of the step.
         if not torch.dot(values, values).item() < self._square_bounds[piece.group]:
             for segment, start, stop in self._parts(piece):
                 dtype = segment.named.tensor.dtype
@@ -240,7 +242,7 @@ class Fragment:
         return self.copy[piece.group][piece.start : piece.stop]
 
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
-        """Model := ``values``, rounded to the model's dtype."""
+        """Set the model to ``values``, rounded to the model's dtype."""
         self._adopted = True
         for local, start, stop in self._overlaps(piece):
             part = values[start - piece.start : stop - piece.start]
@@ -252,33 +254,40 @@ class Fragment:
         return self.destination(piece)
 
     def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
-        """Scalars of the outer optimizer for a chunk of an own shard."""
+        """Scalars of the outer optimizer for a chunk of one of this replica's shards."""
         return {} if self.outer is None else self.outer.scalars(piece)
 
     def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
-        """Tensors of the outer optimizer for a chunk of an own shard."""
+        """Tensors of the outer optimizer for a chunk of one of this replica's shards."""
         return {} if self.outer is None else self.outer.tensors(piece)
 
     def install_outer(
         self, chunks: Mapping[Piece, Mapping[str, torch.Tensor]], scalars: Mapping[str, float]
     ) -> None:
-        """Replace the outer optimizer's state of some chunks by what was published."""
+        """Replace the outer optimizer's state of some chunks with the published one."""
         if self.outer is not None:
             for piece, tensors in chunks.items():
                 self.outer.install(piece, self.destination(piece), tensors, scalars)
 
     def forget_outer(self, chunks: Iterable[Piece]) -> None:
-        """Let go of the outer optimizer's state of some chunks."""
+        """Drop the outer optimizer's state of some chunks."""
         if self.outer is not None:
             self.outer.forget(chunks)
 
     def table(self) -> dict[str, Any]:
-        """Where in the files of the fragment every tensor lies."""
-        own = {"name": self.name, "shards": self.layout.shards, "fingerprint": self.fingerprint}
-        return {**own, **tensor_table(self.layout, self._segments)}
+        """The table for the manifest that says where each tensor is in the files of the fragment."""
+        identity = {
+            "name": self.name,
+            "shards": self.layout.shards,
+            "fingerprint": self.fingerprint,
+        }
+        return {**identity, **tensor_table(self.layout, self._segments)}
 
     def progress(self) -> list[torch.Tensor]:
-        """What the replica has learned since the last sync: model minus global copy, of the parameters."""
+        """What the replica has learned since the last sync: model minus global copy, one flat tensor per group.
+
+        Groups of buffers have an empty tensor.
+        """
         differences = []
         for index, group in enumerate(self.layout.groups):
             whole = Piece(index, 0, group.numel)
@@ -293,18 +302,18 @@ class Fragment:
         return differences
 
     def reapply(self, progress: Sequence[torch.Tensor]) -> None:
-        """Add what :meth:`progress` returned to the model again, on top of values that were adopted since."""
+        """Add what :meth:`progress` returned to the model again, on top of the values that were adopted since."""
         for index, values in enumerate(progress):
             for local, start, stop in self._overlaps(Piece(index, 0, values.numel())):
                 local.add_(values[start:stop].to(local.device, local.dtype))
 
     def _overlaps(self, piece: Piece) -> Iterator[tuple[torch.Tensor, int, int]]:
-        """The model's values in a piece: flat tensors, and where in the group they start and stop."""
+        """The model's values in a piece, as flat tensors, and where in the group each of them starts and stops."""
         for segment, start, stop in self._parts(piece):
             yield _ready(segment)[start - segment.start : stop - segment.start], start, stop
 
     def _parts(self, piece: Piece) -> Iterator[tuple[Segment, int, int]]:
-        """The tensors that have elements in a piece, and where in the group these start and stop."""
+        """The tensors that have elements in a piece, and where in the group these elements start and stop."""
         segments = self._segments[piece.group]
         number = bisect_right(self._starts[piece.group], piece.start) - 1
         while number < len(segments) and segments[number].start < piece.stop:
@@ -319,7 +328,7 @@ class Fragment:
 
 
 def _square_bound(dtype: torch.dtype, segments: Sequence[Segment]) -> float:
-    """What the sum of a chunk's squares must be less than, so that all of its values are finite in the model's dtypes."""
+    """A bound for the sum of a chunk's squares: below it, all values of the chunk are finite in the model's dtypes."""
     narrowest = min(
         (_ROUNDS_TO_INFINITY.get(s.named.tensor.dtype, math.inf) for s in segments),
         default=math.inf,
@@ -329,5 +338,5 @@ def _square_bound(dtype: torch.dtype, segments: Sequence[Segment]) -> float:
 
 def _ready(segment: Segment) -> torch.Tensor:
     if segment.values is None:
-        raise RuntimeError("begin() comes before a fragment's values are used")
+        raise RuntimeError("the values of a fragment were used before its begin() was called")
     return segment.values

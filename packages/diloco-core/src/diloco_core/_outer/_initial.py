@@ -17,11 +17,11 @@ if TYPE_CHECKING:
 
 
 class Initial:
-    """The first sync of a fragment: everybody adopts rank 0's global copy, and the store holds a state to start from.
+    """The first sync of a fragment: all replicas adopt rank 0's global copy, and the store holds a state to start from.
 
     Args:
         fragment: The fragment.
-        into_model: Whether the model takes the values too; not so where it was restored from a checkpoint.
+        into_model: Whether the model takes the values, too. It does not if it was restored from a checkpoint.
     """
 
     kind = "initial"
@@ -33,42 +33,46 @@ class Initial:
         self.name = fragment.name
         groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
         self.layout = Layout(tuple(groups), fragment.layout.shards)
-        self.codec = fragment.codec  # everything is rank 0's, and so is sent as it is
+        self.codec = (
+            fragment.codec
+        )  # it encodes nothing: values that are taken from one replica are sent as they are
         self.fingerprint = initial_fingerprint(fragment.fingerprint)
         self.locate = fragment.locate
         self.must_be_finite = fragment.must_be_finite
-        self.unchanged = list[int]  # copies differ before the first sync
+        self.unchanged = list[
+            int
+        ]  # no group: before the first sync, the copies of the replicas differ
         self.destination = fragment.destination
         self.published = fragment.destination
 
-    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the protocol's signature
+    def contribution(self, piece: Piece, out: torch.Tensor) -> torch.Tensor:  # noqa: ARG002 - the signature of SyncJob
         """The global copy of a piece."""
         return self.destination(piece)
 
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
-        """Global copy := rank 0's."""
+        """Set the global copy to that of rank 0."""
         values = self.destination(piece)
         if values.data_ptr() != reduced.data_ptr():
             values.copy_(reduced)
         return values
 
     def check_update(self, piece: Piece, values: torch.Tensor, sync: int) -> None:
-        """Nothing to check: contributions are checked, and nothing is computed."""
+        """Nothing to check, since contributions were checked and nothing is computed."""
 
     def adopt(self, piece: Piece, values: torch.Tensor) -> None:
-        """Model := ``values``, where asked for."""
+        """Set the model to ``values``, if it is to take them."""
         if self._into_model:
             self.fragment.adopt(piece, values)
 
-    def outer_scalars(self, piece: Piece) -> Mapping[str, float]:  # noqa: ARG002 - the protocol's signature
-        """None: no outer step has been taken."""
+    def outer_scalars(self, piece: Piece) -> Mapping[str, float]:  # noqa: ARG002 - the signature of SyncJob
+        """Empty, since no outer step has been taken."""
         return {}
 
-    def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - the protocol's signature
-        """None: no outer step has been taken."""
+    def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - the signature of SyncJob
+        """Empty, since no outer step has been taken."""
         return {}
 
 
 def initial_fingerprint(fragment: str) -> str:
-    """The fingerprint of the first sync of a fragment, from that of the fragment."""
+    """The fingerprint of the first sync of a fragment, made from the fingerprint of the fragment."""
     return fingerprint("initial", fragment)

@@ -1,4 +1,4 @@
-"""The outer optimizer: any element-wise torch optimizer, applied chunk by chunk to the shards a replica owns."""
+"""The outer optimizer: any element-wise torch optimizer, applied chunk by chunk to the shards that a replica owns."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def outer_factory(
     momentum: float | None,
     nesterov: bool | None,
 ) -> OuterOptimizerFactory:
-    """What makes the outer optimizer: the caller's own function, or SGD in its fused form (one pass over the memory).
+    """The function that makes the outer optimizer: the caller's own, or one for fused SGD (one pass over the memory).
 
     Args:
-        optimizer: The caller's function.
+        optimizer: The caller's function, or None for SGD.
         lr: Learning rate of the SGD; 0.7 if None.
-        momentum: Its momentum; 0.9 if None.
+        momentum: Momentum of the SGD; 0.9 if None.
         nesterov: Whether the momentum is Nesterov's; True if None.
 
     Raises:
-        ConfigurationError: A value is out of range, or there are settings of the SGD beside an optimizer.
+        ConfigurationError: A value is out of range, or settings of the SGD are given together with a function.
     """
     if optimizer is not None:
         settings = {"outer_lr": lr, "outer_momentum": momentum, "nesterov": nesterov}
@@ -58,10 +58,12 @@ def outer_factory(
     nesterov = yes_or_no("nesterov", True if nesterov is None else nesterov)
     if not lr > 0:
         raise ConfigurationError(
-            f"outer_lr must be positive, not {lr}; values from 0.4 to 1.0 are usual"
+            f"outer_lr must be positive, not {lr}; usual values are 0.4 to 1.0"
         )
     if not 0 <= momentum < 1:
-        raise ConfigurationError(f"outer_momentum must be in [0, 1), not {momentum}; 0.9 is usual")
+        raise ConfigurationError(
+            f"outer_momentum must be at least 0 and less than 1, not {momentum}; a usual value is 0.9"
+        )
     return partial(
         torch.optim.SGD, lr=lr, momentum=momentum, nesterov=nesterov and momentum > 0, fused=True
     )
@@ -70,14 +72,14 @@ def outer_factory(
 class OuterOptimizer:
     """One torch optimizer whose parameters are chunks of flat shards, stepped one chunk at a time.
 
-    Torch keeps its state per parameter, so handing it one chunk at a time leaves the arithmetic as it is, while the chunk
-    is still in the processor's cache. Not thread-safe.
+    Torch keeps an optimizer's state per parameter, so the results are the same if it is given one chunk at a time, while that
+    chunk is still in the processor's cache. Not thread-safe.
 
     Args:
         factory: Makes the optimizer from a list of parameters.
 
     Raises:
-        ConfigurationError: What the factory makes is no optimizer of these parameters, or its settings are impossible.
+        ConfigurationError: The factory does not make an optimizer of these parameters, or its settings are impossible.
     """
 
     def __init__(self, factory: OuterOptimizerFactory) -> None:
@@ -90,15 +92,14 @@ class OuterOptimizer:
 
     @property
     def name(self) -> str:
-        """The optimizer's class."""
+        """The name of the optimizer's class."""
         return type(self._optimizer).__name__
 
     @property
     def settings(self) -> dict[str, str]:
-        """Class and hyperparameters, as text: what replicas must have in common."""
+        """The class and the hyperparameters as text, in which all replicas must agree."""
         group = self._optimizer.param_groups[0]
-        # A function's text would name an address in memory.
-        values = {key: _text(value) for key, value in group.items() if key != "params"}
+        values = {key: _as_text(value) for key, value in group.items() if key != "params"}
         return {
             "outer_optimizer": self.name,
             **{f"outer_{key}": value for key, value in sorted(values.items())},
@@ -110,17 +111,17 @@ class OuterOptimizer:
         return float(self._optimizer.param_groups[0].get("lr", 1.0))
 
     def tensors_kept(self) -> int:
-        """How many tensors of the values' size it keeps: 1 for SGD with momentum, 2 for Adam. Known by taking one step."""
+        """How many tensors of the size of the values it keeps: 1 for SGD with momentum, 2 for Adam. Takes one step to see."""
         piece, outer = Piece(0, 0, 1), OuterOptimizer(self._factory)
-        # Some optimizers draw random numbers, and those of the training are to stay as they are.
+        # Some optimizers draw random numbers, which must not change those of the training.
         with torch.random.fork_rng(devices=[]), torch.device("cpu"):
             outer.step(piece, torch.zeros(1), torch.zeros(1))
         return len(outer.tensors(piece))
 
     def not_finite(self, piece: Piece) -> int | None:
-        """Index of an element of a chunk whose state is NaN or infinite; None where there is none.
+        """The index of an element of a chunk whose state is NaN or infinite; None if there is none.
 
-        Plain SGD is not looked at: what overflows in its momentum shows in the values too.
+        Plain SGD is not checked, since an overflow of its momentum also shows in the values.
         """
         if isinstance(self._optimizer, torch.optim.SGD):
             return None
@@ -145,14 +146,16 @@ class OuterOptimizer:
         parameter.grad = None
 
     def tensors(self, piece: Piece) -> dict[str, torch.Tensor]:
-        """State that belongs to the elements of a chunk: flat tensors of its size. Empty before its first step."""
+        """The state of a chunk with one number per element: flat tensors of its size. Empty before its first step."""
         return {name: value for name, value in self.state(piece).items() if _is_elementwise(value)}
 
     def scalars(self, piece: Piece) -> dict[str, float]:
-        """State of a chunk that is one number, such as a step count. Empty before its first step."""
+        """The state of a chunk that consists of single numbers, such as a step count. Empty before its first step."""
         state = self.state(piece)
         return {
-            name: float(v) for name, v in state.items() if v is not None and not _is_elementwise(v)
+            name: float(value)
+            for name, value in state.items()
+            if value is not None and not _is_elementwise(value)
         }
 
     def install(
@@ -162,21 +165,21 @@ class OuterOptimizer:
         tensors: Mapping[str, torch.Tensor],
         scalars: Mapping[str, float],
     ) -> None:
-        """Replace the state of a chunk; ``values`` is the flat view that is stepped, ``tensors`` are taken over."""
+        """Replace the state of a chunk. ``values`` is the flat view that steps will update; ``tensors`` are kept, not copied."""
         self.forget([piece])
         parameter = self._chunks[piece] = torch.nn.Parameter(values)
         if tensors or scalars:
             self._optimizer.state[parameter] = {**_as_tensors(scalars), **tensors}
 
     def forget(self, pieces: Iterable[Piece]) -> None:
-        """Let go of the state of some chunks."""
+        """Drop the state of some chunks."""
         for piece in pieces:
             parameter = self._chunks.pop(piece, None)
             if parameter is not None:
                 self._optimizer.state.pop(parameter, None)
 
     def state_dict(self) -> dict[str, Any]:
-        """All of its state: the ranges it covers (group, start, stop), their tensors, and the scalars."""
+        """The whole state: the ranges that it covers (group, start, stop), their tensors, and the scalars."""
         ranges = [
             {"range": [piece.group, piece.start, piece.stop], "tensors": self.tensors(piece)}
             for piece in self._chunks
@@ -187,8 +190,8 @@ class OuterOptimizer:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Use this state from the next steps on, whatever the size of their chunks."""
-        # A copy, since it is used when the first steps come: until then the caller may change what was loaded.
+        """Use this state from the next steps on. Chunks may have other sizes than when it was saved."""
+        # A copy, since it is not used before the next steps, and the caller may change it until then.
         self._loaded = copy.deepcopy(dict(state))
         self._chunks.clear()
         self._optimizer.state.clear()
@@ -197,20 +200,20 @@ class OuterOptimizer:
         if not self._loaded.get("ranges"):
             return
         state: dict[str, Any] = _as_tensors(self._loaded["scalars"])
-        done = 0
+        restored = 0  # number of elements of the chunk whose state was loaded
         for entry in self._loaded["ranges"]:
-            group, first, last = entry["range"]
-            start, stop = max(first, piece.start), min(last, piece.stop)
+            group, range_start, range_stop = entry["range"]
+            start, stop = max(range_start, piece.start), min(range_stop, piece.stop)
             if group == piece.group and start < stop:
-                done += stop - start
+                restored += stop - start
                 for name, values in entry["tensors"].items():
                     target = state.setdefault(
                         name, torch.empty_like(parameter, requires_grad=False)
                     )
                     target[start - piece.start : stop - piece.start] = values[
-                        start - first : stop - first
+                        start - range_start : stop - range_start
                     ]
-        if done != piece.numel:
+        if restored != piece.numel:
             raise ConfigurationError(
                 "the loaded state holds the outer optimizer's state for the shards of another replica: load the state that was "
                 "saved by the same rank of a run with the same world size"
@@ -218,7 +221,7 @@ class OuterOptimizer:
         self._optimizer.state[parameter] = state
 
     def state(self, piece: Piece) -> Mapping[str, Any]:
-        """What the optimizer keeps for a chunk. Empty before its first step."""
+        """The state that the optimizer keeps for a chunk. Empty before its first step."""
         return self._optimizer.state[self._chunks[piece]] if piece in self._chunks else {}
 
 
@@ -226,11 +229,11 @@ def check_settings(outers: Sequence[OuterOptimizer], settings: Mapping[str, str]
     """Refuse outer optimizers with other settings than the run's.
 
     Args:
-        outers: One for every fragment.
-        settings: What was compared with all replicas when they met.
+        outers: One for each fragment.
+        settings: The settings that all replicas have compared when they met.
 
     Raises:
-        ConfigurationError: It names the setting, both values and the fragment.
+        ConfigurationError: An optimizer has another setting. The error names the setting, both values and the fragment.
     """
     for index, outer in enumerate(outers):
         for name, value in outer.settings.items():
@@ -242,9 +245,10 @@ def check_settings(outers: Sequence[OuterOptimizer], settings: Mapping[str, str]
                 )
 
 
-def _text(value: object) -> str:
-    if isinstance(value, torch.Tensor):  # its own text has four digits
+def _as_text(value: object) -> str:
+    if isinstance(value, torch.Tensor):  # str() would show only four digits
         value = value.tolist()
+    # For a function, str() would show its address in memory.
     return getattr(value, "__qualname__", None) or str(value)
 
 
@@ -255,31 +259,33 @@ def _is_elementwise(value: object) -> bool:
 def make(
     factory: OuterOptimizerFactory, parameters: list[torch.nn.Parameter]
 ) -> torch.optim.Optimizer:
-    """An optimizer of some parameters, looked at before it is used.
+    """Make an optimizer of these parameters, and check it before it is used.
 
     Raises:
-        ConfigurationError: It cannot be made, is no optimizer of these parameters, or its settings are impossible.
+        ConfigurationError: It cannot be made, is not an optimizer of these parameters, or its settings are impossible.
     """
     try:
         optimizer = factory(parameters)
     except Exception as error:
         raise ConfigurationError(
-            "outer_optimizer could not make an optimizer for flat parameters, which shards consist of: "
+            "outer_optimizer could not make an optimizer for a list of flat parameters, which it must be able to do: "
             f"{type(error).__name__}: {error}"
         ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise ConfigurationError(
-            f"outer_optimizer must make a torch.optim.Optimizer, not {kind_of(optimizer)}"
+            f"outer_optimizer must return a torch.optim.Optimizer, not {kind_of(optimizer)}"
         )
     name = type(optimizer).__name__
     if len(optimizer.param_groups) != 1:
-        raise ConfigurationError(f"the outer optimizer {name} must have one parameter group")
+        raise ConfigurationError(
+            f"the outer optimizer {name} must have one parameter group, not {len(optimizer.param_groups)}"
+        )
     group = optimizer.param_groups[0]
     if [id(parameter) for parameter in group["params"]] != [
         id(parameter) for parameter in parameters
     ]:
         raise ConfigurationError(
-            f"the outer optimizer {name} does not hold the parameters that were passed to the function: make a new optimizer "
+            f"the outer optimizer {name} does not hold the parameters that were passed to outer_optimizer: make a new optimizer "
             "at every call, from the list that is passed in"
         )
     lr = number("the outer learning rate", group.get("lr", 1.0))
@@ -293,11 +299,11 @@ def make(
 
 
 def _on_cpu() -> AbstractContextManager[Any]:
-    """Where an optimizer's new state is made: torch's default device may be another one."""
+    """Makes an optimizer create its state on the CPU, also if torch's default device is another one."""
     return nullcontext() if torch.get_default_device().type == "cpu" else torch.device("cpu")
 
 
 def _as_tensors(scalars: Mapping[str, float]) -> dict[str, Any]:
-    """Numbers as torch's own optimizers keep them: double precision only where it is the default."""
+    """Numbers in the form in which torch's own optimizers keep them: double precision only if it is the default dtype."""
     dtype = torch.float64 if torch.get_default_dtype() is torch.float64 else torch.float32
     return {name: torch.tensor(value, dtype=dtype, device="cpu") for name, value in scalars.items()}
