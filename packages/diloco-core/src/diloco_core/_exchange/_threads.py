@@ -134,7 +134,7 @@ class InProcessExchange(Exchange):
                 )
             except _Missing as missing:
                 raise RendezvousTimeoutError(
-                    f"not all replicas joined within {self._timing.join_timeout:g} s; missing: the threads of "
+                    f"not all replicas joined within {self._timing.join_timeout:g} s; missing: "
                     f"{named_ranks(missing.ranks)}. Each of the {self.world_size} exchanges needs a thread of its own.",
                     missing.ranks,
                 ) from None
@@ -237,8 +237,8 @@ class InProcessExchange(Exchange):
             )
         except _Missing as missing:
             raise SyncTimeoutError(
-                f"{self._describe(job)} was not completed within {self._timing.sync_timeout:g} s; it was still waiting for the "
-                f"threads of {named_ranks(missing.ranks)}. If they are only slow, raise sync_timeout.",
+                f"{self._describe(job)} was not completed within {self._timing.sync_timeout:g} s; it was still waiting for "
+                f"{named_ranks(missing.ranks)}. If their threads are only slow, raise sync_timeout.",
                 missing.ranks,
             ) from None
         return jobs

@@ -57,8 +57,8 @@ class ReadsAhead(Protocol):
     def expect(self, start: int, stop: int) -> None:
         """Announce that bytes ``start`` to ``stop`` will be read in order, after everything that was announced before.
 
-        "Before" is across all objects of the store. Bytes that are announced and not read yet may be announced again. Closing
-        the reader withdraws what it has announced.
+        This includes what was announced for other objects of the store. Bytes that are announced and not read yet may be
+        announced again. Closing the reader withdraws what it has announced.
         """
         ...
 
@@ -92,7 +92,7 @@ class Store(Protocol):
 
         The time of a request counts from the beginning of its first try that failed to its success or its last failure.
         Requests that wait at the same time count once. A clock from which this is subtracted stands still in the meantime:
-        no replica must count as dead because the store was away. Always 0.0 for stores that do not retry.
+        no replica may be taken for dead just because the store was away. Always 0.0 for stores that do not retry.
         """
         ...
 
@@ -202,7 +202,7 @@ def creates_once(
     Some stores accept conditional writes and ignore the condition; creating one key twice shows that. Some drivers first look
     and then write. Only a race would show that, so those drivers have to declare it (:attr:`Store.exclusive`).
     Only a small object is tried. Over a network, a large one is created in another way: the completion of its multipart upload
-    is conditional. To try that would take two parts, the first of which must have 5 MiB on S3.
+    is conditional. Trying that would take two parts, the first of which must have 5 MiB on S3.
 
     Args:
         store: The store.

@@ -88,7 +88,7 @@ class Transfers:
             return self._submit(act)
 
     def check_process(self) -> None:
-        """Refuse to send requests from a forked process, in which threads and connections do not work: it would hang.
+        """Refuse to send requests from a forked process, in which threads and connections do not work: they would never end.
 
         Raises:
             StoreUnavailableError: The store was opened by the process that this one was forked from.
@@ -215,7 +215,7 @@ class BlockReader:
         self._transfers = transfers
         self._head = memoryview(head)
         self._expected: deque[Range] = deque()
-        # The block that is being read: its offset in the object, its bytes, and how many of them were not read yet.
+        # The block that is being read: its offset in the object, its bytes, and how many of them have not been read yet.
         self._block_start, self._block, self._unread = 0, memoryview(b""), 0
         self._current: Range | None = None
 

@@ -55,7 +55,7 @@ class FolderStore:
     deletions. Only a regular file of this user that has no other name is reused, so backups by hard links do not change.
 
     The folder itself may be reached through symbolic links. A link, a pipe, a socket or a device below it is never followed,
-    read, written, replaced or removed: it is refused by name when it is in the place of an object, and listings leave it out.
+    read, written, replaced or removed: if it is in the place of an object, an error names it, and listings leave it out.
 
     Objects of less than 64 KiB (all records) are on the disk, with their names, before ``put`` and ``create`` return. Larger
     ones are not synced: after a power cut a payload may be missing or incomplete while the record that names it is there. The
@@ -212,7 +212,7 @@ class FolderStore:
         remove_folders(self._made)
 
     def _spares_of(self, key: str) -> Spares:
-        # For each process apart: after a fork, both would write over the same file.
+        # Separate for each process: after a fork, both would otherwise write over the same file.
         return self._spares.setdefault((os.getpid(), key.partition("/")[0]), Spares())
 
     def _keep(self, key: str, root: int, folder: int, name: str) -> bool:

@@ -33,8 +33,8 @@ _CONNECT = timedelta(seconds=CONNECT_SECONDS)
 _ANSWER = timedelta(seconds=ANSWER_SECONDS)
 # Enough for a part of 8 MiB at 70 kB/s, and for the largest shards at 1 MB/s.
 _TRANSFER = timedelta(seconds=120)
-# Larger parts would be put together in memory that each of our threads then keeps: 2.7 MiB each with parts of 1 MiB, 1.1 MiB
-# with parts of this size.
+# obstore assembles larger parts in memory that each of our threads then keeps: 2.7 MiB each with parts of 1 MiB, 1.1 MiB with
+# parts of this size.
 _PART_OF_RANGE = 2**17
 
 # The process that used obstore first, in which its threads run.

@@ -138,7 +138,7 @@ class RemoteStore:
         driver: Sends the requests.
         retries: How often requests that fail are tried again.
         reading: Whether the store is only read: then it need not be writable.
-        transfer: How much is transferred at once; if left out, the defaults.
+        transfer: How much is transferred at once; if left out, the defaults apply.
         background: Given a number of connections, makes the executor that sends requests in the background; replaced in
             simulations.
     """
