@@ -334,7 +334,7 @@ class TestAverages:
             ]
 
         mean = torch.stack([numbers(things(rank)) for rank in range(replicas)]).mean(dim=0)
-        assert {first_difference(things(rank), mean).what for rank in range(replicas)} == {"b"}
+        assert {first_difference(things(rank), mean).name for rank in range(replicas)} == {"b"}
 
     def test_own_numbers_in_the_first_average_do_not_hide_that_the_others_differ(self):
         """Three replicas of which one has just the mean of the other two."""

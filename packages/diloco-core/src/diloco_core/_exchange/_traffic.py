@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Traffic:
-    """Counters of the sync in progress: payload bytes and seconds. Added to by whoever reads, writes or waits in it.
+    """Counters of the sync in progress: payload bytes and seconds. The code that reads, writes or waits adds to them.
 
     Attributes:
         sent: Bytes written.
@@ -22,11 +22,11 @@ class Traffic:
     _counting: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def begin(self) -> None:
-        """A sync begins."""
+        """Set all counters to 0, since a sync begins."""
         self.sent = self.received = 0
         self.waited = 0.0
 
     def count_sent(self, size: int) -> None:
-        """So many bytes were written. Thread-safe: several uploads may end at a time."""
+        """Count bytes that were written. Thread-safe, since several uploads may end at the same time."""
         with self._counting:
             self.sent += size

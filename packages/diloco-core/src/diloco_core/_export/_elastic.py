@@ -33,7 +33,7 @@ class ElasticSource:
             can. It is then not known which of the states before it were given up, so all of them are left out.
     """
 
-    first = 0
+    initial_steps = 0
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.rollbacks: Sequence[Rollback] = []
@@ -108,20 +108,20 @@ class ElasticSource:
                 # A life that fails names two syncs; it has the state before the first of them.
                 life = hint.rank, hint.epoch
                 left[life] = min(hint.sync - 1, left.get(life, hint.sync))
-        last = max({0}.union(traces, committed, left.values()))
-        ended = last in left.values()
-        numbers = set(range(last + 1))
+        newest = max({0}.union(traces, committed, left.values()))
+        has_ended = newest in left.values()
+        numbers = set(range(newest + 1))
         if self._manifest.topology == "gather":
             # Most syncs are not published, and a state that is published has its record of completion two rounds later. Only a
             # replica that leaves publishes the last state at once.
             begun = {0, *traces}
-            settled = last if ended else last - 2 * len(self.fragments) - 1
+            settled = newest if has_ended else newest - 2 * len(self.fragments) - 1
             numbers = {
                 number
                 for number in begun
                 if number <= settled and begun.issuperset(state(self, number))
             }
-            numbers |= {last} if ended else set()
+            numbers |= {newest} if has_ended else set()
         obsolete = {
             sync for rollback in self.rollbacks for sync in (rollback.sync, *rollback.given_up)
         }

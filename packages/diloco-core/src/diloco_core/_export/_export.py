@@ -299,7 +299,7 @@ def _choose(
     for number in incomplete:
         is_wanted = at in {None, source.outer_steps(number)}
         unfinished = _unfinished_state(source, number) if is_wanted else None
-        if unfinished is not None and number > source.first:
+        if unfinished is not None and number > source.initial_steps:
             raise CorruptedObjectError(
                 f"{_the_states([unfinished.step])} in {store.uri} is incomplete: {unfinished.reason} {complete_states}"
             )

@@ -33,7 +33,7 @@ class Source(Protocol):
         run_id: The launch that the run belongs to.
         fragments: For each fragment, the table from the manifest that describes its files.
         unsynced: The same table for the tensors that are not synced; empty if there are none.
-        first: Number of outer steps that had been taken when the run began.
+        initial_steps: Number of outer steps that had been taken when the run began.
         rollbacks: The records that say from which older states the run went on, the oldest first; as of the last call of
             :meth:`complete`.
         unknown: Number of the newest rollback whose record cannot be read, as of that call; 0 if all can. States before it
@@ -43,7 +43,7 @@ class Source(Protocol):
     run_id: str
     fragments: Sequence[Mapping[str, Any]]
     unsynced: Mapping[str, Any]
-    first: int
+    initial_steps: int
     rollbacks: Sequence[Rollback]
     unknown: int
 
@@ -96,7 +96,9 @@ def states(source: Source, complete: Sequence[set[int]]) -> list[int]:
 def state(source: Source, number: int) -> list[int]:
     """The state after a number of the log: for each fragment, the last sync of this fragment up to then."""
     count = len(source.fragments)
-    syncs = [max(source.first, number - (number - 1 - index) % count) for index in range(count)]
+    syncs = [
+        max(source.initial_steps, number - (number - 1 - index) % count) for index in range(count)
+    ]
     earlier_rollbacks = [rollback for rollback in source.rollbacks if rollback.sync <= number]
     if earlier_rollbacks:
         rollback = earlier_rollbacks[-1]

@@ -32,7 +32,7 @@ class StrictSource:
         self._run = manifest["run"]
         self.fragments = manifest["fragments"]
         self.unsynced = manifest.get("unsynced", {})
-        self.first = int(manifest["settings"]["committed"])
+        self.initial_steps = int(manifest["settings"]["committed"])
         self._store = store
 
     def complete(self) -> list[set[int]]:
@@ -59,8 +59,12 @@ class StrictSource:
         table = self.fragments[index]
         job_fingerprint = table["fingerprint"]
         # The numbers in the store also count the syncs of the initial values.
-        stored_sync = index if sync == self.first else sync - self.first + len(self.fragments) - 1
-        if sync == self.first:
+        stored_sync = (
+            index
+            if sync == self.initial_steps
+            else sync - self.initial_steps + len(self.fragments) - 1
+        )
+        if sync == self.initial_steps:
             job_fingerprint = initial_fingerprint(job_fingerprint)
         identity = fingerprint(self._run, job_fingerprint)
         return [
@@ -83,7 +87,7 @@ class StrictSource:
             for finished in map(self._finished, noted_ranks(self._store.list("notes/")))
             if finished
         }
-        return list(range(self._step(max(syncs)), self.first, -1)) if syncs else []
+        return list(range(self._step(max(syncs)), self.initial_steps, -1)) if syncs else []
 
     def missing(self, index: int, sync: int) -> list[str]:
         """Keys of the objects that are missing from a fragment's state after a sync."""
@@ -93,7 +97,7 @@ class StrictSource:
 
     def _step(self, sync: int) -> int:
         """The number of outer steps after a sync; the first sync of each fragment only shares the initial values."""
-        return self.first + max(0, sync + 1 - len(self.fragments))
+        return self.initial_steps + max(0, sync + 1 - len(self.fragments))
 
     def _finished(self, rank: int) -> int:
         key = note_key(rank)

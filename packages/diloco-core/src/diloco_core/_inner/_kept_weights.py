@@ -1,4 +1,4 @@
-"""Whether an inner optimizer keeps weights of its own and writes them back, so that what a sync has brought is lost."""
+"""Noticing an inner optimizer that keeps weights of its own and writes them back, so that the result of a sync is lost."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ if TYPE_CHECKING:
 
 _MOST_PARAMETERS = 8
 _MOST_VALUES = 64
-# A copy that is written back brings all of the difference back. A step from the new values brings back the part of it that one
-# inner step makes; this decides between the two.
+# The part of a sync's change that has to be undone at the next step, before the optimizer is said to have written a copy back.
+# A copy undoes all of it; a step from the new values undoes only as much as one inner step can change.
 _BROUGHT_BACK = 0.5
 
 
 class KeptWeights:
-    """Looks at a few values of a few parameters at every sync, and at the step after it. Not thread-safe.
+    """Compares a few values of a few parameters at every sync, and after the next step. Not thread-safe.
 
     An optimizer that keeps the weights in a wider dtype than the model's (fp32 master weights of a bf16 model) has a tensor in
-    its state that is the parameter, but for the rounding to the parameter's dtype. A sync writes to the parameter alone. Where
-    the state's tensor is that of the parameter again after the next step, and the parameter is back where this replica had
-    trained it to, the optimizer has undone the sync.
+    its state that equals the parameter, except for the rounding to the parameter's dtype. A sync writes only to the parameter.
+    If the tensor in the state equals the parameter again after the next step, and the parameter is back at the values to which
+    this replica had trained it, the optimizer has undone the sync.
 
-    Weights in the model's own dtype are passed over: nobody can tell whether they are written back, or are a copy of what was
-    written.
+    Copies in the model's own dtype are ignored, since it cannot be known whether the optimizer has written the copy to the
+    parameter, or the parameter to the copy.
 
     Args:
         optimizers: The inner optimizers.
-        names: The name of every parameter, by its ``id()``.
+        names: The name of each parameter, by its ``id()``.
     """
 
     def __init__(
@@ -57,13 +57,13 @@ class KeptWeights:
             copy.adopted = _values(copy.parameter)
 
     def check(self, number: int) -> None:
-        """See what an optimizer has done in the first step after a sync.
+        """Check what an optimizer has done in the first step after a sync.
 
         Args:
-            number: Which of the optimizers has stepped.
+            number: The number of the optimizer that has stepped.
 
         Raises:
-            ModelChangedError: It has written its own weights back.
+            ModelChangedError: The optimizer has written its own weights back.
         """
         if not self._copies:
             return
@@ -103,7 +103,7 @@ class _Copy:
 
 
 def _largest(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
-    """The parameters to look at: those with the most values, which say most."""
+    """The parameters to compare: those with the most values, which show the most."""
     parameters = [
         parameter
         for group in optimizer.param_groups
@@ -142,5 +142,5 @@ def _is_rounded(kept: torch.Tensor, parameter: torch.Tensor) -> bool:
 def _values(tensor: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
     """Some values of a contiguous tensor, evenly spread, rounded to a dtype; in float64 on the CPU."""
     flat = tensor.detach().view(-1)
-    some = flat[:: max(1, -(-flat.numel() // _MOST_VALUES))]
-    return some.to(dtype or tensor.dtype).to("cpu", torch.float64)
+    sample = flat[:: max(1, -(-flat.numel() // _MOST_VALUES))]
+    return sample.to(dtype or tensor.dtype).to("cpu", torch.float64)

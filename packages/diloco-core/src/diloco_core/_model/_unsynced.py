@@ -138,11 +138,11 @@ class Unsynced:
 
     def checksum(self, folder: str, number: int) -> int:
         """The checksum of the values that an object would have if it were written now."""
-        *_, last = section_parts(
+        *_, last_part = section_parts(
             self.section(folder, number), map(self._chunk, self._chunks(number))
         )
         self._copied = None
-        return int.from_bytes(last[-CHECKSUM_BYTES:], "little")
+        return int.from_bytes(last_part[-CHECKSUM_BYTES:], "little")
 
     def read_over(self, number: int, read: Callable[[torch.Tensor], None]) -> None:
         """Call ``read`` to fill a buffer with each chunk of an object's values, which are then discarded."""
@@ -157,13 +157,15 @@ class Unsynced:
         """The bytes of an object. ``written`` is called with the checksum of its values after the last of them was yielded."""
         beginning = self.header(number)
         yield beginning
-        last: Buffer = b""
-        for last in section_parts(
+        last_part: Buffer = b""
+        for last_part in section_parts(
             self.section(folder, number), map(self._chunk, self._chunks(number))
         ):
-            yield last
+            yield last_part
         self._copied = None
-        sums = Sums(int.from_bytes(last[-CHECKSUM_BYTES:], "little"), self.header_checksum(number))
+        sums = Sums(
+            int.from_bytes(last_part[-CHECKSUM_BYTES:], "little"), self.header_checksum(number)
+        )
         yield ending(sums)
         written(sums.values)
 

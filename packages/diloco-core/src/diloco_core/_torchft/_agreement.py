@@ -34,12 +34,12 @@ class Compared(NamedTuple):
     """An item that must be equal at all replicas.
 
     Attributes:
-        what: What errors call it.
+        name: What errors call it.
         value: The whole item as text.
         advice: What to do if the replicas differ in it.
     """
 
-    what: str
+    name: str
     value: str
     advice: str
 

@@ -216,7 +216,7 @@ class ManagerExchange(Exchange):
         committed = self._manager.should_commit()
         if committed and difference is not None:
             raise MismatchError(
-                f"the replicas of this manager differ in the {difference.what}. Rank {self.rank} has {difference.shown()}. Each "
+                f"the replicas of this manager differ in the {difference.name}. Rank {self.rank} has {difference.shown()}. Each "
                 f"replica raises this error and shows what it has: compare these errors. {difference.advice}"
             )
         return committed

@@ -122,10 +122,10 @@ class Shard:
         """The bytes of the file. ``written`` is called with its checksums after the last of them was yielded."""
         rest: list[int] = []
         yield from self._before_values(metadata, rest.append)
-        last: Buffer = b""
-        for last in section_parts(self.values(), map(self._job.published, self._chunks())):
-            yield last
-        sums = Sums(int.from_bytes(last[-CHECKSUM_BYTES:], "little"), rest[0])
+        last_part: Buffer = b""
+        for last_part in section_parts(self.values(), map(self._job.published, self._chunks())):
+            yield last_part
+        sums = Sums(int.from_bytes(last_part[-CHECKSUM_BYTES:], "little"), rest[0])
         yield ending(sums)
         if written is not None:
             written(sums)
@@ -133,8 +133,8 @@ class Shard:
     def digest(self) -> int:
         """The checksum of the values in memory."""
         parts = section_parts(self.values(), map(self._job.published, self._chunks()))
-        (last,) = deque(parts, maxlen=1)
-        return int.from_bytes(last[-CHECKSUM_BYTES:], "little")
+        (last_part,) = deque(parts, maxlen=1)
+        return int.from_bytes(last_part[-CHECKSUM_BYTES:], "little")
 
     def rest(self, metadata: Mapping[str, str]) -> int:
         """The checksum of what :meth:`parts` would now yield before the values: header and outer optimizer's tensors."""
@@ -282,13 +282,13 @@ class Shard:
         outer = self._outer_chunks()
         rest = xxhash.xxh3_64(beginning, seed=self._seed("rest", self.number))
         yield beginning
-        last: Buffer = b""
+        last_part: Buffer = b""
         for name in names:
-            for last in section_parts(
+            for last_part in section_parts(
                 self.outer(name), (self._job.outer_state(chunk)[name] for chunk in outer)
             ):
-                yield last
-            rest.update(last[-CHECKSUM_BYTES:])
+                yield last_part
+            rest.update(last_part[-CHECKSUM_BYTES:])
         checksum(rest.intdigest())
 
     def _beginning(self, metadata: Mapping[str, str]) -> tuple[bytes, list[str]]:

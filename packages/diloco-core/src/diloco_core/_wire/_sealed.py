@@ -38,8 +38,8 @@ def seal(kind: str, key: str, fields: Mapping[str, Any]) -> bytes:
         key: The key under which it will be stored.
         fields: Its content: names, and values that JSON can express.
     """
-    text = json.dumps({"kind": kind, "format": FORMAT, **fields}, indent=1, allow_nan=False)
-    body = text.removesuffix("\n}").encode()
+    content = json.dumps({"kind": kind, "format": FORMAT, **fields}, indent=1, allow_nan=False)
+    body = content.removesuffix("\n}").encode()
     return b'%s,\n "xxh3_128": "%s"\n}\n' % (body, _checksum(body, key).encode())
 
 

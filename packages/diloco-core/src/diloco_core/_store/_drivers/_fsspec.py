@@ -154,27 +154,27 @@ class FsspecDriver:
     def judge(self, error: Exception) -> tuple[Verdict, str]:
         """What an error means: drivers raise OSErrors, their own errors, and OSErrors that are caused by their own errors."""
         status, code = _status(error)
-        text = f"{type(error).__name__}: {error}" + (f" ({code})" if code else "")
+        message = f"{type(error).__name__}: {error}" + (f" ({code})" if code else "")
         if code == "NoSuchBucket":
-            return Verdict.NO_BUCKET, text
+            return Verdict.NO_BUCKET, message
         if code == "PreconditionFailed" or (isinstance(error, FileExistsError) and status != 409):
-            return Verdict.EXISTS, text
+            return Verdict.EXISTS, message
         if isinstance(error, FileNotFoundError):
-            return Verdict.MISSING, text
+            return Verdict.MISSING, message
         if (
             isinstance(error, PermissionError)
             or status in {401, 403}
             or type(error).__name__ in _NO_CREDENTIALS
         ):
-            return Verdict.FORBIDDEN, text
+            return Verdict.FORBIDDEN, message
         if status is not None and 400 <= status < 500 and status not in {408, 409, 425, 429}:
-            return Verdict.PERMANENT, text
+            return Verdict.PERMANENT, message
         if (
             isinstance(error, (TypeError, ValueError, NotImplementedError))
             or getattr(error, "errno", 0) in _HOPELESS
         ):
-            return Verdict.PERMANENT, text
-        return Verdict.TRANSIENT, text
+            return Verdict.PERMANENT, message
+        return Verdict.TRANSIENT, message
 
     def close(self) -> None:
         """Nothing to do: fsspec's drivers close their connections by themselves."""

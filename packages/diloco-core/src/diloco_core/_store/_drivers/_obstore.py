@@ -215,35 +215,35 @@ class ObstoreDriver:
 
     def judge(self, error: Exception) -> tuple[Verdict, str]:
         """What an error means."""
-        text = str(error).partition("\n\nDebug source")[0]
-        status, codes = _status(error), _CODE.findall(text)
+        message = str(error).partition("\n\nDebug source")[0]
+        status, codes = _status(error), _CODE.findall(message)
         if codes:
-            text = f"{text.partition('<?xml')[0].partition('<Error>')[0].strip()} {codes[0]}"
-        if "/latest/" in text:
-            text += " (obstore asks there for the machine's credentials, since the environment holds none)"
+            message = f"{message.partition('<?xml')[0].partition('<Error>')[0].strip()} {codes[0]}"
+        if "/latest/" in message:
+            message += " (obstore asks there for the machine's credentials, since the environment holds none)"
         if "NoSuchBucket" in codes:
-            return Verdict.NO_BUCKET, text
+            return Verdict.NO_BUCKET, message
         if isinstance(error, FileNotFoundError):
-            return Verdict.MISSING, text
+            return Verdict.MISSING, message
         if isinstance(error, self._errors.AlreadyExistsError):
             # obstore also raises this at a conflict of two writers, after which S3 asks for another try.
-            return (Verdict.TRANSIENT if status == 409 else Verdict.EXISTS), text
+            return (Verdict.TRANSIENT if status == 409 else Verdict.EXISTS), message
         if isinstance(
             error, (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError)
         ):
-            return Verdict.FORBIDDEN, text
+            return Verdict.FORBIDDEN, message
         if isinstance(error, self._errors.InvalidPathError):
             return (
                 Verdict.PERMANENT,
-                f"{text}. Remove that object, which does not belong to the run, or use fsspec+s3://",
+                f"{message}. Remove that object, which does not belong to the run, or use fsspec+s3://",
             )
         if not isinstance(error, self._errors.GenericError):
-            return Verdict.PERMANENT, text
-        if status in {401, 403} or "Credential" in text:
-            return Verdict.FORBIDDEN, text
+            return Verdict.PERMANENT, message
+        if status in {401, 403} or "Credential" in message:
+            return Verdict.FORBIDDEN, message
         if status is not None and 400 <= status < 500 and status not in {408, 409, 425, 429}:
-            return Verdict.PERMANENT, text
-        return Verdict.TRANSIENT, text
+            return Verdict.PERMANENT, message
+        return Verdict.TRANSIENT, message
 
     def close(self) -> None:
         """Nothing to do: idle connections close by themselves."""

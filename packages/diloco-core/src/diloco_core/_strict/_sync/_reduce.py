@@ -1,4 +1,4 @@
-"""What a replica computes in a sync: the update of its own shards from everybody's contributions."""
+"""What a replica computes in a sync: the update of its own shards from the contributions of all replicas."""
 
 from __future__ import annotations
 
