@@ -80,7 +80,7 @@ def test_a_damaged_manifest_says_what_to_do(resume):
     for words in (
         "does not end with a checksum. ",
         "'newest-whole' does not help",
-        "Put a copy",
+        "from an exact copy",
         "start this one later",
     ):
         assert words.lower() in str(error).lower()

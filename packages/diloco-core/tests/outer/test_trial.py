@@ -152,10 +152,10 @@ def test_what_its_steps_depend_on_is_in_its_state():
 @pytest.mark.parametrize(
     ("kept", "said"),
     [
-        (lambda p: torch.zeros(2), r"'kept', a tensor of shape \[2\] and torch.float32"),
+        (lambda p: torch.zeros(2), r"'kept', a tensor of shape \[2\] and dtype torch.float32"),
         (
             lambda p: torch.zeros(p.numel(), dtype=torch.bfloat16),
-            "'kept', a tensor of shape .* and torch.bfloat16",
+            "'kept', a tensor of shape .* and dtype torch.bfloat16",
         ),
         (lambda p: torch.zeros(p.numel(), 2), "'kept', a tensor of shape"),
         (lambda p: "text", "'kept', a str"),
@@ -195,7 +195,7 @@ SURPRISES = {
         lambda: None,
         "could not make an optimizer for a list of flat parameters.*TypeError",
     ),
-    "makes none": (lambda p: None, "must make a torch.optim.Optimizer, not a NoneType"),
+    "makes none": (lambda p: None, "must return a torch.optim.Optimizer, not a NoneType"),
     "of other parameters": (
         lambda p: torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0),
         "does not hold the parameters that were passed to outer_optimizer",
