@@ -74,7 +74,7 @@ def test_numbers_before_a_later_record_are_not_decided_again():
     before, store = _run(7, settings=settings)
     _lose(store, 5, 6)
     outcome, training = _resume(before, store, 9, True, settings)
-    assert "commits/00000005.json is gone, but what came after it is there" in str(
+    assert "commits/00000005.json is gone, although later objects are there" in str(
         outcome.results[0, 1]
     )
     assert _numbers(store) == [1, 2, 3, 4, 7]

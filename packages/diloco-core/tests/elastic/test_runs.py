@@ -125,8 +125,8 @@ class TestMembership:
         )
         (error,) = {str(error) for error in outcome.errors().values()}
         assert all(isinstance(error, SyncTimeoutError) for error in outcome.errors().values())
-        assert "contributions of 2 replicas (min_replicas) within 50 s" in error
-        assert "contributed: rank 0; never started: rank 1, 2" in error
+        assert "contributions from 2 replicas (min_replicas) within 50 s" in error
+        assert "Contributed: rank 0; never started: rank 1, 2" in error
         assert not [key for key in outcome.store.objects if key.startswith("commits/")]
 
     def test_a_lone_fresh_replica_never_overwrites_a_run(self):
@@ -173,7 +173,7 @@ class TestLateContributions:
         assert violations(outcome, training) == []
         fates = [report.contribution for report in training.reports[2, 1]]
         assert {"carry": "carried", "drop": "dropped"}[late] in fates
-        assert ("are lost, since late='drop'" in caplog.text) is (late == "drop")
+        assert ("are lost because of late='drop'" in caplog.text) is (late == "drop")
         ranges = [
             (member.start, member.stop)
             for number in range(1, 7)
@@ -374,7 +374,7 @@ class TestRefusals:
         store.write(MANIFEST, seal("manifest", MANIFEST, {"membership": "strict"}))
         errors = self._errors(store, Elastic(1, grace=5.0))
         assert {type(error) for error in errors} == {RunExistsError}
-        assert "that of a strict run" in str(errors[0])
+        assert "is the manifest of a strict run" in str(errors[0])
 
     def test_a_record_that_does_not_follow_the_one_before(self, store):
         key = commit_key(3)

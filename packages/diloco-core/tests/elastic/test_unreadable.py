@@ -36,7 +36,11 @@ def trained(store, topology, publish_every=1, faults=()):
 @pytest.mark.parametrize(
     ("topology", "publish_every", "says"),
     [
-        ("sharded", 1, "Leaving the shards that need it to the other replicas, for 10 s"),
+        (
+            "sharded",
+            1,
+            "Leaving the shards that need it to the other replicas, and waiting for them for 10 s",
+        ),
         ("gather", 1, "before its time, because another replica has asked for it"),
         ("gather", 4, "before its time, because another replica has asked for it"),
     ],

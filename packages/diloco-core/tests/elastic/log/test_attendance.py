@@ -214,7 +214,7 @@ def test_below_the_quorum_everybody_is_told_apart():
     error = outcome.results[0, 1]
     assert isinstance(error, SyncTimeoutError)
     assert (
-        "contributed: rank 0; left: rank 1; never started: rank 3; silent: rank 2 (last heard from "
+        "Contributed: rank 0; left: rank 1; never started: rank 3; silent: rank 2 (last heard from "
         in str(error)
     )
 
@@ -272,11 +272,12 @@ def test_the_log_tells_who_is_waited_for(caplog):
             for record in caplog.records
             if record.getMessage().startswith(f"rank {rank}: sync")
         ]
-        waited = [int(text.split(" for ")[2].split()[0]) for text in said]
+        waited = [int(text.split("(min_replicas) for ")[1].split()[0]) for text in said]
         assert [seconds // 10 for seconds in waited] == [1, 7, 13], said
         assert (
-            "sync 1 (0) has been waiting for contributions of 3 replicas (min_replicas)" in said[0]
+            "sync 1 of fragment 0 has been waiting for contributions from 3 replicas (min_replicas)"
+            in said[0]
         )
         assert said[0].endswith(
-            "s, and gives up after 150 s: contributed: rank 0, 1; never started: rank 2"
+            "s. This replica gives up after 150 s (sync_timeout). Contributed: rank 0, 1; never started: rank 2"
         )

@@ -79,8 +79,7 @@ def test_a_life_that_slept_does_not_decide_on_a_record_that_was_decided_again(ca
     assert wrong == []
     assert outcome.results[0, 1] == 8
     assert (
-        "commits/00000003.json is not the record any more that this replica has obeyed"
-        in caplog.text
+        "commits/00000003.json is no longer the record that this replica has obeyed" in caplog.text
     )
     log, broken = read_log(store)
     assert broken == []
@@ -102,8 +101,7 @@ def test_a_life_that_slept_goes_on_from_what_the_others_have_decided_meanwhile(c
     assert wrong == []
     assert outcome.results[0, 1] == 16
     assert (
-        "commits/00000003.json is not the record any more that this replica has obeyed"
-        in caplog.text
+        "commits/00000003.json is no longer the record that this replica has obeyed" in caplog.text
     )
     assert "newest-whole" not in caplog.text
     assert sum(report.reloaded for report in training.reports[0, 1]) == 1
@@ -116,8 +114,7 @@ def test_a_life_that_slept_publishes_nothing_of_a_record_that_was_decided_again(
     store, _, outcome, _ = _fork(leaves_at=LOST, sleeper_ends_at=LOST)
     assert outcome.results[0, 1] == LOST
     assert (
-        "commits/00000003.json is not the record any more that this replica has obeyed"
-        in caplog.text
+        "commits/00000003.json is no longer the record that this replica has obeyed" in caplog.text
     )
     assert not store.below("state")
 

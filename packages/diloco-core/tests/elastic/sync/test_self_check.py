@@ -52,7 +52,8 @@ def test_memory_that_changed_is_noticed_before_anything_is_sent(caplog, topology
         record.getMessage() for record in caplog.records if record.levelno == logging.ERROR
     ]
     assert (
-        "rank 1: the global copy of fragment 0 changed in memory since sync 2 (shard 1" in message
+        "rank 1: the global copy of fragment 0 has changed in memory since sync 2 (shard 1"
+        in message
     )
     assert [report.reloaded for report in training.reports[1, 1]].count(True) == 1
     assert not any(report.reloaded for rank in (0, 2) for report in training.reports[rank, 1])
@@ -70,7 +71,10 @@ def test_gather_a_minority_reloads_and_goes_on(monkeypatch, caplog):
     assert all(what.startswith("after sync 2, ") for what in wrong)
     messages = [record.getMessage() for record in caplog.records if record.levelno == logging.ERROR]
     assert len(messages) == 1
-    assert "rank 1: the state of fragment 0 after sync 2 has digest" in messages[0]
+    assert (
+        "rank 1: the state of fragment 0 after sync 2 is not the one that other replicas hold"
+        in messages[0]
+    )
     assert any(report.reloaded for report in training.reports[1, 1])
     assert outcome.errors() == {}
 
@@ -121,7 +125,7 @@ def test_memory_that_is_bad_for_good_ends_a_replica():
     training = Bad(syncs=6, sizes=(40,))
     outcome = simulate(training, Schedule(3), Elastic(2, grace=20.0), most_lives=1)
     assert isinstance(outcome.results[1, 1], DivergedError)
-    assert "memory is bad" in str(outcome.results[1, 1])
+    assert "memory is faulty" in str(outcome.results[1, 1])
     assert (outcome.results[0, 1], outcome.results[2, 1]) == (6, 6)
     assert [what for what in violations(outcome, training) if what.startswith("after sync")] == []
 
@@ -198,7 +202,7 @@ def test_gather_outer_state_is_compared_when_a_run_ends(first, caplog):
         ["rank 1:"] if first == 0 else ["rank 0:", "rank 2:"]
     )
     assert all(
-        "state/00000003/000.done.json says of the published state is not what" in message
+        "state/00000003/000.done.json describes is not what this replica has computed" in message
         for message in errors
     )
 
@@ -223,6 +227,6 @@ def test_sharded_outer_state_that_changed_in_memory_is_read_again(caplog, chunk_
         record.getMessage() for record in caplog.records if record.levelno == logging.ERROR
     ]
     assert (
-        "rank 1: what the outer optimizer keeps of shard 1 of fragment 0 changed in memory since sync 3"
+        "rank 1: the outer optimizer's state of shard 1 of fragment 0 has changed in memory since sync 3"
         in message
     )

@@ -1,6 +1,6 @@
-"""Adopting a committed sync: update the own shards, take the others' as published, and finish what others left undone.
+"""Adopting a committed sync: updating this life's shards, taking those of others as published, and computing those that are late.
 
-Who does what, and when, is decided in :mod:`.._round._shares`.
+Which life does what, and when, is decided in :mod:`.._round._shares`.
 """
 
 from __future__ import annotations
@@ -36,14 +36,15 @@ _log = logging.getLogger("diloco_core")
 class Adoption:
     """One life's adoption of one sync. Used once.
 
-    Sharded: the k-th member owns shards k, k + members, …: it updates and publishes them, and everybody reads them. When
-    an owner is late by one grace, the next member does its work; create-once settles a race, and all adopt what is there.
-    Gather: everybody updates everything, and some syncs are published.
+    Sharded: the k-th member owns the shards k, k + members, …: it updates and publishes them, and all lives read them. If an
+    owner is late by one grace, the next member does its work. Since a shard is created only once, a race does no harm: all
+    lives adopt what is there.
+    Gather: every life updates all shards, and some syncs are published.
 
     Args:
         life: The life.
         commit: The record, to be obeyed as it is.
-        local: Whether this life's own contribution is in it, so that it need not be read back.
+        local: Whether the record names this life's own contribution, so that it need not be read from the store.
     """
 
     def __init__(self, life: Life, commit: Commit, local: bool) -> None:
@@ -61,56 +62,56 @@ class Adoption:
         self._unreadable: CorruptedObjectError | None = None
 
     def run(self) -> None:
-        """Adopt it; afterwards memory and store agree.
+        """Adopt the sync; afterwards memory and store agree.
 
         Raises:
-            Reload: Inputs are gone because newer state is complete.
-            CorruptedObjectError: Inputs are gone or damaged, and nothing newer is there.
-            SyncTimeoutError: A shard did not come in time.
+            Reload: Contributions are gone because a newer state is complete.
+            CorruptedObjectError: Contributions are gone or damaged, and there is no newer state.
+            SyncTimeoutError: A shard was not published in time.
         """
         shards = range(self._result.layout.shards)
         if self._life.gather:
             publish_previous(self._life, self._commit, self._shares.member)
             self._compute([list(shards)])
             return
-        own = self._shares.own(shards)
+        own_shards = self._shares.own(shards)
         try:
-            self._compute([[shard] for shard in own])
+            self._compute([[shard] for shard in own_shards])
         except CorruptedObjectError as error:
             self._leave_to_others(error)
-            own = []
-        self._take([shard for shard in shards if shard not in own])
+            own_shards = []
+        self._take([shard for shard in shards if shard not in own_shards])
         if self._shares.designated:
             write_done(self._life, self._commit)
 
-    def _take(self, left: list[int]) -> None:
-        """Read published shards, whichever is there first; do the work of owners that are late."""
+    def _take(self, missing: list[int]) -> None:
+        """Adopt the missing shards as they are published, in any order; compute those whose owners are late."""
         life, shares = self._life, self._shares
-        turns = sorted({shares.turn(shard) for shard in left})
-        patience = shares.patience(left) if left else 0.0
+        turns = sorted({shares.turn(shard) for shard in missing})
+        patience = shares.patience(missing) if missing else 0.0
         wait: Wait | None = None
 
         def expired() -> SyncTimeoutError:
-            return self._late(left)
+            return self._late(missing)
 
         life.handover.nobody_is_absent()
-        while left:
+        while missing:
             elapsed = wait.elapsed() if wait else 0.0
-            life.handover.are_absent(shares.late_owners(left, elapsed))
-            published = listed(self._result, left)
-            seen = Pending(tuple(left), tuple(published), readable=self._unreadable is None)
-            # One pass: what is published, then what is late. Whatever came may have brought more with it.
+            life.handover.are_absent(shares.late_owners(missing, elapsed))
+            published = listed(self._result, missing)
+            pending = Pending(tuple(missing), tuple(published), readable=self._unreadable is None)
+            # One pass: first the published shards, then the late ones. If any arrived, more may have, so look again at once.
             while True:
-                decision = on_pending(shares, seen, elapsed=elapsed, patience=patience)
+                decision = on_pending(shares, pending, elapsed=elapsed, patience=patience)
                 if isinstance(decision, Adopt):
-                    came = adopt_listed(self._result, published)
+                    arrived = adopt_listed(self._result, published)
                 elif isinstance(decision, Compute):
-                    came = self._stand_in(decision.shards)
+                    arrived = self._stand_in(decision.shards)
                 else:
                     break
-                left = [shard for shard in left if shard not in came]
+                missing = [shard for shard in missing if shard not in arrived]
                 readable = self._unreadable is None
-                seen = Pending(tuple(left), (), seen.arrived or bool(came), readable)
+                pending = Pending(tuple(missing), (), pending.arrived or bool(arrived), readable)
             if isinstance(decision, GiveUp) and self._unreadable is not None:
                 raise self._unreadable
             if isinstance(decision, KeepWaiting):
@@ -121,7 +122,7 @@ class Adoption:
             life.traffic.waited += wait.elapsed()
 
     def _stand_in(self, shards: Sequence[int]) -> list[int]:
-        """Do the work of owners that are late; returns what is done, which ends where something cannot be read."""
+        """Compute shards whose owners are late. Returns those that are done: it stops if a contribution cannot be read."""
         done: list[int] = []
         for shard in shards:
             try:
@@ -133,28 +134,32 @@ class Adoption:
         return done
 
     def _leave_to_others(self, error: CorruptedObjectError) -> None:
-        """A contribution cannot be read. Its author needs no copy of it, and does the work of owners that are late.
+        """Leave shards to others, because a contribution cannot be read.
+
+        The life that made the contribution holds it in memory, and does the work of owners that are late.
 
         Raises:
-            CorruptedObjectError: There is nobody who could: the sync is a former one, and its members have gone on.
+            CorruptedObjectError: No life could do it, since this is an earlier sync, whose members have gone on.
         """
         if self._result.mending or not self._local:
             raise error
         self._unreadable = error
         _log.error(
-            "rank %d: %s. Leaving the shards that need it to the other replicas, for %g s.",
+            "rank %d: %s. Leaving the shards that need it to the other replicas, and waiting for them for %g s.",
             self._life.rank,
             str(error).rstrip("."),
             2 * self._life.settings.grace,
         )
 
-    def _late(self, left: Sequence[int]) -> SyncTimeoutError:
-        shares, uri = self._shares, self._life.store.uri
-        ranks = sorted({shares.members[shares.owner(shard)] for shard in left})
-        text = (
-            f"sync {self._commit.sync} at {uri}: the shards of ranks {ranks} did not come in time"
+    def _late(self, missing: Sequence[int]) -> SyncTimeoutError:
+        shares, life = self._shares, self._life
+        ranks = sorted({shares.members[shares.owner(shard)] for shard in missing})
+        return SyncTimeoutError(
+            f"sync {self._commit.sync} at {life.store.uri} is decided, but the shards of ranks {ranks} were not published within "
+            f"{life.timing.sync_timeout:g} s (sync_timeout). Look at the logs of these ranks. The run can be resumed from its "
+            "prefix.",
+            ranks,
         )
-        return SyncTimeoutError(text, ranks)
 
     def _compute(self, batches: Sequence[Sequence[int]]) -> None:
         Computation(self._result, local=self._local).run(batches)

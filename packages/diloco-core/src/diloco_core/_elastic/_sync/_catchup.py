@@ -1,4 +1,4 @@
-"""Catching up with the log: the newest published state, then every sync that was committed after it."""
+"""Catching up with the log: taking the newest published state, then every sync that was committed after it."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from ..._store._api import ObjectReader
     from .._life._life import Life
 
-_PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after a try that found the state of no use
-_ASKING = 2  # how often it is tried again while others are asked
+_PAUSES = (0.0, 0.1, 0.4, 1.5, 1.5)  # seconds after each attempt whose state could not be used
+_ASKING = 2  # how often loading is tried again while other replicas are asked to repair
 _MOST_ROLLBACKS = 3
 
 _log = logging.getLogger("diloco_core")
@@ -35,8 +35,8 @@ def catch_up(life: Life, *, first: bool = False) -> None:
     """Take the newest state that the store holds, finishing what others left undone and mending what is damaged.
 
     Args:
-        life: Whose.
-        first: It begins here; only then it may go back to older states, if it was started so.
+        life: The life.
+        first: Whether the life begins here. Only then may it go back to older states, if its settings allow that.
 
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
@@ -53,10 +53,10 @@ def catch_up(life: Life, *, first: bool = False) -> None:
 
 
 def start_again(life: Life, reload: Reload) -> None:
-    """Take what is published, where what this life holds is of no use.
+    """Take what is published, because this life cannot use the state that it holds.
 
     Raises:
-        DivergedError: Its state is not what it should be, again after it has done so before.
+        DivergedError: The life's state is wrong although it has started again before for that reason.
         FencedError: The run went back to older states, and this life had not agreed to that.
     """
     if reload.rollback is not None:
@@ -66,58 +66,63 @@ def start_again(life: Life, reload: Reload) -> None:
             raise _unhealed(reload.why, life.rank) from None
         life.handover.has_differed()
     elif reload.__cause__ is not None:
-        text = "rank %d: %s. Reloading the published state."
-        _log.warning(text, life.rank, str(reload.__cause__).rstrip("."))
-    before = life.rollback
+        _log.warning(
+            "rank %d: %s. Reloading the published state.",
+            life.rank,
+            str(reload.__cause__).rstrip("."),
+        )
+    last_rollback = life.rollback
     catch_up(life)
-    # Loading may have met a rollback that this life did not come across in the log.
-    if life.rollback > before:
-        record = life.log(life.rollback)
-        if record is not None and isinstance(record[0], Rollback):
-            obey_rollback(life, record[0])
+    # Loading may have met a rollback that this life had not seen in the log.
+    if life.rollback > last_rollback:
+        entry = life.log(life.rollback)
+        if entry is not None and isinstance(entry[0], Rollback):
+            obey_rollback(life, entry[0])
 
 
 def _take_mended(
     life: Life, error: CorruptedObjectError | NonFiniteUpdateError, *, first: bool
 ) -> None:
-    """Others may know what this life cannot read: ask them, and wait for them for a grace. Else go back, if that is agreed."""
-    left: CorruptedObjectError | NonFiniteUpdateError | None = error
-    if isinstance(error, CorruptedObjectError):  # what would be infinite is so for everybody
-        left = _ask(life, error)
-        if left is None:
+    """Ask other replicas to mend what this life cannot read, and wait for them for a grace; then go back, if that is agreed."""
+    problem: CorruptedObjectError | NonFiniteUpdateError | None = error
+    if isinstance(
+        error, CorruptedObjectError
+    ):  # the other kind of error would be the same for all replicas
+        problem = _ask(life, error)
+        if problem is None:
             return
     if first and life.settings.resume == "newest-whole":
         for _ in range(_MOST_ROLLBACKS):
-            with suppress(Reload):  # somebody else has decided meanwhile: look again
-                roll_back(life, left or error)
-            left = _take_newest(life)
-            if left is None:
+            with suppress(Reload):  # another life has decided something meanwhile: load again
+                roll_back(life, problem or error)
+            problem = _take_newest(life)
+            if problem is None:
                 return
-    raise left or error
+    raise problem or error
 
 
 def _ask(
     life: Life, error: CorruptedObjectError
 ) -> CorruptedObjectError | NonFiniteUpdateError | None:
-    """Have the others write again what cannot be read; returns what is wrong still, if something is."""
+    """Ask the other replicas to write again what cannot be read. Returns None if that helped, or else what is still wrong."""
     _log.error(
-        "rank %d: %s. Asking the other replicas to write it again, for %g s.",
+        "rank %d: %s. Asking the other replicas to write it again, and waiting for them for %g s.",
         life.rank,
         str(error).rstrip("."),
         life.settings.grace,
     )
     ask_for_repair(life)
-    left: CorruptedObjectError | NonFiniteUpdateError | None = error
+    problem: CorruptedObjectError | NonFiniteUpdateError | None = error
     for _ in range(_ASKING):
         life.timing.sleep(life.settings.grace / _ASKING)
-        left = _take_newest(life)
-        if left is None:
+        problem = _take_newest(life)
+        if problem is None:
             break
-    return left
+    return problem
 
 
 def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | None:
-    """Load and replay; returns what could not be read or computed, if something could not."""
+    """Load the newest state and replay the log. Returns None, or the error that says what could not be read or computed."""
     cause: BaseException | None = None
     for pause in _PAUSES:
         try:
@@ -135,13 +140,15 @@ def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | No
         return cause
     if cause is not None:
         raise cause
-    return CorruptedObjectError(f"the state in {life.store.uri} kept changing while it was read")
+    return CorruptedObjectError(
+        f"the state in {life.store.uri} changed each of the {len(_PAUSES)} times that it was read: start this replica again"
+    )
 
 
 def replay(life: Life) -> None:
     """Adopt every sync that is committed and not adopted yet."""
+    # A published state shows that its sync was decided, even if the record is gone.
     published = max((sync for sync, _ in states(life.store.list("state/"))), default=0)
-    # What is published shows that its sync was decided, even if the record is gone.
     turns = {rollback.sync: (rollback, record) for rollback, record in life.rollbacks}
     known = [rollback for rollback, _ in life.rollbacks]
     while True:
@@ -170,55 +177,63 @@ def replay(life: Life) -> None:
         if life.damage.mending.get(commit.fragment) == commit.sync:
             mend_published(life, commit.fragment)
             life.damage.mended(commit.fragment, commit.sync)
-    # Several records in a row may be lost. The next one may just have been decided, so it is looked for once more.
+    # Several records in a row may be lost. The next one may just have been decided, so read it once more.
     newest = max(filter(None, map(commit_sync, life.store.list("commits/"))), default=0)
-    beyond = newest > life.sync + 1 and life.log(life.sync + 1) is None
-    if life.sync < published or beyond:
+    has_gap = newest > life.sync + 1 and life.log(life.sync + 1) is None
+    if life.sync < published or has_gap:
         raise CorruptedObjectError(
-            f"{life.origin(commit_key(life.sync + 1))} is gone, but what came after it is there, and a run never deletes commit "
-            "records: something else has, or a replica of another run writes below this prefix"
+            f"{life.origin(commit_key(life.sync + 1))} is gone, although later objects are there. A run never deletes commit "
+            "records: something else has deleted it, or a replica of another run writes below this prefix"
         )
 
 
 def _hold_own_part(life: Life) -> None:
-    """Read what the outer optimizer keeps of every N-th shard, those that this rank updates where all N ranks take part.
+    """Read the outer optimizer's state of every N-th shard: of those that this rank updates if all N ranks take part.
 
-    So it is not to be read at the next sync. And what is damaged shows before anybody trains: loading reads the values
-    only, and with all ranks there, somebody looks at everything else. What is damaged is made again at once.
+    So it need not be read at the next sync. This also shows damage before any replica trains: loading reads only the values,
+    but if all ranks are there, each part of the rest is read by one of them. What is damaged is made again at once.
 
     Raises:
         Reload: It is damaged, and the whole state has to be made again.
     """
     if life.gather:
-        return  # every replica has read everything
+        return  # loading has read everything
     for index, progress in enumerate(life.fragments):
         shards = range(life.rank, progress.job.layout.shards, life.manifest.world_size)
-        own = {
+        own_shards = {
             life.key(progress.sync, index, shard): shard
             for shard in shards
             if begin_to_hold(life, progress, shard)
         }
         listing = (
-            life.store.list(f"{next(iter(own)).rpartition('/')[0]}/")
-            if own and not life.store.near
+            life.store.list(f"{next(iter(own_shards)).rpartition('/')[0]}/")
+            if own_shards and not life.store.near
             else {}
         )
 
         def announce(
-            key: str, reader: ObjectReader, index: int = index, own: dict[str, int] = own
+            key: str,
+            reader: ObjectReader,
+            index: int = index,
+            own_shards: dict[str, int] = own_shards,
         ) -> None:
-            life.shard(life.fragments[index].sync, index, own[key]).announce_rest(reader)
+            life.shard(life.fragments[index].sync, index, own_shards[key]).announce_rest(reader)
 
         with open_ahead(
-            life.store.store, {key: listing.get(key) for key in own}, announce
+            life.store.store, {key: listing.get(key) for key in own_shards}, announce
         ) as readers:
-            for (key, shard), reader in zip(own.items(), readers, strict=True):
+            for (key, shard), reader in zip(own_shards.items(), readers, strict=True):
                 _hold_or_make_again(life, index, shard, key, reader)
 
 
 def _hold_or_make_again(
     life: Life, index: int, shard: int, key: str, opened: ObjectReader | None
 ) -> None:
+    """Read what memory lacks of a shard. If its file is damaged or gone, make the shard again.
+
+    Raises:
+        Reload: The shard could not be made again by itself.
+    """
     progress = life.fragments[index]
 
     def use(reader: ObjectReader) -> bool:
@@ -226,20 +241,20 @@ def _hold_or_make_again(
         return True
 
     def read() -> bool:
-        nonlocal opened
-        first, opened = opened, None
-        return life.store.read(key, use, first) or False
+        nonlocal opened  # used by the first attempt only
+        already_open, opened = opened, None
+        return life.store.read(key, use, already_open) or False
 
     damage: CorruptedObjectError | None = None
     try:
-        # The others may be waiting. Where this accuses a file wrongly, the same is computed once more.
+        # Only two attempts, since the others may be waiting. If the file is not damaged after all, the same is computed again.
         if read_again(life.timing, read, most=2):
             return
     except CorruptedObjectError as error:
         damage = error
         progress.forget_outer(shard, life.chunk_bytes)
     if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
-        return  # it was removed while it was read: the others have gone on
+        return  # it was deleted while it was read, because the others have gone on
     if not make_again(life, index, shard, damage):
         life.damage.distrust(index, progress.sync)
         gone = CorruptedObjectError(f"{life.origin(key)} is gone")
@@ -247,19 +262,20 @@ def _hold_or_make_again(
 
 
 def _unhealed(why: Why, rank: int) -> DivergedError:
-    """The error of a replica whose state is wrong again after it has started again from the published one."""
+    """The error for a replica whose state is wrong again after it has reloaded the published state."""
     if why is Why.DIFFERS:
         return diverged(rank)
     return DivergedError(
-        f"the global copy of rank {rank} has changed in memory between two syncs, again after reloading: something in "
-        "this process writes to it, or the machine's memory is bad. Nothing of it was sent."
+        f"the global copy of rank {rank} has changed in memory between two syncs, and did so again after it was reloaded. "
+        "Nothing of it was sent. Either something in this process writes to it, or the machine's memory is faulty: check the "
+        "training code, or resume the run on another machine."
     )
 
 
 def diverged(rank: int) -> DivergedError:
-    """The error of a replica that computes other values than the others."""
+    """The error for a replica that computes other values than the others."""
     return DivergedError(
-        f"rank {rank} computes other values than most other replicas, also from the published state. Different kinds of "
-        "processors round differently: use topology='sharded', where every shard is computed once and all read the same "
-        "bytes."
+        f"rank {rank} computes other values than most other replicas, even from the published state. Different kinds of "
+        "processors round differently: run all replicas on the same kind, or begin a new run with topology='sharded', where "
+        "every shard is computed once and all replicas read the same bytes."
     )

@@ -31,11 +31,11 @@ _log = logging.getLogger("diloco_core")
 
 
 class Computation:
-    """Updates shards of a result, and publishes them in the sharded topology. Used once.
+    """Updates shards of a result and, in the sharded topology, publishes them. Used once.
 
     Args:
-        result: What is computed.
-        local: Whether this life's own contribution is named, so that it need not be read back.
+        result: The result whose shards are computed.
+        local: Whether the record names this life's own contribution, so that it need not be read from the store.
     """
 
     def __init__(self, result: Result, *, local: bool) -> None:
@@ -48,13 +48,14 @@ class Computation:
         self._inputs: Inputs | None = None
 
     def run(self, batches: Sequence[Sequence[int]]) -> None:
-        """Update shards. Those of a batch are updated together, and published before the next one's turn.
+        """Update shards. The shards of a batch are updated together; their publication begins before the next batch is updated.
 
         Raises:
-            Reload: Inputs are gone because newer state is complete, or the state before is damaged.
-            CorruptedObjectError: Inputs are gone or damaged, and nothing newer is there; or something else comes out.
+            Reload: Contributions are gone because a newer state is complete, or the state before is damaged.
+            CorruptedObjectError: Contributions are gone or damaged, and there is no newer state; or the values that are computed
+                differ from those that were published.
         """
-        # Where memory was written to since the contribution was made, it has to be read from the store.
+        # If memory was overwritten since the contribution was made, the contribution has to be read from the store.
         self._local = self._local and all(
             self._progress.values_at[shard] == self._result.previous
             for batch in batches
@@ -75,7 +76,7 @@ class Computation:
             publications.abandon()
 
     def _computes(self, batches: Sequence[Sequence[int]]) -> bool:
-        """Update the first of these batches in memory. False where its result was there already, and has been adopted."""
+        """Update the first of these batches in memory. Returns False if its result was already published and has been adopted."""
         pauses: Iterator[float | None] = iter((*PAUSES, None))
         batch = batches[0]
         while True:
@@ -84,7 +85,7 @@ class Computation:
                 if not any([self._prepare(shard) for shard in batch]):  # noqa: C419 - all of them
                     self._update(batch, self._open(batches))
                     return True
-                # A shard had to be made again, so the model does not hold the own contribution any more.
+                # A shard had to be made again, so the model no longer holds this life's contribution.
                 self._close()
             except ObjectNotFoundError as error:
                 self._close()
@@ -96,10 +97,10 @@ class Computation:
             except (StoreUnavailableError, CorruptedObjectError) as error:
                 self._close()
                 self._consider(error, next(pauses))
-            self._local = False  # parts of the own values may be updated already
+            self._local = False  # parts of this life's own values may be updated already
 
     def _open(self, batches: Sequence[Sequence[int]]) -> Inputs:
-        """The contributions, opened for all that is still to be computed."""
+        """The contributions, opened for all batches that are still to be computed."""
         if self._inputs is None:
             self._inputs = Inputs(
                 self._life, self._progress, self._commit, batches, local=self._local
@@ -138,21 +139,21 @@ class Computation:
     def _consider(
         self, error: StoreUnavailableError | CorruptedObjectError, pause: float | None
     ) -> None:
-        """What comes of an error in an update: another try after ``pause``, loading again, or the end."""
+        """Decide what follows an error in an update: another attempt after ``pause`` (it returns), loading again, or the end."""
         if pause is None or (
             self._life.store.store.retries and isinstance(error, StoreUnavailableError)
         ):
             raise error
         self._life.timing.sleep(pause)
         if self._life.gather:
-            # What was updated in part can only be had again from what is published.
+            # A state that was updated in part can only be restored from what is published.
             raise Reload(Why.DAMAGED) from error
         if isinstance(error, StoreUnavailableError):
-            # Which waits for the store as long as it is waited for anywhere.
+            # Any read will do: it waits until the store can be reached again, as long as reads wait everywhere.
             read_commit(self._life, self._commit.sync)
 
     def _compare(self, batch: Sequence[int]) -> None:
-        """Gather: note what was computed, and see that it is what the record of a mended state says."""
+        """Gather: note what was computed. If a state is mended, check that it is what the record of that state says."""
         result = self._result
         for shard in batch:
             values = result.shard(shard).digest()
@@ -161,13 +162,13 @@ class Computation:
             result.settle(shard, values, None)
 
     def _prepare(self, shard: int) -> bool:
-        """See to it that memory holds the values and the outer state that the update starts from.
+        """Make sure that memory holds the values and the outer state from which the update starts.
 
         Returns:
-            Whether the shard was damaged in the store and has been made again. The model's values of it are lost then.
+            Whether the shard was damaged in the store and has been made again. If so, the model's values of it are lost.
 
         Raises:
-            Reload: It is damaged, and could not be made again like that: loading makes it again from the state before it.
+            Reload: It is damaged, and could not be made again by itself. Loading makes it again from the state before it.
         """
         life, progress, index = self._life, self._progress, self._commit.fragment
         if not begin_to_hold(life, progress, shard):
@@ -216,18 +217,24 @@ class Computation:
             if created:
                 result.settle(shard, *written[-1])
             elif adopt(result, shard):
-                pass  # somebody was faster: there is one version, and everybody takes it
+                pass  # another life was faster: there is only one version, and all lives take it
             elif shard in result.damaged:
                 Computation(result, local=self._local).run([[shard]])
             else:
-                self._look_again(shard, f"{result.key(shard)} was there, and has vanished")
+                self._look_again(
+                    shard, f"{life.origin(result.key(shard))} existed, but has been deleted since"
+                )
 
         publications.add(upload, use)
 
     def _look_again(self, shard: int, missing: object) -> None:
-        """Inputs are gone: then the result is there, or newer state is complete.
+        """Find out why something that the result is computed from is gone: the result is published, or a newer state is complete.
 
-        Where the result is known to be damaged, neither helps: only what is newer than it is of use.
+        If the result is known to be damaged, it does not help that it is published: only a newer state does.
+
+        Raises:
+            Reload: A newer state is complete.
+            CorruptedObjectError: There is neither.
         """
         life, result = self._life, self._result
         if not life.gather and not result.mending and adopt(result, shard):
@@ -242,16 +249,16 @@ class Computation:
             reason = life.damage.reasons[result.index].rstrip(".")
             damaged = f"Its result is damaged as well: {reason}. "
         raise CorruptedObjectError(
-            f"sync {result.sync} in {life.store.uri} is decided, and something that it is computed from is gone: "
+            f"sync {result.sync} in {life.store.uri} is decided, but something from which its result is computed is gone: "
             f"{str(missing).rstrip('.')}. {damaged}No newer state is complete."
         )
 
 
 def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError | None) -> bool:
-    """Compute a shard of the state in memory again that is damaged or gone in the store, and write it there as it was.
+    """Compute a shard of the state in memory again, because its file is damaged or gone, and write the file as it was.
 
-    That takes the state before and the contributions to its sync, which stay until the next state is complete. Nothing else
-    in memory is touched: other shards and fragments keep what they hold and what this replica has learned since.
+    This needs the state before and the contributions to its sync, which stay in the store until the next state is complete.
+    Nothing else in memory is touched: other shards and fragments keep what they hold and what this replica has learned since.
 
     Returns:
         Whether it was possible. If so, memory holds the values and the outer state of the shard as they were published.

@@ -1,7 +1,7 @@
-"""Whether the record that a life stands at is still the one that it has obeyed.
+"""Whether the last record that a life has obeyed is still the one in the log.
 
-A record that is lost without a trace can be decided again by lives that have not read it, with other members. Whoever stands
-at the first one then has a state that is not the run's, and must neither decide nor publish anything on top of it.
+A record that is lost without a trace can be decided again, with other members, by lives that have not read it. A life that has
+obeyed the first record then holds a state that is not the run's, and must neither decide nor publish anything based on it.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ _log = logging.getLogger("diloco_core")
 
 
 def look_back(life: Life) -> None:
-    """A life that decides or publishes after a long time sees first whether the record that it stands at is still there.
+    """Check, before a life decides or publishes after a long time, that the last record that it has obeyed is still there.
 
-    Where it is gone it is written again, as long as nothing else has its number.
+    If it is gone, it is written again, unless another record has its number.
 
     Raises:
         Reload: Something else was decided in its place, or the run went back to older states there.
@@ -33,10 +33,8 @@ def look_back(life: Life) -> None:
         return
     if life.sync == life.rollback:
         entry = life.log(life.sync)
-        if (
-            entry is None
-        ):  # another life that has obeyed it writes it again, or says what is missing
-            return
+        if entry is None:
+            return  # another life that has obeyed it writes it again, or reports that it is missing
     else:
         try:
             entry = read_commit(life, life.sync, decided=True)
@@ -49,11 +47,11 @@ def look_back(life: Life) -> None:
 
 
 def not_next(life: Life, commit: Commit) -> Exception:
-    """What a life raises that has read a record which is not the next one of the log.
+    """The exception for a life that has read a record which does not follow the last one that it has obeyed.
 
     Returns:
-        ``Reload`` where it follows another record than the one that this life stands at, which was decided in that one's
-        place; otherwise the error that the log does not hang together.
+        ``Reload`` if the last record that this life has obeyed was replaced, and the new record follows the replacement;
+        otherwise the error which says that the records of the log do not follow each other.
     """
     error = life.does_not_follow(commit)
     if (
@@ -69,7 +67,7 @@ def not_next(life: Life, commit: Commit) -> Exception:
 
 
 def _digest_in_log(life: Life) -> str | None:
-    """Digest of the record that has the number of the one that this life stands at."""
+    """Digest of the record in the log that has the number of the last one that this life has obeyed; None if there is none."""
     try:
         entry = life.log(life.sync) if life.sync else None
     except CorruptedObjectError:
@@ -79,9 +77,9 @@ def _digest_in_log(life: Life) -> str | None:
 
 def _say(life: Life) -> None:
     _log.error(
-        "rank %d: %s is not the record any more that this replica has obeyed: that one was lost, and something else was decided "
-        "in its place while this replica stood still. What it holds is not a state of the run any more, and is dropped. "
-        "Something else deletes objects of this run.",
+        "rank %d: %s is no longer the record that this replica has obeyed: that record was lost, and another one was decided in "
+        "its place while this replica stood still. This replica drops what it holds, which is no longer a state of the run, and "
+        "reloads. Something outside this run deletes its objects: find out what does, and stop it.",
         life.rank,
         life.origin(commit_key(life.sync)),
     )

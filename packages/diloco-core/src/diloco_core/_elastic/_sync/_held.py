@@ -1,6 +1,7 @@
-"""What an update starts from: the values of a shard after the fragment's last sync, and what the outer optimizer keeps of it.
+"""What an update starts from: the values of a shard after the fragment's last sync, and the outer optimizer's state for it.
 
-Every life holds all values. The outer state of a shard is held by who has updated it last; whoever updates it next reads it.
+Every life holds all values. The outer state of a shard is held only by the life that has updated the shard last. If another life
+updates it next, that life reads the outer state.
 """
 
 from __future__ import annotations
@@ -17,39 +18,42 @@ if TYPE_CHECKING:
 
 
 def begin_to_hold(life: Life, progress: Progress, number: int) -> bool:
-    """Whether something of a shard after the fragment's last sync is to be read, because memory does not hold it."""
-    whole = progress.values_at[number] == progress.sync
-    if whole and progress.outer_at[number] == progress.sync:
+    """Whether a part of a shard after the fragment's last sync has to be read, because memory does not hold it."""
+    has_values = progress.values_at[number] == progress.sync
+    if has_values and progress.outer_at[number] == progress.sync:
         return False
     progress.forget_outer(number, life.chunk_bytes)
-    if whole and not progress.sync:
+    if has_values and not progress.sync:
         progress.outer_at[number] = 0  # no outer step has been taken yet
         return False
     return True
 
 
 def hold(life: Life, progress: Progress, index: int, number: int, reader: ObjectReader) -> None:
-    """Take what memory lacks of a shard out of its file.
+    """Read what memory lacks of a shard from its file.
 
     Raises:
         CorruptedObjectError: It is not what was published.
     """
     sync, origin = progress.sync, life.origin(life.key(progress.sync, index, number))
-    stored, whole = life.shard(sync, index, number), progress.values_at[number] == sync
+    stored, has_values = life.shard(sync, index, number), progress.values_at[number] == sync
     if sync:
         progress.job.install_outer(*stored.outer_state(reader, origin, progress.rests[number]))
-    if not whole and stored.adopt(reader, origin, life.scratch).values != progress.sums[number]:
+    if (
+        not has_values
+        and stored.adopt(reader, origin, life.scratch).values != progress.sums[number]
+    ):
         raise not_as_recorded(origin)
     layout = progress.job.layout
-    values = sum(map(layout.piece_bytes, layout.shard(number)))
-    life.traffic.received += reader.size - (values if whole else 0)
+    value_bytes = sum(map(layout.piece_bytes, layout.shard(number)))
+    life.traffic.received += reader.size - (value_bytes if has_values else 0)
     progress.values_at[number] = progress.outer_at[number] = sync
 
 
 def state_before(life: Life, index: int) -> Progress | None:
-    """What a life holds that is about to read the state that a fragment's last sync started from.
+    """The progress of a life that is about to read the state from which a fragment's last sync started.
 
-    None where the store does not hold that any more, or its record cannot be read.
+    None if the store no longer holds that state, or its record cannot be read.
     """
     progress = life.fragments[index]
     if progress.commit is None:

@@ -1,4 +1,4 @@
-"""The contributions that an elastic sync names, opened to be added up: each is read once, in the order of use."""
+"""The contributions that the record of an elastic sync names, opened to be added up: each is read once, in the order of use."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ class Inputs:
     """Contributions to some shards. Not thread-safe.
 
     Args:
-        life: Who reads them.
-        progress: The fragment.
+        life: The life that reads them.
+        progress: What the life holds of the fragment.
         commit: The record that names them.
         batches: The shards, in the order in which they are updated; those of a batch together.
         local: Whether this life's own contribution is taken from memory.
 
     Attributes:
-        sources: For every member, in rank order, what gives its contribution chunk by chunk.
-        block_bytes: How much is read of one contribution before the next one's turn.
+        sources: For every member, in rank order, a source that gives its contribution chunk by chunk.
+        block_bytes: How many bytes are read from one contribution before the next one is read.
 
     Raises:
-        ObjectNotFoundError: One of them is gone.
-        CorruptedObjectError: One of them has not the size that it should have.
+        ObjectNotFoundError: A contribution is gone.
+        CorruptedObjectError: A contribution does not have the size that it should have.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Inputs:
                 if local and (member.rank, member.epoch) == (life.rank, life.epoch):
                     self.sources.append(as_sent(progress.job))
                     continue
-                # Its size is known, since nothing else is valid.
+                # The size is known, since a contribution of another size would not be valid.
                 size = progress.format.size(member.groups)
                 opened = self._stack.enter_context(life.store.store.open(member.key, size))
                 reader = progress.format.reader(member, opened, shards, life.origin(member.key))
@@ -79,7 +79,7 @@ class Inputs:
             raise
 
     def verify(self, shards: Iterable[int]) -> None:
-        """Compare the checksums of these shards, which have been read.
+        """Verify the checksums of these shards, which have been read.
 
         Raises:
             CorruptedObjectError: What was read is not what was written.
@@ -89,7 +89,7 @@ class Inputs:
                 reader.verify(shard)
 
     def close(self) -> None:
-        """Let go of all of them; repeatable."""
+        """Close all contributions; repeatable."""
         self._stack.close()
 
     def _announce(self, batches: Iterable[Sequence[int]]) -> None:
@@ -110,7 +110,7 @@ class Inputs:
         return read
 
     def _sizes(self, block: Iterable[tuple[int, Piece]], groups: int) -> dict[int, int]:
-        """Bytes of every shard in a block, of the groups that a contribution carries."""
+        """For every shard in a block, the bytes of the groups that a contribution carries."""
         sizes: dict[int, int] = {}
         for shard, piece in block:
             size = sent_bytes(self._codec, self._layout, piece)

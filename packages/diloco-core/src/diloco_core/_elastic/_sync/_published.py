@@ -1,4 +1,4 @@
-"""Taking shards of a sync's result as they were published: whoever computed them, everybody holds the same bytes."""
+"""Taking shards of a sync's result as they were published, so that all lives hold the same bytes, whoever computed them."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _log = logging.getLogger("diloco_core")
 
 
 def listed(result: Result, shards: Iterable[int]) -> dict[int, int]:
-    """Those of the shards that are published by now, and the sizes of their files."""
+    """Those of the shards that are published by now, with the sizes of their files."""
     listing = result.life.store.list(f"state/{result.sync:08}/")
     keys = {result.key(shard): shard for shard in shards}
     return {shard: listing[key] for key, shard in keys.items() if key in listing}
 
 
 def adopt_listed(result: Result, listing: dict[int, int]) -> list[int]:
-    """Adopt shards that :func:`listed` has found; returns those that could be read."""
+    """Adopt shards that :func:`listed` returned. Returns those that could be read."""
     life = result.life
     sizes = {result.key(shard): size for shard, size in listing.items()}
     numbers = dict(zip(sizes, listing, strict=True))
@@ -45,7 +45,7 @@ def adopt_listed(result: Result, listing: dict[int, int]) -> list[int]:
 
 
 def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> bool:
-    """Adopt a shard as it was published, if it was; where it is damaged it counts as not published."""
+    """Adopt a shard as it was published. Returns False if it is not published, or is damaged and has to be computed again."""
     life, progress = result.life, result.progress
     key = result.key(shard)
 
@@ -54,19 +54,19 @@ def adopt(result: Result, shard: int, opened: ObjectReader | None = None) -> boo
         return result.shard(shard).adopt(reader, life.origin(key), life.scratch)
 
     def read() -> Sums | None:
-        nonlocal opened
-        first, opened = opened, None
+        nonlocal opened  # used by the first attempt only
+        already_open, opened = opened, None
         try:
-            return life.store.read(key, use, first)
+            return life.store.read(key, use, already_open)
         except CorruptedObjectError:
             try:
                 life.store.store.open(key).close()
             except ObjectNotFoundError:
-                return None  # it was removed while it was read, and its space written over
+                return None  # it was deleted while it was read, and its space was reused
             raise
 
     try:
-        if result.mending:  # also what nobody needs to adopt it may be damaged
+        if result.mending:  # parts of the file that adopting does not read may be damaged too
             check_shard(life, result.sync, result.index, shard, result.done)
         sums = read_again(life.timing, read)
     except CorruptedObjectError as error:

@@ -1,4 +1,4 @@
-"""The reports of elastic syncs: one that was completed, one that was left out, one after which this life has started again."""
+"""The reports of elastic syncs: of those that were completed, those that were left out, and those in which a life reloaded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 def completed(
     life: Life, job: SyncJob, commit: Commit, contribution: str, *, since: float
 ) -> SyncReport:
-    """Of a sync whose record was obeyed; ``since``: when it began, by the life's clock."""
+    """The report of a sync whose record was obeyed. ``since`` is the time when it began, by the life's clock."""
     return SyncReport(
         sync=commit.sync,
         fragment=job.name,
@@ -30,12 +30,12 @@ def completed(
 
 
 def left(life: Life, job: SyncJob) -> SyncReport:
-    """Of a last sync that this life did not wait for to its end."""
+    """The report of a last sync whose end this life did not wait for."""
     return _not_completed(life, job, None, "none" if life.handover.open is None else "open")
 
 
 def reloaded(life: Life, job: SyncJob, commit: Commit | None, contribution: str) -> SyncReport:
-    """Of a sync in which this life started again from the published state; ``commit``: its record, if that state holds it."""
+    """The report of a sync in which this life reloaded the published state. ``commit`` is its record, if that state holds it."""
     return _not_completed(life, job, commit, contribution, reloaded=True)
 
 

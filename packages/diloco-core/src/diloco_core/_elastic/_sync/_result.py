@@ -1,4 +1,4 @@
-"""The result of a committed sync, on its way into one life's memory."""
+"""The result of a committed sync, while one life takes or computes it."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ if TYPE_CHECKING:
 
 @dataclass(slots=True)
 class Result:
-    """The state after a sync, as one life comes to it. Written by whoever takes or computes shards of it.
+    """The state after a sync, while one life takes or computes it. Written by the code that takes or computes shards.
 
     Attributes:
         life: The life.
         commit: The sync's record, to be obeyed as it is.
-        progress: What the life holds of the fragment: the state before, and more and more of this one.
-        mending: Whether this state was published before, and some of it is damaged or gone.
-        done: The record of this state, where it is mended and that can be read: nothing else is written.
-        damaged: What is wrong with shards that the store holds.
-        previous: The sync whose state it starts from.
+        progress: What the life holds of the fragment: at first the state before, and then more and more shards of this one.
+        mending: Whether this state was published before, and a part of it is damaged or gone.
+        done: The record of this state, if the state is being mended and the record can be read: only what it says is written.
+        damaged: What is wrong with damaged shards in the store, by number.
+        previous: The sync from whose state the result is computed.
     """
 
     life: Life
@@ -43,14 +43,14 @@ class Result:
 
     @classmethod
     def of(cls, life: Life, commit: Commit) -> Result:
-        """Of the next sync of a fragment, from the state in memory."""
+        """The result of the fragment's next sync, computed from the state in memory."""
         mending = life.damage.mending.get(commit.fragment) == commit.sync
         done = readable_done(life, commit.sync, commit.fragment) if mending else None
         return cls(life, commit, life.fragments[commit.fragment], mending, done)
 
     @classmethod
     def again(cls, life: Life, commit: Commit, before: Progress) -> Result:
-        """Of a sync that is adopted already, some of whose result is made again from the state ``before``."""
+        """The result of a sync that is adopted already, of which a part is made again from the state ``before``."""
         done = life.fragments[commit.fragment].done()
         done = done or readable_done(life, commit.sync, commit.fragment)
         return cls(life, commit, before, True, done)
@@ -62,7 +62,7 @@ class Result:
 
     @property
     def index(self) -> int:
-        """Which fragment it is of."""
+        """Index of the fragment."""
         return self.commit.fragment
 
     @property
@@ -72,19 +72,19 @@ class Result:
 
     @property
     def layout(self) -> Layout:
-        """How the fragment is cut."""
+        """How the fragment is divided."""
         return self.progress.job.layout
 
     def key(self, shard: int) -> str:
-        """Key of a shard."""
+        """Key of a shard of the result."""
         return self.life.key(self.sync, self.index, shard)
 
     def shard(self, shard: int) -> Shard:
-        """A shard of it."""
+        """A shard of the result."""
         return self.life.shard(self.sync, self.index, shard)
 
     def settle(self, shard: int, values: int, rest: int | None) -> None:
-        """Memory holds the values of a shard, and these are its checksums."""
+        """Note that memory now holds the values of a shard, and that these are its checksums."""
         self.progress.values_at[shard] = self.sync
         self.progress.sums[shard] = values
         self.progress.rests[shard] = rest

@@ -1,4 +1,4 @@
-"""One sync of an elastic run: contribute, wait for the record, obey it. What is decided on the way is in :mod:`.._round`."""
+"""One sync of an elastic run: contribute, wait for the record, obey it. The decisions on the way are made in :mod:`.._round`."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class ElasticSync:
     Args:
         life: The life.
         job: The fragment that is synced.
-        patience: Where given, seconds after which this life leaves without the sync, and sooner if nobody is left to wait
-            for; otherwise the sync must be completed in time.
+        patience: Seconds after which this life leaves without the sync (sooner if no rank is left to wait for); None if the
+            sync must be completed in time.
     """
 
     def __init__(self, life: Life, job: ResumableJob, patience: float | None = None) -> None:
@@ -65,26 +65,26 @@ class ElasticSync:
         self._index = life.index(self._sync)
         self._progress = life.fragments[self._index]
         self._base = self._progress.digest
-        # A life contributes once to a sync, also if it did not wait for the end the first time.
-        self._open = life.handover.take_open(self._sync)
-        self._own = self._open
+        # A life contributes only once to a sync, even if it did not wait for its end the first time.
+        self._left_open = life.handover.take_open(self._sync)
+        self._own_delta = self._left_open
         self._round = _round(life, may_leave=patience is not None)
         self._folder = Folder({}, {}, ())
         self._decided: tuple[Commit, str] | None = None
         self._contributing = 0.0
 
     def contribute(self) -> None:
-        """The first half: store the own contribution, unless the sync is decided already.
+        """The first half: store this life's contribution, unless the sync is decided already.
 
         Raises:
-            Reload: This life's state is of no use.
-            NonFiniteDeltaError: The own contribution holds NaN or infinity; nothing was sent.
+            Reload: This life cannot use the state that it holds.
+            NonFiniteDeltaError: The contribution holds NaN or infinity; nothing was sent.
         """
         life = self._life
         life.traffic.begin()
         start = life.timing.clock()
         self._decided = commit_mended(life, self._sync)
-        if self._decided is None and self._own is None and self._job.steps is not None:
+        if self._decided is None and self._own_delta is None and self._job.steps is not None:
             self._contribute(*self._job.steps)
         self._contributing = life.timing.clock() - start
 
@@ -96,55 +96,55 @@ class ElasticSync:
                 return True
             decision = on_look(self._round, self._look(), overdue=False, expired=False)
         except Reload:
-            return True  # the second half comes across it again
+            return True  # the second half meets the same problem again, and raises it
         return not isinstance(decision, KeepWaiting)
 
     def finish(self) -> SyncReport:
-        """The second half; afterwards this life stands at the sync's state, unless it was left out.
+        """The second half. Afterwards this life holds the state after the sync, unless the sync was left out.
 
         Raises:
-            Reload: This life's state is of no use.
+            Reload: This life cannot use the state that it holds.
             SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
         """
         life = self._life
         start = life.timing.clock() - self._contributing
         entry = self._decided or self._wait()
         if entry is None:
-            life.handover.leave_open(self._own)
+            life.handover.leave_open(self._own_delta)
             return left(life, self._job)
-        commit, record = entry
+        commit, record_digest = entry
         self._check(commit)
         say_who_is_missing(life, commit)
         became = fate(
             commit,
             life.rank,
-            self._own,
+            self._own_delta,
             learned=self._job.steps is not None,
             late=life.settings.late,
         )
         learned = self._job.progress() if became == "carried" else []
-        say_what_is_lost(life, commit, became, self._open, self._job.steps)
-        Adoption(life, commit, local=became == "counted" and self._open is None).run()
+        say_what_is_lost(life, commit, became, self._left_open, self._job.steps)
+        Adoption(life, commit, local=became == "counted" and self._left_open is None).run()
         if learned:
             self._job.reapply(learned)
-        life.standing.advance(commit, record)
+        life.standing.advance(commit, record_digest)
         if commit.members[commit.sync % len(commit.members)].rank == life.rank:
             collect(life)
         return completed(life, self._job, commit, became, since=start)
 
     def after_reloading(self) -> SyncReport:
-        """What has become of it where this life had to start again from the published state.
+        """The report of the sync if this life had to start again from the published state.
 
-        The log says it: the sync may have been decided and adopted with the own contribution all the same.
+        The log shows what became of the sync: it may have been decided and adopted with this life's contribution all the same.
         """
         commit = self._adopted()
         became = "none" if self._job.steps is None else "dropped"
-        if commit is not None and self._own is not None and self._own in commit.members:
+        if commit is not None and self._own_delta is not None and self._own_delta in commit.members:
             became = "counted"
         return reloaded(self._life, self._job, commit, became)
 
     def _adopted(self) -> Commit | None:
-        """The record of this sync, where what was loaded holds its result."""
+        """The record of this sync, if the state that was loaded holds its result; otherwise None."""
         life = self._life
         rollbacks = [rollback for rollback, _ in life.rollbacks]
         if life.sync < self._sync or not in_force(self._sync, self._index, rollbacks):
@@ -166,8 +166,9 @@ class ElasticSync:
         )
         if not self._round.valid({delta.key: progress.format.size(groups) or 0}):
             raise SyncError(
-                f"rank {life.rank} would contribute its inner steps {start} to {stop} to sync {self._sync}, but steps up to "
-                f"{progress.positions.get(life.rank, 0)} are counted already"
+                f"rank {life.rank} would contribute its inner steps {start} to {stop} to sync {self._sync}, but the run has "
+                f"already counted its steps up to {progress.positions.get(life.rank, 0)}. Contributions must continue from the "
+                "counted steps, which restore() returned."
             )
         base = partial(life.shard, progress.sync, self._index)
         parts = partial(
@@ -177,18 +178,18 @@ class ElasticSync:
             life.traffic.count_sent(life.store.put(delta.key, parts))
         except ChangedError as error:
             _log.error(
-                "rank %d: the global copy of fragment %s changed in memory since sync %d (shard %s is not what was published). "
-                "Nothing was sent. Reloading the published state; look at this machine's memory.",
+                "rank %d: the global copy of fragment %s has changed in memory since sync %d (shard %s is not what was "
+                "published). Nothing was sent. Reloading the published state. Check the memory of this machine.",
                 life.rank,
                 self._job.name,
                 progress.sync,
                 error,
             )
             raise Reload(Why.CHANGED) from None
-        self._own = delta
+        self._own_delta = delta
 
     def _wait(self) -> tuple[Commit, str] | None:
-        """Wait for the record, and create it when this life may. None: this life goes without the sync."""
+        """Wait for the record, and create it when this life may. Returns None if this life continues without the sync."""
         life, grace = self._life, self._life.settings.grace
         timeout = life.timing.sync_timeout if self._patience is None else self._patience
         wait = life.wait(timeout, self._timed_out, [grace], self._notice)
@@ -209,7 +210,7 @@ class ElasticSync:
         return entry
 
     def _leaves(self, decision: Decision) -> bool:
-        """Do what is decided; returns whether this life goes without the sync."""
+        """Do what is decided. Returns whether this life continues without the sync."""
         match decision:
             case Create(members):
                 self._create(members)
@@ -220,12 +221,12 @@ class ElasticSync:
             case Leave(just_looked=True):
                 return True
             case Leave():
-                # Whoever has left may have decided the sync before.
+                # A replica that has left may have decided the sync before it left.
                 return commit_mended(self._life, self._sync) is None
         return False
 
     def _look(self) -> Folder:
-        """List the sync's folder, help who asks there, and note who has come."""
+        """List the sync's folder, answer requests for repair in it, and note which ranks have contributed."""
         life = self._life
         check_run(life)
         listing = life.store.list(deltas(self._sync))
@@ -235,7 +236,7 @@ class ElasticSync:
         return self._folder
 
     def _create(self, members: tuple[Delta, ...]) -> None:
-        """Decide the sync, unless another life has. What counts is what is read afterwards."""
+        """Create the record of the sync, unless another life has. Only the record that is read afterwards counts."""
         life = self._life
         look_back(life)
         commit = Commit(
@@ -253,7 +254,7 @@ class ElasticSync:
             life.damage.has_decided(commit)
 
     def _help(self, listing: Iterable[str]) -> None:
-        """Another life cannot read something that this one may know."""
+        """Help lives that cannot read something which this life may know."""
         asked = {
             hint for hint in map(Hint.parse, listing) if hint is not None and hint.event == "repair"
         }
@@ -263,7 +264,12 @@ class ElasticSync:
             publish_when_asked(self._life)
 
     def _check(self, commit: Commit) -> None:
-        """Obey the record, unless it is not of the state that this life holds."""
+        """Check that the record follows the state that this life holds.
+
+        Raises:
+            Reload: It does not, because this life's state is not the run's.
+            CorruptedObjectError: It does not, because the records in the store do not follow each other.
+        """
         match on_record(self._round, commit, follows=self._life.standing.follows(commit)):
             case Differ(theirs):
                 raise self._differs(theirs)
@@ -272,8 +278,8 @@ class ElasticSync:
 
     def _differs(self, theirs: str) -> Reload:
         _log.error(
-            "rank %d: the state of fragment %s after sync %d has digest %s here and %s at other replicas. "
-            "Reloading the published state.",
+            "rank %d: the state of fragment %s after sync %d is not the one that other replicas hold: its digest is %s in this "
+            "replica, but %s in others. Reloading the published state.",
             self._life.rank,
             self._job.name,
             self._progress.sync,
@@ -291,7 +297,7 @@ class ElasticSync:
 
 
 def stands_in(life: Life) -> bool:
-    """Whether an earlier life of this rank has contributed to the next sync already: it stands for the rank."""
+    """Whether an earlier life of this rank has already contributed to the next sync. That contribution counts for the rank."""
     at = _round(life, may_leave=False)
     listing = life.store.list(deltas(at.sync))
     life.handover.note_former(former_farewells(listing, life.rank, life.epoch))
@@ -300,7 +306,7 @@ def stands_in(life: Life) -> bool:
 
 
 def _round(life: Life, *, may_leave: bool) -> Round:
-    """What a life knows of the next sync."""
+    """What a life knows about the next sync."""
     sync = life.sync + 1
     progress = life.fragments[life.index(sync)]
     return Round(
@@ -314,7 +320,7 @@ def _round(life: Life, *, may_leave: bool) -> Round:
         members=life.members,
         min_replicas=life.manifest.min_replicas,
         absent=frozenset(life.handover.absent),
-        # Whoever leaves without the sync does not wait for those who have left before.
+        # A life that may leave without the sync does not wait for lives that have left before.
         former=() if may_leave else frozenset(life.handover.former),
         differed=life.handover.differed,
         may_leave=may_leave,

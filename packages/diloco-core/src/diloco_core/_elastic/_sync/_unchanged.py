@@ -1,4 +1,4 @@
-"""Whether what the outer optimizer keeps of a shard is still what was published, when the shard is updated."""
+"""Whether the outer optimizer's state of a shard is still what was published when the shard is updated."""
 
 from __future__ import annotations
 
@@ -23,17 +23,19 @@ _log = logging.getLogger("diloco_core")
 def watched(
     result: Result, shards: Sequence[int], first: Source
 ) -> tuple[Source, Callable[[], None]]:
-    """See to it that the outer optimizer's state is still what was published: who else could tell, if it changed in memory?
+    """Check that the outer optimizer's state is still what was published. Only its owner can tell if it changed in memory.
 
-    It is summed chunk by chunk, right before the update reads it, so that it comes out of the processor's cache.
+    Its checksum is computed chunk by chunk, right before the update reads the chunk, so that the update finds it in the
+    processor's cache.
 
     Args:
-        result: What is computed.
-        shards: Which shards of it, in this order.
+        result: The result that is computed.
+        shards: The shards to update, in this order.
         first: The source that is read first for every chunk.
 
     Returns:
-        The first source, which sums too, and what raises after the last chunk if the state has changed.
+        A source to be used instead of ``first``, which computes the checksum too; and a function to be called after the last
+        chunk, which raises an error if the state has changed.
     """
     life, progress, previous = result.life, result.progress, result.previous
     sums = {
@@ -45,7 +47,7 @@ def watched(
     }
     if not sums:
         return first, lambda: None
-    # Chunks come in this order, and know nothing of shards.
+    # The chunks are read in this order; a chunk itself does not say to which shard it belongs.
     shard_of_chunk = (
         shard for shard in shards for _ in result.layout.chunks(shard, life.chunk_bytes)
     )
@@ -66,11 +68,11 @@ def watched(
 
 def _changed_in_memory(result: Result, shard: int) -> CorruptedObjectError:
     error = CorruptedObjectError(
-        f"what the outer optimizer keeps of shard {shard} of fragment {result.job.name} changed in memory since sync "
+        f"the outer optimizer's state of shard {shard} of fragment {result.job.name} has changed in memory since sync "
         f"{result.previous}: it is not what was published"
     )
     _log.error(
-        "rank %d: %s. Reading it again; look at this machine's memory.",
+        "rank %d: %s. Reading it again. Check the memory of this machine.",
         result.life.rank,
         str(error).rstrip("."),
     )
