@@ -91,9 +91,8 @@ class UnseenChanges:
             return
         if watched.values is not None:
             watched.changes = watched.changes + 1 if watched.has_changed() else 0
-            if (
-                watched.changes >= 2
-            ):  # a single change may have another reason, such as loading values
+            # A single change may have another reason, such as loading values.
+            if watched.changes >= 2:
                 self._refuse(watched)
         watched.remember()
 

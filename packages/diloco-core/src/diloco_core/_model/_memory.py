@@ -49,9 +49,8 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
     """Whether two elements of a tensor are at the same address, as in an expanded tensor."""
     reach = 0
     for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if (
-            size > 1 and stride <= reach
-        ):  # elements may overlap: mark the place of each, and count the places
+        if size > 1 and stride <= reach:
+            # Elements may overlap: mark the place of each, and count the places.
             marks = np.zeros(_extent(tensor), dtype=bool)
             np.lib.stride_tricks.as_strided(marks, tensor.shape, tensor.stride())[...] = True
             return int(marks.sum()) < tensor.numel()

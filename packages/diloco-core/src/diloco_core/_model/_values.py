@@ -87,9 +87,8 @@ def checksum(tensor: torch.Tensor) -> str | None:
 
 def _feed(digest: xxhash.xxh3_64, tensor: torch.Tensor) -> bool:
     if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
-        names, _ = (
-            tensor.__tensor_flatten__()
-        )  # it consists of several tensors, such as quantized weights
+        # It consists of several tensors, as quantized weights do.
+        names, _ = tensor.__tensor_flatten__()
         return all([_feed(digest, getattr(tensor, name).detach()) for name in names])  # noqa: C419 - feed all of them
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized:
         return False

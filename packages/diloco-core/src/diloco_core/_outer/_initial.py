@@ -33,15 +33,13 @@ class Initial:
         self.name = fragment.name
         groups = (Group(group.dtype, group.numel, Rule.FIRST) for group in fragment.layout.groups)
         self.layout = Layout(tuple(groups), fragment.layout.shards)
-        self.codec = (
-            fragment.codec
-        )  # it encodes nothing: values that are taken from one replica are sent as they are
+        # The codec encodes nothing here: values that are taken from one replica are sent as they are.
+        self.codec = fragment.codec
         self.fingerprint = initial_fingerprint(fragment.fingerprint)
         self.locate = fragment.locate
         self.must_be_finite = fragment.must_be_finite
-        self.unchanged = list[
-            int
-        ]  # no group: before the first sync, the copies of the replicas differ
+        # Always an empty list: before the first sync, the copies of the replicas differ.
+        self.unchanged = list[int]
         self.destination = fragment.destination
         self.published = fragment.destination
 

@@ -217,9 +217,8 @@ def creates_once(
         keys.append(key)
         if not store.create(key, b"first") or store.create(key, b"second"):
             return False
-        return (
-            store.get(key) != b"second"
-        )  # a bit that flips in transit must not look like a failure
+        # Not compared with b"first": a bit that flips in transit must not look like a failure.
+        return store.get(key) != b"second"
 
     def clean_up() -> bool:
         store.delete(keys)

@@ -232,9 +232,8 @@ class ShardDelta:
     def _opened(self) -> ObjectReader:
         if self._reader is None:
             self._reader = reader = self._store.store.open(self._key, self._size)
-            self._expect = (
-                reader.expect if isinstance(reader, ReadsAhead) else None
-            )  # checked once per reader, since the check is slow
+            # Checked once per reader, since isinstance() with a protocol is slow.
+            self._expect = reader.expect if isinstance(reader, ReadsAhead) else None
         return self._reader
 
     def __enter__(self) -> Self:

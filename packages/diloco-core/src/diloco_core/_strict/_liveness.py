@@ -48,6 +48,7 @@ class Liveness:
         self._nonces: dict[int, str] = {}
         self._world_size = world_size
         self._timing = timing
+        # The last beat of each rank, and when it was first seen.
         self._seen: dict[int, tuple[bytes, float]] = {}
         self._endings: dict[int, Ending] = {}
         self._unreadable: set[int] = set()
@@ -98,7 +99,7 @@ class Liveness:
         """
         self.check_failures(missing, progress)
         now = self._now()
-        ranks = self._next(missing)
+        ranks = self._ranks_to_read(missing)
         for rank, beat in zip(ranks, self._read_beats(ranks), strict=True):
             last_beat, since = self._seen.get(rank, (None, now))
             # A beat of a process of an earlier run is not a sign of life.
@@ -175,9 +176,10 @@ class Liveness:
             )
 
     def _is_of(self, rank: int, nonce: str) -> bool:
+        """Whether a beat or a note with this nonce is of the process that holds the rank; True if that is not known yet."""
         return self._nonces.get(rank, nonce) == nonce
 
-    def _next(self, missing: Collection[int]) -> list[int]:
+    def _ranks_to_read(self, missing: Collection[int]) -> list[int]:
         """The missing ranks whose beats are read now: a limited number, the next ones each time.
 
         While beats are read, this replica does not notice that its wait is over.

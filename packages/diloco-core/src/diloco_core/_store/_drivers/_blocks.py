@@ -222,9 +222,8 @@ class BlockReader:
     def expect(self, start: int, stop: int) -> None:
         """Fetch from ``start`` to ``stop`` in the background; see :class:`._api.ReadsAhead`."""
         stop = min(stop, self.size)
-        start = (
-            max(start, len(self._head)) if stop > len(self._head) else stop
-        )  # the head is already here
+        # The head is already here.
+        start = max(start, len(self._head)) if stop > len(self._head) else stop
         if start >= stop or self._is_expected(start, stop):
             return
         block_bytes = self._transfers.block_bytes
@@ -274,9 +273,8 @@ class BlockReader:
         self._release_block()  # before the next one arrives, so that there is one less in memory
         if any(wanted.start <= offset < wanted.stop for wanted in self._expected):
             while not self._expected[0].start <= offset < self._expected[0].stop:
-                self._transfers.drop(
-                    [self._expected.popleft()]
-                )  # it was announced, and is not read
+                # These ranges were announced, and are not read.
+                self._transfers.drop([self._expected.popleft()])
             self._current = self._expected.popleft()
             block_start, block = self._current.start, self._transfers.take(self._current)
         else:

@@ -273,9 +273,8 @@ class FolderStore:
                     with self._writing(key):
                         size += _write_all(descriptor, part)
                 with self._writing(key):
-                    os.ftruncate(
-                        descriptor, size
-                    )  # a file that is written over may have been longer
+                    # A file that is written over may have been longer.
+                    os.ftruncate(descriptor, size)
                     if size < LARGE_BYTES:
                         os.fsync(descriptor)
                 if size >= LARGE_BYTES:

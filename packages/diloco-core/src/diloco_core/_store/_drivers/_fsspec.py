@@ -242,9 +242,8 @@ def _load(fs: Any, scheme: str) -> None:
     That takes seconds. Otherwise it would be a part of the first request, and use up the time in which that is retried.
     """
     if scheme in _S3 and hasattr(fs, "connect"):
-        with contextlib.suppress(
-            Exception
-        ):  # the first request meets the same error, and reports it
+        # If this fails, the first request meets the same error, and reports it.
+        with contextlib.suppress(Exception):
             fs.connect()
 
 

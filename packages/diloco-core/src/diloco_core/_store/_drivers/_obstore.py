@@ -171,9 +171,8 @@ class ObstoreDriver:
         except self._errors.GenericError as error:
             if _status(error) != 416:
                 raise
-            return self._obstore.head(self._little, key)[
-                "size"
-            ], b""  # an empty object has no first byte
+            # The object is empty, so that there is no first byte to ask for.
+            return self._obstore.head(self._little, key)["size"], b""
         return answer.meta["size"], memoryview(answer.bytes())
 
     def range(self, key: str, start: int, stop: int) -> Buffer:
