@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, RendezvousError, export
 from diloco_core._elastic._log._keys import MANIFEST, commit_key
 from diloco_core._elastic._log._records import Rollback, digest
-from diloco_core._export import _export
+from diloco_core._export import _choice, _tensors
 from diloco_core._store._open import open_store
 
 
@@ -199,7 +199,7 @@ class TestEarlierStates:
         self, lab, tmp_path, caplog, monkeypatch, kind
     ):
         held = self.history(lab, tmp_path / "run", kind)
-        values, failed = _export._values, set()
+        values, failed = _tensors._values, set()
 
         def once(store, layout, number, file, reader):
             if file.key not in failed:
@@ -207,7 +207,7 @@ class TestEarlierStates:
                 raise CorruptedObjectError(f"{file.key} does not match its checksum")
             return values(store, layout, number, file, reader)
 
-        monkeypatch.setattr(_export, "_values", once)
+        monkeypatch.setattr(_tensors, "_values", once)
         assert export(str(tmp_path / "run"), tmp_path / "model") == max(held)
         assert caplog.text.count("reading again in") == len(failed) >= 2
         loads_exactly(tmp_path / "model", Adapted, held[max(held)])
@@ -340,14 +340,14 @@ class TestEarlierStates:
         """A run that goes on was just publishing it."""
         self.history(lab, tmp_path / "run", "sharded")
         done = tmp_path / "run" / "state" / "00000006" / "000.done.json"
-        data, read = done.read_bytes(), _export._read
+        data, read = done.read_bytes(), _choice.read_tensors
         done.unlink()
 
         def published_meanwhile(*arguments):
             done.write_bytes(data)
             return read(*arguments)
 
-        monkeypatch.setattr(_export, "_read", published_meanwhile)
+        monkeypatch.setattr(_choice, "read_tensors", published_meanwhile)
         with caplog.at_level(logging.WARNING):
             assert export(tmp_path / "run", tmp_path / "model") < 6
         assert not caplog.text

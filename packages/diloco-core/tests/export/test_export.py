@@ -21,8 +21,8 @@ from diloco_core import (
     export,
 )
 from diloco_core._elastic._log._records import Done
+from diloco_core._export import _choice
 from diloco_core._export import _elastic as _export_elastic
-from diloco_core._export import _export
 from diloco_core._export import _source as _export_source
 from diloco_core._store._open import open_store
 
@@ -266,8 +266,8 @@ def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(
         else:
             complete = [{int(state.name) + 2 if state.parts[0] == "state" else 1}] * 2
             monkeypatch.setattr(_export_elastic.ElasticSource, "complete", lambda self: complete)
-            monkeypatch.setattr(_export, "states", lambda source, found: [max(found[0])])
-            monkeypatch.setattr(_export, "state", lambda source, step: [step, step])
+            monkeypatch.setattr(_choice, "states", lambda source, found: [max(found[0])])
+            monkeypatch.setattr(_choice, "state", lambda source, step: [step, step])
             monkeypatch.setattr(
                 _export_elastic.ElasticSource, "files", lambda self, index, step: one_file(step)
             )
@@ -276,7 +276,7 @@ def test_a_state_that_is_collected_while_it_is_read_is_not_called_damaged(
     def one_file(step):
         return [_export_source.PublishedFile(f"state/{step:08}/x", 0)]
 
-    monkeypatch.setattr(_export, "_read", collected)
+    monkeypatch.setattr(_choice, "read_tensors", collected)
     with pytest.raises(
         CorruptedObjectError,
         match="is incomplete: .* missing" if everything else "were deleted while they were read",

@@ -7,36 +7,22 @@ import logging
 import os
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 
-from .._arithmetic._layout import Group, Layout, Piece, Rule
 from .._checks import is_whole
-from .._elastic._log._keys import commit_key
-from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError, RendezvousError
-from .._store._ahead import open_ahead
+from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from .._store._drivers._folder import FolderStore
 from .._store._open import open_store
-from .._store._reread import read_again
-from .._timing import Timing
-from .._wire._published import ValuesReader
-from .._wire._sections import Section
-from ._source import missing_keys, state, states
+from ._choice import newer_unfinished, newest_whole, the_states
 from ._sources import find_source, sentence, unsynced_files, without_unsynced
+from ._tensors import as_damage, read_tensors, reading_again
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
-
-    from .._store._api import ObjectReader, Store
-    from ._source import PublishedFile, Source
-
-_TRIES = 8
-_TIMING = Timing()
-
-T = TypeVar("T")
+    from collections.abc import Iterator
 
 _log = logging.getLogger("diloco_core")
 
@@ -105,16 +91,18 @@ def export(
                 target, "it is in the run's own folder, where only the run's objects belong"
             )
         try:
-            source = _reading_again(lambda: find_source(store))
-            choice, tensors = _newest_whole(store, source, dtype, at)
+            source = reading_again(lambda: find_source(store))
+            choice, tensors = newest_whole(store, source, dtype, at)
             step = choice.step
-            unfinished = _unfinished(source, choice)
+            unfinished = newer_unfinished(source, choice)
             if not synced_only:
                 try:
-                    tensors.update(_read(store, source.unsynced, unsynced_files(source), dtype))
+                    tensors.update(
+                        read_tensors(store, source.unsynced, unsynced_files(source), dtype)
+                    )
                 except (ObjectNotFoundError, CorruptedObjectError) as error:
                     raise CorruptedObjectError(
-                        f"{sentence(_corrupted(error))} {without_unsynced(source)}"
+                        f"{sentence(as_damage(error))} {without_unsynced(source)}"
                     ) from error
         finally:
             store.close()
@@ -127,7 +115,7 @@ def export(
             metadata["damaged"] = ", ".join(map(str, choice.damaged))
             _log.warning(
                 "%s in %s cannot be used: %s The file holds the state after outer step %d.",
-                _the_states(choice.damaged),
+                the_states(choice.damaged),
                 store.uri,
                 " ".join(map(sentence, choice.errors)),
                 step,
@@ -136,7 +124,7 @@ def export(
             metadata["incomplete"] = str(unfinished.step)
             _log.warning(
                 "%s in %s is incomplete: %s The file holds the state after outer step %d.",
-                _the_states([unfinished.step]),
+                the_states([unfinished.step]),
                 store.uri,
                 unfinished.reason,
                 step,
@@ -176,248 +164,3 @@ def _unwritable(target: Path, reason: str) -> ConfigurationError:
         f"{str(target)!r} cannot be written: {reason}. Use a path in a folder that exists, that this user may write to, and "
         "that has room."
     )
-
-
-class _Choice(NamedTuple):
-    """The state that is chosen.
-
-    Attributes:
-        number: Its number in the log.
-        step: The number of outer steps after which it was saved.
-        damaged: For each newer state that is damaged, the number of outer steps after which it was saved; the newest first.
-        errors: The errors of these states.
-        incomplete: Numbers in the log of newer states that are incomplete; the newest first.
-    """
-
-    number: int
-    step: int
-    damaged: list[int]
-    errors: list[CorruptedObjectError]
-    incomplete: list[int]
-
-
-class _Unfinished(NamedTuple):
-    """A state with missing objects: the number of outer steps after which it was saved, and what messages say of it."""
-
-    step: int
-    reason: str
-
-
-def _newest_whole(
-    store: Store, source: Source, dtype: torch.dtype | None, at: int | None
-) -> tuple[_Choice, dict[str, torch.Tensor]]:
-    """Choose a state and read its values. The run may go on in the meantime."""
-    damaged: dict[tuple[int, int], CorruptedObjectError] = {}
-    vanished = 0
-    while vanished < _TRIES:
-        choice = _choose(store, source, at, damaged)
-        tensors: dict[str, torch.Tensor] = {}
-        for index, sync in enumerate(state(source, choice.number)):
-            try:
-                tensors.update(
-                    _read(store, source.fragments[index], source.files(index, sync), dtype)
-                )
-            except (ObjectNotFoundError, CorruptedObjectError) as error:
-                # Either the object is damaged, or the run has gone on and deleted it. Its space may have been written over
-                # while it was read.
-                if sync in source.complete()[index]:
-                    damaged[index, sync] = _corrupted(error)
-                else:
-                    vanished += 1
-                break
-        else:
-            return choice, tensors
-    raise CorruptedObjectError(
-        f"the published states in {store.uri} were deleted while they were read, {_TRIES} times: the run is going on faster than "
-        "it can be read from here. Try again, or from a machine closer to the store."
-    )
-
-
-def _unfinished(source: Source, choice: _Choice) -> _Unfinished | None:
-    """The newest incomplete state, if it is still incomplete: if the run is going on, it is complete by now."""
-    if not choice.incomplete or max(states(source, source.complete())) >= choice.incomplete[0]:
-        return None
-    return _unfinished_state(source, choice.incomplete[0])
-
-
-def _unfinished_state(source: Source, number: int) -> _Unfinished | None:
-    keys = missing_keys(source, number)
-    if not keys:
-        return None
-    first_key, *other_keys = keys
-    missing = f"{first_key} is missing"
-    if len(other_keys) == 1:
-        missing = f"{first_key} and {other_keys[0]} are missing"
-    elif other_keys:
-        missing = f"{first_key} and {len(other_keys)} other objects are missing"
-    return _Unfinished(
-        source.outer_steps(number),
-        f"{missing}. If the run is going on, a replica may be about to write what is missing; if no replica is running, the run "
-        "ended before it was written, or something has deleted it.",
-    )
-
-
-def _reading_again(read: Callable[[], T]) -> T:
-    """Like :func:`read_again`, but with only two further readings, since a person is waiting."""
-    return read_again(_TIMING, read, most=2)
-
-
-def _corrupted(error: ObjectNotFoundError | CorruptedObjectError) -> CorruptedObjectError:
-    if isinstance(error, CorruptedObjectError):
-        return error
-    return CorruptedObjectError(f"an object that the run's records name is gone: {error}")
-
-
-def _choose(
-    store: Store,
-    source: Source,
-    at: int | None,
-    damaged: Mapping[tuple[int, int], CorruptedObjectError],
-) -> _Choice:
-    """The state ``at``; without that, the newest one that is whole."""
-    numbers = states(source, _reading_again(source.complete))
-    steps = {number: source.outer_steps(number) for number in numbers}
-    whole = [
-        number
-        for number in numbers
-        if not any(part in damaged for part in enumerate(state(source, number)))
-    ]
-    wanted = [number for number in whole if at in {None, steps[number]}]
-    if wanted and at is not None:
-        return _Choice(wanted[0], at, [], [], [])
-    newest = max(whole, default=-1)
-    incomplete = [number for number in source.expected() if number > newest and number not in steps]
-    if wanted:
-        newer = [steps[number] for number in numbers if number > newest]
-        return _Choice(newest, steps[newest], newer, list(damaged.values()), incomplete)
-    complete_states = (
-        f"Complete states in {store.uri}: {_listed([steps[number] for number in whole])}."
-    )
-    if damaged and (at is None or at in steps.values()):
-        error = next(iter(damaged.values()))
-        raise CorruptedObjectError(f"{sentence(error)} {complete_states}") from error
-    for number in incomplete:
-        is_wanted = at in {None, source.outer_steps(number)}
-        unfinished = _unfinished_state(source, number) if is_wanted else None
-        if unfinished is not None and number > source.initial_steps:
-            raise CorruptedObjectError(
-                f"{_the_states([unfinished.step])} in {store.uri} is incomplete: {unfinished.reason} {complete_states}"
-            )
-    if source.unknown:
-        raise CorruptedObjectError(
-            f"{store.uri}/{commit_key(source.unknown)} is damaged or gone. It is the record with which the run went back to "
-            "older states. Without it, it is not known which of the states before it were given up, so none of them is "
-            "exported. Start the replicas again: they write again what can be written again, and newer states do not need this "
-            f"record. {complete_states}"
-        )
-    if at is not None:
-        present = f"the states {_listed(list(steps.values()))}" if steps else "no complete state"
-        raise RendezvousError(
-            f"{store.uri} does not hold the state after outer step {at}. It holds {present}. A run keeps only its newest states."
-        )
-    raise RendezvousError(
-        f"the run at {store.uri} has not published a whole model yet: try again later"
-    )
-
-
-def _the_states(steps: list[int]) -> str:
-    *others, last = map(str, sorted(steps))
-    if not others:
-        return f"the state after outer step {last}"
-    return f"the states after outer steps {', '.join(others)} and {last}"
-
-
-def _listed(steps: list[int]) -> str:
-    return "after outer steps " + ", ".join(map(str, sorted(steps))) if steps else "none"
-
-
-def _read(
-    store: Store, table: Mapping[str, Any], files: list[PublishedFile], dtype: torch.dtype | None
-) -> dict[str, torch.Tensor]:
-    """Read and verify the tensors in some files. Each file is read again before it counts as damaged."""
-    if not files:
-        return {}
-    layout = Layout(tuple(map(_group, table["groups"])), table["shards"])
-    flat = [torch.empty(group.numel, dtype=group.dtype, device="cpu") for group in layout.groups]
-    numbers = {file.key: number for number, file in enumerate(files)}
-    listing: dict[str, int] = {}
-    for folder in sorted({file.key.rpartition("/")[0] for file in files}):
-        listing.update(store.list(f"{folder}/"))
-
-    def announce(key: str, reader: ObjectReader) -> None:
-        _values(store, layout, numbers[key], files[numbers[key]], reader)
-
-    with open_ahead(store, {key: listing.get(key) for key in numbers}, announce) as readers:
-        for number, (file, opened) in enumerate(zip(files, readers, strict=True)):
-            _read_file(store, layout, flat, number, file, opened)
-    return {entry["name"]: _tensor(flat, entry, dtype) for entry in table["tensors"]}
-
-
-def _read_file(
-    store: Store,
-    layout: Layout,
-    flat: list[torch.Tensor],
-    number: int,
-    file: PublishedFile,
-    opened: ObjectReader | None,
-) -> None:
-    """Read a file into its place in ``flat``, again if it is damaged; ``opened`` serves only the first reading."""
-
-    def read() -> None:
-        nonlocal opened
-        reader, opened = opened or store.open(file.key), None
-        with reader:
-            values = _values(store, layout, number, file, reader)
-            for piece in layout.shard(number):
-                values.read(_part(flat, piece))
-            checksum = values.verify().values
-        if file.checksum not in {None, checksum}:
-            raise CorruptedObjectError(
-                f"{store.uri}/{file.key} does not have the checksum that the record of its sync says"
-            )
-
-    _reading_again(read)
-
-
-def _values(
-    store: Store, layout: Layout, number: int, file: PublishedFile, reader: ObjectReader
-) -> ValuesReader:
-    """A reader of a file's values. Making it announces what it will read."""
-    section = Section("values", layout.shard(number), file.seed)
-    return ValuesReader(reader, layout, section, f"{store.uri}/{file.key}")
-
-
-def _tensor(
-    flat: list[torch.Tensor], entry: Mapping[str, Any], dtype: torch.dtype | None
-) -> torch.Tensor:
-    shape, start, group = torch.Size(entry["shape"]), int(entry["start"]), int(entry["group"])
-    values = flat[group][start : start + shape.numel()].view(shape)
-    model_dtype = _dtype(entry["dtype"])
-    if dtype is None or not model_dtype.is_floating_point:
-        return values.to(model_dtype, copy=True)
-    largest = torch.finfo(dtype).max
-    too_large = values.isfinite() & (values.abs() > largest)
-    if bool(too_large.any()):
-        raise ConfigurationError(
-            f"dtype={dtype} cannot hold the values of {entry['name']!r}: they go up to {values[too_large].abs().max():.6g}, "
-            f"and it can hold up to {largest:.6g}. Leave dtype out (the file then has {model_dtype}), or pass one with a "
-            "larger range."
-        )
-    return values.to(dtype, copy=True)
-
-
-def _part(flat: list[torch.Tensor], piece: Piece) -> torch.Tensor:
-    return flat[piece.group][piece.start : piece.stop]
-
-
-def _group(entry: Mapping[str, Any]) -> Group:
-    return Group(_dtype(entry["dtype"]), entry["numel"], Rule(entry["rule"]))
-
-
-def _dtype(name: str) -> torch.dtype:
-    dtype = getattr(torch, name.removeprefix("torch."), None)
-    if not isinstance(dtype, torch.dtype):
-        raise CorruptedObjectError(
-            f"the manifest names the dtype {name!r}, which this version of torch does not know"
-        )
-    return dtype
