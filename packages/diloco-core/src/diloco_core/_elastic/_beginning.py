@@ -77,8 +77,8 @@ def wait_for_manifest(
 ) -> Manifest | None:
     """Wait for the manifest. Returns it, or None if this replica should begin the run.
 
-    It should if no sign of a replica that begins the run was seen for a grace. The ranks stop waiting one after another, so
-    that only one of them begins the run if rank 0 does not come.
+    It should if, for a grace, it has seen no sign that another replica begins the run. The ranks stop waiting one after
+    another, so that only one of them begins the run if rank 0 does not come.
 
     Args:
         read: Reads the manifest; returns None if there is none.
@@ -97,7 +97,7 @@ def wait_for_manifest(
     def timed_out() -> Exception:
         return RendezvousTimeoutError(
             f"no replica began the run at {store.uri} within {timing.join_timeout:g} s. Look at the log of rank 0, which "
-            "begins it as a rule; a larger join_timeout gives it more time.",
+            "usually begins the run. A larger join_timeout gives it more time.",
             [0],
         )
 

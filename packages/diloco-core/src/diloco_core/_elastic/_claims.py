@@ -1,7 +1,7 @@
 """Claims: which life of a rank is the rightful one.
 
 A life claims the epoch after all earlier epochs of its rank, and its predecessors stop. A run never deletes claims, but a claim
-may be lost all the same. So a new life also looks for other traces of earlier lives, and restores its own claim if it is lost.
+may still be lost. So a new life also looks for other traces of earlier lives, and restores its own claim if it is lost.
 """
 
 from __future__ import annotations
@@ -100,9 +100,8 @@ def watch_claim(life: Life) -> None:
     def read() -> bytes | None:
         data = life.store.get(key)
         if data is not None and data != own_claim:
-            unseal(
-                "claim", key, data, life.origin(key)
-            )  # raises if it is damaged, which is not another life's claim
+            # Raises if the claim is damaged, so that damage is not mistaken for the claim of another life.
+            unseal("claim", key, data, life.origin(key))
         return data
 
     message = (
@@ -138,7 +137,7 @@ def _fenced(life: Life, successor: str) -> FencedError:
 
 
 def _traces(store: Patient, rank: int, run: str) -> Iterator[int]:
-    """Epochs of a rank that appear in objects other than claims; some may be 0 or come more than once."""
+    """Epochs of a rank that appear in objects other than claims; some may be 0 or occur more than once."""
     for epoch_and_sync in filter(None, map(parse_inner, store.list(f"inner/{rank:05}/"))):
         yield epoch_and_sync[0]
     newest = 0

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ._log._records import Manifest
     from ._settings import Elastic
 
-_ELSE = "or begin a new run on another prefix (export() writes the model of this one to a file to begin it from)"
+_ELSE = "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can begin)"
 
 
 def check_same_run(

@@ -26,9 +26,8 @@ def leave_run(life: Life, unsynced: UnsyncedWatch | None) -> None:
     _say_goodbye(life, None)
     if unsynced is not None:
         unsynced.look()
-    with suppress(
-        Reload
-    ):  # raised if this life's state is no longer the run's, so that there is nothing to publish
+    # Reload means that this life's state is no longer the run's, so that there is nothing to publish.
+    with suppress(Reload):
         look_back(life)
         finish(life)
 
@@ -37,9 +36,8 @@ def tell_failure(life: Life, error: BaseException) -> None:
     """Tell the other replicas not to wait for this life, which has failed."""
     # If the store cannot be reached, waiting for it once more would only delay the error.
     life.store.patience = min(life.store.patience, _TELL_SECONDS)
-    with suppress(
-        RunExistsError
-    ):  # the prefix belongs to another run, whose replicas must not be told
+    # If the prefix belongs to another run by now, the replicas of that run must not be told.
+    with suppress(RunExistsError):
         if isinstance(error, RunExistsError):
             watch_manifest(life)
         _say_goodbye(life, error)

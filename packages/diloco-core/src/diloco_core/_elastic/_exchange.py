@@ -381,9 +381,9 @@ class ElasticExchange(ResumableExchange):
             error.add_note(f"the other replicas could not be told of this failure: {second}")
 
     def _watch_unsynced(self, life: Life) -> None:
-        """Check this replica's part of the unsynced objects: each is checked by one member, and by another one every time.
+        """Check this replica's share of the unsynced objects.
 
-        So the members do not all write the same object at once.
+        Each object is checked by one member, and by a different one each time, so that not all write the same object at once.
         """
         members = sorted(life.members)
         if self._unsynced is not None and self.rank in members:

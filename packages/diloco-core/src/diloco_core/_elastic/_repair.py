@@ -1,6 +1,6 @@
 """Writing damaged objects of a run again, with the same content.
 
-The content must be the same, because going back behind a commit would mean to decide its sync twice. A record is made from
+The content must be the same, because going back behind a commit would mean deciding its sync twice. A record is made from
 another record that holds the same fields, or from the memory of a life that has read it. A shard is computed again from the
 previous state and the contributions, and compared with what its record says about it.
 
@@ -64,7 +64,7 @@ def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit
         decided: Whether the record is known to have existed, so that it is lost if it is not there.
 
     Raises:
-        Reload: In its place there is the record that the run went back to older states.
+        Reload: There is a rollback in its place: the run has gone back to older states.
         CorruptedObjectError: It is damaged, and neither this life nor the store knows what it said.
     """
     try:

@@ -21,13 +21,13 @@ class Elastic:
         min_replicas: How many replicas must contribute to a sync; with fewer, it is not decided.
         grace: Seconds to wait for a replica that is late, counted from this replica's own contribution. After that, a sync is
             committed without the late replica, and if an owner of shards is late, others update its shards.
-        late: What becomes of a contribution that came too late: ``"carry"`` adds it to the next sync, ``"drop"`` drops it.
+        late: What becomes of a contribution that came too late: ``"carry"`` adds it to the next sync, ``"drop"`` discards it.
         topology: ``"sharded"``, ``"gather"``, or ``"auto"`` for the one that suits the size of the model and of the run.
         publish_every: In the gather topology, the number of syncs of a fragment from one publication of its state to the next.
         retention: How many syncs a replica may lag behind without having to reload.
         resume: True to continue the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also allows the
             run to go back: if the newest state is damaged and cannot be made again, the run continues from the newest states
-            that are whole. The log says which syncs are given up, and lives that have not agreed to this stop.
+            that are whole. The log says which syncs are given up. Lives that have not agreed to going back are stopped.
     """
 
     min_replicas: int

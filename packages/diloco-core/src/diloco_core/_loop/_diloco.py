@@ -178,9 +178,8 @@ class DiLoCo:
             )
             for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
         ]
-        Unsynced(
-            model, [named for part in parts for named in part]
-        )  # raises now what would otherwise be raised when the block is entered
+        # Made only to raise now what would otherwise be raised when the block is entered.
+        Unsynced(model, [named for part in parts for named in part])
         self._model = model
         synced_buffers = [named for named in parts[-1] if named.rule is not Rule.OUTER]
         self._watch = ModelWatch(

@@ -60,10 +60,9 @@ class InnerLoop:
         self._check_process = check_process
         self._step = StepCounter(len(optimizers))
         self._steps_outside = [0] * len(optimizers)
-        self._everybody = frozenset(range(len(optimizers)))
-        self._idle = set(
-            self._everybody
-        )  # the optimizers that have not stepped since the last sync
+        self._all_optimizers = frozenset(range(len(optimizers)))
+        # The optimizers that have not stepped since the last sync, by number.
+        self._idle = set(self._all_optimizers)
         self._told_of_idle = False
         self._tried_own_state = False
         self._optimizers = InnerSteps(optimizers, self._before, self._after)
@@ -137,4 +136,4 @@ class InnerLoop:
             idle = [self._optimizers.describe(number) for number in sorted(self._idle)]
             period, since = self._schedule.period, self._count.since_event
             notices.sync_came_late(self._rank, period, since, idle)
-        self._idle = set(self._everybody)
+        self._idle = set(self._all_optimizers)

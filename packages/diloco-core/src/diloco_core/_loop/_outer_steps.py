@@ -138,9 +138,9 @@ class OuterSteps:
         """
         if self._failure:
             raise SyncError(
-                "an earlier sync of this outer loop has failed and its error was caught, but the values of this replica are "
-                "undefined since then. Let the error leave the block. Then begin again from a checkpoint or, in an elastic "
-                f"run, by connecting again. The error was {self._failure}"
+                "an earlier sync of this outer loop has failed, and its error was caught. The values of this replica have been "
+                "undefined since then, so it cannot continue. Let the error leave the block. Then begin again from a checkpoint "
+                f"or, in an elastic run, by connecting again. The error was {self._failure}"
             )
 
     def _next(self, last: bool) -> SyncReport:

@@ -25,7 +25,7 @@ class StoreModel:
         connection_bandwidth: Bytes per second of one connection.
         first_byte: Seconds from a GET or LIST to the first byte of the answer.
         put: Seconds that a PUT or DELETE takes in addition to its transfer.
-        poll: Seconds between two looks of a replica that waits for the others.
+        poll: Seconds that a replica which waits for the others needs to notice that they are done.
         reads: GET and LIST requests per second that the run's prefix accepts from all replicas together; None for no limit.
         writes: PUT and DELETE requests per second that it accepts from all replicas together; None for no limit.
         page: The most keys in one answer to a LIST.
@@ -287,9 +287,8 @@ class Costs:
             return connections, 0.0
         mean = ranges.size / ranges.count
         fitting = max(1, budget // ranges.largest) * ranges.largest / mean
-        if (
-            fitting < connections
-        ):  # memory is the limit, and the small ranges wait for the large ones
+        # If memory is the limit, small ranges, which take none, have to wait for the large ones.
+        if fitting < connections:
             return fitting, self._one("GET", ranges.largest)
         return connections, self._one("GET", mean)
 

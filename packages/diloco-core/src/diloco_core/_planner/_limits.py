@@ -15,9 +15,8 @@ if TYPE_CHECKING:
 
 _FELT = 1.1  # a sync must take this many times as long before the rate of requests is mentioned
 _MANY = 128  # replicas
-_FAIR_BYTES = (
-    4 * 2**20
-)  # a shard of this size takes longer to transfer than the latency of its request
+# A shard of this size takes longer to transfer than the latency of its request.
+_FAIR_BYTES = 4 * 2**20
 
 
 def limits(

@@ -53,9 +53,8 @@ def sharded_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     costs.update(own_shards, contributions, model.published, creates_at_once(model.transfer))
     costs.meet()
     costs.list(model.shards)
-    costs.requests["LIST"] += (
-        1 / n
-    )  # once more, by the replica that created the record and is ahead
+    # The replica that created the record is ahead of the others, and lists once more.
+    costs.requests["LIST"] += 1 / n
     costs.read(model.adopted.times(model.shards - own_shards), budget)
     costs.ask("PUT", by=1)  # the record that says that all shards are there
     _collect(costs, model, states=3, contributions=3, deletes=1.0)
@@ -90,10 +89,9 @@ def _commit(costs: Costs, model: Model, budget: int) -> None:
     )
     costs.meet()
     costs.list(model.replicas)
-    costs.ask("PUT")  # the record, which every replica tries to create
-    costs.ask(
-        "GET", by=model.replicas - 1
-    )  # by those whose attempt was not the first, to compare it
+    # Every replica tries to create the record. All but the first read it to compare it with theirs; then all read it.
+    costs.ask("PUT")
+    costs.ask("GET", by=model.replicas - 1)
     costs.ask("GET")
     costs.ask("GET", 2, times=1 / WATCH_EVERY)  # the manifest and the replica's claim
 

@@ -36,7 +36,7 @@ class Handover:
 
     @property
     def former(self) -> Collection[str]:
-        """Hints of lives that left before the run was resumed. They are ignored: such ranks are waited for."""
+        """Hints of lives that left before the run was resumed. They are ignored, so that these ranks are waited for."""
         return self._former
 
     @property

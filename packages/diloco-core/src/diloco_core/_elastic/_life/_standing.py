@@ -97,7 +97,7 @@ class Standing:
         self._rollbacks = list(rollbacks)
 
     def begin(self) -> None:
-        """Move before the first sync."""
+        """Move to the beginning of the log, before the first sync."""
         self._sync = self._rollback = 0
         self._previous = self._run
         self._members = dict(self._everybody)
@@ -122,7 +122,7 @@ class Standing:
     def _counts_on(self, commit: Commit) -> bool:
         """Whether a record's counts continue those of the state before it; True if memory already holds the state after it."""
         progress = self._fragments[commit.fragment]
-        # The state that was loaded of this fragment may be newer than those of others, where the replay of the log begins.
+        # The loaded state of this fragment may be newer than those of other fragments; the log is replayed from the oldest.
         if commit.sync <= progress.sync:
             return True
         counted = progress.counting(commit.members), progress.outer_steps + 1

@@ -20,9 +20,8 @@ class Attendance:
     def __init__(self) -> None:
         self._rank = -1
         self._began = 0.0
-        self._present: dict[
-            int, int
-        ] = {}  # ranks that are expected to take part, with their epochs
+        # Ranks that are expected to take part, with their epochs.
+        self._present: dict[int, int] = {}
         self._gone: set[int] = set()  # ranks that took part, and have left or were lost
         self._left: dict[int, Hint] = {}  # for every rank that left, the hint of its highest epoch
         self._endings: dict[Hint, tuple[str, str]] = {}  # how and why lives have ended

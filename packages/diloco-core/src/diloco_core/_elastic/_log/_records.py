@@ -164,7 +164,9 @@ class Rollback:
         if not states or any(
             state and (state - 1) % len(states) != index for index, state in enumerate(states)
         ):
-            raise fields.wrong("a state in it is of another fragment than its place in the list")
+            raise fields.wrong(
+                "one of its states belongs to another fragment than its position in the list"
+            )
         given_up = tuple(fields.wholes("given_up", 1, sync - 1))
         fence, rollback = fields.numbers("fence", 1), fields.whole("rollback", 0, sync - 1)
         return cls(sync, states, given_up, fence, rollback, run=fields.text("run", _DIGEST))

@@ -201,8 +201,8 @@ def on_record(at: Round, commit: Commit, *, follows: bool) -> Obey | Differ | No
 def fate(commit: Commit, rank: int, own: Delta | None, *, learned: bool, late: str) -> Fate:
     """What becomes of what a life has learned since the fragment's last sync.
 
-    It is carried to the next sync only if the record names no life of the rank: another life covers the same data, which must
-    not count twice.
+    It is carried to the next sync only if the record names no life of the rank. If it names another life, that one covers the
+    same data, which must not count twice.
 
     Args:
         commit: The record that the life obeys.

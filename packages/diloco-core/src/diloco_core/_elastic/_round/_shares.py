@@ -74,13 +74,13 @@ class Shares:
         return {self.members[self.owner(shard)] for shard in pending} - {self.rank}
 
     def patience(self, shards: Iterable[int]) -> float:
-        """Seconds that a life which cannot compute these shards waits for the others: by then, each of them had its turn."""
+        """Seconds that a life which cannot compute these shards waits for the others: by then, each of them has had its turn."""
         return self.grace + max(map(self.turn, shards))
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What is still missing of a sync's result, in one pass over it.
+    """What is still missing from a sync's result, in one pass over it.
 
     Attributes:
         shards: The shards that this life has not adopted.
@@ -108,7 +108,7 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Compute shards, one after another, instead of their owners.
+    """Compute shards, one after another, in place of their owners.
 
     Attributes:
         shards: These shards.

@@ -99,7 +99,10 @@ def close_gaps(life: Life, history: History) -> None:
     rollbacks = [rollback for rollback, _ in history.rollbacks]
     for lost in sorted(set(range(1, history.newest_rollback)) - history.recorded):
         index = life.index(lost)
-        giving_up = next((r for r in rollbacks if r.states[index] < lost < r.sync), None)
+        giving_up = next(
+            (rollback for rollback in rollbacks if rollback.states[index] < lost < rollback.sync),
+            None,
+        )
         if life.store.get(commit_key(lost)) is not None:
             continue  # the record is there: the listing was out of date
         if giving_up is None:
@@ -110,8 +113,8 @@ def close_gaps(life: Life, history: History) -> None:
             min(state, _last_before(lost, index, count))
             for index, state in enumerate(giving_up.states)
         )
-        before = max((rollback.sync for rollback in rollbacks if rollback.sync < lost), default=0)
-        closing = Rollback(lost, states, (), giving_up.fence, before, run=life.run)
+        previous = max((rollback.sync for rollback in rollbacks if rollback.sync < lost), default=0)
+        closing = Rollback(lost, states, (), giving_up.fence, previous, run=life.run)
         _log.error(
             "rank %d: the record of sync %d is lost, and the run has given that sync up. Writing a rollback in its place, so "
             "that its number is not used again.",

@@ -43,8 +43,9 @@ def shards_in_memory(life: Life, index: int, done: Done) -> set[int]:
 def shards_to_look_at(life: Life, held: Iterable[int]) -> set[int]:
     """Those of the shards in memory whose files this rank reads when it begins, so that damage is found while it can be mended.
 
-    When a run begins, each rank checks the shards with ``number % world_size == rank``; a replica that cannot read another one
-    asks for it. If there are syncs already, a rank checks all: it will replay the syncs, and then no longer hold these values.
+    When a run begins, each rank checks the shards with ``number % world_size == rank``; a replica that cannot read one of the
+    others asks for it. If there are syncs already, a rank checks all shards: it will replay the syncs, and then no longer hold
+    these values.
     """
     if any(map(commit_sync, life.store.list("commits/"))):
         return set(held)
@@ -57,9 +58,9 @@ def mend_initial(life: Life) -> None:
         if progress.sync or progress.commit is not None:
             continue
         done = life.manifest.done(index)
-        held = shards_in_memory(life, index, done)
-        if held and not _is_collected(life, index):
-            for number in held:
+        in_memory = shards_in_memory(life, index, done)
+        if in_memory and not _is_collected(life, index):
+            for number in in_memory:
                 _check_or_write(life, index, number, Progress.recorded(progress.job, done))
 
 
@@ -96,9 +97,9 @@ def _is_collected(life: Life, index: int) -> bool:
     """Whether the initial state of a fragment was deleted by rule, because nothing can be computed from it any more."""
     if newest_done(life.store.list("state/"), len(life.fragments))[index]:
         return True
-    first = index + 1
-    return life.store.get(commit_key(first)) is not None and not any(
-        map(Delta.parse, life.store.list(deltas(first)))
+    first_sync = index + 1
+    return life.store.get(commit_key(first_sync)) is not None and not any(
+        map(Delta.parse, life.store.list(deltas(first_sync)))
     )
 
 

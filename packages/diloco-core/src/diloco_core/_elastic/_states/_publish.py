@@ -236,9 +236,8 @@ def _stored_end(life: Life, shard: Shard, key: str, size: int) -> Sums | None:
 
     def read() -> Sums | None:
         try:
-            opened = life.store.store.open(
-                key, size
-            )  # with the size, so that this is one small request
+            # With the size given, this is one small request.
+            opened = life.store.store.open(key, size)
         except ObjectNotFoundError:
             return None
         return life.store.read(key, lambda reader: shard.end(reader, life.origin(key)), opened)

@@ -29,7 +29,7 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     """Decide, in the way a sync is decided, that the run continues from the newest undamaged state of every fragment.
 
     The record is created once under the number of the next sync: either this record or that of a sync is there, and all lives
-    obey it. Afterwards the caller has to load again, whichever of them was faster.
+    obey it. Afterwards the caller has to load again, whichever life was faster.
 
     Raises:
         CorruptedObjectError: A fragment has no undamaged state at all, or the run has gone back to the same states already.
@@ -56,7 +56,7 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
             if History(life).recorded != history.recorded:
                 return  # the others have gone on meanwhile, and deleted what they do not need any more
             raise CorruptedObjectError(
-                f"{str(reason).rstrip('.')}. All states of fragment {index} are damaged, so there is nothing to go back to. "
+                f"{str(reason).rstrip('.')}. All states of fragment {index} are damaged or gone: there is nothing to go back to. "
                 "Restore the lost objects from copies, or begin a new run on another prefix."
             ) from reason
         going_back.append(newest_whole)
@@ -70,8 +70,8 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         ):
             return  # it has just been deleted: the caller loads again
     fence = highest_epochs(life.store.list("claims/"))
-    before = max(history.newest_rollback, _rollback_before(life, min(going_back)))
-    record = Rollback(last + 1, tuple(going_back), tuple(given_up), fence, before, run=life.run)
+    previous = max(history.newest_rollback, _rollback_before(life, min(going_back)))
+    record = Rollback(last + 1, tuple(going_back), tuple(given_up), fence, previous, run=life.run)
     _log.error(
         "rank %d: %s. Because of resume='newest-whole', the run continues from the states after %s. Given up: %s. Replicas that "
         "were started earlier will stop, unless they have agreed to this too.",
@@ -99,7 +99,7 @@ def _last_decided(life: Life, recorded: set[int]) -> int:
 
 @contextmanager
 def saying_what_to_do(life: Life, *, going_back: bool) -> Iterator[None]:
-    """Add to errors about objects that cannot be read how the run can be continued.
+    """Make errors about objects that cannot be read say how the run can be continued.
 
     Args:
         life: The life.

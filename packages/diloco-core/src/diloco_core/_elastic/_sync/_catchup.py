@@ -85,9 +85,8 @@ def _take_mended(
 ) -> None:
     """Ask other replicas to mend what this life cannot read, and wait for them for a grace; then go back, if that is agreed."""
     problem: CorruptedObjectError | NonFiniteUpdateError | None = error
-    if isinstance(
-        error, CorruptedObjectError
-    ):  # the other kind of error would be the same for all replicas
+    # If a committed sync would make a tensor infinite, it would do so on every replica, so asking would not help.
+    if isinstance(error, CorruptedObjectError):
         problem = _ask(life, error)
         if problem is None:
             return
