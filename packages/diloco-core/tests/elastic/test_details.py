@@ -253,7 +253,7 @@ class TestPublishedState:
             again, Schedule(3), elastic, store=outcome.store, most_lives=1, limit=200.0
         )
         assert violations(outcome, again) == []
-        assert "is not what the record of its sync says" in caplog.text
+        assert "its checksums are not those in the record of its state" in caplog.text
         assert f"writing {foreign[0]} again with the same content" in caplog.text
 
     def test_gather_a_state_of_which_somebody_published_another_shard_is_not_called_complete(self):
