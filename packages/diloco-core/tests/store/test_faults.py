@@ -5,6 +5,7 @@ import gc
 import os
 import resource
 import sys
+import threading
 import weakref
 
 import fsspec
@@ -224,12 +225,16 @@ def test_uploads_and_reads_run_several_at_a_time_in_bounded_memory(store, small_
             )
             yield bytes(PART_BYTES)
 
+    if (
+        store.driver.name == "obstore"
+    ):  # the server answers two parts at a time, and never one alone
+        small_s3.gate, small_s3.gated = threading.Barrier(2), ("PUT", "partNumber=")
     store.put("large", parts())
+    small_s3.gate = None
     assert len(small_s3.objects["run/large"]) == size
     if store.driver.name == "obstore":
         held = [number * PART_BYTES - there for number, there in enumerate(made)]
         assert max(held) <= 4 * PART_BYTES, "made, but not yet there"
-        assert max(held) >= 2 * PART_BYTES, "one part after the other"
     small_s3.log.clear()
     with store.open("large") as reader:
         reader.expect(100, size)

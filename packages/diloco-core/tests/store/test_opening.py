@@ -90,7 +90,8 @@ def test_clients_give_up_by_themselves_and_leave_it_to_us_to_try_again(small_s3)
     small_s3.log.clear()
     with pytest.raises(Exception, match="Injected"):
         driver.put("k", b"x", exclusive=False)
-    assert len(small_s3.log) == 1
+    tries = [path for method, path in small_s3.log if "/run/k" in path]
+    assert len(tries) == 1, "other requests may be those of an opening that was given up before"
 
 
 def test_what_the_user_has_set_wins(small_s3, monkeypatch):
