@@ -54,6 +54,26 @@ def test_values_that_are_refused(options_for, values, what):
         options_for(**values)
 
 
+_HANDED_ON = {"batch_api", "core_api"}
+"""What is of whichever class the caller's client has."""
+_ALLOWED = [
+    ("cpu_request", 5.5),
+    ("grace", 5.5),
+    ("pending_timeout", 5.5),
+    ("request_timeout", 5.5),
+    ("retry_timeout", 5.5),
+]
+
+
+@pytest.mark.parametrize("value", [object(), 5.5, b"bytes", {1: 2}, [None]], ids=repr)
+@pytest.mark.parametrize("name", [each.name for each in fields(EKSOptions)])
+def test_whatever_is_given_is_refused_by_name_or_allowed(options_for, name, value):
+    if name in _HANDED_ON or (name, value) in _ALLOWED:
+        return
+    with pytest.raises(InvalidRequestError, match=rf"^{name}\b|^a toleration is"):
+        options_for(**{name: value})
+
+
 def test_a_wrapper_may_start_the_runner(options_for):
     command = ["tini", "--", "/opt/venv/bin/python", "-m", "diloco_protocol.runner"]
     assert options_for(command=command).command == tuple(command)

@@ -22,8 +22,17 @@ FOR_TESTS = {"clock", "sleep"}
         ({"grace": True}, "grace must be"),
         (
             {"inherit_env": "PATH"},
-            "inherit_env must be a list, not the text 'PATH': write ['PATH']",
+            "inherit_env must be a list of text, not a single one: write ['PATH']",
         ),
+        ({"inherit_env": [1]}, "inherit_env[0] must be non-empty text, not 1"),
+        ({"inherit_env": None}, "inherit_env must be True, False or a list of text, not None"),
+        ({"python": None}, "python must be a path, not None"),
+        ({"python": b"python3"}, "python must be a path, not b'python3'"),
+        ({"cwd": ""}, "cwd must be a path, but it is empty"),
+        ({"pythonpath": ["/src", 1]}, "pythonpath[1] must be a path, not 1"),
+        ({"run_id": " "}, "run_id must be non-empty text, not ' '"),
+        ({"journal": 5}, "journal must be a RunJournal or None, not 5: a journal has the methods"),
+        ({"backoff": 1.0}, "backoff must be a Backoff or None, not 1.0"),
         ({"pythonpath": "/src"}, "write ['/src']"),
         ({"gpus": "0"}, "write ['0']"),
         ({"gpus": ["0", "1", "0"]}, "gpus=['0', '1', '0'] names a GPU twice"),
@@ -34,6 +43,15 @@ FOR_TESTS = {"clock", "sleep"}
 def test_values_that_are_refused(values, what):
     with pytest.raises(InvalidRequestError, match=re.escape(what)):
         LocalProcessExecutor(**values)
+
+
+@pytest.mark.parametrize("value", [object(), 5.5, b"bytes", {1: 2}, [None]], ids=repr)
+@pytest.mark.parametrize("name", [each.name for each in fields(LocalOptions)])
+def test_whatever_is_given_is_refused_by_name_or_allowed(name, value):
+    if (name, value) == ("grace", 5.5):
+        return
+    with pytest.raises(InvalidRequestError, match=rf"^{name}\b"):
+        LocalProcessExecutor(**{name: value})
 
 
 def test_what_can_be_read_only_once_is_kept():

@@ -2,14 +2,21 @@
 
 import math
 import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_protocol import InvalidRequestError
+from diloco_protocol import Backoff, FolderJournal, InvalidRequestError
 from diloco_protocol.backend import (
     check_amount,
+    check_backoff,
+    check_callable,
+    check_journal,
+    check_names,
+    check_path,
+    check_paths,
     check_restarts,
     check_seconds,
     check_text,
@@ -112,3 +119,44 @@ def test_restarts_have_a_limit():
     assert check_restarts("max_restarts", 1000) == 1000
     with refused("max_restarts must be a whole number from 0 to 1000, not 1001"):
         check_restarts("max_restarts", 1001)
+
+
+def test_paths():
+    for path in ["/a", "a", Path("/a")]:
+        assert check_path("root", path) is path
+    with refused("root must be a path, not b'/a'"):
+        check_path("root", b"/a")
+    with refused("root must be a path, but it is empty"):
+        check_path("root", "")
+    assert check_paths("path", iter(["/a", Path("/b")])) == ("/a", Path("/b"))
+    with refused("path must be a list of paths, not a single one: write ['/a']"):
+        check_paths("path", "/a")
+
+
+def test_names_are_a_list():
+    assert check_names("gpus", iter("01")) == ("0", "1")
+    with refused("gpus must be a list of text, not a single one: write ['0']"):
+        check_names("gpus", "0")
+    with refused("gpus[1] must be non-empty text, not 1"):
+        check_names("gpus", ["0", 1])
+    for values in [5, b"01", {"0": "1"}, None]:
+        with refused(f"gpus must be a list of text, not {values!r}"):
+            check_names("gpus", values)
+
+
+def test_functions_journals_and_backoffs(tmp_path):
+    assert check_callable("clock", math.floor) is math.floor
+    with refused("clock must be a function, not 5"):
+        check_callable("clock", 5)
+    backoff, journal = Backoff(), FolderJournal(tmp_path)
+    assert check_backoff("backoff", backoff) is backoff
+    assert check_journal("journal", journal) is journal
+    assert check_backoff("backoff", None) is check_journal("journal", None) is None
+    with refused("backoff must be a Backoff or None, not 5"):
+        check_backoff("backoff", 5)
+    methods = "record_launch, record_end, runs, handles, end"
+    for value in [5, FolderJournal]:
+        with refused(
+            f"journal must be a RunJournal or None, not {value!r}: a journal has the methods {methods}"
+        ):
+            check_journal("journal", value)

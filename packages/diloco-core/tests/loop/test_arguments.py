@@ -1,5 +1,7 @@
 """Arguments that are not allowed are refused before anything starts, with what was given and what is allowed."""
 
+import re
+
 import numpy as np
 import pytest
 import torch
@@ -102,6 +104,31 @@ def test_arguments_of_the_wrong_kind(name, value, message):
         make(**{name: value})
     assert str(caught.value).startswith(message.format(value))
     assert "secret" not in str(caught.value)
+
+
+class OnlySync(Untouched):
+    """As an exchange was written before a sync had two halves."""
+
+    begin = None
+
+    def sync(self, job, *, last=False):
+        raise AssertionError
+
+
+@pytest.mark.parametrize(
+    ("exchange", "told"),
+    [
+        (
+            OnlySync(),
+            "this OnlySync lacks begin. An exchange of your own implements begin(), which ",
+        ),
+        (Untouched, "Untouched is a class"),
+        (object(), "this object is neither"),
+    ],
+)
+def test_what_an_exchange_lacks_is_said(exchange, told):
+    with pytest.raises(ConfigurationError, match=rf"; {re.escape(told)}"):
+        make(exchange=exchange)
 
 
 @pytest.mark.parametrize("name", ["rank", "world_size"])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -94,6 +94,10 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
         InvalidRequestError: It is not such a table.
     """
     checked: dict[str, dict[str, tuple[str, ...]]] = {}
+    if table is not None and not isinstance(table, Mapping):
+        raise InvalidRequestError(
+            f"gpu_types must map names of GPUs to node labels and their values, not {table!r}"
+        )
     for name, places in (table or {}).items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or name.lower() == ANY:
             raise InvalidRequestError(
@@ -106,6 +110,7 @@ def check_table(table: Table | None) -> dict[str, dict[str, tuple[str, ...]]]:
         for label, values in places.items():
             if (
                 isinstance(values, str)
+                or not isinstance(values, Collection)
                 or not values
                 or not all(isinstance(value, str) for value in values)
             ):

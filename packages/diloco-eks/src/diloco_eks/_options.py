@@ -6,15 +6,21 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, Literal
 
 from diloco_protocol import Backoff, InvalidRequestError, RunJournal
 from diloco_protocol.backend import (
     Options,
+    check_backoff,
+    check_callable,
+    check_journal,
+    check_names,
+    check_path,
     check_restarts,
     check_seconds,
+    check_text,
     check_texts,
     check_variables,
     check_whole,
@@ -67,29 +73,31 @@ def _check_annotations(name: str, values: object) -> dict[str, str]:
     return annotations
 
 
-def _check_tolerations(
-    name: str, values: Sequence[Mapping[str, Any]] | None
-) -> tuple[dict[str, Any], ...]:
-    if isinstance(values, (str, Mapping)):
+def _check_tolerations(name: str, values: object) -> tuple[dict[str, Any], ...]:
+    if values is None:
+        return ()
+    if not isinstance(values, Iterable) or isinstance(values, (str, bytes, Mapping)):
         raise InvalidRequestError(f"{name} must be a list of mappings, not {values!r}")
-    for value in values or ():
+    tolerations = list(values)
+    for value in tolerations:
         if not isinstance(value, Mapping) or not value or value.keys() - _TOLERATION_FIELDS:
             raise InvalidRequestError(
                 f"a toleration is a mapping with some of {', '.join(sorted(_TOLERATION_FIELDS))}, not {value!r}"
             )
-    return tuple(dict(value) for value in values or ())
+    return tuple(dict(value) for value in tolerations)
 
 
-def _check_command(name: str, value: Sequence[str] | None) -> tuple[str, ...]:
+def _check_command(name: str, value: object) -> tuple[str, ...]:
     if value is None:
         return RUNNER
     if isinstance(value, str):
         raise InvalidRequestError(
             f"{name} must be a list of words, not text: write {shlex.split(value)!r}"
         )
-    if not value or not all(isinstance(word, str) and word for word in value):
+    words = check_names(name, value)
+    if not words:
         raise InvalidRequestError(f"{name} must be a list of words, not {value!r}")
-    return tuple(value)
+    return words
 
 
 def _check_label_value(name: str, value: str) -> str:
@@ -110,7 +118,9 @@ def _check_patience(name: str, value: object) -> float:
     return check_seconds(name, value, most=_DAY)
 
 
-def _check_overlay(name: str, value: Mapping[str, Any]) -> Mapping[str, Any]:
+def _check_overlay(name: str, value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
+        raise InvalidRequestError(f"{name} must be a pod template (a mapping), not {value!r}")
     try:
         json.dumps(value)
     except (TypeError, ValueError) as error:
@@ -184,12 +194,14 @@ class EKSOptions(Options):
     ttl_seconds_after_finished: int | None = option(3600, check=_check_ttl)
     backoff_limit: int = option(0, check=check_restarts)
     gpu_resource_key: str = option("nvidia.com/gpu", check=check_key)
-    run_id: str | None = option(None, shown="run")
+    run_id: str | None = option(None, check=or_none(check_text), shown="run")
     batch_api: Any = option(None, type="BatchV1Api", shown="one of the executor's own")
     core_api: Any = option(None, type="CoreV1Api", shown="one of the executor's own")
-    context: str | None = option(None, shown="the current one")
+    context: str | None = option(None, check=or_none(check_text), shown="the current one")
     kubeconfig: str | os.PathLike[str] | None = option(
-        None, shown="the pod's own account in a cluster, else `$KUBECONFIG`, else `~/.kube/config`"
+        None,
+        check=or_none(check_path),
+        shown="the pod's own account in a cluster, else `$KUBECONFIG`, else `~/.kube/config`",
     )
     env: Mapping[str, str] | None = option(None, check=check_variables)
     labels: Mapping[str, str] | None = option(None, check=_check_labels)
@@ -210,6 +222,6 @@ class EKSOptions(Options):
     )
     request_timeout: float = option(30.0, check=_check_patience)
     retry_timeout: float = option(30.0, check=_check_patience)
-    journal: RunJournal | None = option(None)
-    backoff: Backoff | None = option(None, shown="1 s to 15 s")
-    clock: Callable[[], float] = option(time.time, hidden=True)
+    journal: RunJournal | None = option(None, check=check_journal)
+    backoff: Backoff | None = option(None, check=check_backoff, shown="1 s to 15 s")
+    clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)

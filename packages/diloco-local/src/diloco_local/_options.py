@@ -7,32 +7,32 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from typing import Any
 
 from diloco_protocol import Backoff, InvalidRequestError, RunJournal
 from diloco_protocol.backend import (
     Options,
+    check_backoff,
+    check_callable,
+    check_journal,
+    check_names,
+    check_path,
+    check_paths,
     check_seconds,
+    check_text,
     check_variables,
     option,
     or_none,
 )
 
 
-def _check_list(name: str, value: Iterable[Any]) -> tuple[Any, ...]:
-    if isinstance(value, str):
-        raise InvalidRequestError(
-            f"{name} must be a list, not the text {value!r}: write [{value!r}]"
-        )
-    return tuple(value)
+def _check_inherit_env(name: str, value: object) -> bool | tuple[str, ...]:
+    if value is None:
+        raise InvalidRequestError(f"{name} must be True, False or a list of text, not None")
+    return value if isinstance(value, bool) else check_names(name, value)
 
 
-def _check_inherit_env(name: str, value: bool | Iterable[str]) -> bool | tuple[str, ...]:
-    return value if isinstance(value, bool) else _check_list(name, value)
-
-
-def _check_gpus(name: str, value: Iterable[str]) -> tuple[str, ...]:
-    devices = _check_list(name, value)
+def _check_gpus(name: str, value: object) -> tuple[str, ...]:
+    devices = check_names(name, value)
     if len(set(devices)) < len(devices):
         raise InvalidRequestError(f"{name}={list(devices)!r} names a GPU twice")
     return devices
@@ -65,21 +65,25 @@ class LocalOptions(Options):
 
     _: KW_ONLY
     root: str | os.PathLike[str] | None = option(
-        None, shown="`$XDG_STATE_HOME/diloco` or `~/.local/state/diloco`"
+        None, check=or_none(check_path), shown="`$XDG_STATE_HOME/diloco` or `~/.local/state/diloco`"
     )
-    python: str | os.PathLike[str] = option(sys.executable, shown="this interpreter")
+    python: str | os.PathLike[str] = option(
+        sys.executable, check=check_path, shown="this interpreter"
+    )
     env: Mapping[str, str] | None = option(None, check=check_variables)
     inherit_env: bool | Iterable[str] = option(True, check=_check_inherit_env)
-    cwd: str | os.PathLike[str] | None = option(None, shown="the current folder at the launch")
+    cwd: str | os.PathLike[str] | None = option(
+        None, check=or_none(check_path), shown="the current folder at the launch"
+    )
     pythonpath: Iterable[str | os.PathLike[str]] | None = option(
-        None, check=or_none(_check_list), shown="this process's import path"
+        None, check=or_none(check_paths), shown="this process's import path"
     )
     gpus: Sequence[str] | None = option(
         None, check=or_none(_check_gpus), shown="`CUDA_VISIBLE_DEVICES`, else `nvidia-smi -L`"
     )
     grace: float = option(10.0, check=check_seconds)
-    run_id: str | None = option(None, shown="run")
-    journal: RunJournal | None = option(None)
-    backoff: Backoff | None = option(None, shown="0.02 s to 0.5 s")
-    clock: Callable[[], float] = option(time.time, hidden=True)
-    sleep: Callable[[float], None] = option(time.sleep, hidden=True)
+    run_id: str | None = option(None, check=or_none(check_text), shown="run")
+    journal: RunJournal | None = option(None, check=check_journal)
+    backoff: Backoff | None = option(None, check=check_backoff, shown="0.02 s to 0.5 s")
+    clock: Callable[[], float] = option(time.time, check=check_callable, hidden=True)
+    sleep: Callable[[float], None] = option(time.sleep, check=check_callable, hidden=True)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping
 from typing import Literal, TypeGuard, overload
 
 from ._errors import InvalidRequestError
@@ -146,6 +147,64 @@ def check_texts(name: str, values: object) -> dict[str, str]:
                 f"{name} must map text to text; {key!r} maps to a value of type {type(value).__name__}"
             )
     return dict(sorted(values.items()))
+
+
+def check_path(name: str, value: object) -> str | os.PathLike[str]:
+    """The name of a file or a folder, as text or a path object; bytes are refused.
+
+    Raises:
+        InvalidRequestError: It is something else, or empty.
+    """
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise _refused(name, "a path", value, none=False)
+    if not os.fspath(value):
+        raise InvalidRequestError(f"{name} must be a path, but it is empty")
+    return value
+
+
+def check_names(name: str, values: object) -> tuple[str, ...]:
+    """A list of non-empty texts, in any iterable.
+
+    Raises:
+        InvalidRequestError: It is something else; a text alone too, since its letters would be taken for the list.
+    """
+    return tuple(
+        check_text(f"{name}[{number}]", each)
+        for number, each in enumerate(_items(name, values, "text"))
+    )
+
+
+def check_paths(name: str, values: object) -> tuple[str | os.PathLike[str], ...]:
+    """A list of paths, in any iterable.
+
+    Raises:
+        InvalidRequestError: It is something else; a text alone too, since its letters would be taken for the list.
+    """
+    return tuple(
+        check_path(f"{name}[{number}]", each)
+        for number, each in enumerate(_items(name, values, "paths"))
+    )
+
+
+def check_callable(name: str, value: object) -> object:
+    """Something that can be called.
+
+    Raises:
+        InvalidRequestError: It is something else.
+    """
+    if not callable(value):
+        raise _refused(name, "a function", value, none=False)
+    return value
+
+
+def _items(name: str, values: object, what: str) -> Iterable[object]:
+    if isinstance(values, (str, os.PathLike)):
+        raise InvalidRequestError(
+            f"{name} must be a list of {what}, not a single one: write [{values!r}]"
+        )
+    if not isinstance(values, Iterable) or isinstance(values, (bytes, Mapping)):
+        raise _refused(name, f"a list of {what}", values, none=False)
+    return values
 
 
 def _is_number(value: object) -> TypeGuard[int | float]:

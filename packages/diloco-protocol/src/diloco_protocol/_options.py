@@ -9,7 +9,7 @@ names, types and defaults are the signature, its docstring says what they are fo
         \"\"\"The options of a toy.
 
 Attributes:
-            color: Of the toy.
+            color: The color of the toy.
             grace: Seconds between being asked to end and being ended.
         \"\"\"
 
@@ -36,7 +36,10 @@ from dataclasses import MISSING, Field, dataclass, field, fields
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from ._backoff import Backoff
+from ._errors import InvalidRequestError
 from ._hooks import Option
+from ._journal import RunJournal
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -104,6 +107,32 @@ def option(default: T, **metadata: Any) -> T:
 def or_none(check: Check) -> Check:
     """A check that lets None pass."""
     return lambda name, value: None if value is None else check(name, value)
+
+
+def check_journal(name: str, value: object) -> object:
+    """A :class:`RunJournal`, or None.
+
+    Raises:
+        InvalidRequestError: It is something else; names what it lacks.
+    """
+    methods = [method for method in vars(RunJournal) if not method.startswith("_")]
+    lacks = [method for method in methods if not callable(getattr(value, method, None))]
+    if value is not None and (lacks or isinstance(value, type)):
+        raise InvalidRequestError(
+            f"{name} must be a RunJournal or None, not {value!r}: a journal has the methods {', '.join(methods)}"
+        )
+    return value
+
+
+def check_backoff(name: str, value: object) -> Backoff | None:
+    """A :class:`Backoff`, or None.
+
+    Raises:
+        InvalidRequestError: It is something else.
+    """
+    if value is not None and not isinstance(value, Backoff):
+        raise InvalidRequestError(f"{name} must be a Backoff or None, not {value!r}")
+    return value
 
 
 def takes(

@@ -3,8 +3,28 @@
 Nothing here is needed to use a backend, so it is not in the package itself.
 """
 
-from ._checks import check_amount, check_seconds, check_text, check_texts, check_whole
-from ._options import Options, details, option, options_of, options_table, or_none, takes
+from ._checks import (
+    check_amount,
+    check_callable,
+    check_names,
+    check_path,
+    check_paths,
+    check_seconds,
+    check_text,
+    check_texts,
+    check_whole,
+)
+from ._options import (
+    Options,
+    check_backoff,
+    check_journal,
+    details,
+    option,
+    options_of,
+    options_table,
+    or_none,
+    takes,
+)
 from ._processes import Process, adopt_orphans, descendants, processes, read_process
 from ._redact import REDACTED, redact
 from ._request import check_restarts
@@ -20,6 +40,12 @@ __all__ = [
     "Process",
     "adopt_orphans",
     "check_amount",
+    "check_backoff",
+    "check_callable",
+    "check_journal",
+    "check_names",
+    "check_path",
+    "check_paths",
     "check_restarts",
     "check_seconds",
     "check_text",

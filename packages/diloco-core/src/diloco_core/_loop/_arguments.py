@@ -34,9 +34,18 @@ def check_parties(model: object, exchange: object, on_sync: object) -> None:
     missing = [name for name in _EXCHANGE_METHODS if not callable(getattr(exchange, name, None))]
     if missing or isinstance(exchange, type):
         # Not its repr: a URI may hold a password.
+        given = f"this {type(exchange).__name__}"
+        if isinstance(exchange, type):
+            given = f"{exchange.__name__} is a class"
+        elif len(missing) < len(_EXCHANGE_METHODS):
+            given += f" lacks {', '.join(missing)}"
+            if missing == ["begin"] and hasattr(exchange, "sync"):
+                given += ". An exchange of your own implements begin(), which returns a Pending, in place of sync()"
+        else:
+            given += " is neither"
         raise ConfigurationError(
             "exchange must be an object that connect() or in_process() returned, or one with the methods "
-            f"{', '.join(_EXCHANGE_METHODS)}; this {type(exchange).__name__} is neither"
+            f"{', '.join(_EXCHANGE_METHODS)}; {given}"
         )
     world_size = whole("exchange.world_size", getattr(exchange, "world_size", None))
     rank = whole("exchange.rank", getattr(exchange, "rank", None), 0)
