@@ -12,13 +12,27 @@ from diloco_localcloud import KubernetesProcesses
 
 
 class TestFailRun(ExecutorConformance):
+    examples = 15
+
     def make_harness(self):
         return ClusterHarness()
 
 
 class TestContinue(ExecutorConformance):
+    examples = 15
+
     def make_harness(self):
         return ClusterHarness(on_replica_failure="continue")
+
+
+@pytest.mark.slow
+class TestFailRunLong(TestFailRun):
+    examples = 80
+
+
+@pytest.mark.slow
+class TestContinueLong(TestContinue):
+    examples = 80
 
 
 @pytest.mark.processes
