@@ -43,6 +43,30 @@ class KeepsLast(torch.optim.SGD):
                 self.state[parameter]["last"] = parameter.detach().float().clone()
 
 
+class Stubborn(torch.Tensor):
+    """A tensor that supports no operation, as those of quantized states support only a few."""
+
+    @classmethod
+    def __torch_function__(cls, function, types, arguments=(), keywords=None):
+        if getattr(function, "__name__", "") in {"__get__", "detach"}:
+            return super().__torch_function__(function, types, arguments, keywords or {})
+        raise NotImplementedError(function)
+
+
+def holds(make):
+    """An optimizer that keeps a tensor of the parameter's shape."""
+
+    class Holds(torch.optim.SGD):
+        @torch.no_grad()
+        def step(self, closure=None):
+            super().step(closure)
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    self.state[parameter]["held"] = make(parameter.detach())
+
+    return lambda parameters: Holds(parameters, lr=0.05)
+
+
 def model_of(dtype=torch.float32, seed=0):
     torch.manual_seed(seed)
     return torch.nn.Sequential(torch.nn.Linear(6, 20), torch.nn.Tanh(), torch.nn.Linear(20, 1)).to(
@@ -128,6 +152,11 @@ SOUND = {
     "weights of the start": lambda p: FromTheStart(p, lr=0.05),
     "nothing moves": lambda p: FromTheStart(p, lr=0.0),
     "last weights": lambda p: KeepsLast(p, lr=0.01),
+    "float8": holds(lambda p: p.to(torch.float8_e4m3fn)),
+    "complex": holds(lambda p: p.to(torch.complex64)),
+    "whole numbers": holds(lambda p: p.to(torch.int64)),
+    "a subclass": holds(lambda p: p.double().as_subclass(Stubborn)),
+    "not contiguous": holds(lambda p: p.double().unsqueeze(-1).repeat(*[1] * p.dim(), 2)[..., 0]),
 }
 
 

@@ -108,7 +108,7 @@ def _largest(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
         parameter
         for group in optimizer.param_groups
         for parameter in group["params"]
-        if parameter.requires_grad and parameter.is_contiguous()
+        if parameter.requires_grad and _is_plain(parameter)
     ]
     return sorted(parameters, key=torch.Tensor.numel, reverse=True)[:_MOST_PARAMETERS]
 
@@ -123,19 +123,29 @@ def _copies(number: int, optimizer: torch.optim.Optimizer, parameter: torch.Tens
         for name, tensor in state.items()
         if isinstance(tensor, torch.Tensor)
         and tensor.shape == parameter.shape
-        and tensor.is_contiguous()
         and _is_rounded(tensor, parameter)
     ]
 
 
 def _is_rounded(kept: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether a parameter holds the values of a wider tensor, rounded to its own dtype."""
-    wider = torch.promote_types(kept.dtype, parameter.dtype)
-    if wider is not kept.dtype or wider is parameter.dtype:
+    if not (_is_plain(kept) and _is_plain(parameter)):
+        return False
+    if torch.finfo(kept.dtype).bits <= torch.finfo(parameter.dtype).bits:
         return False
     values = _values(parameter)
     return torch.equal(_values(kept, parameter.dtype), values) and not torch.equal(
         _values(kept), values
+    )
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether values can be taken out of a tensor. Quantized states are often subclasses, which support only a few operations."""
+    return (
+        type(tensor) in {torch.Tensor, torch.nn.Parameter}
+        and tensor.is_floating_point()
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
     )
 
 
