@@ -17,19 +17,6 @@ from diloco_core._store._open import open_store
 LARGE = 2**16
 
 
-@pytest.fixture
-def store(tmp_path):
-    opened = open_store(str(tmp_path / "run"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def run(tmp_path, store):
-    """The run's folder."""
-    return tmp_path / "run"
-
-
 class TestFoldersThatAreMade:
     @pytest.fixture
     def base(self, tmp_path):

@@ -22,19 +22,6 @@ LARGE = 2**16
 
 
 @pytest.fixture
-def store(tmp_path):
-    opened = open_store(str(tmp_path / "run"))
-    yield opened
-    opened.close()
-
-
-@pytest.fixture
-def run(tmp_path, store):
-    """The run's folder."""
-    return tmp_path / "run"
-
-
-@pytest.fixture
 def outside(tmp_path):
     """A folder that has nothing to do with the run, with a file in it."""
     folder = tmp_path / "outside"
