@@ -1,9 +1,12 @@
 """An inner optimizer that writes weights of its own back over what a sync has brought is noticed; and no other one is."""
 
+from contextlib import nullcontext
+
 import pytest
 import torch
 
 from diloco_core import DiLoCo, ModelChangedError, in_process
+from diloco_core._inner._kept_weights import KeptWeights
 from diloco_core.testing import run_replicas
 
 
@@ -141,6 +144,24 @@ def test_of_several_optimizers_it_is_the_right_one():
     results = run_replicas(both, in_process(2))
     refused(results, "master", "2.weight")
     assert any("inner optimizer 1 (MasterSGD)" in str(result) for result in results)
+
+
+@pytest.mark.parametrize("written_back", [True, False])
+def test_it_is_the_copy_that_counts_and_not_only_where_the_parameter_is(written_back):
+    parameter = torch.nn.Parameter(torch.linspace(-1, 1, 100).bfloat16())
+    optimizer = torch.optim.SGD([parameter], lr=1.0)
+    master = optimizer.state[parameter]["master"] = torch.linspace(-1, 1, 100)
+    trained = parameter.detach().clone()
+    kept = KeptWeights([optimizer], {id(parameter): "weight"})
+    kept.before_sync()
+    with torch.no_grad():
+        parameter.zero_()
+        kept.after_sync()
+        parameter.copy_(trained)
+        if not written_back:
+            master.zero_()
+    with pytest.raises(ModelChangedError) if written_back else nullcontext():
+        kept.check(0)
 
 
 SOUND = {

@@ -131,8 +131,7 @@ def _is_rounded(kept: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether a parameter holds the values of a wider tensor, rounded to its own dtype."""
     if not (_is_plain(kept) and _is_plain(parameter)):
         return False
-    if torch.finfo(kept.dtype).bits <= torch.finfo(parameter.dtype).bits:
-        return False
+    # A copy in the model's own dtype, or in a narrower one, is exact: nothing is rounded.
     values = _values(parameter)
     return torch.equal(_values(kept, parameter.dtype), values) and not torch.equal(
         _values(kept), values
