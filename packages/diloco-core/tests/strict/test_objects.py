@@ -1,0 +1,62 @@
+"""The keys of one sync's objects, and what they say."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from diloco_core._arithmetic._layout import Rule
+from diloco_core._model._partition import NamedTensor
+from diloco_core._outer._fragment import Fragment
+from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
+from diloco_core._strict._sync._objects import SyncObjects, state_key
+
+RUN, OTHER_RUN = 32 * "a", 32 * "b"
+
+
+def objects(run=RUN, number=3, size=4):
+    """Those of a fragment with one group of tensors, which takes outer steps."""
+    weight = NamedTensor("weight", torch.nn.Parameter(torch.ones(size)), Rule.OUTER)
+    outer = OuterOptimizer(outer_factory(None, 0.5, 0.0, False))
+    job = Fragment("0", [weight], outer, 2)
+    job.take_snapshot()
+    job.begin()
+    return SyncObjects(SimpleNamespace(run=run, world_size=2, chunk_bytes=64), number, job)
+
+
+def test_a_key_says_who_has_contributed_and_what_it_carries():
+    ours = objects()
+    key = ours.delta_key(1, 0b1)
+    assert key.startswith("deltas/00000003/00001.")
+    assert (ours.contributor(key), ours.carried(1, key)) == (1, 0b1)
+    assert ours.state_key(1) == state_key(RUN, 3, 1)
+
+
+@pytest.mark.parametrize("groups", [0b0, 0b10, 0b11])
+def test_a_contribution_carries_all_that_it_must_and_nothing_else(groups):
+    """Without it, the sum would be one of some replicas' values only."""
+    ours = objects()
+    key = ours.delta_key(1, groups)
+    assert ours.contributor(key) == 1
+    assert ours.carried(1, key) is None
+
+
+@pytest.mark.parametrize(
+    "other",
+    [objects(number=4), objects(size=5), objects(run=OTHER_RUN)],
+    ids=["sync", "tensors", "run"],
+)
+def test_what_is_of_another_sync_or_run_carries_nothing(other):
+    assert objects().carried(1, other.delta_key(1, 0b1)) is None
+
+
+def test_a_contribution_to_another_run_has_no_contributor():
+    assert objects().contributor(objects(run=OTHER_RUN).delta_key(1, 0b1)) is None
+
+
+@pytest.mark.parametrize(
+    "key", ["deltas/00000003/hello", "deltas/00000003/", "", "state/00000003/00001.x"]
+)
+def test_stray_objects_have_no_contributor(key):
+    assert objects().contributor(key) is None
+    assert objects().carried(0, key) is None
