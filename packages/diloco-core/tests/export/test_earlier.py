@@ -14,8 +14,9 @@ from safetensors.torch import load_file
 from diloco_core import ConfigurationError, CorruptedObjectError, DiLoCo, RendezvousError, export
 from diloco_core._elastic._log._keys import MANIFEST, commit_key
 from diloco_core._elastic._log._records import Rollback, digest
-from diloco_core._export import _choice, _tensors
+from diloco_core._export import _choice, _export, _tensors
 from diloco_core._store._open import open_store
+from diloco_core._wire._published import ValuesReader
 
 
 class TestEarlierStates:
@@ -211,6 +212,35 @@ class TestEarlierStates:
         assert export(str(tmp_path / "run"), tmp_path / "model") == max(held)
         assert caplog.text.count("reading again in") == len(failed) >= 2
         loads_exactly(tmp_path / "model", Adapted, held[max(held)])
+
+    def test_what_was_opened_ahead_and_damaged_on_its_way_is_opened_again(
+        self, lab, monkeypatch, tmp_path
+    ):
+        (exchange,) = exchanges(f"memory://{tmp_path}/run", "sharded", count=1)
+        net = lab.fill(Adapted())
+        inner = torch.optim.SGD([p for p in net.parameters() if p.requires_grad], lr=1.0)
+        with DiLoCo(net, inner, exchange, sync_every=1):
+            lab.push(net, inner, 0, 0)
+        verify, readers = ValuesReader.verify, {}
+
+        def far_away(uri, **options):
+            store = open_store(uri, **options)
+            store.near = False  # only then are objects opened ahead
+            return store
+
+        def damaged_once(self):
+            readers.setdefault(self._origin, []).append(self._reader)
+            if len(readers[self._origin]) == 1:
+                raise CorruptedObjectError("a bit has flipped")
+            return verify(self)
+
+        monkeypatch.setattr(_export, "open_store", far_away)
+        monkeypatch.setattr(ValuesReader, "verify", damaged_once)
+        assert export(f"memory://{tmp_path}/run", tmp_path / "model") == 1
+        loads_exactly(tmp_path / "model", Adapted, lab.values(net))
+        assert readers
+        for first, second in readers.values():
+            assert first is not second, "the first one may have fetched the wrong bytes ahead"
 
     # A strict run has no record that says that a shard was there.
     @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """How long a strict sync waits and what it says then; and records that are taken away while a run lives."""
 
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -72,6 +73,16 @@ class TestWaits:
         sync.clock.now = 51.0
         with pytest.raises(CorruptedObjectError, match="the checksum is wrong"):
             wait.pause()
+
+    def test_who_waits_for_shards_sees_that_another_run_uses_the_prefix(self, sync):
+        def taken():
+            raise RunExistsError("the prefix is taken")
+
+        sync.store.list = lambda prefix: {}
+        sync.store.store = SimpleNamespace(near=True)
+        sync.one._participant = replace(sync.one._participant, check_claim=taken)
+        with pytest.raises(RunExistsError, match="the prefix is taken"):
+            sync.one._adopt()
 
     def test_it_looks_around_while_it_waits(self, sync):
         looks = []
