@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 import torch
 
@@ -39,9 +40,8 @@ class Group:
     rule: Rule
 
 
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """Elements ``[start, stop)`` of the group with index ``group``."""
+class Piece(NamedTuple):
+    """Elements ``[start, stop)`` of the group with index ``group``. A tuple, since very many are made, compared and hashed."""
 
     group: int
     start: int

@@ -70,6 +70,7 @@ class Fragment:
         self._adopted = False
         groups, self._segments = arrange(tensors)
         self.layout = Layout(groups, shards)
+        self._parts_of_pieces: dict[Piece, list[tuple[Segment, int, int]]] = {}
         self._starts = [[segment.start for segment in segments] for segments in self._segments]
         self._square_bounds = [
             _square_bound(g.dtype, s) for g, s in zip(groups, self._segments, strict=True)
@@ -312,8 +313,13 @@ class Fragment:
         for segment, start, stop in self._parts(piece):
             yield _ready(segment)[start - segment.start : stop - segment.start], start, stop
 
-    def _parts(self, piece: Piece) -> Iterator[tuple[Segment, int, int]]:
+    def _parts(self, piece: Piece) -> list[tuple[Segment, int, int]]:
         """The tensors that have elements in a piece, and where in the group these elements start and stop."""
+        if piece not in self._parts_of_pieces:  # the same pieces come back several times in every sync
+            self._parts_of_pieces[piece] = list(self._parts_in(piece))
+        return self._parts_of_pieces[piece]
+
+    def _parts_in(self, piece: Piece) -> Iterator[tuple[Segment, int, int]]:
         segments = self._segments[piece.group]
         number = bisect_right(self._starts[piece.group], piece.start) - 1
         while number < len(segments) and segments[number].start < piece.stop:

@@ -76,7 +76,8 @@ def view(tensor: torch.Tensor) -> memoryview:
         return memoryview(bytearray())
     # Viewed as bytes, since numpy does not know all dtypes. Typed as Any, since numpy declares the buffer protocol only from
     # Python 3.12 on.
-    array: Any = tensor.reshape(-1).view(torch.uint8).numpy()
+    flat = tensor if tensor.dim() == 1 else tensor.reshape(-1)
+    array: Any = (flat if flat.dtype is torch.uint8 else flat.view(torch.uint8)).numpy()
     return memoryview(array)
 
 
