@@ -121,11 +121,23 @@ def test_restarts_have_a_limit():
         check_restarts("max_restarts", 1001)
 
 
+class PathInBytes:
+    """Such as the entries of ``os.scandir(b"/a")``."""
+
+    def __fspath__(self):
+        return b"/a"
+
+    def __repr__(self):
+        return "<path in bytes>"
+
+
 def test_paths():
     for path in ["/a", "a", Path("/a")]:
         assert check_path("root", path) is path
     with refused("root must be a path, not b'/a'"):
         check_path("root", b"/a")
+    with refused("root must be a path, not <path in bytes>"):
+        check_path("root", PathInBytes())
     with refused("root must be a path, but it is empty"):
         check_path("root", "")
     assert check_paths("path", iter(["/a", Path("/b")])) == ("/a", Path("/b"))

@@ -315,7 +315,9 @@ class Fragment:
 
     def _parts(self, piece: Piece) -> list[tuple[Segment, int, int]]:
         """The tensors that have elements in a piece, and where in the group these elements start and stop."""
-        if piece not in self._parts_of_pieces:  # the same pieces come back several times in every sync
+        if (
+            piece not in self._parts_of_pieces
+        ):  # the same pieces come back several times in every sync
             self._parts_of_pieces[piece] = list(self._parts_in(piece))
         return self._parts_of_pieces[piece]
 
