@@ -7,9 +7,10 @@ import sys
 
 import pytest
 from training_lab import PATIENCE
+from warm_processes import WarmProcess
 
 from diloco_core import ConfigurationError, ReplicaLostError, SyncError, connect
-from diloco_core.replica_entrypoint import load_trainer, run
+from diloco_core.replica_entrypoint import load_trainer, main, run
 
 TRAINER = """
 import torch
@@ -175,6 +176,21 @@ def test_two_replicas_by_hand(by_hand, trainer, tmp_path):
         assert json.loads(out) == [1.5]
 
 
+@pytest.fixture
+def in_fork(tmp_path):
+    """Runs the command line in processes that need not import torch, and ends those that a failed test leaves behind."""
+    started = []
+
+    def start(*arguments, **variables):
+        folder = tmp_path / f"process{len(started)}"
+        started.append(WarmProcess(folder, main, arguments, **variables))
+        return started[-1]
+
+    yield start
+    for replica in started:
+        replica.kill()
+
+
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
@@ -189,17 +205,16 @@ def test_two_replicas_by_hand(by_hand, trainer, tmp_path):
     ],
 )
 @pytest.mark.processes
-def test_wrong_arguments_by_hand(by_hand, arguments, told):
-    replica = by_hand(*arguments)
-    _, err = replica.communicate(timeout=PATIENCE)
-    assert replica.returncode == 2
+def test_wrong_arguments_by_hand(in_fork, arguments, told):
+    status, _, err = in_fork(*arguments).communicate()
+    assert status == 2
     assert told in err
     assert "Traceback" not in err
 
 
 @pytest.mark.parametrize("when", ["before it joins", "after it joined"])
 @pytest.mark.processes
-def test_the_others_learn_of_a_failure(by_hand, trainer, tmp_path, when):
+def test_the_others_learn_of_a_failure(in_fork, trainer, tmp_path, when):
     (tmp_path / "fails.py").write_text(
         "from diloco_core import ObjectStoreAllReduce\nimport torch\n"
         "def train(join):\n"
@@ -208,20 +223,20 @@ def test_the_others_learn_of_a_failure(by_hand, trainer, tmp_path, when):
         "    raise RuntimeError('the disk is full')\n"
     )
     common = ["--rendezvous", str(tmp_path / "run"), "--world-size", "2"]
-    good = by_hand(*common, "--rank", "0", "--trainer-module", trainer, "--trainer-fn", "two_means")
+    good = in_fork(*common, "--rank", "0", "--trainer-module", trainer, "--trainer-fn", "two_means")
     kwargs = json.dumps({"join": when == "after it joined"})
-    bad = by_hand(
+    bad = in_fork(
         *common, "--rank", "1", "--trainer-module", "fails", "--trainer-kwargs-json", kwargs
     )
-    _, good_err = good.communicate(timeout=PATIENCE)
-    _, bad_err = bad.communicate(timeout=PATIENCE)
-    assert good.returncode == 1
+    good_status, _, good_err = good.communicate()
+    bad_status, _, bad_err = bad.communicate()
+    assert good_status == 1
     assert ReplicaLostError.__name__ in good_err
     assert (
         f"rank 1 failed after {'1 sync' if when == 'after it joined' else '0 syncs'}:" in good_err
     )
     assert "the disk is full" in good_err
-    assert bad.returncode == 1
+    assert bad_status == 1
     assert "the disk is full" in bad_err
 
 

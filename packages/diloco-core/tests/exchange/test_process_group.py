@@ -1,46 +1,17 @@
 """The exchange over a process group, between real processes over gloo: bit for bit what the other exchanges give."""
 
+import datetime
 import hashlib
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 from sync_lab import START, Halved, Replica, rounded
 from training_lab import PATIENCE
+from warm_processes import WarmProcess
 
 from diloco_core import ConfigurationError, DiLoCo, ProcessGroupExchange, SyncError, in_process
 
 pytestmark = pytest.mark.processes
-
-REPLICA = """
-import datetime, hashlib, json, os, sys
-import torch
-import torch.distributed as dist
-sys.path.insert(0, os.environ["TESTS"])
-from test_process_group import digest, replica
-from diloco_core import ProcessGroupExchange
-
-torch.set_num_threads(1)
-dist.init_process_group("gloo", init_method=os.environ["MEET"], rank=int(sys.argv[1]), world_size=int(sys.argv[2]),
-                        timeout=datetime.timedelta(seconds=600))
-exchange = ProcessGroupExchange(chunk_bytes=64)
-how = sys.argv[3]
-try:
-    raise_at = 2 if how == "fails" and exchange.rank == 1 else None
-    nan_at = 2 if how == "nan" and exchange.rank == 1 else None
-    steps = {"unequal": 2, "skips": 5}.get(how, 6) if exchange.rank == 1 else 6
-    model = replica(exchange, steps=steps, raise_at=raise_at, nan_at=nan_at, huge=how == "overflows")
-    print("digest", digest(model))
-except Exception as error:
-    print("error", type(error).__name__, error)
-if how == "equal":
-    dist.destroy_process_group()
-sys.stdout.flush()
-os._exit(0)
-"""
 
 
 class Model(torch.nn.Module):
@@ -85,28 +56,43 @@ def digest(model):
     return whole.hexdigest()
 
 
-def start(tmp_path, n, how="equal"):
-    (tmp_path / "replica.py").write_text(REPLICA)
-    path = os.pathsep.join(os.path.abspath(entry) for entry in sys.path if entry)  # noqa: PTH100
-    environment = {
-        **os.environ,
-        "PYTHONPATH": path,
-        "TESTS": str(Path(__file__).parent),
-        "OMP_NUM_THREADS": "1",
-    }
-    environment["MEET"] = f"file://{tmp_path}/meet"
-    command = [sys.executable, "-W", "error", "replica.py"]
-    processes = [
-        subprocess.Popen(
-            [*command, str(rank), str(n), how],
-            cwd=tmp_path,
-            env=environment,
-            stdout=subprocess.PIPE,
-            text=True,
+def take_part(meet, rank, n, how):
+    """What one of the processes does."""
+    torch.set_num_threads(1)
+    group = torch.distributed
+    group.init_process_group(
+        "gloo",
+        init_method=meet,
+        rank=rank,
+        world_size=n,
+        timeout=datetime.timedelta(seconds=PATIENCE),
+    )
+    exchange = ProcessGroupExchange(chunk_bytes=64)
+    try:
+        raise_at = 2 if how == "fails" and rank == 1 else None
+        nan_at = 2 if how == "nan" and rank == 1 else None
+        steps = {"unequal": 2, "skips": 5}.get(how, 6) if rank == 1 else 6
+        model = replica(
+            exchange, steps=steps, raise_at=raise_at, nan_at=nan_at, huge=how == "overflows"
         )
+        print("digest", digest(model))
+    except Exception as error:
+        print("error", type(error).__name__, error)
+    if how == "equal":
+        group.destroy_process_group()
+
+
+def start(tmp_path, n, how="equal"):
+    processes = [
+        WarmProcess(tmp_path / f"{rank}", take_part, f"file://{tmp_path}/meet", rank, n, how)
         for rank in range(n)
     ]
-    return [process.communicate(timeout=PATIENCE)[0].strip() for process in processes]
+    said = []
+    for process in processes:
+        status, out, err = process.communicate()
+        assert status == 0, err
+        said.append(out.strip())
+    return said
 
 
 @pytest.mark.parametrize("n", [1, 3])
