@@ -69,7 +69,7 @@ def cases(draw):
 
 
 @pytest.mark.parametrize("kind", ["threads", "memory"])
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=25)
 @given(case=cases())
 def test_any_exchange_is_the_exact_mean_in_rank_order(kind, case):
     columns, chunk_bytes, shards = case

@@ -79,8 +79,9 @@ def test_a_rank_that_comes_back_before_anything_was_saved_learns_no_batch_twice(
     assert _until(6, exchange()) == (10, 10)
 
 
-def test_gather_leaving_while_others_collect_what_was_just_published():
-    for operation in range(60, 125):
+@pytest.mark.parametrize("step", [4, pytest.param(1, marks=pytest.mark.slow)])
+def test_gather_leaving_while_others_collect_what_was_just_published(step):
+    for operation in range(60, 125, step):
         short = SimulatedTraining(syncs=3, sizes=(40,))
         long = SimulatedTraining(syncs=12, sizes=(40,))
         schedule = Schedule(3, faults=[Fault(2, 1, operation, "delay", 40.0)], latency=0.01)

@@ -216,7 +216,7 @@ class TestResuming:
     def test_all_die_between_record_and_publication(self):
         # Whoever starts next finishes the sync from the contributions that its record names.
         found = 0
-        for operation in range(40, 80):
+        for operation in range(40, 80, 2):
             training = SimulatedTraining(syncs=5, sizes=(40,))
             faults = [Fault(rank, 1, operation, "kill before") for rank in range(3)]
             outcome = simulate(
@@ -224,7 +224,7 @@ class TestResuming:
             )
             assert violations(outcome, training) == []
             found += sum(isinstance(result, Killed) for result in outcome.results.values()) == 3
-        assert found > 20
+        assert found > 10
 
 
 class TestRefusals:

@@ -1,6 +1,7 @@
 """What the planner says before anything is run; ``integration-tests/test_planned.py`` compares it with what is counted."""
 
 import math
+from itertools import pairwise
 
 import pytest
 from hypothesis import given, settings
@@ -110,6 +111,20 @@ class TestTransfer:
         ]
         assert plans[1].gets < 0.6 * plans[0].gets
         assert plans[1].bytes_received == plans[0].bytes_received
+
+
+def test_where_memory_begins_to_limit_the_reads_there_is_no_jump():
+    """Memory can be the limit although as many ranges fit into it as there are connections: large ranges take longer."""
+    store = StoreModel(9e7, first_byte=0.03, put=0.03, poll=0.0, reads=None, writes=None)
+    seconds = [
+        plan_exchange(params * 1e6, 256, NIC, strict=True, store=store).seconds
+        for params in range(980, 1030, 2)
+    ]
+    assert all(before < after < 1.02 * before for before, after in pairwise(seconds))
+    counted = 17.3  # by tools/bench/scale, with 1,007 million parameters
+    assert plan_exchange(1.007e9, 256, NIC, strict=True, store=store).seconds == pytest.approx(
+        counted, rel=0.05
+    )
 
 
 class TestTheRateOfAPrefix:

@@ -287,10 +287,12 @@ class Costs:
             return connections, 0.0
         mean = ranges.size / ranges.count
         fitting = max(1, budget // ranges.largest) * ranges.largest / mean
-        # If memory is the limit, small ranges, which take none, have to wait for the large ones.
-        if fitting < connections:
-            return fitting, self._one("GET", ranges.largest)
-        return connections, self._one("GET", mean)
+        # Either the connections are the limit, or the memory: then small ranges, which take none, have to wait for large ones.
+        limits = (
+            (fitting, self._one("GET", ranges.largest)),
+            (connections, self._one("GET", mean)),
+        )
+        return min(limits, key=lambda limit: limit[0] / limit[1])
 
     def _one(self, kind: str, size: float) -> float:
         """Seconds of a request that moves ``size`` bytes."""
