@@ -77,7 +77,7 @@ class StrictReader(Reader):
         counted = [dict.fromkeys(ranks, 0) for _ in self.fragments]
         stored = self.objects.stored("commits")
         for number in range(len(stored)):
-            key = f"commits/{number:08}.json"
+            key = f"commits/{number:08}.{self._run}.json"
             found = self.objects.record(key)
             if found is None:
                 raise Broken(f"{key} is missing, and there are later ones")

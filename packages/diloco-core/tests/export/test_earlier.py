@@ -288,9 +288,9 @@ class TestEarlierStates:
         ("kind", "gone"),
         [
             ("strict", ["state/{:08}/00000.*"]),
-            ("strict", ["state/{:08}/00000.*", "commits/{:08}.json", "notes/*"]),
+            ("strict", ["state/{:08}/00000.*", "commits/{:08}.*", "notes/*"]),
             ("strict", ["state/{:08}/*"]),
-            ("strict", ["state/{:08}/*", "commits/{:08}.json"]),
+            ("strict", ["state/{:08}/*", "commits/{:08}.*"]),
             *(
                 (kind, gone)
                 for kind in ("sharded", "gather")

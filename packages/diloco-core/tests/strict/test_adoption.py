@@ -34,7 +34,7 @@ class Side:
         timing = Timing(sleep=lambda seconds: None)
         self.store = Patient(store, timing)
         participant = Participant(
-            self.store, rank, 2, 32 * "a", timing, None, 64, Scratch(64), lambda: None
+            self.store, rank, 2, 32 * "a", timing, None, 64, Scratch(64), lambda: None, lambda: None
         )
         objects = SyncObjects(participant, 0, self.job)
         repairs = Repairs(self.store, rank, 0)

@@ -35,8 +35,8 @@ KINDS = {
     "unsynced values": "unsynced/[^/]*/00000.safetensors",
     "contribution of rank 0": "deltas/00000002/00000.*",
     "contribution of rank 1": "deltas/00000002/00001.*",
-    "record of the first sync": "commits/00000000.json",
-    "record of a later sync": "commits/00000002.json",
+    "record of the first sync": "commits/00000000.*",
+    "record of a later sync": "commits/00000002.*",
     "initial state": "state/00000000/00001.*",
     "state after a sync": "state/00000002/00001.*",
 }

@@ -195,13 +195,16 @@ class TestAtRest:
         assert (
             "a commit record is damaged and is written again with the same content" in caplog.text
         )
-        assert json.loads(made.store.get("commits/00000000.json"))["sync"] == 0
+        (key,) = made.store.list("commits/")
+        assert json.loads(made.store.get(key))["sync"] == 0
 
     def test_a_commit_record_of_others_is_refused(self, tmp_path):
-        record = commit(0, "mean", ["deltas/00000000/else"])
+        def another(_):
+            return commit(made._participant.run, 0, "mean", ["deltas/00000000/else"])
+
         (made,) = exchanges(
             tmp_path,
-            lambda store: DamagingWrites(store, lambda _: record, lambda key: "commits/" in key),
+            lambda store: DamagingWrites(store, another, lambda key: "commits/" in key),
             world_size=1,
         )
         with pytest.raises(MismatchError, match="other members"):
@@ -287,6 +290,7 @@ class TestOnTheWay:
             assert all_equal(run_replicas(means(1), made), 1)
 
 
+RUN = 32 * "a"
 MEMBERS = ["deltas/00000003/00000.x", "deltas/00000003/00001.x"]
 RECORDS = {
     "claim": (
@@ -307,8 +311,8 @@ RECORDS = {
         lambda data: read_note(data, 1, "x"),
     ),
     "commit": (
-        commit(3, "0", MEMBERS),
-        lambda data: check_commit(data, 3, "0", 2, lambda rank, key: 1, "x"),
+        commit(RUN, 3, "0", MEMBERS),
+        lambda data: check_commit(data, RUN, 3, "0", 2, lambda rank, key: 1, "x"),
     ),
     "manifest": (
         manifest("monday", 32 * "0", 2, Schema({"a": "float32[3]"}, {"sync_every": "5"}), {}),
@@ -319,7 +323,7 @@ RECORDS = {
 
 def test_the_record_of_another_fragments_sync_is_refused():
     with pytest.raises(MismatchError, match="is not what the replicas of this run write"):
-        check_commit(commit(3, "1", MEMBERS), 3, "0", 2, lambda rank, key: 1, "x")
+        check_commit(commit(RUN, 3, "1", MEMBERS), RUN, 3, "0", 2, lambda rank, key: 1, "x")
 
 
 class TestEveryBit:

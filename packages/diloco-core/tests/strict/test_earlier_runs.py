@@ -14,7 +14,7 @@ from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._strict._liveness import Liveness
-from diloco_core._strict._records import note
+from diloco_core._strict._records import claim_key, commit_key, committed_sync, note
 from diloco_core._timing import Timing
 from diloco_core.testing import run_replicas
 
@@ -168,3 +168,25 @@ def test_objects_of_another_run_are_not_exported(lab, tmp_path):
     shutil.copy(theirs, own)
     with pytest.raises(CorruptedObjectError, match="00001"):
         export(str(one), tmp_path / "model", at=2)
+
+
+def test_who_was_taken_over_publishes_nothing_and_deletes_nothing(lab, tmp_path):
+    """Its contribution stands in its own run alone; what it calls obsolete may be what its successor goes on from."""
+    (exchange,) = lab.store_exchanges(tmp_path, 1)
+    reduce = ObjectStoreAllReduce(exchange)
+    reduce.mean([torch.ones(4)])
+    before = exchange.store.list("deltas/") | exchange.store.list("state/")
+    exchange.store.put(claim_key(0, 2), [b"a later process"])
+    with pytest.raises(
+        RunExistsError, match=r"rank 0 of .* has been taken over by a later process"
+    ):
+        reduce.mean([torch.ones(4)])
+    after = exchange.store.list("deltas/") | exchange.store.list("state/")
+    assert before.keys() <= after.keys()
+    assert not [key for key in after if key.startswith("state/00000001/")]
+
+
+def test_the_record_of_a_sync_says_of_which_run_it_is():
+    assert committed_sync(commit_key(32 * "a", 7)) == (16 * "a", 7)
+    assert committed_sync("commits/00000007.json") is None
+    assert commit_key(32 * "a", 7) != commit_key(32 * "b", 7)

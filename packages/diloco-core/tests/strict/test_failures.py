@@ -177,7 +177,7 @@ class TestSyncing:
         assert "NaN or infinity" in str(results[1 - rank])
         store = exchanges[0].store
         assert not [key for key in store.list("deltas/00000002/") if f"/{rank:05}." in key]
-        assert "commits/00000002.json" not in store.list("commits/")
+        assert "00000002" not in str(store.list("commits/"))
 
     def test_large_finite_values_are_no_overflow(self, lab, tmp_path):
         def replica(exchange):

@@ -311,7 +311,9 @@ class TestMeeting:
         for keys in lab.run(replica, made):
             assert set(stray) <= set(keys)
 
-    @pytest.mark.parametrize("left", ["manifest.json", "commits/00000000.json"])
+    @pytest.mark.parametrize(
+        "left", ["manifest.json", "commits/00000000.json", f"commits/00000000.{16 * 'a'}.json"]
+    )
     def test_what_is_left_of_another_run_is_refused(self, lab, tmp_path, left):
         (exchange,) = lab.store_exchanges(tmp_path, 1)
         exchange.store.put(left, [b"{}"])

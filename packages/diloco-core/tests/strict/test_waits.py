@@ -33,7 +33,7 @@ class TestWaits:
         job = Mean([torch.ones(4)], 2)
         job.begin()
         participant = Participant(
-            store, 0, 2, 32 * "0", timing, None, 64, Scratch(64), lambda: None
+            store, 0, 2, 32 * "0", timing, None, 64, Scratch(64), lambda: None, lambda: None
         )
         return SimpleNamespace(
             one=StoreSync(participant, Progress(), job), clock=clock, store=store

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from .._errors import CorruptedObjectError, FormatError, ObjectNotFoundError
 from .._outer._initial import initial_fingerprint
-from .._strict._records import committed_sync, note_key, noted_ranks, read_note
+from .._strict._records import committed_sync, note_key, noted, read_note
 from .._strict._sync._objects import state_key
 from .._wire._sections import fingerprint, seed
 from ._source import PublishedFile
@@ -78,13 +78,12 @@ class StrictSource:
     def expected(self) -> list[int]:
         """Numbers of the log whose states must have been published once, or are being published now; the newest first."""
         syncs = self._published(self._store.list("state/"))
-        syncs |= {
-            sync for sync in map(committed_sync, self._store.list("commits/")) if sync is not None
-        }
+        committed = filter(None, map(committed_sync, self._store.list("commits/")))
+        syncs |= {sync for run, sync in committed if run == self._run[:16]}
         # The note of a replica that has ended says how many syncs it has finished.
         syncs |= {
             finished - 1
-            for finished in map(self._finished, noted_ranks(self._store.list("notes/")))
+            for finished in map(self._finished, noted(self._store.list("notes/")))
             if finished
         }
         return list(range(self._step(max(syncs)), self.initial_steps, -1)) if syncs else []
@@ -99,14 +98,14 @@ class StrictSource:
         """The number of outer steps after a sync; the first sync of each fragment only shares the initial values."""
         return self.initial_steps + max(0, sync + 1 - len(self.fragments))
 
-    def _finished(self, rank: int) -> int:
-        key = note_key(rank)
+    def _finished(self, rank_and_life: tuple[int, int]) -> int:
+        rank, life = rank_and_life
+        key = note_key(rank, life)
         try:
-            return read_note(self._store.get(key), rank, f"{self._store.uri}/{key}")[
-                0
-            ].progress.number
+            ending, _ = read_note(self._store.get(key), rank, f"{self._store.uri}/{key}", life)
         except (CorruptedObjectError, FormatError, ObjectNotFoundError):
             return 0  # the note is only one of several sources
+        return ending.progress.number
 
     def _published(self, listing: Mapping[str, int]) -> set[int]:
         """The syncs of which at least one shard is published."""

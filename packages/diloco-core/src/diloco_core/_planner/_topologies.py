@@ -30,10 +30,11 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     costs.list(n)
     costs.ask("PUT")  # the record, by every replica that sees that all contributions are there
     costs.ask("GET")
-    costs.ask("DELETE")
     # A section that fits into one block is read together with its checksums; otherwise the checksums are read first.
     reads = 1 if section <= block else 1 + math.ceil(model.shard / block)
     costs.read(Ranges(reads, section, min(section, block)).times(n - 1), budget)
+    costs.ask("GET")  # the next claim of its rank: has the run been resumed without this replica?
+    costs.ask("DELETE")
     costs.upload(model.published, parts_at_once(model.transfer, budget))
     costs.meet()
     costs.list(n)

@@ -8,7 +8,7 @@ Keys below the run's prefix::
     beats/{rank}               a counter that shows that the rank is alive
     notes/{rank}.json          how the rank ended: "left" or "failed", and which other rank caused its failure
     deltas/{sync}/{rank}.{run}.{fingerprint}.{groups}.safetensors    a contribution; never changed, deleted when all have used it
-    commits/{sync}.json        who is in the sync; written after all contributions
+    commits/{sync}.{run}.json  who is in the sync; written after all contributions
     state/{sync}/{shard}.{run}.safetensors             new parameters and outer state: the checkpoint
     unsynced/{nonce}/{number}.safetensors             what belongs to the model and is not synced; written once by rank 0
     requests/{sync}/{shard}.{rank}                    the rank has found the shard damaged; the shard's owner writes it again
@@ -43,7 +43,7 @@ from .._timing import Timing
 from ._liveness import Liveness
 from ._participant import Participant
 from ._records import MANIFEST, claim_key, manifest
-from ._rendezvous import claim, meet, watch_own
+from ._rendezvous import check_not_resumed, claim, meet, watch_own
 from ._sync._sync import StoreSync
 
 if TYPE_CHECKING:
@@ -172,6 +172,7 @@ class ObjectStoreExchange(Exchange):
             self._chunk_bytes,
             Scratch(self._chunk_bytes),
             partial(watch_own, store, own_claim, timing),
+            partial(check_not_resumed, store, own_claim),
         )
         self._schema = schema
 

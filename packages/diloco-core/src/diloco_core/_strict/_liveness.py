@@ -15,7 +15,7 @@ from .._errors import CorruptedObjectError, FormatError, ReplicaLostError, Store
 from .._exchange._endings import Progress, conclude
 from .._store._parallel import in_parallel
 from .._store._reread import read_again
-from ._records import note, note_key, noted_ranks, read_note
+from ._records import beat_key, note, note_key, noted, read_note
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -37,6 +37,9 @@ class Liveness:
     """The beat and the note of one replica, and what it knows of the beats and notes of the others.
 
     To be used by one thread; another one writes the beat.
+
+    Attributes:
+        life: The life of this replica's rank. To be set before :meth:`start`, if it is not the first one.
     """
 
     def __init__(
@@ -46,6 +49,8 @@ class Liveness:
         self._rank = rank
         self._nonce = nonce
         self._nonces: dict[int, str] = {}
+        self._lives: dict[int, int] = {}
+        self.life = 1
         self._world_size = world_size
         self._timing = timing
         # The last beat of each rank, and when it was first seen.
@@ -58,12 +63,13 @@ class Liveness:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def know(self, rank: int, nonce: str) -> None:
+    def know(self, rank: int, nonce: str, life: int = 1) -> None:
         """Remember which process holds another rank. From now on, beats and notes of other processes for it are ignored.
 
         Such a process belongs to an earlier run: the prefix was emptied while the process was still running.
         """
         self._nonces[rank] = nonce
+        self._lives[rank] = life
 
     def start(self) -> None:
         """Begin to write the beat, from a daemon thread."""
@@ -83,7 +89,8 @@ class Liveness:
 
     def tell(self, ending: Ending) -> None:
         """Write the note that says how this replica ended."""
-        self._store.put(note_key(self._rank), lambda: [note(ending, self._nonce)])
+        key = note_key(self._rank, self.life)
+        self._store.put(key, lambda: [note(ending, self._nonce, self.life)])
 
     def check(self, missing: Collection[int], progress: Progress, description: str) -> None:
         """Look for a reason why some ranks may never contribute.
@@ -125,13 +132,16 @@ class Liveness:
             ReplicaLostError: A replica failed; the error names the one that failed first.
             UnequalSyncsError: One of the ``missing`` ranks left.
         """
-        noted = [
+        notes = noted(self._store.list("notes/"))
+        ended = [
             rank
-            for rank in noted_ranks(self._store.list("notes/"))
-            if rank != self._rank and rank < self._world_size and rank not in self._endings
+            for rank in range(self._world_size)
+            if rank != self._rank
+            and rank not in self._endings
+            and (rank, self._life_of(rank)) in notes
         ]
         for _ in in_parallel(
-            self._store.store, (partial(self._read_note, rank) for rank in noted), _READS_AT_ONCE
+            self._store.store, (partial(self._read_note, rank) for rank in ended), _READS_AT_ONCE
         ):
             pass
         error = conclude(self._endings, missing, self._rank, progress)
@@ -145,11 +155,13 @@ class Liveness:
     def _read_note(self, rank: int) -> None:
         if rank in self._unreadable:
             return
-        key = note_key(rank)
+        life = self._life_of(rank)
+        key = note_key(rank, life)
 
         def read() -> tuple[Ending, str] | None:
             data = self._store.get(key)
-            return None if data is None else read_note(data, rank, f"{self._store.uri}/{key}")
+            origin = f"{self._store.uri}/{key}"
+            return None if data is None else read_note(data, rank, origin, life)
 
         try:
             note = read_again(self._timing, read)
@@ -179,6 +191,14 @@ class Liveness:
         """Whether a beat or a note with this nonce is of the process that holds the rank; True if that is not known yet."""
         return self._nonces.get(rank, nonce) == nonce
 
+    def _life_of(self, rank: int) -> int:
+        """The life of another rank whose beats and notes count; if it is not known yet, that of a run that begins.
+
+        A replica that resumes a run, and has not met the others, thus sees only notes of the run's beginning, which are not
+        those of the processes that it will meet: :meth:`know` is called before they matter.
+        """
+        return self._lives.get(rank, 1 if self.life == 1 else 0)
+
     def _ranks_to_read(self, missing: Collection[int]) -> list[int]:
         """The missing ranks whose beats are read now: a limited number, the next ones each time.
 
@@ -197,7 +217,7 @@ class Liveness:
 
     def _read_beat(self, rank: int) -> bytes:
         try:
-            return self._store.get(f"beats/{rank:05}", largest=64) or b""
+            return self._store.get(beat_key(rank, self._life_of(rank)), largest=64) or b""
         except CorruptedObjectError:  # too large for a beat
             return b""
 
@@ -213,7 +233,8 @@ class Liveness:
         return now
 
     def _beat(self, count: int) -> None:
-        self._store.put(f"beats/{self._rank:05}", lambda: [f"{self._nonce} {count}".encode()])
+        key = beat_key(self._rank, self.life)
+        self._store.put(key, lambda: [f"{self._nonce} {count}".encode()])
 
     def _run(self) -> None:
         count, pause = 0, self._timing.beat_interval

@@ -29,6 +29,7 @@ class Participant:
         chunk_bytes: Size of the buffers.
         scratch: The buffers.
         check_claim: Raises an error if another run uses the prefix by now.
+        check_not_resumed: Raises an error if a later process has resumed the run in the place of this one.
     """
 
     store: Patient
@@ -40,6 +41,7 @@ class Participant:
     chunk_bytes: int
     scratch: Scratch
     check_claim: Callable[[], None]
+    check_not_resumed: Callable[[], None]
 
     def owner(self, shard: int) -> int:
         """The rank that updates and publishes a shard."""

@@ -18,13 +18,13 @@ from .._wire._sealed import seal, unseal
 from .._wire._sections import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 MANIFEST = "manifest.json"
 
-_CLAIM = re.compile(r"claims/([0-9]{5})\.json")
-_NOTE = re.compile(r"notes/([0-9]{5})\.json")
-_COMMIT = re.compile(r"commits/([0-9]{8})\.json")
+_CLAIM = re.compile(r"claims/([0-9]{5})(?:\.([0-9]{4,7}))?\.json")
+_NOTE = re.compile(r"notes/([0-9]{5})(?:\.([0-9]{4,7}))?\.json")
+_COMMIT = re.compile(r"commits/([0-9]{8})\.([0-9a-f]{16})\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,7 @@ class Claim:
         nonce: Distinguishes processes that claim the same rank.
         host: The name of its machine.
         pid: The id of its process on that machine.
+        life: Which process of its rank it is in this run: 1 is the one that began it, each that resumes it is one more.
     """
 
     rank: int
@@ -50,12 +51,13 @@ class Claim:
     nonce: str
     host: str
     pid: int
+    life: int = 1
 
     def to_bytes(self) -> bytes:
         """The claim as stored."""
         return seal(
             "claim",
-            claim_key(self.rank),
+            claim_key(self.rank, self.life),
             {
                 "rank": self.rank,
                 "world_size": self.world_size,
@@ -69,14 +71,14 @@ class Claim:
         )
 
     @classmethod
-    def from_bytes(cls, data: bytes, rank: int, origin: str) -> Claim:
-        """The stored claim of a rank.
+    def from_bytes(cls, data: bytes, rank: int, origin: str, life: int = 1) -> Claim:
+        """The stored claim of a rank, by one of its lives.
 
         Raises:
-            CorruptedObjectError: The claim is damaged, or it is not that of this rank.
+            CorruptedObjectError: The claim is damaged, or it is not that of this rank and life.
             FormatError: Another version of diloco-core has written the record.
         """
-        fields = Fields(unseal("claim", claim_key(rank), data, origin), origin)
+        fields = Fields(unseal("claim", claim_key(rank, life), data, origin), origin)
         fields.agree("rank", rank)
         return cls(
             rank,
@@ -87,12 +89,18 @@ class Claim:
             fields.text("nonce"),
             fields.text("host"),
             fields.whole("pid"),
+            life,
         )
 
 
-def claim_key(rank: int) -> str:
-    """Key of the claim of a rank."""
-    return f"claims/{rank:05}.json"
+def claim_key(rank: int, life: int = 1) -> str:
+    """Key of the claim of a rank by one of its lives. Lives share no keys, except for the tables of tensors."""
+    return f"claims/{_name(rank, life)}.json"
+
+
+def beat_key(rank: int, life: int = 1) -> str:
+    """Key of the signs of life of a rank in one of its lives."""
+    return f"beats/{_name(rank, life)}"
 
 
 def schema_digest(schema: Schema) -> str:
@@ -127,19 +135,19 @@ def read_schema(data: bytes, digest: str, origin: str) -> Schema:
     return schema
 
 
-def claimed_ranks(keys: Iterable[str]) -> Iterator[int]:
-    """The ranks whose claims are in a listing; other keys are ignored."""
-    return _ranks(_CLAIM, keys)
+def claimed(keys: Iterable[str]) -> set[tuple[int, int]]:
+    """The ranks whose claims are in a listing, each with the life that has claimed it; other keys are ignored."""
+    return _ranks_and_lives(_CLAIM, keys)
 
 
-def note_key(rank: int) -> str:
-    """Key of the note that says how a rank ended."""
-    return f"notes/{rank:05}.json"
+def note_key(rank: int, life: int = 1) -> str:
+    """Key of the note that says how a life of a rank ended."""
+    return f"notes/{_name(rank, life)}.json"
 
 
-def noted_ranks(keys: Iterable[str]) -> Iterator[int]:
-    """The ranks whose notes are in a listing; other keys are ignored."""
-    return _ranks(_NOTE, keys)
+def noted(keys: Iterable[str]) -> set[tuple[int, int]]:
+    """The ranks whose notes are in a listing, each with the life that has ended; other keys are ignored."""
+    return _ranks_and_lives(_NOTE, keys)
 
 
 def run_name(claims: Iterable[Claim]) -> str:
@@ -151,16 +159,17 @@ def run_name(claims: Iterable[Claim]) -> str:
     return fingerprint("run", sorted((claim.rank, claim.nonce) for claim in claims))
 
 
-def note(ending: Ending, nonce: str) -> bytes:
+def note(ending: Ending, nonce: str, life: int = 1) -> bytes:
     """The note that says how a replica ended, as stored.
 
     Args:
         ending: How it ended.
         nonce: The nonce of its claim.
+        life: Its life.
     """
     return seal(
         "note",
-        note_key(ending.rank),
+        note_key(ending.rank, life),
         {
             "rank": ending.rank,
             "nonce": nonce,
@@ -173,14 +182,14 @@ def note(ending: Ending, nonce: str) -> bytes:
     )
 
 
-def read_note(data: bytes, rank: int, origin: str) -> tuple[Ending, str]:
+def read_note(data: bytes, rank: int, origin: str, life: int = 1) -> tuple[Ending, str]:
     """The ending that a stored note reports, and the nonce in the claim of the process that wrote it.
 
     Raises:
-        CorruptedObjectError: The note is damaged, or it is not that of this rank.
+        CorruptedObjectError: The note is damaged, or it is not that of this rank and life.
         FormatError: Another version of diloco-core has written the record.
     """
-    fields = Fields(unseal("note", note_key(rank), data, origin), origin)
+    fields = Fields(unseal("note", note_key(rank, life), data, origin), origin)
     fields.agree("rank", rank)
     cause = fields.whole("cause_rank", -1, MOST_RANKS)
     event = fields.text("event", "left|failed")
@@ -190,31 +199,37 @@ def read_note(data: bytes, rank: int, origin: str) -> tuple[Ending, str]:
     return ending, fields.text("nonce")
 
 
-def commit_key(sync: int) -> str:
-    """Key of the record that says who is in a sync."""
-    return f"commits/{sync:08}.json"
+def commit_key(run: str, sync: int) -> str:
+    """Key of the record that says who is in a sync; ``run`` is the name of the run.
+
+    The key names the run, so that what a process of an earlier run writes under the same prefix is not taken for the record
+    of this one.
+    """
+    return f"commits/{sync:08}.{run[:16]}.json"
 
 
-def committed_sync(key: str) -> int | None:
-    """The sync whose record has this key; None if it is not the key of such a record."""
+def committed_sync(key: str) -> tuple[str, int] | None:
+    """The beginning of a run's name, and the sync, whose record has this key; None if it is not the key of such a record."""
     match = _COMMIT.fullmatch(key)
-    return int(match[1]) if match else None
+    return (match[2], int(match[1])) if match else None
 
 
-def commit(sync: int, name: str, members: Sequence[str]) -> bytes:
+def commit(run: str, sync: int, name: str, members: Sequence[str]) -> bytes:
     """The commit record as stored. All replicas write the same bytes, so it does not matter if several of them do.
 
     Args:
+        run: The name of the run.
         sync: Number of the sync in the exchange.
         name: Name of what is synced.
         members: Keys of the contributions in rank order.
     """
     keys = [{"rank": rank, "key": key} for rank, key in enumerate(members)]
-    return seal("commit", commit_key(sync), {"sync": sync, "name": name, "members": keys})
+    return seal("commit", commit_key(run, sync), {"sync": sync, "name": name, "members": keys})
 
 
 def check_commit(
     data: bytes,
+    run: str,
     sync: int,
     name: str,
     world_size: int,
@@ -225,6 +240,7 @@ def check_commit(
 
     Args:
         data: The stored bytes of the record.
+        run: The name of the run.
         sync: Number of the sync in the exchange.
         name: Name of what is synced.
         world_size: How many members it must have.
@@ -237,7 +253,7 @@ def check_commit(
         MismatchError: Another run has written the record.
         FormatError: Another version of diloco-core has written the record.
     """
-    fields = Fields(unseal("commit", commit_key(sync), data, origin), origin)
+    fields = Fields(unseal("commit", commit_key(run, sync), data, origin), origin)
     fields.agree("sync", sync)
     members = [member.text("key") for member in fields.parts("members")]
     if len(members) != world_size or any(
@@ -246,7 +262,7 @@ def check_commit(
         raise MismatchError(
             f"{origin} names other members than this run has, so another run has written it: give every run a prefix of its own"
         )
-    if data != commit(sync, name, members):
+    if data != commit(run, sync, name, members):
         raise MismatchError(
             f"{origin} is not what the replicas of this run write, so another run has written it: give every run a prefix of its "
             "own"
@@ -303,8 +319,10 @@ def read_manifest(data: bytes, origin: str) -> Mapping[str, Any]:
     return record
 
 
-def _ranks(pattern: re.Pattern[str], keys: Iterable[str]) -> Iterator[int]:
-    for key in keys:
-        match = pattern.fullmatch(key)
-        if match is not None:
-            yield int(match[1])
+def _name(rank: int, life: int) -> str:
+    return f"{rank:05}" if life == 1 else f"{rank:05}.{life:04}"
+
+
+def _ranks_and_lives(pattern: re.Pattern[str], keys: Iterable[str]) -> set[tuple[int, int]]:
+    matches = filter(None, map(pattern.fullmatch, keys))
+    return {(int(match[1]), int(match[2] or 1)) for match in matches}

@@ -24,7 +24,7 @@ from ._records import (
     MANIFEST,
     Claim,
     claim_key,
-    claimed_ranks,
+    claimed,
     read_schema,
     run_name,
     schema_digest,
@@ -33,14 +33,14 @@ from ._records import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from .._exchange._base import Schema
     from .._store._patient import Patient
     from .._timing import Timing
 
 _ELASTIC_CLAIM = re.compile(r"claims/[0-9]{5}/[0-9]+\.json")
-_COMMIT = re.compile(r"commits/[0-9]{8}\.json")
+_COMMIT = re.compile(r"commits/[0-9]{8}(\.[0-9a-f]{16})?\.json")
 READS_AT_ONCE = 16
 _OWN_PREFIX = "Give every run a prefix of its own"
 
@@ -81,11 +81,7 @@ def claim(
         pid=os.getpid(),
     )
     claims = store.list("claims/")
-    if any(map(_ELASTIC_CLAIM.fullmatch, claims)):
-        raise RunExistsError(
-            f"{store.uri} holds an elastic run, which a strict replica cannot join: to join it, pass min_replicas=; to begin a "
-            "strict run, use another prefix"
-        )
+    refuse_elastic(store.uri, claims)
     if claim_key(rank) not in claims:
         # This run cannot have written these objects yet, since that comes after all ranks are claimed.
         for key in (MANIFEST, *filter(_COMMIT.fullmatch, store.list("commits/"))):
@@ -96,6 +92,19 @@ def claim(
     if not store.create(claim_key(rank), own_claim.to_bytes):
         check_own(store, own_claim, timing)
     return own_claim
+
+
+def refuse_elastic(uri: str, claims: Iterable[str]) -> None:
+    """Refuse a prefix with claims of an elastic run.
+
+    Raises:
+        RunExistsError: There is one.
+    """
+    if any(map(_ELASTIC_CLAIM.fullmatch, claims)):
+        raise RunExistsError(
+            f"{uri} holds an elastic run, which a strict replica cannot join: to join it, pass min_replicas=; to begin a "
+            "strict run, use another prefix"
+        )
 
 
 def meet(
@@ -129,16 +138,15 @@ def meet(
         return [rank for rank in range(own_claim.world_size) if rank not in claims]
 
     def read_claims() -> None:
-        new_ranks = [rank for rank in claimed_ranks(store.list("claims/")) if rank not in claims]
+        arrived = claimed(store.list("claims/"))
+        new_ranks = sorted(rank for rank, life in arrived if life == 1 and rank not in claims)
         for other in in_parallel(
             store.store,
-            (partial(_read_claim, store, rank, timing) for rank in new_ranks),
+            (partial(read_claim, store, rank, timing) for rank in new_ranks),
             READS_AT_ONCE,
         ):
             if other is not None:
-                _compare(own_claim, other, store.uri)
-                if other.schema != own_claim.schema:
-                    _compare_tables(store, own_claim, schema, other, timing)
+                compare(store, own_claim, schema, other, timing)
                 claims[other.rank] = other
                 joined(other)
 
@@ -181,12 +189,18 @@ def meet(
     return run_name(claims.values())
 
 
-def _read_claim(store: Patient, rank: int, timing: Timing) -> Claim | None:
-    key = claim_key(rank)
+def read_claim(store: Patient, rank: int, timing: Timing, life: int = 1) -> Claim | None:
+    """The stored claim of a rank by one of its lives; None if there is none.
+
+    Raises:
+        CorruptedObjectError: The claim is damaged.
+        FormatError: A replica runs another version of diloco-core.
+    """
+    key = claim_key(rank, life)
 
     def read() -> Claim | None:
         data = store.get(key)
-        return None if data is None else Claim.from_bytes(data, rank, f"{store.uri}/{key}")
+        return None if data is None else Claim.from_bytes(data, rank, f"{store.uri}/{key}", life)
 
     return read_again(timing, read)
 
@@ -198,7 +212,7 @@ def check_own(store: Patient, own_claim: Claim, timing: Timing) -> None:
         RunExistsError: The claim is that of another process, or it is gone.
         CorruptedObjectError: The claim is damaged.
     """
-    stored = _read_claim(store, own_claim.rank, timing)
+    stored = read_claim(store, own_claim.rank, timing, own_claim.life)
     if stored is None:
         raise RunExistsError(
             f"the claim of rank {own_claim.rank} in {store.uri} has vanished: something deletes objects there. {_OWN_PREFIX}."
@@ -215,11 +229,32 @@ def watch_own(store: Patient, own_claim: Claim, timing: Timing) -> None:
         RunExistsError: Another run has claimed the rank.
     """
     try:
-        stored = _read_claim(store, own_claim.rank, timing)
+        stored = read_claim(store, own_claim.rank, timing, own_claim.life)
     except CorruptedObjectError:
         return
     if stored is not None:
         _refuse_another(store, own_claim, stored)
+
+
+def check_not_resumed(store: Patient, own_claim: Claim) -> None:
+    """Refuse to go on if a later process has resumed the run in the place of this one.
+
+    Called before anything is published, and before anything is deleted that others may need. This costs one small request.
+
+    Raises:
+        RunExistsError: A later process has claimed the rank.
+    """
+    key = claim_key(own_claim.rank, own_claim.life + 1)
+    try:
+        resumed = store.get(key) is not None
+    except CorruptedObjectError:  # too large for a record, but it is there
+        resumed = True
+    if resumed:
+        raise RunExistsError(
+            f"rank {own_claim.rank} of {store.uri} has been taken over by a later process, which has resumed the run with "
+            "resume=True because this process had ended or had shown no sign of life for a long time. This process stops. What "
+            "it has not published is lost."
+        )
 
 
 def _refuse_another(store: Patient, own_claim: Claim, stored: Claim) -> None:
@@ -239,6 +274,18 @@ def _refuse_another(store: Patient, own_claim: Claim, stored: Claim) -> None:
         "start all replicas again on a fresh prefix, from a checkpoint (for runs in which a replica can come back, pass "
         f"min_replicas=). {_OWN_PREFIX}."
     )
+
+
+def compare(store: Patient, own_claim: Claim, schema: Schema, other: Claim, timing: Timing) -> None:
+    """Check that another replica belongs to the same launch, and has the same settings and tensors.
+
+    Raises:
+        RunExistsError: It belongs to another launch.
+        MismatchError: It has other settings or tensors; the error says which.
+    """
+    _compare(own_claim, other, store.uri)
+    if other.schema != own_claim.schema:
+        _compare_tables(store, own_claim, schema, other, timing)
 
 
 def _compare(own_claim: Claim, other: Claim, uri: str) -> None:

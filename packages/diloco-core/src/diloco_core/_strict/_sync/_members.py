@@ -73,12 +73,14 @@ class Members:
     def commit(self) -> None:
         """Write the commit record. All ranks must have contributed; each of them would write the same bytes."""
         keys = [key for _, key in sorted(self._keys.items())]
-        record = commit(self._number, self._job_name, keys)
-        self._participant.store.put(commit_key(self._number), lambda: [record])
+        run = self._participant.run
+        record = commit(run, self._number, self._job_name, keys)
+        self._participant.store.put(commit_key(run, self._number), lambda: [record])
 
     def committed(self) -> bool:
         """Whether the commit record is there; what it says is known from then on."""
-        store, key = self._participant.store, commit_key(self._number)
+        store, run = self._participant.store, self._participant.run
+        key = commit_key(run, self._number)
         origin = f"{store.uri}/{key}"
 
         def read() -> bool:
@@ -86,6 +88,7 @@ class Members:
             if data is not None:
                 keys = check_commit(
                     data,
+                    run,
                     self._number,
                     self._job_name,
                     self._participant.world_size,

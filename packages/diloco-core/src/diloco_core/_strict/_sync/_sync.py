@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._sharded import carried_groups, contributions
@@ -83,9 +84,8 @@ class StoreSync:
         self._wait_for_commit()
         # All replicas have contributed to this sync, so all have finished the one before.
         self._previous = None
-        self._participant.store.delete(obsolete, unread=True)
         reduction = Reduction(self._participant, self._job, self._objects, self._members, traffic)
-        reduction.run(self._progress.next, self._own_shards.publish)
+        reduction.run(self._progress.next, partial(self._publish, [*obsolete]))
         self._adopt()
         return SyncReport(
             sync=self._progress.number,
@@ -115,6 +115,16 @@ class StoreSync:
     def repair(self) -> None:
         """Write those shards of this replica again that others have found damaged; see :meth:`._published.OwnShards.repair`."""
         self._own_shards.repair()
+
+    def _publish(self, obsolete: list[str], shard: int) -> None:
+        """Store a shard after its update. Before the first one, delete the keys in ``obsolete``."""
+        # Computing the update may have taken long, and the process may have been stopped meanwhile. If the run was resumed
+        # without this replica, what is obsolete here may be what the run was resumed from.
+        self._participant.check_not_resumed()
+        if obsolete:
+            self._participant.store.delete(obsolete, unread=True)
+            obsolete.clear()
+        self._own_shards.publish(shard)
 
     def _delta_parts(self) -> Iterator[Buffer]:
         # What this replica contributes to its own shards is not sent, but it is checked now: an infinite value or NaN must be
