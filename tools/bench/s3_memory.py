@@ -20,11 +20,10 @@ def train(uri: str, kind: str, rank: int, replicas: int, parameters: int, syncs:
     options: dict[str, Any] = (
         {} if kind == "strict" else {"min_replicas": replicas, "topology": kind}
     )
-    saving: dict[str, Any] = {} if kind == "strict" else {"save_inner_every": 0}
     model = make_model(parameters)
     inner = torch.optim.SGD(model.parameters(), lr=1.0)  # without gradients: a step changes nothing
     exchange = connect(uri, rank=rank, world_size=replicas, **options)
-    with DiLoCo(model, inner, exchange, sync_every=1, **saving):
+    with DiLoCo(model, inner, exchange, sync_every=1, save_inner_every=0):
         for _ in range(syncs):
             with torch.no_grad():
                 for tensor in model:

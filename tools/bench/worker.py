@@ -262,11 +262,10 @@ def memory(
 
     def outer_steps(name: str, model: torch.nn.ParameterList, steps: int) -> None:
         exchange = connect(str(folder / name), rank=rank, world_size=world, **options)
-        saving = {"save_inner_every": 0} if options else {}
         trigger = torch.optim.SGD(
             model.parameters(), lr=1.0
         )  # without gradients: a step changes nothing
-        with DiLoCo(model, trigger, exchange, sync_every=1, **saving):
+        with DiLoCo(model, trigger, exchange, sync_every=1, save_inner_every=0):
             for _ in range(steps):
                 with torch.no_grad():
                     for tensor in model:

@@ -234,7 +234,9 @@ class FolderWatcher:
 
     def _commit_of(self, key: str) -> bytes | None:
         delta = _DELTA.fullmatch(key)
-        return read_whole(self._run / f"commits/{delta[1]}.json") if delta else None
+        # Strict runs name the run in the key, too.
+        records = sorted(self._run.glob(f"commits/{delta[1]}*.json")) if delta else []
+        return read_whole(records[0]) if records else None
 
 
 def read_whole(path: Path) -> bytes | None:

@@ -140,7 +140,7 @@ class TestElastic:
             ),
             ({"grace": 5.0}, "grace=5.0 is for elastic runs. Pass min_replicas= too"),
             ({"topology": "gather"}, "is for elastic runs"),
-            ({"resume": True}, "is for elastic runs"),
+            ({"resume": "always"}, "resume must be False, True or 'newest-whole', not 'always'"),
         ],
     )
     def test_what_is_impossible_is_named_before_anything_is_written(

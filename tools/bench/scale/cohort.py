@@ -195,8 +195,7 @@ class _Cohort:
             self._all.wait()
         end = _counted(network)
         exchange = self._exchange(rank, network)
-        options = {} if run.kind == "strict" else {"save_inner_every": 0}
-        with DiLoCo(model, inner, exchange, sync_every=1, **options):
+        with DiLoCo(model, inner, exchange, sync_every=1, save_inner_every=0):
             costs.append(end())
             for _ in range(0 if joins else run.warm + run.measured):
                 self._barrier.wait()

@@ -127,3 +127,13 @@ def check_identity(rank: int, world_size: int) -> tuple[int, int]:
             f"rank must be a whole number from 0 to {world_size - 1} (world_size is {world_size}), not {rank!r}"
         )
     return int(rank), int(world_size)
+
+
+def check_resume(value: object) -> None:
+    """Refuse a value of ``resume`` that is not allowed.
+
+    Raises:
+        ConfigurationError: The message says what was given and what is allowed.
+    """
+    if not (isinstance(value, bool) or value == "newest-whole"):
+        raise ConfigurationError(f"resume must be False, True or 'newest-whole', not {value!r}")

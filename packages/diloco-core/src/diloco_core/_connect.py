@@ -93,10 +93,13 @@ def connect(
     replicas meet later, when the outer loop is entered. From then on, replicas wait up to ``sync_timeout`` seconds for a
     store that is unavailable, and nobody counts as late or lost during that time.
 
-    Membership is strict unless ``min_replicas`` is given: all ranks take part from start to end, and none may be restarted.
+    Membership is strict unless ``min_replicas`` is given: all ranks take part from start to end, and none may be restarted by
+    itself. When such a run has stopped, all ranks together can continue it with ``resume=True``, from its newest state. They
+    need ``lost_after`` seconds to make sure that it has stopped, unless every process of it has said how it ended.
+
     With ``min_replicas``, membership is elastic: replicas may die, come back, join late and leave, and a sync needs
-    ``min_replicas`` of them. The options after it are for elastic runs only; :class:`Elastic` describes them and their
-    defaults.
+    ``min_replicas`` of them. The options after it, but for ``resume``, are for elastic runs only; :class:`Elastic`
+    describes them and their defaults.
 
     These options may be given together, as ``elastic=Elastic(2, grace=30)``, and the limits in seconds as
     ``timing=Timing(sync_timeout=600)``. The single arguments are for launchers, which hold them as plain numbers.
@@ -123,8 +126,10 @@ def connect(
             the model and the number of replicas.
         publish_every: In the gather topology, the number of syncs of a fragment from one published state to the next.
         retention: How many syncs a replica may lag without having to reload. A larger number keeps more objects in the store.
-        resume: Continue the run that the prefix holds, even if another launch began it. ``"newest-whole"`` also permits the
-            run to return to an older state if a newer one is damaged and cannot be restored.
+        resume: Continue the run that the prefix holds, even if another launch began it. A strict run must have stopped, and all
+            of its ranks continue it together, with the same model and settings; ``sync_every`` may change, alike on all ranks.
+            ``"newest-whole"`` also permits the run to return to an older state if a newer one is damaged and cannot be restored;
+            in a strict run, rank 0 decides.
         elastic: Settings that make the run elastic; replaces ``min_replicas`` and the options after it.
         timing: The limits in seconds; replaces ``join_timeout``, ``sync_timeout``, ``beat_interval`` and ``lost_after``.
         environ: The mapping to use instead of ``os.environ``.
@@ -189,9 +194,14 @@ def connect(
         if connected is not None:
             _check_same(connected.settings, {**identity, **asked}, redact_uri(place), rank)
             return connected.exchange
-        exchange = _new(place, rank, world_size, run_id, elastic, timing, chunks, transfer)
+        exchange = _new(
+            place, rank, world_size, run_id, elastic, timing, chunks, transfer, resume or False
+        )
         settings = {**identity, **numbers_of(timing), "chunk_bytes": chunks, "transfer": transfer}
-        settings |= {"min_replicas": None} if elastic is None else settings_of(elastic)
+        if elastic is None:
+            settings |= {"min_replicas": None, "resume": resume or False}
+        else:
+            settings |= settings_of(elastic)
         exchange.when_ended = partial(_forget, key)
         _open[key] = _Connected(exchange, settings)
         return exchange
@@ -229,12 +239,19 @@ def _new(
     timing: Timing,
     chunk_bytes: int,
     transfer: Transfer,
+    resume: bool | Literal["newest-whole"],
 ) -> Exchange:
     store = open_store(uri, transfer=transfer)
     try:
         if elastic is None:
             return ObjectStoreExchange(
-                store, rank, world_size, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes
+                store,
+                rank,
+                world_size,
+                run_id=run_id,
+                timing=timing,
+                chunk_bytes=chunk_bytes,
+                resume=resume,
             )
         return ElasticExchange(
             store, rank, world_size, elastic, run_id=run_id, timing=timing, chunk_bytes=chunk_bytes

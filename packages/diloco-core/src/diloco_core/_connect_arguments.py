@@ -7,7 +7,7 @@ import re
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from ._checks import kind_of
+from ._checks import check_resume, kind_of
 from ._elastic._settings import Elastic
 from ._errors import ConfigurationError
 from ._redact import redact_uri
@@ -52,7 +52,7 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
         options: Settings that were given one by one, by name.
 
     Raises:
-        ConfigurationError: Both forms are used, or there are settings without ``min_replicas``.
+        ConfigurationError: Both forms are used, or there are settings without ``min_replicas`` other than ``resume``.
     """
     if elastic is not None:
         if not isinstance(elastic, Elastic):
@@ -64,6 +64,9 @@ def elastic_of(elastic: object, options: Mapping[str, Any]) -> Elastic | None:
     if "min_replicas" in options:
         return Elastic(**options)
     for name, value in options.items():
+        if name == "resume":
+            check_resume(value)
+            continue
         raise ConfigurationError(
             f"{name}={value!r} is for elastic runs. Pass min_replicas= too to make the run elastic, or leave {name}= out: "
             "with strict membership every sync waits for all replicas, and the topology is sharded."

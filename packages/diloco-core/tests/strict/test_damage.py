@@ -25,13 +25,12 @@ from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._strict._delta import DeltaFile, DeltaPlan, ShardDelta
 from diloco_core._strict._liveness import Liveness
+from diloco_core._strict._manifest import Manifest
 from diloco_core._strict._records import (
     Claim,
     check_commit,
     commit,
-    manifest,
     note,
-    read_manifest,
     read_note,
     schema_digest,
 )
@@ -315,8 +314,18 @@ RECORDS = {
         lambda data: check_commit(data, RUN, 3, "0", 2, lambda rank, key: 1, "x"),
     ),
     "manifest": (
-        manifest("monday", 32 * "0", 2, Schema({"a": "float32[3]"}, {"sync_every": "5"}), {}),
-        lambda data: read_manifest(data, "x"),
+        Manifest(
+            "monday",
+            32 * "0",
+            2,
+            {"sync_every": "5"},
+            {"a": "float32[3]"},
+            [],
+            {},
+            [(1, "0f"), (2, "f0")],
+            [(32 * "1", 4)],
+        ).to_bytes(),
+        lambda data: Manifest.from_bytes(data, 1, "x"),
     ),
 }
 

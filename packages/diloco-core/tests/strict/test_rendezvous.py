@@ -182,7 +182,7 @@ class TestMeeting:
             lab.store_exchanges(tmp_path, 1, run_id="a"),
         )
         assert lab.kinds(results) == [RunExistsError]
-        assert "every rank takes part only once" in str(results[0])
+        assert "start all ranks again with resume=True" in str(results[0])
 
     def test_a_store_without_exclusive_creation_still_shows_a_second_life(
         self, lab, tmp_path, monkeypatch

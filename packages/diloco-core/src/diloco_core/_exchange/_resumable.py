@@ -1,8 +1,9 @@
-"""An exchange whose run outlives its replicas: what an outer loop needs from it in addition to :class:`._base.Exchange`.
+"""Exchanges whose store keeps the run: what an outer loop needs from them in addition to :class:`._base.Exchange`.
 
-Such an exchange keeps the run itself, for example in a store: the global copy, the outer state, and which inner steps of each
-rank are in them. A replica takes the run's newest state when it begins, may come late or come back, and learns after each
-sync what became of its contribution. The elastic exchange is of this kind.
+Such an exchange keeps the global copy, the outer state, and which inner steps of each rank are in them. In a *resumable* run,
+a replica takes the run's newest state when it begins, may come late or come back, and learns after each sync what became of
+its contribution; the elastic exchange is of this kind. A *restartable* run stops with its replicas, and all of them can
+continue it together; the strict exchange over a store is of this kind.
 """
 
 from __future__ import annotations
@@ -79,35 +80,13 @@ class ResumableJob(SyncJob, Protocol):
         ...
 
 
-class ResumableExchange(Exchange):
-    """One replica's connection to a run that outlives it. To be used by one thread at a time.
-
-    An exchange of this kind must derive from this class, by which an outer loop recognizes it when the loop is made. ``join``
-    only says what the replicas must have in common; ``restore`` takes the run's state. ``sync`` may replace the whole model;
-    its report then has ``reloaded=True``.
-    """
-
-    @abstractmethod
-    def restore(self, jobs: Sequence[ResumableJob]) -> Position:
-        """Begin the run with the values that the jobs hold, or join it and take its newest state.
-
-        Args:
-            jobs: All fragments, in the order in which they are synced.
-        """
-
-    @abstractmethod
-    def behind(self) -> bool:
-        """Whether there is a sync that this replica can take without contributing; called between syncs."""
+class KeepingExchange(Exchange):
+    """One replica's connection to a run whose store also keeps what belongs to one replica alone, for a later life of it."""
 
     @property
     @abstractmethod
     def position(self) -> Position:
-        """The position of this replica in the run; after :meth:`restore`."""
-
-    @property
-    @abstractmethod
-    def counted(self) -> int:
-        """The number of inner steps of this rank, in all of its lives, that the run has counted; 0 before :meth:`restore`."""
+        """The position of this replica in the run; once it has begun."""
 
     @abstractmethod
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
@@ -129,3 +108,72 @@ class ResumableExchange(Exchange):
             sync: Number of the sync in the log.
             rollback: Number of the newest rollback at that time.
         """
+
+
+@dataclass(frozen=True, slots=True)
+class TakenUp:
+    """The state with which all replicas of a stopped run continue it together.
+
+    Attributes:
+        outer_steps: The number of outer steps that the model has taken.
+        inner_steps: The number of inner steps of this rank that are in them.
+        syncs: For each fragment, the number of its last sync.
+    """
+
+    outer_steps: int
+    inner_steps: int
+    syncs: Sequence[int]
+
+
+class RestartableExchange(KeepingExchange):
+    """One replica's connection to a run that stops with its replicas, and that all of them can continue together.
+
+    An exchange of this kind must derive from this class, by which an outer loop recognizes it when the loop is made.
+
+    Attributes:
+        resumes: Whether this run continues one that has stopped. If so, :meth:`take_up` takes the place of the first syncs.
+    """
+
+    resumes: bool
+
+    @abstractmethod
+    def take_up(self, jobs: Sequence[ResumableJob], initial: Sequence[SyncJob]) -> TakenUp:
+        """Take the state that all replicas continue with; after :meth:`join`, in place of the first sync of each fragment.
+
+        Args:
+            jobs: All fragments, in the order in which they are synced.
+            initial: The first sync of each fragment, for states that are older than any outer step.
+
+        Raises:
+            CorruptedObjectError: The state is damaged; the error says which object.
+        """
+
+    @abstractmethod
+    def count(self, inner_steps: int) -> None:
+        """Note how many inner steps of this rank the next sync counts, for those who continue the run later."""
+
+
+class ResumableExchange(KeepingExchange):
+    """One replica's connection to a run that outlives it. To be used by one thread at a time.
+
+    An exchange of this kind must derive from this class, by which an outer loop recognizes it when the loop is made. ``join``
+    only says what the replicas must have in common; ``restore`` takes the run's state. ``sync`` may replace the whole model;
+    its report then has ``reloaded=True``.
+    """
+
+    @abstractmethod
+    def restore(self, jobs: Sequence[ResumableJob]) -> Position:
+        """Begin the run with the values that the jobs hold, or join it and take its newest state.
+
+        Args:
+            jobs: All fragments, in the order in which they are synced.
+        """
+
+    @abstractmethod
+    def behind(self) -> bool:
+        """Whether there is a sync that this replica can take without contributing; called between syncs."""
+
+    @property
+    @abstractmethod
+    def counted(self) -> int:
+        """The number of inner steps of this rank, in all of its lives, that the run has counted; 0 before :meth:`restore`."""

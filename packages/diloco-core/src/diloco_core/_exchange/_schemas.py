@@ -10,6 +10,10 @@ if TYPE_CHECKING:
     from ._base import Schema
 
 
+MAY_CHANGE = frozenset({"sync_every", "init", "flush", "committed"})
+"""Settings that may have other values when a strict run continues, as long as they are the same on all replicas."""
+
+
 def compare_schemas(name: str, mine: Schema, other_name: str, theirs: Schema) -> None:
     """Refuse replicas with different schemas.
 

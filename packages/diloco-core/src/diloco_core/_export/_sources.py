@@ -9,7 +9,8 @@ from .._elastic._log._keys import MANIFEST
 from .._elastic._log._records import Manifest
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._model._unsynced import unsynced_key, unsynced_seed
-from .._strict._records import read_manifest
+from .._strict._manifest import Manifest as StrictManifest
+from .._strict._manifest import lives_listed, manifest_key
 from ._elastic import ElasticSource
 from ._source import PublishedFile
 from ._strict import StrictSource
@@ -67,12 +68,21 @@ def _source(store: Store, data: bytes, origin: str) -> Source:
         raise CorruptedObjectError(f"{origin} is damaged: it is not a JSON object") from None
     if not strict:
         return ElasticSource(store, Manifest.from_json(data, origin))
-    record = read_manifest(data, origin)
-    if not record.get("fragments"):
+    manifest = _newest(store, StrictManifest.from_bytes(data, 1, origin))
+    if not manifest.fragments:
         raise RendezvousError(
             f"{store.uri} holds a run without a model, such as plain means, so there is nothing to export"
         )
-    return StrictSource(store, record)
+    return StrictSource(store, manifest)
+
+
+def _newest(store: Store, first: StrictManifest) -> StrictManifest:
+    """The manifest of a strict run's newest life."""
+    lives = lives_listed(store.list("manifests/"))
+    if not lives:
+        return first
+    key = manifest_key(lives[0])
+    return StrictManifest.from_bytes(store.get(key), lives[0], f"{store.uri}/{key}")
 
 
 def unsynced_files(source: Source) -> list[PublishedFile]:

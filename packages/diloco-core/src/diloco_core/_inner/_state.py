@@ -99,6 +99,7 @@ class InnerState:
         stateful: Further objects whose state is saved, by name.
         names: Names of the model's parameters, by ``id``. Optimizers know their parameters only by number; the names make
             sure that a state is restored to the same parameters. None if this is not to be checked.
+        own: Objects of the outer loop itself whose state is saved with theirs, by name.
 
     Attributes:
         overwritten: Settings of optimizers that the last :meth:`restore` has replaced with saved ones, as text.
@@ -110,6 +111,7 @@ class InnerState:
         optimizers: Sequence[Stateful],
         stateful: Mapping[str, Stateful],
         names: Mapping[int, str] | None = None,
+        own: Mapping[str, Stateful] | None = None,
     ) -> None:
         for name, holder in stateful.items():
             if not callable(getattr(holder, "state_dict", None)) or not callable(
@@ -129,6 +131,7 @@ class InnerState:
                 for number, optimizer in enumerate(optimizers)
             },
             **{f"stateful.{name}": holder for name, holder in stateful.items()},
+            **(own or {}),
         }
 
     def _kinds(self) -> dict[str, str]:

@@ -87,6 +87,9 @@ class DiLoCo:
     the same values as all others. If it continues to train after ``sync_every`` steps have been dropped, an
     ``UnequalSyncsError`` is raised. If all replicas train until :attr:`committed` has the wanted value, nothing is dropped.
 
+    A strict run over a store can be continued after it has stopped (:func:`connect` with ``resume=True``): all ranks enter the
+    block again and take the newest state that the store holds whole, together with the counters and this rank's inner state.
+
     In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's newest state instead, and
     leaving it syncs a partial period only if enough replicas are left. Train until :attr:`committed` has the wanted value:
     it counts the outer steps of the run's model, including those before this replica joined.
@@ -113,11 +116,13 @@ class DiLoCo:
             step, with the whole learning rate and momentum, however few inner steps it covers: after a single inner step,
             the outer step consists mostly of the momentum of earlier ones. ``"none"``: it is dropped, and the model ends in
             the last committed state, which is the same on all replicas.
-        stateful: Elastic runs only: further objects of this replica that are saved and restored with its inner optimizer
+        stateful: Runs over a store only: further objects of this replica that are saved and restored with its inner optimizer
             and random generators, such as ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
             Whether they can be saved is tested when the block is entered, and after the first inner step.
-        save_inner_every: Elastic runs only: the number of syncs from one save of these objects to the next; 0 for never. They
-            are also saved when the block is left.
+        save_inner_every: Runs over a store only: the number of syncs from one save of these objects to the next; 0 for never.
+            They are also saved when the block is left. A save uploads the inner optimizer's state: for Adam, about twice the
+            bytes of the model. In strict runs with several fragments, it also uploads the values of those that hold inner
+            steps at that moment, and the newest two saves of every rank are kept.
         on_sync: Called after every sync with its report, inside the inner optimizer's ``step()``.
 
     Raises:
@@ -324,7 +329,7 @@ class DiLoCo:
             self._exchange.abort(late)
             raise
         if self.inner_steps == self._inner_steps_before:
-            run = self.committed if self._membership.resumable else None
+            run = self.committed if self._membership.resumes else None
             notices.left_without_a_step(self._exchange.rank, run)
         self._membership.save_own_state(self.inner_steps, leaving=True)
         self._exchange.leave()
@@ -364,8 +369,8 @@ class DiLoCo:
 
         Save it with the model's and the inner optimizer's state, on every replica, and on all replicas after the same outer
         step. If gradient scalers skip steps, choose the moment by :attr:`committed` (for example in ``on_sync``), not by the
-        number of batches. :meth:`load_state_dict` needs the same rank and world size. Elastic runs do not need this: their
-        store holds the state.
+        number of batches. :meth:`load_state_dict` needs the same rank and world size. To continue a run below its own prefix,
+        this is not needed: the store holds the state (``resume=True`` in :func:`connect`; elastic runs always use it).
 
         Raises:
             SyncError: There is no state yet, because the block has not been entered; or the state is undefined, because a
@@ -405,7 +410,7 @@ class DiLoCo:
 
         Raises:
             ConfigurationError: The state was saved by another rank, world size, version or model, or with other settings
-                (the message names them); or the exchange is elastic.
+                (the message names them); or the exchange is elastic, or resumes a run.
             SyncError: The block has been entered already.
         """
         if self._inner.entered:
@@ -413,6 +418,11 @@ class DiLoCo:
         if self._membership.resumable:
             raise ConfigurationError(
                 "an elastic run is resumed from its store, not by load_state_dict(): connect to its prefix without this call"
+            )
+        if self._membership.resumes:
+            raise ConfigurationError(
+                "load_state_dict() cannot be used together with resume=: the run is continued from what its store holds. Leave "
+                "this call out, or begin a new run with the loaded state: on another prefix, without resume=."
             )
         check_saved(state, self._identity(), self._settings(), self._fragments)
         load_fragments(state, self._pairs())
@@ -528,7 +538,7 @@ class DiLoCo:
         sums: dict[int, str | None] = {}
         compared = compared_tensors(self._model, self._watch.frozen, sums)
         self._frozen.remember(sums)
-        values = self._init == "check" or self._restored
+        values = not self._membership.resumes and (self._init == "check" or self._restored)
         unsynced = Unsynced(
             self._model, [named for fragment in self._fragments for named in fragment.followed()]
         )

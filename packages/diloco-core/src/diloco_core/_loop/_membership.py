@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from .._errors import ConfigurationError, SyncError
-from .._exchange._resumable import ResumableExchange
+from .._exchange._resumable import RestartableExchange, ResumableExchange
 from .._outer._initial import Initial
+from ._open_steps import OpenSteps
 from ._own_state import OwnState
 
 if TYPE_CHECKING:
@@ -27,9 +28,11 @@ class Membership(Protocol):
 
     Attributes:
         resumable: Whether the run's store keeps the state, so that it is not saved and loaded by hand.
+        resumes: Whether the state comes out of the run's store, and not out of this replica's model.
     """
 
     resumable: bool
+    resumes: bool
 
     @property
     def position(self) -> Position:
@@ -121,10 +124,14 @@ def membership_of(
     if isinstance(exchange, ResumableExchange):
         own_state = OwnState(optimizers, stateful, save_inner_every, names)
         return ResumableMembership(exchange, own_state)
+    if isinstance(exchange, RestartableExchange):
+        open_steps = OpenSteps()
+        own_state = OwnState(optimizers, stateful, save_inner_every, names, open_steps)
+        return RestartableMembership(exchange, own_state, open_steps)
     if stateful:
         raise ConfigurationError(
-            f"stateful was given (for {', '.join(map(repr, stateful))}), but it is only for elastic runs, and this run is "
-            "strict. Connect with min_replicas to make it elastic, or leave stateful out and save and restore these objects "
+            f"stateful was given (for {', '.join(map(repr, stateful))}), but this exchange ({type(exchange).__name__}) has no "
+            "store that could keep their states. Use connect(), or leave stateful out and save and restore these objects "
             "yourself."
         )
     return FixedMembership(exchange)
@@ -134,11 +141,16 @@ class FixedMembership:
     """All replicas take part from the first sync to the last, and begin with rank 0's values."""
 
     resumable = False
+    resumes = False
     counted = 0
-    batches_to_skip = 0
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
+
+    @property
+    def batches_to_skip(self) -> int:
+        """0: a run that is not resumed has counted no steps before."""
+        return 0
 
     @property
     def position(self) -> Position:
@@ -185,10 +197,72 @@ class FixedMembership:
         """Do nothing: nothing is saved."""
 
 
+class RestartableMembership(FixedMembership):
+    """All replicas take part from the first sync to the last. When they have all stopped, all can continue the run together.
+
+    What belongs to a replica alone is saved in the run's store, for the process that continues in its place.
+    """
+
+    def __init__(
+        self, exchange: RestartableExchange, own_state: OwnState, open_steps: OpenSteps
+    ) -> None:
+        super().__init__(exchange)
+        self.resumes = exchange.resumes
+        self._store_exchange = exchange
+        self._own_state = own_state
+        self._open_steps = open_steps
+        self._count: Counters | None = None
+
+    @property
+    def batches_to_skip(self) -> int:
+        """Inner steps that the run has counted after the restored inner state was saved."""
+        return self._own_state.behind
+
+    def try_own_state(self) -> None:
+        """Check that this replica's own state can be saved."""
+        self._own_state.try_out()
+
+    def begin(
+        self,
+        fragments: Sequence[Fragment],
+        count: Counters,
+        *,
+        restored: bool,
+        catch_up: Callable[[], None],
+    ) -> None:
+        """Begin as in any strict run; or take the state of the run that is resumed, and this rank's inner state."""
+        exchange, self._count = self._store_exchange, count
+        self._open_steps.watch(fragments, count)
+        if not self.resumes:
+            exchange.count(count.inner_steps)
+            super().begin(fragments, count, restored=restored, catch_up=catch_up)
+            return
+        for fragment in fragments:
+            fragment.begin()
+        initial = [Initial(fragment, into_model=True) for fragment in fragments]
+        taken = exchange.take_up(fragments, initial)
+        for fragment in fragments:
+            fragment.finish()
+        count.committed, count.inner_steps = taken.outer_steps, taken.inner_steps
+        count.published = list(taken.syncs)
+        self._own_state.restore(exchange, count.inner_steps)
+
+    def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
+        """Begin a sync, and say how many inner steps it counts."""
+        if self._count is not None:
+            self._store_exchange.count(self._count.inner_steps)
+        return super().begin_sync(fragment, last=last)
+
+    def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
+        """Save what belongs to this replica alone, if a save is due."""
+        self._own_state.save(self._store_exchange, inner_steps, leaving=leaving)
+
+
 class ResumableMembership:
     """The run's store keeps the state. Replicas come and go; what belongs to one alone is saved for the next life of its rank."""
 
     resumable = True
+    resumes = True
 
     def __init__(self, exchange: ResumableExchange, own_state: OwnState) -> None:
         self._exchange = exchange

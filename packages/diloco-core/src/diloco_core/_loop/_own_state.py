@@ -13,8 +13,9 @@ if TYPE_CHECKING:
 
     import torch
 
-    from .._exchange._resumable import ResumableExchange
+    from .._exchange._resumable import KeepingExchange
     from .._inner._state import Stateful
+    from ._open_steps import OpenSteps
 
 _log = logging.getLogger("diloco_core")
 
@@ -27,6 +28,7 @@ class OwnState:
         stateful: Further objects to save, by name.
         every: The number of syncs from one save to the next; 0 for never.
         names: The names of the model's parameters, by the ``id`` of the parameter.
+        open_steps: In strict runs: what the replica has learned in fragments since their last sync.
 
     Attributes:
         behind: Inner steps that the run has counted after the restored state was saved (all of them if none was restored).
@@ -44,10 +46,13 @@ class OwnState:
         stateful: Mapping[str, Stateful],
         every: int,
         names: Mapping[int, str],
+        open_steps: OpenSteps | None = None,
     ) -> None:
+        self._open_steps = open_steps
         self.behind = 0
         self.overtaken = False
-        self._inner = InnerState(optimizers, stateful, names)
+        own = {} if open_steps is None else {"open_steps": open_steps}
+        self._inner = InnerState(optimizers, stateful, names, own)
         self._every = every
         self._saved_at = 0
 
@@ -60,7 +65,7 @@ class OwnState:
         if self._every:
             self._inner.try_out()
 
-    def restore(self, exchange: ResumableExchange, inner_steps: int) -> None:
+    def restore(self, exchange: KeepingExchange, inner_steps: int) -> None:
         """Restore the newest state that an earlier life of the rank has saved and that the run has not given up."""
         self.behind = inner_steps
         self._saved_at = exchange.position.sync
@@ -83,6 +88,12 @@ class OwnState:
                 passed_over = True
                 continue
             self.behind = max(0, inner_steps - steps)
+            if (
+                self._open_steps is not None
+                and steps == inner_steps
+                and saved.sync == exchange.position.sync
+            ):
+                self._open_steps.apply()
             if self._inner.overwritten:
                 _log.log(
                     logging.INFO if self._inner.scheduled else logging.WARNING,
@@ -111,7 +122,7 @@ class OwnState:
                 self.behind,
             )
 
-    def save(self, exchange: ResumableExchange, inner_steps: int, *, leaving: bool = False) -> None:
+    def save(self, exchange: KeepingExchange, inner_steps: int, *, leaving: bool = False) -> None:
         """Save the state if a save is due, but not while some inner steps are not counted yet: they may never be."""
         position = exchange.position
         due = position.sync - self._saved_at >= (1 if leaving else self._every)

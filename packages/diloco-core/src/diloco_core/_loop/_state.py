@@ -11,6 +11,7 @@ import torch
 from .._checks import is_whole, kind_of
 from .._errors import ConfigurationError
 from .._exchange._base import Schema
+from .._exchange._schemas import MAY_CHANGE
 from .._model._values import checksum
 from .._wire._sections import fingerprint
 
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from .._outer._optimizer import OuterOptimizer
 
 STATE_VERSION = 3
-
-MAY_CHANGE = frozenset({"sync_every", "init", "flush", "committed"})
-"""Settings that may have other values when a run continues, as long as they are the same on all replicas."""
 
 _SAVED = {
     "settings",

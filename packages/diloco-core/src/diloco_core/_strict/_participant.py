@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ._manifest import run_of
+
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from .._arithmetic._layout import Layout
     from .._arithmetic._sharded import Scratch
@@ -30,6 +32,7 @@ class Participant:
         scratch: The buffers.
         check_claim: Raises an error if another run uses the prefix by now.
         check_not_resumed: Raises an error if a later process has resumed the run in the place of this one.
+        earlier: Earlier lives of a run that was resumed; see :class:`._manifest.Manifest`.
     """
 
     store: Patient
@@ -42,6 +45,11 @@ class Participant:
     scratch: Scratch
     check_claim: Callable[[], None]
     check_not_resumed: Callable[[], None]
+    earlier: Sequence[tuple[str, int]] = ()
+
+    def run_of(self, sync: int) -> str:
+        """The name of the life whose sync of this number counts."""
+        return run_of(self.earlier, self.run, sync)
 
     def owner(self, shard: int) -> int:
         """The rank that updates and publishes a shard."""

@@ -1,4 +1,4 @@
-"""The records of a strict run: which process holds which rank, how each ended, who is in a sync, and what the run is.
+"""The records of a strict run: which process holds which rank, how each ended, and who is in a sync.
 
 Each record is sealed (:mod:`._sealed`), and fields that repeat a part of its key must agree with the key.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from .._checks import MOST_RANKS
 from .._errors import CorruptedObjectError, MismatchError
@@ -18,9 +18,7 @@ from .._wire._sealed import seal, unseal
 from .._wire._sections import fingerprint
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
-
-MANIFEST = "manifest.json"
+    from collections.abc import Callable, Iterable, Sequence
 
 _CLAIM = re.compile(r"claims/([0-9]{5})(?:\.([0-9]{4,7}))?\.json")
 _NOTE = re.compile(r"notes/([0-9]{5})(?:\.([0-9]{4,7}))?\.json")
@@ -268,55 +266,6 @@ def check_commit(
             "own"
         )
     return members
-
-
-def manifest(
-    run_id: str, run: str, world_size: int, schema: Schema, unsynced: Mapping[str, Any]
-) -> bytes:
-    """The manifest as stored: what the run is, for people and for ``export``.
-
-    Args:
-        run_id: The launch that it belongs to.
-        run: The name of the run; see :func:`run_name`.
-        world_size: Number of replicas.
-        schema: What the replicas have in common.
-        unsynced: What belongs to the model and is not synced; see :mod:`._unsynced`.
-    """
-    return seal(
-        "manifest",
-        MANIFEST,
-        {
-            "run_id": run_id,
-            "run": run,
-            "world_size": world_size,
-            "membership": "strict",
-            "topology": "sharded",
-            "settings": dict(schema.settings),
-            "tensors": dict(schema.tensors),
-            "fragments": [dict(fragment) for fragment in schema.fragments],
-            "unsynced": dict(unsynced),
-        },
-    )
-
-
-def read_manifest(data: bytes, origin: str) -> Mapping[str, Any]:
-    """The fields of the manifest of a strict run.
-
-    Raises:
-        CorruptedObjectError: The manifest is damaged, or it is not that of a strict run.
-        FormatError: Another version of diloco-core has written the record.
-    """
-    record = unseal("manifest", MANIFEST, data, origin)
-    fields = Fields(record, origin)
-    fields.text("membership", "strict")
-    fields.text("run_id")
-    fields.text("run", "[0-9a-f]{32}")
-    fields.whole("world_size", 1, MOST_RANKS)
-    fields.texts_by_name("settings")
-    fields.texts_by_name("tensors")
-    fields.parts("fragments")
-    fields.part("unsynced")
-    return record
 
 
 def _name(rank: int, life: int) -> str:

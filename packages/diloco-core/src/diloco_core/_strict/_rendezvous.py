@@ -20,13 +20,12 @@ from .._exchange._schemas import compare_schemas
 from .._store._parallel import in_parallel
 from .._store._reread import read_again
 from .._timing import Wait
+from ._manifest import MANIFEST
 from ._records import (
-    MANIFEST,
     Claim,
     claim_key,
     claimed,
     read_schema,
-    run_name,
     schema_digest,
     schema_key,
     schema_record,
@@ -114,8 +113,8 @@ def meet(
     timing: Timing,
     check_failures: Callable[[], object],
     joined: Callable[[Claim], object] = lambda _: None,
-) -> str:
-    """Wait for all other ranks, and check that they agree with this one. Returns the name of the run; see :func:`run_name`.
+) -> list[Claim]:
+    """Wait for all other ranks, and check that they agree with this one. Returns the claims of all in rank order.
 
     Args:
         store: The run's prefix.
@@ -186,7 +185,7 @@ def meet(
         read_claims()
     # A store without exclusive creation may have let another process overwrite the claim.
     check_own(store, own_claim, timing)
-    return run_name(claims.values())
+    return [claim for _, claim in sorted(claims.items())]
 
 
 def read_claim(store: Patient, rank: int, timing: Timing, life: int = 1) -> Claim | None:
@@ -269,10 +268,9 @@ def _refuse_another(store: Patient, own_claim: Claim, stored: Claim) -> None:
     if same_run:
         holder = "an earlier process of this rank in the same run"
     raise RunExistsError(
-        f"rank {own_claim.rank} of {store.uri} is taken by {holder}: process {stored.pid} on {stored.host}. In a strict run "
-        "every rank takes part only once. If the other replicas of that run are still waiting for this rank, end them, and "
-        "start all replicas again on a fresh prefix, from a checkpoint (for runs in which a replica can come back, pass "
-        f"min_replicas=). {_OWN_PREFIX}."
+        f"rank {own_claim.rank} of {store.uri} is taken by {holder}: process {stored.pid} on {stored.host}. To continue that run "
+        "after all of its processes have ended, start all ranks again with resume=True (for runs in which a single replica can "
+        f"come back, pass min_replicas=). {_OWN_PREFIX}."
     )
 
 

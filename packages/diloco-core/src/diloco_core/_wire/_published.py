@@ -237,6 +237,17 @@ class Shard:
         Raises:
             CorruptedObjectError: The file is damaged.
         """
+        _, chunks, scalars = self.described(reader, origin, expected)
+        return chunks, scalars
+
+    def described(
+        self, reader: ObjectReader, origin: str, expected: int | None = None
+    ) -> tuple[Mapping[str, str], dict[Piece, dict[str, torch.Tensor]], dict[str, float]]:
+        """The metadata in the header of a file, and what :meth:`outer_state` returns; all of it is verified.
+
+        Raises:
+            CorruptedObjectError: The file is damaged.
+        """
         beginning, fields = read_header(reader, origin)
         names, scalars = _names_and_scalars(fields, origin)
         sections = [*(self.outer(name) for name in names), self.values(), *END]
@@ -263,7 +274,7 @@ class Shard:
                 f"{origin}: the checksum of its header and outer state is wrong. It is damaged, or it is not what the record "
                 "of its sync says."
             )
-        return chunks, scalars
+        return fields["__metadata__"], chunks, scalars
 
     def values(self) -> Section:
         """The section of the values."""

@@ -12,9 +12,12 @@ from ..._wire._sections import fingerprint, seed
 from .._delta import DeltaFile, DeltaPlan
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ..._arithmetic._sync_job import SyncJob
     from .._participant import Participant
 
+_SHARD = re.compile(r"state/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})\.safetensors")
 _DELTA = re.compile(
     r"deltas/[0-9]{8}/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors"
 )
@@ -27,9 +30,11 @@ class SyncObjects:
         participant: What stays the same from sync to sync.
         number: Number of the sync in the exchange.
         job: What is synced.
+        steps: How many inner steps of this rank the sync counts, for those who resume the run.
     """
 
-    def __init__(self, participant: Participant, number: int, job: SyncJob) -> None:
+    def __init__(self, participant: Participant, number: int, job: SyncJob, steps: int = 0) -> None:
+        self._steps = steps
         self._participant = participant
         self._number = number
         self._job = job
@@ -97,7 +102,7 @@ class SyncObjects:
 
     def shard_metadata(self) -> dict[str, str]:
         """What the header of a published shard says beside its tensors."""
-        return self._metadata("state")
+        return {**self._metadata("state"), "steps": str(self._steps)}
 
     def _seed(self, *parts: object) -> int:
         return seed(self._fingerprint, self._number, *parts)
@@ -114,3 +119,20 @@ class SyncObjects:
 def state_key(run: str, sync: int, shard: int) -> str:
     """Key of a published shard of a strict run; ``run`` is the name of the run."""
     return f"state/{sync:08}/{shard:05}.{run[:16]}.safetensors"
+
+
+def shards_listed(keys: Iterable[str]) -> set[tuple[str, int]]:
+    """The syncs of which a listing has a published shard, each with the beginning of the run's name."""
+    return {(match[3], int(match[1])) for match in filter(None, map(_SHARD.fullmatch, keys))}
+
+
+def own_shards(keys: Iterable[str], rank: int, world_size: int) -> list[str]:
+    """The keys in a listing of the shards that a rank has published, in whichever run."""
+    matches = filter(None, map(_SHARD.fullmatch, keys))
+    return [match[0] for match in matches if int(match[2]) % world_size == rank]
+
+
+def own_contributions(keys: Iterable[str], rank: int, run: str) -> list[str]:
+    """The keys in a listing of the contributions that a rank has made to other runs than this one."""
+    matches = filter(None, map(_DELTA.fullmatch, keys))
+    return [match[0] for match in matches if int(match[1]) == rank and match[2] != run[:16]]

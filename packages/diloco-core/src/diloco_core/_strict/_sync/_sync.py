@@ -37,6 +37,7 @@ class StoreSync:
         progress: How many syncs came before this one.
         job: What is synced.
         previous: The sync before this one.
+        steps: How many inner steps of this rank the sync counts.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class StoreSync:
         progress: Progress,
         job: SyncJob,
         previous: StoreSync | None = None,
+        steps: int = 0,
     ) -> None:
         self._participant = participant
         self._progress = progress
@@ -56,7 +58,7 @@ class StoreSync:
         self._traffic = Traffic()
         self._contributing = 0.0  # seconds
         number = progress.number
-        self._objects = SyncObjects(participant, number, job)
+        self._objects = SyncObjects(participant, number, job, steps)
         self._repairs = Repairs(participant.store, participant.rank, number)
         self._members = Members(participant, self._objects, number, job.name, self._description)
         self._own_shards = OwnShards(participant.store, self._objects, self._repairs, self._traffic)
@@ -106,7 +108,7 @@ class StoreSync:
     def obsolete_keys(self) -> list[str]:
         """Keys of this replica that may be deleted when all replicas have finished this sync."""
         state = (
-            state_key(self._participant.run, sync, shard)
+            state_key(self._participant.run_of(sync), sync, shard)
             for sync in self._job.supersedes
             for shard in self._owned
         )

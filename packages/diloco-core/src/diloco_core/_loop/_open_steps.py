@@ -1,0 +1,58 @@
+"""What a replica of a strict run has learned in fragments whose turn has not come yet: saved with its own state.
+
+With several fragments, each is synced at another time, and the others hold inner steps then that no sync counts. They are in
+no published state. So they are saved with the inner optimizers, and a run that is resumed exactly there goes on as if it had
+not stopped. With one fragment, there is nothing to save.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from .._outer._fragment import Fragment
+    from ._counters import Counters
+
+
+class OpenSteps:
+    """Saved and restored as an object with a state; see :class:`.Stateful`. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._fragments: Sequence[Fragment] = ()
+        self._count: Counters | None = None
+        self._loaded: dict[str, Any] = {}
+
+    def watch(self, fragments: Sequence[Fragment], count: Counters) -> None:
+        """Save the inner steps of these fragments from now on."""
+        self._fragments, self._count = fragments, count
+
+    def state_dict(self) -> dict[str, Any]:
+        """For every fragment, its inner steps since its last sync; and the values of those that have any."""
+        steps = [] if self._count is None else list(self._count.since_sync)
+        values = {
+            named.name: named.tensor.detach()
+            for fragment, since_sync in zip(self._fragments, steps, strict=bool(steps))
+            if since_sync
+            for named in fragment.followed()
+        }
+        return {"since_sync": steps, "values": values}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Remember a saved state, for :meth:`apply`."""
+        self._loaded = state
+
+    def apply(self) -> None:
+        """Continue with the saved inner steps. The fragments must hold the values of the same moment."""
+        steps, values = self._loaded["since_sync"], self._loaded["values"]
+        if self._count is None or len(steps) != len(self._fragments):
+            return
+        with torch.no_grad():
+            for fragment, since_sync in zip(self._fragments, steps, strict=True):
+                if since_sync:
+                    for named in fragment.followed():
+                        named.tensor.copy_(values[named.name])
+        self._count.since_sync = [int(number) for number in steps]

@@ -1,0 +1,97 @@
+"""Saving the inner state of a replica in a strict run, for the process that resumes the run in its place."""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+from .._errors import CorruptedObjectError
+from .._inner._state import SavedInner, check_inner
+from .._store._reread import read_again
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from .._store._api import Buffer
+    from ._participant import Participant
+
+_INNER = re.compile(r"inner/[0-9]{5}/([0-9]{8})\.([0-9a-f]{16})\.safetensors")
+_KEPT = 2
+
+
+def save_inner(
+    participant: Participant, sync: int, parts: Callable[[str], Iterable[Buffer]]
+) -> None:
+    """Save the state that belongs to this replica alone after a sync, and delete all but the newest two.
+
+    Two, since a run whose newest state is damaged may continue from the state before it.
+
+    Raises:
+        RunExistsError: A later process has resumed the run in the place of this one.
+    """
+    participant.check_not_resumed()
+    key = _key(participant, sync)
+    participant.store.put(key, lambda: parts(_identity(participant, sync, key)))
+    listed = set(participant.store.list(_folder(participant)))
+    kept = [own for _, own in _believed(participant, listed)][:_KEPT]
+    participant.store.delete(sorted(listed.difference(kept)))
+
+
+def saved_inner(participant: Participant, initial: int) -> Iterator[SavedInner]:
+    """What this rank has saved in the lives of the run, the newest first.
+
+    Args:
+        participant: This replica, in its present life.
+        initial: How many syncs of the run only shared the initial values.
+    """
+    for sync, key in _believed(participant, participant.store.list(_folder(participant))):
+        identity, origin = (
+            _identity(participant, sync, key),
+            f"{participant.store.uri}/{key}",
+        )
+        data = _read(participant, key, identity, origin)
+        if data is not None:
+            yield SavedInner(sync + 1 - initial, identity, origin, data)
+
+
+def _believed(participant: Participant, listed: Iterable[str]) -> list[tuple[int, str]]:
+    """The syncs after which a state was saved, with its key, the newest first. Those of syncs that do not count are left out."""
+    matches = filter(None, map(_INNER.fullmatch, listed))
+    return sorted(
+        (
+            (int(match[1]), match[0])
+            for match in matches
+            if participant.run_of(int(match[1])).startswith(match[2])
+        ),
+        reverse=True,
+    )
+
+
+def _folder(participant: Participant) -> str:
+    return f"inner/{participant.rank:05}/"
+
+
+def _key(participant: Participant, sync: int) -> str:
+    return f"{_folder(participant)}{sync:08}.{participant.run_of(sync)[:16]}.safetensors"
+
+
+def _identity(participant: Participant, sync: int, key: str) -> str:
+    return f"{participant.run_of(sync)} {key}"
+
+
+def _read(participant: Participant, key: str, identity: str, origin: str) -> bytes | None:
+    """The saved state, read again if it is not as it was written; if it never is, the bytes that were read last."""
+    data: bytes | None = None
+
+    def read() -> bytes | None:
+        nonlocal data
+        data = participant.store.get(key, largest=sys.maxsize)
+        if data is not None:
+            check_inner(data, identity, origin)
+        return data
+
+    try:
+        return read_again(participant.timing, read)
+    except CorruptedObjectError:
+        return data or b""

@@ -1,0 +1,177 @@
+"""The manifest of a strict run: what the run is, which lives it has had, and which syncs of each of them count.
+
+A run that is stopped and resumed has several lives. Each has a name of its own, which is in the keys of everything that it
+writes, and a manifest of its own, which says of all earlier lives up to which sync they count. Only the newest manifest is
+believed. So whatever a process of an earlier life may still write when it wakes up late, it is never taken for a part of the
+run: neither its name nor its syncs are those that the newest manifest names.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from .._checks import MOST_RANKS
+from .._errors import FormatError
+from .._wire._fields import Fields
+from .._wire._sealed import seal, unseal
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+MANIFEST = "manifest.json"
+
+VERSION = 2
+"""Version of the records of strict runs. In version 1, commit records did not name the run, and it could not be resumed."""
+
+_LATER = re.compile(r"manifests/([0-9]{4,7})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a strict run is, as one of its lives has found it.
+
+    Attributes:
+        run_id: The launch that the life belongs to.
+        run: The name of the life; see :func:`._records.run_name`.
+        world_size: Number of replicas.
+        settings: The settings that the replicas have in common. ``committed`` is the number of outer steps that had been taken
+            when the run began.
+        tensors: The tensors that they have in common.
+        fragments: For each fragment, the table that describes its files; empty for plain means.
+        unsynced: The same for what belongs to the model and is not synced.
+        members: For each rank, which process of the rank takes part: its number and its nonce.
+        earlier: The names of earlier lives in order, each with the number of the last sync that counts of it.
+    """
+
+    run_id: str
+    run: str
+    world_size: int
+    settings: Mapping[str, str]
+    tensors: Mapping[str, str]
+    fragments: Sequence[Mapping[str, Any]]
+    unsynced: Mapping[str, Any]
+    members: Sequence[tuple[int, str]]
+    earlier: Sequence[tuple[str, int]] = field(default=())
+
+    @property
+    def life(self) -> int:
+        """The number of the life: that of rank 0's process, which has written the manifest."""
+        return self.members[0][0]
+
+    @property
+    def initial_steps(self) -> int:
+        """Number of outer steps that had been taken when the run began."""
+        return int(self.settings["committed"])
+
+    def run_of(self, sync: int) -> str:
+        """The name of the life whose sync of this number counts."""
+        return run_of(self.earlier, self.run, sync)
+
+    def outer_steps(self, sync: int) -> int:
+        """The number of outer steps after a sync. The first sync of each fragment only shares the initial values."""
+        return self.initial_steps + max(0, sync + 1 - len(self.fragments))
+
+    def fragment_of(self, sync: int) -> int:
+        """Which fragment a sync is of."""
+        count = len(self.fragments)
+        return sync if sync < count else (self.outer_steps(sync) - 1) % count
+
+    def last_syncs(self, sync: int) -> list[int]:
+        """For each fragment, the number of its last sync when the sync of this number was the newest one of all."""
+        count = len(self.fragments)
+        last = list(range(count))
+        # Each fragment has one turn in so many syncs, or it still has its initial values.
+        for number in range(max(0, sync + 1 - count), sync + 1):
+            last[self.fragment_of(number)] = number
+        return last
+
+    def to_bytes(self) -> bytes:
+        """The manifest as stored."""
+        return seal(
+            "manifest",
+            manifest_key(self.life),
+            {
+                "run_id": self.run_id,
+                "run": self.run,
+                "world_size": self.world_size,
+                "membership": "strict",
+                "version": VERSION,
+                "topology": "sharded",
+                "settings": dict(self.settings),
+                "tensors": dict(self.tensors),
+                "fragments": [dict(fragment) for fragment in self.fragments],
+                "unsynced": dict(self.unsynced),
+                "members": [{"life": life, "nonce": nonce} for life, nonce in self.members],
+                "earlier": [{"run": run, "last": last} for run, last in self.earlier],
+            },
+        )
+
+    @classmethod
+    def from_bytes(cls, data: bytes, life: int, origin: str) -> Manifest:
+        """The stored manifest of a life.
+
+        Raises:
+            CorruptedObjectError: The manifest is damaged, or it is not that of a strict run.
+            FormatError: Another version of diloco-core has written the record.
+        """
+        record = unseal("manifest", manifest_key(life), data, origin)
+        fields = Fields(record, origin)
+        fields.text("membership", "strict")
+        if record.get("version") != VERSION:
+            raise FormatError(
+                f"{origin} is the manifest of a strict run of version {record.get('version', 1)!r}, and this version of "
+                f"diloco-core reads version {VERSION} only. Use the version that the run was begun with, or begin a new run on "
+                "another prefix."
+            )
+        world_size = fields.whole("world_size", 1, MOST_RANKS)
+        fields.parts("fragments")
+        fields.part("unsynced")
+        manifest = cls(
+            fields.text("run_id"),
+            fields.text("run", "[0-9a-f]{32}"),
+            world_size,
+            fields.texts_by_name("settings"),
+            fields.texts_by_name("tensors"),
+            record["fragments"],
+            record["unsynced"],
+            [(part.whole("life", 1), part.text("nonce")) for part in fields.parts("members")],
+            [
+                (part.text("run", "[0-9a-f]{32}"), part.whole("last"))
+                for part in fields.parts("earlier")
+            ],
+        )
+        ends = [last for _, last in manifest.earlier]
+        if len(manifest.members) != world_size or manifest.life != life or ends != sorted(ends):
+            raise fields.wrong(
+                "it does not name one process of every rank, or no order of its lives"
+            )
+        return manifest
+
+
+def run_of(earlier: Iterable[tuple[str, int]], run: str, sync: int) -> str:
+    """The name of the life whose sync of this number counts; see :class:`Manifest`."""
+    return next((name for name, last in earlier if sync <= last), run)
+
+
+def cut(manifest: Manifest, sync: int) -> list[tuple[str, int]]:
+    """The lives of a run that is resumed after a sync: their names, and the last sync of each that counts."""
+    ends = [*manifest.earlier, (manifest.run, sync)]
+    lives: list[tuple[str, int]] = []
+    for name, last in ends:
+        begins = lives[-1][1] + 1 if lives else 0
+        if begins <= min(last, sync):
+            lives.append((name, min(last, sync)))
+    return lives
+
+
+def manifest_key(life: int) -> str:
+    """Key of the manifest of a life. No two lives share one, so a process that wakes up late cannot replace a newer one."""
+    return MANIFEST if life == 1 else f"manifests/{life:04}.json"
+
+
+def lives_listed(keys: Iterable[str]) -> list[int]:
+    """The numbers of the lives whose manifests are in a listing of ``manifests/``, the newest first."""
+    matches = filter(None, map(_LATER.fullmatch, keys))
+    return sorted((int(match[1]) for match in matches), reverse=True)

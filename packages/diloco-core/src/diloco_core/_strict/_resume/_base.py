@@ -1,0 +1,126 @@
+"""The run that is resumed: finding it, and checking that this replica fits it, before anything is written."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from ..._errors import CorruptedObjectError, MismatchError, RendezvousError
+from ..._exchange._base import Schema
+from ..._exchange._schemas import MAY_CHANGE, compare_schemas, first_difference
+from ..._store._reread import read_again
+from .._manifest import MANIFEST, Manifest, lives_listed, manifest_key
+from .._rendezvous import refuse_elastic
+
+if TYPE_CHECKING:
+    from ..._store._patient import Patient
+    from ..._timing import Timing
+
+# Only what is synced: its values are replaced anyway. What is not synced must hold the same values.
+_VALUES = re.compile(r"( in fragment .*) with values [0-9a-f]+")
+_ELSE = "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can begin)"
+
+
+def find_run(store: Patient, timing: Timing) -> Manifest:
+    """The newest manifest of the run that is to be resumed.
+
+    Raises:
+        RendezvousError: There is no run, or none that a state could have been published of.
+        RunExistsError: The prefix holds an elastic run.
+        CorruptedObjectError: The manifest is damaged, or it is gone.
+        FormatError: Another version of diloco-core has begun the run.
+    """
+    claims = store.list("claims/")
+    refuse_elastic(store.uri, claims)
+    manifest = newest_manifest(store, timing)
+    if manifest is None:
+        if store.list("state/") or store.list("commits/"):
+            raise CorruptedObjectError(
+                f"{store.uri}/{MANIFEST} is gone, while other objects of a run are there: something else has deleted it. The run "
+                "cannot be resumed without it. If you have a copy, put it back."
+            )
+        if claims:
+            raise RendezvousError(
+                f"the run at {store.uri} ended before all of its replicas had met, so there is nothing to resume. Begin a new "
+                "run on another prefix, without resume=."
+            )
+        raise RendezvousError(
+            f"{store.uri} holds no run that could be resumed: check the URI. To begin a run there, leave resume= out."
+        )
+    if not manifest.fragments:
+        raise RendezvousError(
+            f"{store.uri} holds a run without a model, such as plain means, which cannot be resumed: use another prefix"
+        )
+    return manifest
+
+
+def newest_manifest(store: Patient, timing: Timing, before: int | None = None) -> Manifest | None:
+    """The manifest of the run's newest life; None if there is none. Others are not believed.
+
+    Args:
+        store: The run's prefix.
+        timing: Its ``sleep`` is used before a manifest is read again.
+        before: Only lives with lower numbers count; if left out, all.
+
+    Raises:
+        CorruptedObjectError: The manifest is damaged.
+        FormatError: Another version of diloco-core has begun the run.
+    """
+    lives = [
+        life for life in lives_listed(store.list("manifests/")) if before is None or life < before
+    ]
+    return read_manifest(store, timing, lives[0] if lives else 1)
+
+
+def read_manifest(store: Patient, timing: Timing, life: int) -> Manifest | None:
+    """The manifest of a life; None if there is none. Raises as :func:`newest_manifest` does."""
+    key = manifest_key(life)
+
+    def read() -> Manifest | None:
+        data = store.get(key)
+        return None if data is None else Manifest.from_bytes(data, life, f"{store.uri}/{key}")
+
+    return read_again(timing, read)
+
+
+def check_fits(manifest: Manifest, schema: Schema, rank: int, world_size: int, uri: str) -> None:
+    """Refuse a replica with another world size, other settings or another model than the run was begun with.
+
+    Raises:
+        MismatchError: The message names the first difference, what the run has, what was given, and what to do.
+    """
+    if manifest.world_size != world_size:
+        raise _differs(uri, rank, "world_size", str(manifest.world_size), str(world_size))
+    own, theirs = (
+        Schema(
+            {name: _VALUES.sub(r"\1", line) for name, line in tensors.items()},
+            {name: value for name, value in settings.items() if name not in MAY_CHANGE},
+        )
+        for tensors, settings in (
+            (schema.tensors, schema.settings),
+            (manifest.tensors, manifest.settings),
+        )
+    )
+    difference = first_difference(own, theirs)
+    if difference is not None and difference.kind == "setting":
+        raise _differs(uri, rank, difference.name, difference.theirs, difference.mine)
+    if difference is not None:
+        raise MismatchError(
+            f"the run at {uri} was begun with another model than the one that rank {rank} has now. Tensor {difference.name!r} is "
+            f"{difference.theirs} in the run, but {difference.mine} in this replica. Build the same model, with the same tensors "
+            f"frozen, {_ELSE}."
+        )
+    compare_schemas(f"this replica (rank {rank})", own, "the run", theirs)
+    fragments = [dict(fragment) for fragment in schema.fragments]
+    if fragments != [dict(fragment) for fragment in manifest.fragments]:
+        raise MismatchError(
+            f"the run at {uri} was begun with its tensors arranged in another way than rank {rank} has them now: build the "
+            f"model and cut it into fragments in the same way, {_ELSE}."
+        )
+
+
+def _differs(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:
+    return MismatchError(
+        f"the run at {uri} was begun with {name}={begun_with}, but rank {rank} was given {name}={given}. A run keeps the "
+        f"settings that it was begun with: pass {name}={begun_with}, {_ELSE}."
+    )

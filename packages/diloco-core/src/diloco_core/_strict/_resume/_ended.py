@@ -1,0 +1,117 @@
+"""Whether the processes of the run's newest life have ended: a second life inside a living run is refused.
+
+A process has ended if it has left a note that says so, or if its beat has not changed for ``lost_after`` seconds by the clock
+of this process. Time in which this process cannot reach the store does not count.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from ..._errors import CorruptedObjectError, FormatError, RunExistsError
+from ..._exchange._endings import named_ranks
+from .._records import beat_key, claimed, note_key, read_note
+from .._rendezvous import read_claim
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ..._store._patient import Patient
+    from ..._timing import Timing
+    from .._manifest import Manifest
+
+_log = logging.getLogger("diloco_core")
+
+
+def next_life(store: Patient, manifest: Manifest, rank: int) -> int:
+    """The number of the next process of a rank."""
+    lives = [life for claimed_rank, life in claimed(store.list("claims/")) if claimed_rank == rank]
+    return max([*lives, manifest.members[rank][0]]) + 1
+
+
+def check_ended(store: Patient, timing: Timing, manifest: Manifest, rank: int, before: int) -> None:
+    """Wait until it is certain that the run has stopped.
+
+    The last process of this replica's own rank is looked at too, if it belongs to an earlier attempt to resume the run. For
+    other ranks, such processes need no check: each of those attempts also needed a process of this replica's rank.
+
+    Args:
+        store: The run's prefix.
+        timing: ``lost_after``, and the clock.
+        manifest: The newest manifest.
+        rank: The rank of this replica.
+        before: The number of this process among those of its rank.
+
+    Raises:
+        RunExistsError: A process lives; the error names its rank.
+    """
+    processes: dict[tuple[int, int], str | None] = {
+        (other, life): nonce for other, (life, nonce) in enumerate(manifest.members)
+    }
+    if (rank, before - 1) not in processes:
+        processes[rank, before - 1] = _nonce(store, timing, rank, before - 1)
+    open_ones = [
+        process for process, nonce in processes.items() if not _noted(store, *process, nonce)
+    ]
+    if not open_ones:
+        return
+    _log.warning(
+        "rank %d: the run at %s is resumed. These ranks have not said how they ended, so their signs of life are watched for "
+        "%g s: %s",
+        rank,
+        store.uri,
+        timing.lost_after,
+        named_ranks(sorted({other for other, _ in open_ones})),
+    )
+    _watch(store, timing, open_ones)
+
+
+def _watch(store: Patient, timing: Timing, processes: Iterable[tuple[int, int]]) -> None:
+    """Wait until no beat of these processes has changed for ``lost_after`` seconds."""
+    beats = {process: _beat(store, *process) for process in processes}
+    downtime = store.downtime
+    start = timing.clock() - downtime
+    while timing.clock() - store.downtime - start <= timing.lost_after:
+        timing.sleep(min(timing.beat_interval, timing.lost_after / 10))
+        for (rank, life), beat in beats.items():
+            if _beat(store, rank, life) != beat:
+                raise RunExistsError(
+                    f"rank {rank} of the run at {store.uri} is alive: it has given a sign of life just now. Only a run that has "
+                    "stopped can be resumed, by all of its ranks together. End that process, or wait until it has ended by "
+                    "itself (when one replica of a strict run is lost, the others end with an error), and then start all ranks "
+                    "again with resume=True."
+                )
+        if store.downtime - downtime > timing.beat_interval:
+            # The store was away for so long that beats were missed: all of them get the whole time again.
+            downtime = store.downtime
+            start = timing.clock() - downtime
+
+
+def _noted(store: Patient, rank: int, life: int, nonce: str | None) -> bool:
+    """Whether a process has left a note that says how it ended."""
+    key = note_key(rank, life)
+    data = store.get(key)
+    if data is None:
+        return False
+    try:
+        _, writer = read_note(data, rank, f"{store.uri}/{key}", life)
+    except (CorruptedObjectError, FormatError) as error:
+        _log.warning("a note that says how rank %d ended cannot be read: %s", rank, error)
+        return False
+    return nonce is None or writer == nonce
+
+
+def _nonce(store: Patient, timing: Timing, rank: int, life: int) -> str | None:
+    try:
+        claim = read_claim(store, rank, timing, life)
+    except (CorruptedObjectError, FormatError):
+        return None
+    return None if claim is None else claim.nonce
+
+
+def _beat(store: Patient, rank: int, life: int) -> bytes:
+    try:
+        return store.get(beat_key(rank, life), largest=64) or b""
+    except CorruptedObjectError:  # too large for a beat
+        return b""

@@ -1,0 +1,240 @@
+"""How the replicas that resume a run meet: each says which processes it sees, and they have met when all say the same.
+
+The claims of earlier attempts stay in the store, and cannot be told from those of processes that are there now: ranks may even
+have had different numbers of processes. But each process draws a nonce when it starts, and a process that is dead by then can
+never have named it. So each process writes down the nonce of the newest process of every rank that it sees, and writes it
+again when it sees a newer one. When all of them have written the same nonces, each has answered all others.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ..._errors import RendezvousTimeoutError, RunExistsError
+from ..._exchange._endings import named_ranks
+from ..._store._parallel import in_parallel
+from ..._store._reread import read_again
+from ..._timing import Wait
+from ..._wire._fields import Fields
+from ..._wire._sealed import seal, unseal
+from .._records import Claim, claim_key, claimed, schema_digest, schema_key, schema_record
+from .._rendezvous import (
+    READS_AT_ONCE,
+    check_not_resumed,
+    check_own,
+    compare,
+    read_claim,
+    watch_own,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from ..._exchange._base import Schema
+    from ..._store._patient import Patient
+    from ..._timing import Timing
+    from .._liveness import Liveness
+    from .._manifest import Manifest
+
+
+def meeting_key(rank: int, life: int) -> str:
+    """Key of the record that says which processes a process sees."""
+    return f"meetings/{rank:05}.{life:04}.json"
+
+
+def claim_again(
+    store: Patient,
+    rank: int,
+    life: int,
+    world_size: int,
+    run_id: str,
+    nonce: str,
+    schema: Schema,
+    chunk_bytes: int,
+    timing: Timing,
+) -> Claim:
+    """Claim a rank of a run that is resumed; see :func:`.claim`.
+
+    Raises:
+        RunExistsError: Another process has claimed the rank in the meantime.
+    """
+    own_claim = Claim(
+        rank,
+        world_size,
+        run_id,
+        chunk_bytes,
+        schema_digest(schema),
+        nonce=nonce,
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        life=life,
+    )
+    table = schema_record(schema)
+    store.put(schema_key(own_claim.schema), lambda: [table])
+    if not store.create(claim_key(rank, life), own_claim.to_bytes):
+        stored = read_claim(store, rank, timing, life)
+        if stored is None or stored.nonce != nonce:
+            raise RunExistsError(
+                f"another process resumes rank {rank} of the run at {store.uri} at this moment"
+                + (f": process {stored.pid} on {stored.host}" if stored is not None else "")
+                + ". Start every rank only once."
+            )
+    return own_claim
+
+
+class Meeting:
+    """What one replica that resumes a run sees of the others. Not thread-safe.
+
+    Args:
+        store: The run's prefix.
+        own_claim: What :func:`claim_again` returned.
+        manifest: The manifest of the run's newest life, whose processes have ended.
+        timing: Limits and clock.
+        liveness: Is told of the processes that are there.
+    """
+
+    def __init__(
+        self,
+        store: Patient,
+        own_claim: Claim,
+        manifest: Manifest,
+        timing: Timing,
+        liveness: Liveness,
+    ) -> None:
+        self._store = store
+        self._own_claim = own_claim
+        self._timing = timing
+        self._liveness = liveness
+        self._ended = [life for life, _ in manifest.members]
+        self._claims = {own_claim.rank: own_claim}
+        self._said: list[str] = []
+        self._agreed: set[int] = set()
+
+    def meet(self, schema: Schema) -> list[Claim]:
+        """Wait until all replicas have met, and check that they agree. Returns their claims in rank order.
+
+        Raises:
+            RendezvousTimeoutError: Some ranks did not arrive in time; the error names them.
+            ReplicaLostError: A replica that was there has failed.
+            RunExistsError: Another process has taken the rank, or replicas of two launches have met.
+            MismatchError: The replicas disagree; the error says on what.
+            CorruptedObjectError: A record is damaged.
+        """
+        store, own_claim, timing = self._store, self._own_claim, self._timing
+
+        def expired() -> Exception:
+            return RendezvousTimeoutError(
+                f"only {own_claim.world_size - len(self._missing())} of {own_claim.world_size} replicas met at {store.uri} to "
+                f"resume its run within {timing.join_timeout:g} s; missing: {named_ranks(self._missing())}. All ranks have to be "
+                "started again with resume=True. Look at the logs of the missing ranks; if they only need longer to start, raise "
+                "join_timeout.",
+                self._missing(),
+            )
+
+        def notice(seconds: float) -> str:
+            return (
+                f"rank {own_claim.rank}: waiting for {named_ranks(self._missing())} to resume the run at {store.uri}, "
+                f"{seconds:.0f} s so far, and up to {timing.join_timeout:g} s"
+            )
+
+        wait = Wait(
+            timing,
+            store.near,
+            timing.join_timeout,
+            self._look_around,
+            expired,
+            downtime=lambda: store.downtime,
+            notice=notice,
+        )
+        self._look()
+        while self._missing():
+            wait.pause()
+            self._look()
+        for _, other in sorted(self._claims.items()):
+            if other is not own_claim:
+                compare(store, own_claim, schema, other, timing)
+        # A store without exclusive creation may have let another process overwrite the claim.
+        check_own(store, own_claim, timing)
+        return [claim for _, claim in sorted(self._claims.items())]
+
+    def _missing(self) -> list[int]:
+        ranks = range(self._own_claim.world_size)
+        return [rank for rank in ranks if rank not in self._agreed and rank != self._own_claim.rank]
+
+    def _look_around(self) -> None:
+        # A store without exclusive creation may have let another process overwrite the claim.
+        watch_own(self._store, self._own_claim, self._timing)
+        check_not_resumed(self._store, self._own_claim)
+        self._liveness.check_failures()
+
+    def _look(self) -> None:
+        """See who is there, say it, and read what the others say."""
+        self._read_claims()
+        ranks = range(self._own_claim.world_size)
+        seen = [self._claims[rank].nonce if rank in self._claims else "" for rank in ranks]
+        if seen != self._said:
+            self._agreed.clear()
+            self._say(seen)
+        asked = [rank for rank in self._missing() if rank in self._claims]
+        said = in_parallel(
+            self._store.store, (partial(self._read_said, rank) for rank in asked), READS_AT_ONCE
+        )
+        for rank, nonces in zip(asked, said, strict=True):
+            if nonces is None or nonces[self._own_claim.rank] != self._own_claim.nonce:
+                continue
+            # It has named a nonce that did not exist before, so it is there now.
+            self._liveness.know(rank, self._claims[rank].nonce, self._claims[rank].life)
+            if nonces == seen and "" not in seen:
+                self._agreed.add(rank)
+
+    def _read_claims(self) -> None:
+        """Read the claims of the newest processes that take part in resuming the run."""
+        listed = sorted(claimed(self._store.list("claims/")))
+        # Of several processes of a rank, the last one of these is the newest.
+        newest = {
+            rank: life
+            for rank, life in listed
+            if rank < self._own_claim.world_size and life > self._ended[rank]
+        }
+        unread = {
+            rank: life
+            for rank, life in newest.items()
+            if rank != self._own_claim.rank
+            and (rank not in self._claims or self._claims[rank].life < life)
+        }
+        for claim in in_parallel(self._store.store, self._reads(unread), READS_AT_ONCE):
+            if claim is not None:
+                self._claims[claim.rank] = claim
+
+    def _reads(self, lives: Mapping[int, int]) -> Iterable[partial[Claim | None]]:
+        return (
+            partial(read_claim, self._store, rank, self._timing, life)
+            for rank, life in lives.items()
+        )
+
+    def _say(self, seen: Sequence[str]) -> None:
+        own_claim = self._own_claim
+        key = meeting_key(own_claim.rank, own_claim.life)
+        record = seal("meeting", key, {"rank": own_claim.rank, "nonces": list(seen)})
+        self._store.put(key, lambda: [record])
+        self._said = list(seen)
+
+    def _read_said(self, rank: int) -> list[str] | None:
+        """The nonces that a process sees; None if it has not said anything yet."""
+        key = meeting_key(rank, self._claims[rank].life)
+        origin = f"{self._store.uri}/{key}"
+
+        def read() -> list[str] | None:
+            data = self._store.get(key)
+            if data is None:
+                return None
+            fields = Fields(unseal("meeting", key, data, origin), origin)
+            fields.agree("rank", rank)
+            nonces = fields.texts("nonces")
+            # A replica with another world size sees another number of ranks. The claims say so when it is compared.
+            return nonces if len(nonces) == self._own_claim.world_size else None
+
+        return read_again(self._timing, read)

@@ -1,0 +1,124 @@
+"""A strict run that has stopped is continued by all of its ranks, as if it had not stopped."""
+
+import json
+import random
+
+import pytest
+from strict_lab import Run
+from training_lab import identical
+
+from diloco_core import RendezvousTimeoutError
+
+
+def same(held, wanted):
+    return identical([*held, *wanted])
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("adam", [False, True], ids=["SGD", "Adam"])
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(ranks, fragments, adam):
+    wanted = Run(ranks, fragments, adam).live()
+    run = Run(ranks, fragments, adam)
+    run.live(until=3)
+    seen = {}
+    held = run.live(resume=True, seen=seen)
+    assert same(held, wanted)
+    assert seen == dict.fromkeys(range(ranks), (3, 6, 0))
+
+
+def until_the_end(run, chance, most_stops):
+    """Start all ranks again and again, and kill any of them anywhere, until the run comes to its end."""
+    stops, results = 0, run.live(*kills(run, chance, 25, 80), seed=0)
+    while not all(isinstance(result, dict) for result in results):
+        begun = "manifest.json" in run.store.objects and run.whole()
+        if not begun:
+            return None
+        stops += 1
+        harm = kills(run, chance, 4, 90) if stops < most_stops else []
+        starts = [chance.choice([0.0, 1.0, 150.0]) for _ in range(run.ranks)]
+        results = run.live(*harm, resume=True, starts=starts, seed=stops)
+        if stops >= most_stops:
+            break
+    return results
+
+
+def kills(run, chance, least, most):
+    dying = [rank for rank in range(run.ranks) if chance.random() < 0.7]
+    kinds = ("kill before", "kill after")
+    return [(rank, chance.randrange(least, most), chance.choice(kinds)) for rank in dying]
+
+
+SEEDS = [
+    pytest.param(seed, marks=[] if seed < 10 else pytest.mark.slow, id=str(seed))
+    for seed in range(200)
+]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_whoever_is_killed_and_wherever_the_run_can_be_resumed_and_ends_as_one_that_was_not(seed):
+    """Inner state is saved after every sync, so it is that of the state that is resumed, or of the sync before it."""
+    chance = random.Random(seed)
+    ranks, fragments, adam = chance.choice([1, 2, 3]), chance.choice([1, 2]), chance.random() < 0.5
+    run = Run(ranks, fragments, adam)
+    results = until_the_end(run, chance, 4)
+    if results is None:
+        return
+    assert all(isinstance(result, dict) for result in results), results
+    assert identical(results)
+    if not run.behind:
+        assert same(results, Run(ranks, fragments, adam).live())
+
+
+def test_who_wakes_up_late_changes_nothing():
+    """All replicas of the earlier life, or some, hang anywhere, and wake up while the run goes on without them."""
+    for seed in range(6):
+        late_ones_change_nothing(seed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(6, 100))
+def test_who_wakes_up_late_changes_nothing_either(seed):
+    late_ones_change_nothing(seed)
+
+
+def late_ones_change_nothing(seed):
+    chance = random.Random(seed)
+    ranks, fragments = chance.choice([1, 2, 3]), chance.choice([1, 2])
+    run = Run(ranks, fragments, syncs=8)
+    hung = [rank for rank in range(ranks) if chance.random() < 0.8] or [0]
+    sleeps = [(rank, chance.randrange(40, 90), 290 + 25 * chance.random()) for rank in hung]
+    earlier, later = run.overtaken(sleeps, at=200.0, seed=seed)
+    if all(isinstance(result, dict) for result in earlier):
+        return  # it came to its end before anybody hung
+    assert all(isinstance(result, dict) for result in later), (seed, earlier, later)
+    assert identical(later)
+    if not run.behind:
+        assert same(later, Run(ranks, fragments, syncs=8).live())
+    run.syncs += 1
+    assert identical(run.live(resume=True))
+
+
+def test_ranks_may_have_had_different_numbers_of_lives():
+    """An attempt in which one rank was alone, one that was killed while it met, and then all of them."""
+    run = Run(3)
+    run.live(until=2)
+    (alone,) = run.live(resume=True, ranks=[0])
+    assert isinstance(alone, RendezvousTimeoutError)
+    assert alone.missing == (1, 2)
+    run.live((1, 25, "kill after"), (2, 30, "kill before"), (0, 30, "kill after"), resume=True)
+    assert same(run.live(resume=True), Run(3).live())
+    claims = sorted(key for key in run.store.objects if key.startswith("claims/"))
+    assert [sum(f"/{rank:05}." in key for key in claims) for rank in range(3)] == [4, 3, 3]
+
+
+def test_what_earlier_lives_left_behind_goes():
+    run = Run(2)
+    run.live((0, 60, "kill before"), (1, 64, "kill after"))
+    run.live(resume=True)
+    run.syncs += 3
+    run.live(resume=True)
+    newest = json.loads(run.store.objects["manifests/0003.json"])
+    for folder, most in (("state/", 4), ("deltas/", 4), ("inner/", 4)):
+        assert len(run.store.below(folder)) <= most, folder
+    assert all(newest["run"][:16] in key for key in run.store.below("state/"))
