@@ -2,6 +2,7 @@
 
 import json
 import logging
+from dataclasses import replace
 
 import pytest
 import torch
@@ -24,14 +25,17 @@ from diloco_core import (
     export,
     in_process,
 )
+from diloco_core._exchange._base import Schema
 from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._loop._membership import FixedMembership
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
+from diloco_core._strict._liveness import Liveness
 from diloco_core._strict._manifest import MANIFEST, Manifest, cut
-from diloco_core._strict._records import beat_key, note, note_key
+from diloco_core._strict._records import beat_key, claim_key, note, note_key
 from diloco_core._strict._resume._choice import keys_of, states
 from diloco_core._strict._resume._ended import check_ended
+from diloco_core._strict._resume._meeting import Meeting, claim_again, meeting_key
 from diloco_core._wire._sealed import seal, unseal
 from diloco_core.testing._store import SimulatedStore
 
@@ -67,7 +71,7 @@ class TestWhatLives:
     def watch(self, tmp_path):
         """Watches two processes, of which those in ``alive`` beat all the time, and returns the seconds that it took."""
 
-        def watched(*alive, notes=(), downtime=lambda now: 0.0):
+        def watched(*alive, notes=(), downtime=lambda now: 0.0, before=2):
             clock, store = Clock(), open_store(str(tmp_path / "run"))
 
             class Away(Patient):
@@ -83,10 +87,10 @@ class TestWhatLives:
             def sleep(seconds):
                 clock.sleep(seconds)
                 for rank in alive:
-                    store.put(beat_key(rank), [str(clock.now).encode()])
+                    store.put(beat_key(rank, before - 1), [str(clock.now).encode()])
 
             timing = Timing(lost_after=90.0, clock=clock, sleep=sleep)
-            check_ended(Away(store, timing), timing, manifest(), 0, 2)
+            check_ended(Away(store, timing), timing, manifest(), 0, before)
             return clock.now
 
         return watched
@@ -109,9 +113,17 @@ class TestWhatLives:
         with pytest.raises(RunExistsError, match="rank 1"):
             watch(1, notes=[(0, "nonce 0"), (1, "of another run")])
 
+    def test_another_attempt_to_resume_the_same_rank(self, watch):
+        notes = [(0, "nonce 0"), (1, "nonce 1")]
+        with pytest.raises(RunExistsError, match=r"rank 0 of the run at .* is alive"):
+            watch(0, notes=notes, before=3)
+        assert watch(1, notes=notes, before=3) > 90.0, "other ranks look after themselves"
+
     def test_time_without_the_store_does_not_count(self, watch):
         """It was away from second 20 to second 220."""
-        assert watch(downtime=lambda now: min(max(now - 20.0, 0.0), 200.0)) > 290.0
+        assert watch(downtime=lambda now: min(max(now - 20.0, 0.0), 200.0)) > 305.0, (
+            "and all get the whole time again when it is back"
+        )
 
     def test_one_rank_alone_does_not_come_back_while_another_lives(self):
         """Rank 1 was killed; rank 0 waits for it, and has not noticed that yet."""
@@ -332,6 +344,57 @@ class TestWhatIsDamaged:
 def late_bit(data):
     """A flipped bit among the last values of a shard."""
     return flip(data, 8 * (len(data) - 60))
+
+
+def test_they_have_met_only_when_all_say_the_same(tmp_path):
+    """Rank 2 is started once more in the middle; what rank 1 said before that is no answer to it."""
+    clock, folder = Clock(), open_store(str(tmp_path / "run"))
+    schema = Schema({}, {})
+
+    def arrive(rank, life, nonce):
+        return claim_again(store, rank, life, 3, "", nonce, schema, 64, timing)
+
+    def say(rank, life, *nonces):
+        key = meeting_key(rank, life)
+        folder.put(key, [seal("meeting", key, {"rank": rank, "nonces": list(nonces)})])
+
+    later = {
+        2.0: lambda: arrive(2, 2, "two"),
+        4.0: lambda: arrive(2, 3, "three"),
+        6.0: lambda: say(2, 3, "mine", "one", "three"),
+        8.0: lambda: say(1, 2, "mine", "one", "three"),
+    }
+
+    def sleep(seconds):
+        clock.sleep(seconds)
+        for due in [due for due in later if due <= clock.now]:
+            later.pop(due)()
+
+    timing = Timing(clock=clock, sleep=sleep)
+    store = Patient(folder, timing)
+    liveness = Liveness(store, 0, 3, timing, "mine")
+    liveness.life = 2
+    own_claim = arrive(0, 2, "mine")
+    arrive(1, 2, "one")
+    say(1, 2, "mine", "one", "two")
+    claims = Meeting(store, own_claim, manifest(ranks=3), timing, liveness).meet(schema)
+    assert clock.now >= 8.0
+    assert [claim.nonce for claim in claims] == ["mine", "one", "three"]
+
+
+def test_another_process_of_the_same_rank_is_noticed_while_it_meets(tmp_path):
+    """On a store that does not create exclusively, the later one has overwritten the claim."""
+    clock, folder = Clock(), open_store(str(tmp_path / "run"))
+    timing = Timing(clock=clock, sleep=clock.sleep)
+    store, schema = Patient(folder, timing), Schema({}, {})
+    own_claim = claim_again(store, 0, 2, 2, "", "mine", schema, 64, timing)
+    folder.put(claim_key(0, 2), [replace(own_claim, nonce="theirs").to_bytes()])
+    meeting = Meeting(store, own_claim, manifest(), timing, Liveness(store, 0, 2, timing, "mine"))
+    with pytest.raises(RunExistsError, match=r"rank 0 of .* is taken by"):
+        meeting.meet(schema)
+    assert clock.now < 60.0
+    with pytest.raises(RunExistsError, match=r"another process resumes rank 0 .* at this moment"):
+        claim_again(store, 0, 2, 2, "", "mine", schema, 64, timing)
 
 
 def rebuilt(run, damaged):
