@@ -15,7 +15,6 @@ from diloco_core.testing._scheduler import Killed, Scheduler
 from diloco_core.testing._store import Connection, Fault, SimulatedStore
 
 LOST_AFTER = 100.0
-CHUNK = 64
 
 
 @dataclass
@@ -30,6 +29,7 @@ class Run:
     store: SimulatedStore = field(default_factory=SimulatedStore)
     lives: int = 0
     behind: int = 0
+    chunk: int = 64
 
     def whole(self):
         """Whether the store holds an initial state of every fragment."""
@@ -93,7 +93,7 @@ class Run:
                     rank,
                     self.ranks,
                     timing=timing,
-                    chunk_bytes=CHUNK,
+                    chunk_bytes=self.chunk,
                     resume=resume,
                 )
                 results[number] = self.train(exchange, **more)

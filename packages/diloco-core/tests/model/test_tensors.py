@@ -117,6 +117,7 @@ class TestFrozen:
             make,
             [ObjectStoreExchange(s, r, 2) for r, s in enumerate(stores)],
             on_sync=reports.append,
+            save_inner_every=0,
         )
         assert torch.equal(runs[1]["0.weight"], make(0)[0].weight), "left alone"
         assert torch.equal(runs[1]["1.weight"], runs[0]["1.weight"])

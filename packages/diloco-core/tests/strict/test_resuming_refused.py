@@ -9,7 +9,7 @@ import torch
 from damage_lab import flip
 from safetensors.torch import load_file
 from strict_lab import Run
-from training_lab import Clock, identical
+from training_lab import Clock, fill, identical
 
 from diloco_core import (
     ConfigurationError,
@@ -128,7 +128,7 @@ class TestWhatLives:
     def test_one_rank_alone_does_not_come_back_while_another_lives(self):
         """Rank 1 was killed; rank 0 waits for it, and has not noticed that yet."""
         run = Run(2)
-        _, later = run.overtaken([(1, 45, 10_000.0)], at=30.0, alive={0: 25.0})
+        _, later = run.overtaken([(1, 45, 400.0)], at=30.0, alive={0: 25.0})
         assert all(isinstance(result, RunExistsError) for result in later)
         assert "rank 0 of the run at simulated://run is alive" in str(later[1])
         assert not [key for key in run.store.objects if ".0002" in key]
@@ -174,6 +174,18 @@ class TestWhatDiffers:
 
         monkeypatch.setattr(Run, "net", net)
         refused(stopped, MismatchError, "begun with another model than the one that rank . has")
+
+    def test_values_that_are_not_synced(self, monkeypatch):
+        def masked(mask):
+            model = fill(torch.nn.Sequential(torch.nn.Linear(3, 5), torch.nn.Linear(5, 2)))
+            model.register_buffer("mask", torch.full((2,), mask), persistent=False)
+            return model
+
+        run = Run(2)
+        monkeypatch.setattr(Run, "net", lambda _: masked(1.0))
+        run.live(until=3)
+        monkeypatch.setattr(Run, "net", lambda _: masked(2.0))
+        refused(run, MismatchError, "Tensor 'mask' is .* with values .* in the run")
 
     def test_sync_every_may_change_if_it_is_the_same_everywhere(self, stopped):
         results = stopped.live(resume=True, sync_every=4)
@@ -317,15 +329,20 @@ class TestWhatIsDamaged:
         assert identical(stopped.live(resume=True))
         assert "written under another key" in caplog.text
 
-    @pytest.mark.parametrize("key", [MANIFEST, "manifests/0002.json"])
+    def test_inner_state_that_a_late_process_has_saved_is_not_looked_at(self, stopped, caplog):
+        late = f"inner/00001/00000005.{16 * 'f'}.safetensors"
+        stopped.store.write(late, b"of a sync that does not count")
+        assert identical(stopped.live(resume=True))
+        assert late not in caplog.text
+        assert late not in stopped.store.objects, "it goes when the rank saves the next time"
+
+    @pytest.mark.parametrize("lives", [1, 2])
     @pytest.mark.parametrize("place", [0.1, 0.5, 0.99])
-    def test_the_manifest(self, stopped, key, place):
-        stopped.live(resume=True)
-        assert key in stopped.store.objects
+    def test_the_newest_manifest(self, stopped, lives, place):
+        if lives == 2:
+            stopped.live(resume=True)
+        key = {1: MANIFEST, 2: "manifests/0002.json"}[lives]
         self.harm(stopped, key, place)
-        stopped.syncs += 1
-        if key == MANIFEST:
-            return  # it is no longer the newest one
         refused(stopped, CorruptedObjectError, key)
 
     @pytest.mark.parametrize("record", ["claims/00001.0002.json", "meetings/00001.0002.json"])

@@ -31,12 +31,15 @@ class OpenSteps:
         self._fragments, self._count = fragments, count
 
     def state_dict(self) -> dict[str, Any]:
-        """For every fragment, its inner steps since its last sync; and the values of those that have any."""
+        """For every fragment, its inner steps since its last sync; and the values of those that have any, as bytes.
+
+        With one fragment there are no values: nothing is saved between two syncs.
+        """
         steps = [] if self._count is None else list(self._count.since_sync)
         values = {
-            named.name: named.tensor.detach()
+            named.name: _as_bytes(named.tensor)
             for fragment, since_sync in zip(self._fragments, steps, strict=bool(steps))
-            if since_sync
+            if since_sync and len(steps) > 1
             for named in fragment.followed()
         }
         return {"since_sync": steps, "values": values}
@@ -48,11 +51,17 @@ class OpenSteps:
     def apply(self) -> None:
         """Continue with the saved inner steps. The fragments must hold the values of the same moment."""
         steps, values = self._loaded["since_sync"], self._loaded["values"]
-        if self._count is None or len(steps) != len(self._fragments):
+        if self._count is None or len(steps) != len(self._fragments) or len(steps) < 2:
             return
         with torch.no_grad():
             for fragment, since_sync in zip(self._fragments, steps, strict=True):
                 if since_sync:
                     for named in fragment.followed():
-                        named.tensor.copy_(values[named.name])
+                        saved = values[named.name].view(named.tensor.dtype)
+                        named.tensor.copy_(saved.view(named.tensor.shape))
         self._count.since_sync = [int(number) for number in steps]
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor as bytes: inner state holds only tensors of some dtypes, and a buffer may have any."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
