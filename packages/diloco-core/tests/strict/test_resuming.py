@@ -8,7 +8,7 @@ import torch
 from strict_lab import Run
 from training_lab import identical
 
-from diloco_core import RendezvousTimeoutError
+from diloco_core import RendezvousTimeoutError, RunExistsError
 
 
 def same(held, wanted):
@@ -133,3 +133,36 @@ def test_what_earlier_lives_left_behind_goes():
     for folder, most in (("state/", 4), ("deltas/", 4), ("inner/", 4)):
         assert len(run.store.below(folder)) <= most, folder
     assert all(newest["run"][:16] in key for key in run.store.below("state/"))
+
+
+@pytest.mark.parametrize("operation", [31, 32, 45, 46, 59, 60])
+def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_life(operation):
+    run = Run(2, adam=True, syncs=6)
+    _, later = run.overtaken([(0, operation, 320.0)], at=200.0)
+    assert all(isinstance(result, dict) for result in later)
+    newest = json.loads(run.store.objects["manifests/0002.json"])["run"][:16]
+    for sync in (5, 6):
+        assert f"inner/00000/{sync:08}.{newest}.safetensors" in run.store.objects
+
+
+def test_two_launches_at_the_same_time_where_a_store_ignores_conditions():
+    """The second one is refused, although it could write over the claims and the manifest of the first one."""
+    run = Run(2, syncs=8)
+    run.store.exclusive = False
+    run.live((0, 60, "kill after"), (1, 60, "kill after"))
+    launches = [(rank, gap, [], True) for gap in (0.0, 0.4) for rank in range(2)]
+    first, second, *others = run.simulate(launches, 0, until=8)
+    assert identical([first, second])
+    assert all("another process has begun to resume rank" in str(error) for error in others)
+
+
+@pytest.mark.parametrize("gap", [0.1, 0.4])
+def test_two_processes_of_rank_0_choose_only_once(monkeypatch, gap):
+    monkeypatch.setattr("diloco_core._strict._exchange.check_not_claimed", lambda *_: None)
+    run = Run(1, syncs=30)
+    run.store.exclusive = False
+    run.live((0, 50, "kill after"))
+    first, second = run.simulate([(0, start, [], True) for start in (0.0, gap)], 0, until=30)
+    assert isinstance(first, dict)
+    assert isinstance(second, RunExistsError)
+    assert "the other one has already chosen" in str(second)

@@ -334,7 +334,7 @@ class TestWhatIsDamaged:
         stopped.store.write(late, b"of a sync that does not count")
         assert identical(stopped.live(resume=True))
         assert late not in caplog.text
-        assert late not in stopped.store.objects, "it goes when the rank saves the next time"
+        assert late in stopped.store.objects, "it may be that of a later life"
 
     @pytest.mark.parametrize("lives", [1, 2])
     @pytest.mark.parametrize("place", [0.1, 0.5, 0.99])

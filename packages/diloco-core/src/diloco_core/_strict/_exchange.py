@@ -63,7 +63,7 @@ from ._participant import Participant
 from ._records import claim_key, run_name
 from ._rendezvous import check_not_resumed, claim, meet, watch_own
 from ._resume._base import check_fits, find_run
-from ._resume._ended import check_ended, next_life
+from ._resume._ended import check_ended, check_not_claimed, next_life
 from ._resume._meeting import Meeting, claim_again
 from ._resume._take_up import Loader
 from ._sync._sync import StoreSync
@@ -217,6 +217,7 @@ class ObjectStoreExchange(RestartableExchange):
         check_fits(manifest, schema, self.rank, self.world_size, store.uri)
         life = next_life(store, manifest, self.rank)
         check_ended(store, timing, manifest, self.rank, life)
+        check_not_claimed(store, manifest, self.rank, life)
         own_claim = self._claim = claim_again(
             store,
             self.rank,

@@ -25,7 +25,8 @@ def save_inner(
 ) -> None:
     """Save the state that belongs to this replica alone after a sync, and delete all but the newest two.
 
-    Two, since a run whose newest state is damaged may continue from the state before it.
+    Two, since a run whose newest state is damaged may continue from the state before it. What this life does not know stays:
+    if this process wakes up late, a later life may have saved it.
 
     Raises:
         RunExistsError: A later process has resumed the run in the place of this one.
@@ -33,9 +34,9 @@ def save_inner(
     participant.check_not_resumed()
     key = _key(participant, sync)
     participant.store.put(key, lambda: parts(_identity(participant, sync, key)))
-    listed = set(participant.store.list(_folder(participant)))
+    listed = participant.store.list(_folder(participant))
     kept = [own for _, own in _believed(participant, listed)][:_KEPT]
-    participant.store.delete(sorted(listed.difference(kept)))
+    participant.store.delete(sorted(_known(participant, listed).difference(kept)))
 
 
 def saved_inner(participant: Participant, initial: int) -> Iterator[SavedInner]:
@@ -66,6 +67,13 @@ def _believed(participant: Participant, listed: Iterable[str]) -> list[tuple[int
         ),
         reverse=True,
     )
+
+
+def _known(participant: Participant, listed: Iterable[str]) -> set[str]:
+    """What this life and the lives before it have saved, whether it counts or not."""
+    names = {participant.run[:16], *(run[:16] for run, _ in participant.earlier)}
+    matches = filter(None, map(_INNER.fullmatch, listed))
+    return {match[0] for match in matches if match[2] in names}
 
 
 def _folder(participant: Participant) -> str:

@@ -69,7 +69,19 @@ def newest_manifest(store: Patient, timing: Timing, before: int | None = None) -
     lives = [
         life for life in lives_listed(store.list("manifests/")) if before is None or life < before
     ]
-    return read_manifest(store, timing, lives[0] if lives else 1)
+    life = lives[0] if lives else 1
+    try:
+        return read_manifest(store, timing, life)
+    except CorruptedObjectError as error:
+        advice = (
+            "Without it, it is not known what the run has done. If you have a copy, put it back."
+        )
+        if life > 1:
+            advice += (
+                " If you have none, delete it: the run can then be resumed from the state that the life before this one has left, "
+                "if that is still there."
+            )
+        raise CorruptedObjectError(f"{str(error).rstrip('.')}. {advice}") from error
 
 
 def read_manifest(store: Patient, timing: Timing, life: int) -> Manifest | None:

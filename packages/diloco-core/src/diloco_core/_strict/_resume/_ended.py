@@ -30,6 +30,21 @@ def next_life(store: Patient, manifest: Manifest, rank: int) -> int:
     return max([*lives, manifest.members[rank][0]]) + 1
 
 
+def check_not_claimed(store: Patient, manifest: Manifest, rank: int, life: int) -> None:
+    """Check that no other process has claimed the rank while this one watched the signs of life.
+
+    Creating the claim would show that too, but not in a store that ignores conditional writes.
+
+    Raises:
+        RunExistsError: Another process has.
+    """
+    if next_life(store, manifest, rank) != life:
+        raise RunExistsError(
+            f"another process has begun to resume rank {rank} of the run at {store.uri} in the meantime. Start every rank only "
+            "once."
+        )
+
+
 def check_ended(store: Patient, timing: Timing, manifest: Manifest, rank: int, before: int) -> None:
     """Wait until it is certain that the run has stopped.
 

@@ -78,9 +78,16 @@ class Loader:
         Raises:
             RendezvousError: The run has not published a state.
             CorruptedObjectError: The newest state is damaged or incomplete.
-            RunExistsError: A later process has resumed the run.
+            RunExistsError: A later process has resumed the run, or another one does at the same time.
         """
         store, timing = self._participant.store, self._participant.timing
+        if read_manifest(store, timing, self._claims[0].life) is not None:
+            # Only a store that ignores conditional writes lets two processes claim the same life.
+            raise RunExistsError(
+                f"two processes of rank 0 resume the run at {store.uri} at the same time, and the other one has already chosen the "
+                "state to continue from. Start every rank only once. When all of these processes have ended, the run can be "
+                "resumed."
+            )
         # Read again: since this process began, another attempt may have got as far as choosing a state. It has ended.
         base = newest_manifest(store, timing, self._claims[0].life)
         if base is None:
