@@ -3,6 +3,8 @@
 One server per test process imports them once. It has no threads and has computed nothing, and every process is a fork of it.
 """
 
+import importlib
+import importlib.util
 import multiprocessing
 import os
 import sys
@@ -29,8 +31,10 @@ class WarmProcess:
     def __init__(self, folder, function, *arguments, **environment):
         folder.mkdir()
         self._outputs = [folder / "stdout", folder / "stderr"]
+        module = sys.modules[function.__module__]
+        named = (module.__name__, module.__file__, function.__name__)
         self._process = _FORKS.Process(
-            target=_run, args=(self._outputs, {**os.environ, **environment}, function, arguments)
+            target=_run, args=(self._outputs, {**os.environ, **environment}, named, arguments)
         )
         self._process.start()
 
@@ -45,7 +49,17 @@ class WarmProcess:
         self._process.join()
 
 
-def _run(outputs, environment, function, arguments):
+def _function(module, file, name):
+    """A function of a package, or of a test file, which pytest imports under a name that no other process knows."""
+    if module.startswith("diloco_"):
+        return getattr(importlib.import_module(module), name)
+    spec = importlib.util.spec_from_file_location("in_warm_process", file)
+    imported = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(imported)
+    return getattr(imported, name)
+
+
+def _run(outputs, environment, named, arguments):
     for descriptor, path in enumerate(outputs, start=1):
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT), descriptor)
     os.environ.clear()
@@ -53,7 +67,7 @@ def _run(outputs, environment, function, arguments):
     warnings.simplefilter("error")
     status = 1
     try:
-        status = function(*arguments) or 0
+        status = _function(*named)(*arguments) or 0
     except SystemExit as end:
         status = end.code
     except BaseException:
