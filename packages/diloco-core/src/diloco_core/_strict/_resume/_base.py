@@ -78,8 +78,8 @@ def newest_manifest(store: Patient, timing: Timing, before: int | None = None) -
         )
         if life > 1:
             advice += (
-                " If you have none, delete it: the run can then be resumed from the state that the life before this one has left, "
-                "if that is still there."
+                " If you have none, delete it: the run can then be resumed from the state that the life before this one has "
+                "left, if that is still there."
             )
         raise CorruptedObjectError(f"{str(error).rstrip('.')}. {advice}") from error
 

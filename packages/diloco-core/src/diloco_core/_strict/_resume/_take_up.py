@@ -84,8 +84,8 @@ class Loader:
         if read_manifest(store, timing, self._claims[0].life) is not None:
             # Only a store that ignores conditional writes lets two processes claim the same life.
             raise RunExistsError(
-                f"two processes of rank 0 resume the run at {store.uri} at the same time, and the other one has already chosen the "
-                "state to continue from. Start every rank only once. When all of these processes have ended, the run can be "
+                f"two processes of rank 0 resume the run at {store.uri} at the same time, and the other one has already chosen "
+                "the state to continue from. Start every rank only once. When all of these processes have ended, the run can be "
                 "resumed."
             )
         # Read again: since this process began, another attempt may have got as far as choosing a state. It has ended.
