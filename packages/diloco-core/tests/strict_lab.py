@@ -61,13 +61,15 @@ class Run:
         results = self.simulate([*first, *second], seed, alive or {}, until=self.syncs)
         return results[: self.ranks], results[self.ranks :]
 
-    def simulate(self, processes, seed, alive=None, **more):
+    def simulate(self, processes, seed, alive=None, events=None, **more):
         self.lives += 1
         scheduler = Scheduler()
         for rank, seconds in (alive or {}).items():
             for count in range(1, 11):
                 beat = partial(self.store.write, beat_key(rank), b"%d" % count)
                 scheduler.call_at(count * seconds, beat)
+        for seconds, event in (events or {}).items():
+            scheduler.call_at(seconds, event)
         results, connections = {}, {}
 
         def process(number, rank, faults, resume):

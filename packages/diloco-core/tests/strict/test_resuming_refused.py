@@ -19,6 +19,8 @@ from diloco_core import (
     MismatchError,
     ObjectStoreAllReduce,
     RendezvousError,
+    RendezvousTimeoutError,
+    ReplicaLostError,
     RunExistsError,
     Timing,
     connect,
@@ -345,17 +347,67 @@ class TestWhatIsDamaged:
         self.harm(stopped, key, place)
         refused(stopped, CorruptedObjectError, key)
 
-    @pytest.mark.parametrize("record", ["claims/00001.0002.json", "meetings/00001.0002.json"])
-    def test_what_replicas_meet_by(self, stopped, record, monkeypatch):
+    @pytest.mark.parametrize(
+        ("record", "error", "match"),
+        [
+            (
+                "claims/00001.0002.json",
+                RendezvousTimeoutError,
+                "missing: rank 1.*claims/00001.0002",
+            ),
+            # Rank 1 has met, and waits for rank 0, which cannot read that.
+            ("meetings/00001.0002.json", ReplicaLostError, "rank 1 has counted this replica"),
+        ],
+    )
+    def test_what_replicas_meet_by(self, stopped, record, error, match, monkeypatch):
         write = SimulatedStore.write
 
         def damaged(store, key, data):
             write(store, key, flip(data, 4 * len(data)) if key == record else data)
 
-        monkeypatch.setattr(SimulatedStore, "write", damaged)
-        result, _ = stopped.live(resume=True)
-        with pytest.raises(CorruptedObjectError, match=record):
+        with monkeypatch.context() as patch:
+            patch.setattr(SimulatedStore, "write", damaged)
+            result, _ = stopped.live(resume=True)
+        with pytest.raises(error, match=match):
             raise result
+        assert identical(stopped.live(resume=True)), "what a dead process has left does no harm"
+
+    @pytest.mark.parametrize("record", ["claims/00001.0002.json", "meetings/00001.0002.json"])
+    def test_what_replicas_meet_by_is_written_again(self, stopped, record):
+        """It rots between the first look at it and the next one."""
+        rot = lambda: record in stopped.store.objects and self.harm(stopped, record)
+        assert identical(stopped.live(resume=True, starts=[1.0, 0.0], events={0.9: rot}))
+
+    def test_a_deleted_manifest_of_a_later_life(self, stopped, caplog):
+        stopped.live(resume=True, until=4)
+        stopped.store.remove("manifests/0002.json")
+        before = stopped.store.below("state/")
+        result, _ = stopped.live(resume=True)
+        with pytest.raises(
+            CorruptedObjectError,
+            match=r"holds commits/00000004.* no manifest says so: an object under manifests/",
+        ):
+            raise result
+        assert stopped.store.below("state/") == before
+        seen = {}
+        with caplog.at_level(logging.ERROR):
+            assert identical(stopped.live(resume="newest-whole", seen=seen))
+        assert seen == dict.fromkeys(range(2), (3, 6, 0))
+        assert "no manifest says so" in caplog.text
+        assert identical(stopped.live(resume=True)), "what was given up is known from then on"
+
+    @pytest.mark.parametrize("until", [3, 4])
+    def test_a_damaged_manifest_of_a_later_life(self, stopped, until):
+        stopped.live(resume=True, until=until)
+        self.harm(stopped, "manifests/0002.json")
+        refused(stopped, CorruptedObjectError, r"manifests/0002\.json.*newest-whole")
+        seen = {}
+        assert identical(stopped.live(resume="newest-whole", seen=seen))
+        assert seen == dict.fromkeys(range(2), (3, 6, 0))
+
+    def test_objects_of_another_run_alone_say_nothing(self, stopped):
+        stopped.store.write(f"state/00000009/00000.{16 * 'f'}.safetensors", b"of an emptied prefix")
+        assert identical(stopped.live(resume=True))
 
 
 def late_bit(data):
@@ -428,9 +480,11 @@ class TestTheChoice:
     def test_lives_are_cut_where_a_later_one_goes_on(self):
         base = manifest([(32 * "a", 3), (32 * "b", 5)])
         assert cut(base, 9) == [(32 * "a", 3), (32 * "b", 5), (32 * "c", 9)]
-        assert cut(base, 5) == [(32 * "a", 3), (32 * "b", 5)]
-        assert cut(base, 4) == [(32 * "a", 3), (32 * "b", 4)]
-        assert cut(base, 2) == [(32 * "a", 2)]
+        assert cut(base, 5) == [(32 * "a", 3), (32 * "b", 5), (32 * "c", 5)]
+        assert cut(base, 4) == [(32 * "a", 3), (32 * "b", 4), (32 * "c", 4)]
+        assert cut(base, 2) == [(32 * "a", 2), (32 * "b", 2), (32 * "c", 2)]
+        again = manifest(cut(base, 4))
+        assert [again.run_of(sync)[0] for sync in (3, 4, 5)] == list("abc")
         assert [base.run_of(sync)[0] for sync in (0, 3, 4, 5, 6)] == list("aabbc")
 
     def test_objects_of_other_lives_do_not_count(self):

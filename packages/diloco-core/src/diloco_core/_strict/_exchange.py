@@ -60,7 +60,7 @@ from ._inner import save_inner, saved_inner
 from ._liveness import Liveness
 from ._manifest import MANIFEST, Manifest
 from ._participant import Participant
-from ._records import claim_key, run_name
+from ._records import claim_key, noted, run_name
 from ._rendezvous import check_not_resumed, claim, meet, watch_own
 from ._resume._base import check_fits, find_run
 from ._resume._ended import check_ended, check_not_claimed, next_life
@@ -139,6 +139,7 @@ class ObjectStoreExchange(RestartableExchange):
         self._may_go_back = resume == "newest-whole"
         self._steps = self._steps_counted = 0
         self._claims: list[Claim] = []
+        self._meeting: Meeting | None = None
         self._last: StoreSync | None = None
         self._obsolete: list[str] = []
         self._unsynced: UnsyncedWatch | None = None
@@ -213,7 +214,8 @@ class ObjectStoreExchange(RestartableExchange):
     def _meet_again(self, schema: Schema) -> None:
         """Continue a run that has stopped."""
         store, timing, liveness = self._store, self._timing, self._liveness
-        manifest = find_run(store, timing)
+        noted_before = noted(store.list("notes/"))
+        manifest = find_run(store, timing, may_go_back=self._may_go_back)
         check_fits(manifest, schema, self.rank, self.world_size, store.uri)
         life = next_life(store, manifest, self.rank)
         check_ended(store, timing, manifest, self.rank, life)
@@ -232,14 +234,14 @@ class ObjectStoreExchange(RestartableExchange):
         liveness.life = life
         with self._aborting():
             liveness.start()
-            meeting = Meeting(store, own_claim, manifest, timing, liveness)
-            self._claims = meeting.meet(schema)
+            self._meeting = Meeting(store, own_claim, manifest, timing, liveness, noted_before)
+            self._claims = self._meeting.meet(schema)
         self._participant = self._participant_of(run_name(self._claims), own_claim)
 
     def take_up(self, jobs: Sequence[ResumableJob], initial: Sequence[SyncJob]) -> TakenUp:
         """Load what a stopped run has published; see :meth:`._resumable.RestartableExchange.take_up`."""
         self._check_open()
-        if self._participant is None or self._schema is None or not self.resumes:
+        if self._participant is None or self._schema is None or self._meeting is None:
             raise SyncError("this exchange has not joined a run that it resumes")
         with self._aborting():
             loader = Loader(self._participant, self._claims, jobs, initial)
@@ -249,7 +251,7 @@ class ObjectStoreExchange(RestartableExchange):
                     self._store, self._timing, 0, manifest.unsynced, self._schema.unsynced
                 )
             else:
-                manifest = loader.obey(self._liveness)
+                manifest = loader.obey(self._liveness, self._meeting)
             self._participant = replace(self._participant, earlier=manifest.earlier)
             taken, self._obsolete = loader.load(manifest)
         _, sync = manifest.earlier[-1]

@@ -71,7 +71,7 @@ def _believed(participant: Participant, listed: Iterable[str]) -> list[tuple[int
 
 def _known(participant: Participant, listed: Iterable[str]) -> set[str]:
     """What this life and the lives before it have saved, whether it counts or not."""
-    names = {participant.run[:16], *(run[:16] for run, _ in participant.earlier)}
+    names = {run[:16] for run in (participant.run, *(name for name, _ in participant.earlier))}
     matches = filter(None, map(_INNER.fullmatch, listed))
     return {match[0] for match in matches if match[2] in names}
 

@@ -42,7 +42,8 @@ class Manifest:
         fragments: For each fragment, the table that describes its files; empty for plain means.
         unsynced: The same for what belongs to the model and is not synced.
         members: For each rank, which process of the rank takes part: its number and its nonce.
-        earlier: The names of earlier lives in order, each with the number of the last sync that counts of it.
+        earlier: The names of earlier lives in order, each with the number of the last sync that counts of it. If that is the
+            number of the life before it, none of its own syncs counts.
     """
 
     run_id: str
@@ -59,6 +60,11 @@ class Manifest:
     def life(self) -> int:
         """The number of the life: that of rank 0's process, which has written the manifest."""
         return self.members[0][0]
+
+    @property
+    def names(self) -> set[str]:
+        """The beginnings of the names of all lives, as they are in keys."""
+        return {run[:16] for run in (self.run, *(name for name, _ in self.earlier))}
 
     @property
     def initial_steps(self) -> int:
@@ -156,14 +162,11 @@ def run_of(earlier: Iterable[tuple[str, int]], run: str, sync: int) -> str:
 
 
 def cut(manifest: Manifest, sync: int) -> list[tuple[str, int]]:
-    """The lives of a run that is resumed after a sync: their names, and the last sync of each that counts."""
-    ends = [*manifest.earlier, (manifest.run, sync)]
-    lives: list[tuple[str, int]] = []
-    for name, last in ends:
-        begins = lives[-1][1] + 1 if lives else 0
-        if begins <= min(last, sync):
-            lives.append((name, min(last, sync)))
-    return lives
+    """The lives of a run that is resumed after a sync: their names, and the last sync of each that counts.
+
+    Lives of which no sync counts are named too: what they have written is known to be of this run then.
+    """
+    return [(name, min(last, sync)) for name, last in [*manifest.earlier, (manifest.run, sync)]]
 
 
 def manifest_key(life: int) -> str:

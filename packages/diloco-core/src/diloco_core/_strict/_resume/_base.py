@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from typing import TYPE_CHECKING
 
@@ -16,13 +17,23 @@ if TYPE_CHECKING:
     from ..._store._patient import Patient
     from ..._timing import Timing
 
+GO_BACK = (
+    'To continue from the state before it, if that is still there, start all ranks again with resume="newest-whole": what the '
+    "run has learned since is lost then."
+)
 # Only what is synced: its values are replaced anyway. What is not synced must hold the same values.
 _VALUES = re.compile(r"( in fragment .*) with values [0-9a-f]+")
+_log = logging.getLogger("diloco_core")
 _ELSE = "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can begin)"
 
 
-def find_run(store: Patient, timing: Timing) -> Manifest:
+def find_run(store: Patient, timing: Timing, *, may_go_back: bool) -> Manifest:
     """The newest manifest of the run that is to be resumed.
+
+    Args:
+        store: The run's prefix.
+        timing: Its ``sleep`` is used before a manifest is read again.
+        may_go_back: Whether to pass over the manifests of later lives that are damaged.
 
     Raises:
         RendezvousError: There is no run, or none that a state could have been published of.
@@ -32,7 +43,7 @@ def find_run(store: Patient, timing: Timing) -> Manifest:
     """
     claims = store.list("claims/")
     refuse_elastic(store.uri, claims)
-    manifest = newest_manifest(store, timing)
+    manifest = newest_manifest(store, timing, may_go_back=may_go_back)
     if manifest is None:
         if store.list("state/") or store.list("commits/"):
             raise CorruptedObjectError(
@@ -54,13 +65,16 @@ def find_run(store: Patient, timing: Timing) -> Manifest:
     return manifest
 
 
-def newest_manifest(store: Patient, timing: Timing, before: int | None = None) -> Manifest | None:
+def newest_manifest(
+    store: Patient, timing: Timing, before: int | None = None, *, may_go_back: bool
+) -> Manifest | None:
     """The manifest of the run's newest life; None if there is none. Others are not believed.
 
     Args:
         store: The run's prefix.
         timing: Its ``sleep`` is used before a manifest is read again.
         before: Only lives with lower numbers count; if left out, all.
+        may_go_back: Whether to pass over the manifests of later lives that are damaged.
 
     Raises:
         CorruptedObjectError: The manifest is damaged.
@@ -69,19 +83,15 @@ def newest_manifest(store: Patient, timing: Timing, before: int | None = None) -
     lives = [
         life for life in lives_listed(store.list("manifests/")) if before is None or life < before
     ]
-    life = lives[0] if lives else 1
-    try:
-        return read_manifest(store, timing, life)
-    except CorruptedObjectError as error:
-        advice = (
-            "Without it, it is not known what the run has done. If you have a copy, put it back."
-        )
-        if life > 1:
-            advice += (
-                " If you have none, delete it: the run can then be resumed from the state that the life before this one has "
-                "left, if that is still there."
-            )
-        raise CorruptedObjectError(f"{str(error).rstrip('.')}. {advice}") from error
+    for life in lives:
+        try:
+            return read_manifest(store, timing, life)
+        except CorruptedObjectError as error:
+            text = f"{str(error).rstrip('.')}. It says what the run has done since it was resumed. If you have a copy, put it back."
+            if not may_go_back:
+                raise CorruptedObjectError(f"{text} {GO_BACK}") from error
+            _log.error("%s", text)
+    return read_manifest(store, timing, 1)
 
 
 def read_manifest(store: Patient, timing: Timing, life: int) -> Manifest | None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .._records import committed_sync
-from .._sync._objects import shards_listed, state_key
+from .._sync._objects import shard_listed, shards_listed, state_key
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
@@ -52,6 +52,25 @@ def states(
         if sync >= count - 1 and not missing_keys(manifest, listed, sync)
     ]
     return States(whole, least if least >= count - 1 else -1)
+
+
+def of_unknown_lives(
+    manifest: Manifest, keys: Iterable[str], lives: Iterable[int], before: int
+) -> list[str]:
+    """Keys of objects that show that the manifest of a later life is gone: nothing is published before it is written.
+
+    Objects of unknown lives alone show nothing: a process of another run, whose prefix was emptied, may have written them.
+
+    Args:
+        manifest: The newest manifest that can be read.
+        keys: Keys of published shards and of commit records.
+        lives: Which lives rank 0 has claimed.
+        before: Only lives with lower numbers count.
+    """
+    if not any(manifest.life < life < before for life in lives):
+        return []
+    runs = {key: committed_sync(key) or shard_listed(key) for key in keys}
+    return sorted(key for key, of in runs.items() if of and of[0] not in manifest.names)
 
 
 def missing_keys(manifest: Manifest, listed: Collection[str], sync: int) -> list[str]:

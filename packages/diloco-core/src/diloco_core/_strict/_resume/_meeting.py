@@ -11,16 +11,16 @@ from __future__ import annotations
 import os
 import socket
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ..._errors import RendezvousTimeoutError, RunExistsError
+from ..._errors import CorruptedObjectError, RendezvousTimeoutError, RunExistsError
 from ..._exchange._endings import named_ranks
 from ..._store._parallel import in_parallel
 from ..._store._reread import read_again
 from ..._timing import Wait
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
-from .._records import Claim, claim_key, claimed, schema_digest, schema_key, schema_record
+from .._records import Claim, claim_key, claimed, noted, schema_digest, schema_key, schema_record
 from .._rendezvous import (
     READS_AT_ONCE,
     check_not_resumed,
@@ -31,13 +31,15 @@ from .._rendezvous import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
     from ..._exchange._base import Schema
     from ..._store._patient import Patient
     from ..._timing import Timing
     from .._liveness import Liveness
     from .._manifest import Manifest
+
+T = TypeVar("T")
 
 
 def meeting_key(rank: int, life: int) -> str:
@@ -94,6 +96,7 @@ class Meeting:
         manifest: The manifest of the run's newest life, whose processes have ended.
         timing: Limits and clock.
         liveness: Is told of the processes that are there.
+        noted_before: The processes that had left a note when this one started. Their ends say nothing about this meeting.
     """
 
     def __init__(
@@ -103,6 +106,7 @@ class Meeting:
         manifest: Manifest,
         timing: Timing,
         liveness: Liveness,
+        noted_before: Collection[tuple[int, int]] = (),
     ) -> None:
         self._store = store
         self._own_claim = own_claim
@@ -112,6 +116,8 @@ class Meeting:
         self._claims = {own_claim.rank: own_claim}
         self._said: list[str] = []
         self._agreed: set[int] = set()
+        self._noted_before = noted_before
+        self._unreadable: dict[int, str] = {}
 
     def meet(self, schema: Schema) -> list[Claim]:
         """Wait until all replicas have met, and check that they agree. Returns their claims in rank order.
@@ -121,7 +127,6 @@ class Meeting:
             ReplicaLostError: A replica that was there has failed.
             RunExistsError: Another process has taken the rank, or replicas of two launches have met.
             MismatchError: The replicas disagree; the error says on what.
-            CorruptedObjectError: A record is damaged.
         """
         store, own_claim, timing = self._store, self._own_claim, self._timing
 
@@ -130,7 +135,8 @@ class Meeting:
                 f"only {own_claim.world_size - len(self._missing())} of {own_claim.world_size} replicas met at {store.uri} to "
                 f"resume its run within {timing.join_timeout:g} s; missing: {named_ranks(self._missing())}. All ranks have to be "
                 "started again with resume=True. Look at the logs of the missing ranks; if they only need longer to start, raise "
-                "join_timeout.",
+                "join_timeout."
+                + "".join(f" {reason.rstrip('.')}." for reason in self._unreadable.values()),
                 self._missing(),
             )
 
@@ -165,9 +171,15 @@ class Meeting:
         return [rank for rank in ranks if rank not in self._agreed and rank != self._own_claim.rank]
 
     def _look_around(self) -> None:
+        self.write_again()
         # A store without exclusive creation may have let another process overwrite the claim.
         watch_own(self._store, self._own_claim, self._timing)
         check_not_resumed(self._store, self._own_claim)
+        # A process that has ended since this one started, without having answered, will not answer any more.
+        for rank, life in noted(self._store.list("notes/")).difference(self._noted_before):
+            claim = self._claims.get(rank)
+            if claim is not None and claim.life == life:
+                self._liveness.know(rank, claim.nonce, life)
         self._liveness.check_failures()
 
     def _look(self) -> None:
@@ -211,9 +223,34 @@ class Meeting:
 
     def _reads(self, lives: Mapping[int, int]) -> Iterable[partial[Claim | None]]:
         return (
-            partial(read_claim, self._store, rank, self._timing, life)
+            partial(
+                self._readable, rank, partial(read_claim, self._store, rank, self._timing, life)
+            )
             for rank, life in lives.items()
         )
+
+    def _readable(self, rank: int, read: Callable[[], T | None]) -> T | None:
+        """What ``read`` returns; None if what it reads is damaged.
+
+        The process that has written it may be gone, so that it does not matter. Otherwise that process writes it again.
+        """
+        try:
+            value = read()
+        except CorruptedObjectError as error:
+            self._unreadable[rank] = str(error)
+            return None
+        self._unreadable.pop(rank, None)
+        return value
+
+    def write_again(self) -> None:
+        """Replace this process's own records where they are damaged: the others cannot go on without them."""
+        own_claim = self._own_claim
+        try:
+            read_claim(self._store, own_claim.rank, self._timing, own_claim.life)
+        except CorruptedObjectError:
+            key = claim_key(own_claim.rank, own_claim.life)
+            self._store.put(key, lambda: [own_claim.to_bytes()])
+        self._say(self._said)
 
     def _say(self, seen: Sequence[str]) -> None:
         own_claim = self._own_claim
@@ -237,4 +274,4 @@ class Meeting:
             # A replica with another world size sees another number of ranks. The claims say so when it is compared.
             return nonces if len(nonces) == self._own_claim.world_size else None
 
-        return read_again(self._timing, read)
+        return self._readable(rank, partial(read_again, self._timing, read))

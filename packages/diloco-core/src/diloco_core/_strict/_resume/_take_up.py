@@ -20,13 +20,13 @@ from ..._store._ahead import open_ahead
 from ..._store._reread import read_again
 from ..._timing import Wait
 from .._manifest import Manifest, cut, manifest_key
-from .._records import note_key, noted, read_note
+from .._records import claimed, note_key, noted, read_note
 from .._sync._objects import SyncObjects, own_contributions, own_shards, state_key
-from ._base import newest_manifest, read_manifest
-from ._choice import missing_keys, states
+from ._base import GO_BACK, newest_manifest, read_manifest
+from ._choice import missing_keys, of_unknown_lives, states
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from ..._arithmetic._sync_job import SyncJob
     from ..._exchange._base import Schema
@@ -36,11 +36,7 @@ if TYPE_CHECKING:
     from .._liveness import Liveness
     from .._participant import Participant
     from .._records import Claim
-
-_GO_BACK = (
-    'To continue from the state before it, if that is still there, start all ranks again with resume="newest-whole": what the '
-    "run has learned since is lost then."
-)
+    from ._meeting import Meeting
 
 _log = logging.getLogger("diloco_core")
 
@@ -89,7 +85,7 @@ class Loader:
                 "resumed."
             )
         # Read again: since this process began, another attempt may have got as far as choosing a state. It has ended.
-        base = newest_manifest(store, timing, self._claims[0].life)
+        base = newest_manifest(store, timing, self._claims[0].life, may_go_back=may_go_back)
         if base is None:
             raise CorruptedObjectError(f"the manifest in {store.uri} is gone")
         sync = self._choose(base, may_go_back=may_go_back)
@@ -108,8 +104,9 @@ class Loader:
 
     def _choose(self, base: Manifest, *, may_go_back: bool) -> int:
         store = self._participant.store
-        listing = store.list("state/")
-        found = states(base, listing, store.list("commits/"), self._finished(base))
+        listing, commits = store.list("state/"), store.list("commits/")
+        self._check_lives(base, [*listing, *commits], may_go_back=may_go_back)
+        found = states(base, listing, commits, self._finished(base))
         whole = [
             sync for sync in found.whole if not may_go_back or self._is_whole(base, sync, listing)
         ]
@@ -130,7 +127,7 @@ class Loader:
                 "later objects show that it was there. Something else has deleted it."
             )
             if not may_go_back:
-                raise CorruptedObjectError(f"{text} {_GO_BACK}")
+                raise CorruptedObjectError(f"{text} {GO_BACK}")
             _log.error("%s", text)
         if whole[0] < max(found.least, found.whole[0]):
             _log.error(
@@ -139,6 +136,21 @@ class Loader:
                 base.outer_steps(whole[0]),
             )
         return whole[0]
+
+    def _check_lives(self, base: Manifest, keys: Iterable[str], *, may_go_back: bool) -> None:
+        """Refuse to take an older state for the newest one because a manifest is gone."""
+        store = self._participant.store
+        lives = [life for rank, life in claimed(store.list("claims/")) if rank == 0]
+        unknown = of_unknown_lives(base, keys, lives, self._claims[0].life)
+        if not unknown:
+            return
+        text = (
+            f"{store.uri} holds {unknown[0]}, which the run has published after it was resumed, but no manifest says so: an object "
+            "under manifests/ is damaged, or something else has deleted it. If you have a copy, put it back."
+        )
+        if not may_go_back:
+            raise CorruptedObjectError(f"{text} {GO_BACK}")
+        _log.error("%s", text)
 
     def _missing(self, base: Manifest, listing: dict[str, int], sync: int) -> str:
         keys = missing_keys(base, listing, sync)
@@ -179,8 +191,12 @@ class Loader:
             return False
         return True
 
-    def obey(self, liveness: Liveness) -> Manifest:
+    def obey(self, liveness: Liveness, meeting: Meeting) -> Manifest:
         """Wait until rank 0 has chosen the state. Returns the new life's manifest.
+
+        Args:
+            liveness: Tells whether rank 0 has failed.
+            meeting: Where this replica has met the others. Rank 0 may still have to read what it said there.
 
         Raises:
             ReplicaLostError: Rank 0 has failed.
@@ -195,6 +211,7 @@ class Loader:
 
         def look_around() -> None:
             self._participant.check_not_resumed()
+            meeting.write_again()
             liveness.check([0], Progress(), "the choice of the state to continue from")
 
         wait = Wait(
@@ -246,7 +263,7 @@ class Loader:
         except CorruptedObjectError as error:
             raise CorruptedObjectError(
                 f"{str(error).rstrip('.')}. The state after outer step {manifest.outer_steps(sync)}, which the run was to "
-                f"continue from, is damaged. {_GO_BACK}"
+                f"continue from, is damaged. {GO_BACK}"
             ) from error
         syncs = manifest.last_syncs(sync)
         kept = {

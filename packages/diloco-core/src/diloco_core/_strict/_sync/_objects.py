@@ -121,9 +121,15 @@ def state_key(run: str, sync: int, shard: int) -> str:
     return f"state/{sync:08}/{shard:05}.{run[:16]}.safetensors"
 
 
+def shard_listed(key: str) -> tuple[str, int] | None:
+    """The beginning of the run's name, and the sync, in the key of a published shard; None if it is not such a key."""
+    match = _SHARD.fullmatch(key)
+    return (match[3], int(match[1])) if match else None
+
+
 def shards_listed(keys: Iterable[str]) -> set[tuple[str, int]]:
     """The syncs of which a listing has a published shard, each with the beginning of the run's name."""
-    return {(match[3], int(match[1])) for match in filter(None, map(_SHARD.fullmatch, keys))}
+    return set(filter(None, map(shard_listed, keys)))
 
 
 def own_shards(keys: Iterable[str], rank: int, world_size: int) -> list[str]:
