@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from functools import partial
 from unittest import mock
 
+import pytest
 import torch
 from training_lab import fill, push, values
 
 from diloco_core import DiLoCo, ObjectStoreExchange, Timing
 from diloco_core._strict._liveness import Liveness
+from diloco_core._strict._manifest import Manifest
 from diloco_core._strict._records import beat_key
 from diloco_core.testing._scheduler import Killed, Scheduler
 from diloco_core.testing._store import Connection, Fault, SimulatedStore
@@ -131,3 +133,19 @@ class Run:
             while outer.committed < until:
                 push(net, inner, exchange.rank, outer.inner_steps)
         return values(net)
+
+
+def refused(run, error, match, **options):
+    """All ranks refuse, and nothing is written."""
+    before = dict(run.store.objects)
+    for result in run.live(resume=True, **options):
+        with pytest.raises(error, match=match):
+            raise result
+    assert run.store.objects == before
+
+
+def manifest(earlier=(), ranks=2, fragments=1):
+    tables = [{"shards": ranks} for _ in range(fragments)]
+    members = [(1, f"nonce {rank}") for rank in range(ranks)]
+    settings = {"committed": "0"}
+    return Manifest("", 32 * "c", ranks, settings, {}, tables, {}, members, list(earlier))

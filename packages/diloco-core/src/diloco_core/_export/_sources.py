@@ -11,6 +11,8 @@ from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._model._unsynced import unsynced_key, unsynced_seed
 from .._strict._manifest import Manifest as StrictManifest
 from .._strict._manifest import lives_listed, manifest_key
+from .._strict._records import claimed
+from .._strict._resume._choice import of_unknown_lives
 from ._elastic import ElasticSource
 from ._source import PublishedFile
 from ._strict import StrictSource
@@ -69,6 +71,7 @@ def _source(store: Store, data: bytes, origin: str) -> Source:
     if not strict:
         return ElasticSource(store, Manifest.from_json(data, origin))
     manifest = _newest(store, StrictManifest.from_bytes(data, 1, origin))
+    _check_lives(store, manifest)
     if not manifest.fragments:
         raise RendezvousError(
             f"{store.uri} holds a run without a model, such as plain means, so there is nothing to export"
@@ -83,6 +86,22 @@ def _newest(store: Store, first: StrictManifest) -> StrictManifest:
         return first
     key = manifest_key(lives[0])
     return StrictManifest.from_bytes(store.get(key), lives[0], f"{store.uri}/{key}")
+
+
+def _check_lives(store: Store, manifest: StrictManifest) -> None:
+    """Refuse to export an older state because the manifest of a later life of the run is gone.
+
+    Raises:
+        CorruptedObjectError: It is gone.
+    """
+    lives = [life for rank, life in claimed(store.list("claims/")) if rank == 0]
+    keys = [*store.list("state/"), *store.list("commits/")]
+    unknown = of_unknown_lives(manifest, keys, lives)
+    if unknown:
+        raise CorruptedObjectError(
+            f"{store.uri} holds {unknown[0]}, which the run has published after it was resumed, but no manifest says so: "
+            "something else has deleted an object under manifests/"
+        )
 
 
 def unsynced_files(source: Source) -> list[PublishedFile]:

@@ -87,7 +87,10 @@ def newest_manifest(
         try:
             return read_manifest(store, timing, life)
         except CorruptedObjectError as error:
-            text = f"{str(error).rstrip('.')}. It says what the run has done since it was resumed. If you have a copy, put it back."
+            text = (
+                f"{str(error).rstrip('.')}. It describes what the run has done since it was resumed. If you have a copy, put it "
+                "back."
+            )
             if not may_go_back:
                 raise CorruptedObjectError(f"{text} {GO_BACK}") from error
             _log.error("%s", text)

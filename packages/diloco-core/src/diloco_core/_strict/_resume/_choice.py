@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -55,7 +56,7 @@ def states(
 
 
 def of_unknown_lives(
-    manifest: Manifest, keys: Iterable[str], lives: Iterable[int], before: int
+    manifest: Manifest, keys: Iterable[str], lives: Iterable[int], before: float = math.inf
 ) -> list[str]:
     """Keys of objects that show that the manifest of a later life is gone: nothing is published before it is written.
 
@@ -65,7 +66,7 @@ def of_unknown_lives(
         manifest: The newest manifest that can be read.
         keys: Keys of published shards and of commit records.
         lives: Which lives rank 0 has claimed.
-        before: Only lives with lower numbers count.
+        before: Only lives with lower numbers count; if left out, all.
     """
     if not any(manifest.life < life < before for life in lives):
         return []

@@ -145,8 +145,8 @@ class Loader:
         if not unknown:
             return
         text = (
-            f"{store.uri} holds {unknown[0]}, which the run has published after it was resumed, but no manifest says so: an object "
-            "under manifests/ is damaged, or something else has deleted it. If you have a copy, put it back."
+            f"{store.uri} holds {unknown[0]}, which the run has published after it was resumed, but no manifest says so: an "
+            "object under manifests/ is damaged, or something else has deleted it. If you have a copy, put it back."
         )
         if not may_go_back:
             raise CorruptedObjectError(f"{text} {GO_BACK}")

@@ -1,0 +1,88 @@
+"""Which state a strict run is continued from, and that it is the one that is exported."""
+
+import pytest
+from damage_lab import flip
+from safetensors.torch import load_file
+from strict_lab import Run, manifest
+from training_lab import identical
+
+from diloco_core import (
+    CorruptedObjectError,
+    export,
+)
+from diloco_core._strict._manifest import cut
+from diloco_core._strict._resume._choice import keys_of, states
+
+
+def late_bit(data):
+    """A flipped bit among the last values of a shard."""
+    return flip(data, 8 * (len(data) - 60))
+
+
+def rebuilt(run, damaged):
+    """The same run in another store, with one damaged object."""
+    other = Run(run.ranks, run.fragments, run.adam, run.syncs)
+    for key, data in run.store.objects.items():
+        other.store.write(key, late_bit(data) if key == damaged else data)
+    return other
+
+
+class TestTheChoice:
+    """Which syncs of which life count, and which state is the newest."""
+
+    def test_lives_are_cut_where_a_later_one_goes_on(self):
+        base = manifest([(32 * "a", 3), (32 * "b", 5)])
+        assert cut(base, 9) == [(32 * "a", 3), (32 * "b", 5), (32 * "c", 9)]
+        assert cut(base, 5) == [(32 * "a", 3), (32 * "b", 5), (32 * "c", 5)]
+        assert cut(base, 4) == [(32 * "a", 3), (32 * "b", 4), (32 * "c", 4)]
+        assert cut(base, 2) == [(32 * "a", 2), (32 * "b", 2), (32 * "c", 2)]
+        again = manifest(cut(base, 4))
+        assert [again.run_of(sync)[0] for sync in (3, 4, 5)] == list("abc")
+        assert [base.run_of(sync)[0] for sync in (0, 3, 4, 5, 6)] == list("aabbc")
+
+    def test_objects_of_other_lives_do_not_count(self):
+        base = manifest([(32 * "a", 3)])
+        ours = keys_of(base, 0, 3) + keys_of(base, 0, 4)
+        late = [key.replace(16 * "c", 16 * "a") for key in keys_of(base, 0, 5)]
+        found = states(base, [*ours, *late], [], [])
+        assert (found.whole, found.least) == ([4, 3], 3)
+
+    def test_a_sync_shows_that_the_one_before_was_whole(self):
+        base = manifest()
+        commits = [f"commits/00000007.{16 * 'c'}.json", f"commits/00000009.{16 * 'd'}.json"]
+        assert states(base, keys_of(base, 0, 2), commits, [5]) == states(
+            base, keys_of(base, 0, 2), commits, []
+        )
+        found = states(base, keys_of(base, 0, 2), commits, [9])
+        assert (found.whole, found.least) == ([2], 8)
+
+    @pytest.mark.parametrize(("committed", "last"), [(0, [6, 5]), (1, [5, 6])])
+    def test_turns_go_on_from_the_steps_before_the_run(self, committed, last):
+        base = manifest(fragments=2)
+        base.settings["committed"] = str(committed)
+        assert base.last_syncs(6) == last
+        assert base.last_syncs(1) == [0, 1]
+
+
+def test_what_is_exported_is_what_is_resumed(tmp_path, caplog):
+    run = Run(2)
+    run.live(until=3)
+    run.live(resume=True, until=5)
+    (weights, *_) = run.live(resume=True)
+    folder = tmp_path / "run"
+    for key, data in run.store.objects.items():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(data)
+    assert export(folder, tmp_path / "model") == 6
+    assert identical([load_file(tmp_path / "model"), weights])
+    newest = max(key for key in run.store.objects if key.startswith("state/"))
+    (folder / newest).write_bytes(late_bit(run.store.objects[newest]))
+    assert export(folder, tmp_path / "model") == 5
+    (weights, *_) = rebuilt(run, newest).live(resume="newest-whole", until=5)
+    assert identical([load_file(tmp_path / "model"), weights])
+    (folder / "manifests/0003.json").write_text("torn")
+    with pytest.raises(CorruptedObjectError, match=r"manifests/0003\.json"):
+        export(folder, tmp_path / "model")
+    (folder / "manifests/0003.json").unlink()
+    with pytest.raises(CorruptedObjectError, match=r"no manifest says so.*put it back"):
+        export(folder, tmp_path / "model")

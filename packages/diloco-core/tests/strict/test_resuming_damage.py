@@ -1,0 +1,200 @@
+"""What is damaged or gone when a strict run is to be continued: it is named, mended or passed over."""
+
+import json
+import logging
+
+import pytest
+from damage_lab import flip
+from strict_lab import refused
+from training_lab import identical
+
+from diloco_core import (
+    CorruptedObjectError,
+    RendezvousTimeoutError,
+    ReplicaLostError,
+    RunExistsError,
+)
+from diloco_core._strict._manifest import MANIFEST
+from diloco_core._wire._sealed import seal, unseal
+from diloco_core.testing._store import SimulatedStore
+
+
+class TestWhatIsDamaged:
+    def newest(self, run, fragment="state/"):
+        return max(key for key in run.store.objects if key.startswith(fragment))
+
+    def harm(self, run, key, place=0.5):
+        data = run.store.objects[key]
+        run.store.objects[key] = flip(data, int(8 * len(data) * place))
+
+    @pytest.mark.parametrize("place", [0.02, 0.5, 0.9, 0.9999])
+    @pytest.mark.parametrize("rank", [0, 1])
+    def test_a_state_is_named_and_the_one_before_is_taken_if_that_is_asked_for(
+        self, stopped, caplog, place, rank
+    ):
+        sync = self.newest(stopped).split("/")[1]
+        (key,) = (
+            key for key in stopped.store.objects if key.startswith(f"state/{sync}/{rank:05}.")
+        )
+        before, seen = stopped.store.below("state/"), {}
+        self.harm(stopped, key, place)
+        results = stopped.live(resume=True)
+        named = next(result for result in results if isinstance(result, CorruptedObjectError))
+        assert key in str(named)
+        assert 'resume="newest-whole"' in str(named)
+        assert stopped.store.below("state/") == before
+        with caplog.at_level(logging.WARNING):
+            results = stopped.live(resume="newest-whole", seen=seen)
+        assert identical(results)
+        assert seen == dict.fromkeys(range(2), (2, 4, 0))
+        assert "continues from outer step 2, since no newer state is whole" in caplog.text
+
+    def test_nothing_older_is_left(self, stopped):
+        for key in stopped.store.below("state/"):
+            self.harm(stopped, key, 0.9)
+        result, _ = stopped.live(resume="newest-whole")
+        with pytest.raises(CorruptedObjectError, match="holds no whole state any more"):
+            raise result
+
+    def test_a_part_of_a_finished_sync_is_gone(self, stopped):
+        stopped.store.remove(self.newest(stopped))
+        result, _ = stopped.live(resume=True)
+        with pytest.raises(
+            CorruptedObjectError,
+            match=r"the state after outer step 3 in .* is incomplete: state/00000003/.* missing.*newest-whole",
+        ):
+            raise result
+
+    @pytest.mark.parametrize("place", [0.02, 0.5, 0.999])
+    def test_inner_state(self, stopped, caplog, place):
+        """The one before is taken, and the batches that it lacks are said."""
+        keys = sorted(stopped.store.below("inner/00001/"))
+        assert len(keys) == 2
+        self.harm(stopped, keys[-1], place)
+        seen = {}
+        with caplog.at_level(logging.WARNING):
+            assert identical(stopped.live(resume=True, seen=seen))
+        assert seen == {0: (3, 6, 0), 1: (3, 6, 2)}
+        assert "restored the inner state that was saved after sync 2 instead. Skip 2 batches" in (
+            caplog.text
+        )
+
+    def test_inner_state_of_another_rank_or_sync(self, stopped, caplog):
+        """Its bytes are whole, but they belong under another key."""
+        objects = stopped.store.objects
+        newest, theirs = self.newest(stopped, "inner/00001/"), self.newest(stopped, "inner/00000/")
+        objects[newest] = objects[theirs]
+        assert identical(stopped.live(resume=True))
+        assert "written under another key" in caplog.text
+
+    def test_inner_state_that_a_late_process_has_saved_is_not_looked_at(self, stopped, caplog):
+        late = f"inner/00001/00000005.{16 * 'f'}.safetensors"
+        stopped.store.write(late, b"of a sync that does not count")
+        assert identical(stopped.live(resume=True))
+        assert late not in caplog.text
+        assert late in stopped.store.objects, "it may be that of a later life"
+
+    @pytest.mark.parametrize("lives", [1, 2])
+    @pytest.mark.parametrize("place", [0.1, 0.5, 0.99])
+    def test_the_newest_manifest(self, stopped, lives, place):
+        if lives == 2:
+            stopped.live(resume=True)
+        key = {1: MANIFEST, 2: "manifests/0002.json"}[lives]
+        self.harm(stopped, key, place)
+        refused(stopped, CorruptedObjectError, key)
+
+    @pytest.mark.parametrize(
+        ("record", "error", "match"),
+        [
+            (
+                "claims/00001.0002.json",
+                RendezvousTimeoutError,
+                "missing: rank 1.*claims/00001.0002",
+            ),
+            # Rank 1 has met, and waits for rank 0, which cannot read that.
+            ("meetings/00001.0002.json", ReplicaLostError, "rank 1 has counted this replica"),
+        ],
+    )
+    def test_what_replicas_meet_by(self, stopped, record, error, match, monkeypatch):
+        write = SimulatedStore.write
+
+        def damaged(store, key, data):
+            write(store, key, flip(data, 4 * len(data)) if key == record else data)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SimulatedStore, "write", damaged)
+            result, _ = stopped.live(resume=True)
+        with pytest.raises(error, match=match):
+            raise result
+        assert identical(stopped.live(resume=True)), "what a dead process has left does no harm"
+
+    @pytest.mark.parametrize("record", ["claims/00001.0002.json", "meetings/00001.0002.json"])
+    def test_what_replicas_meet_by_is_written_again(self, stopped, record):
+        """It rots between the first look at it and the next one."""
+
+        def rot():
+            if record in stopped.store.objects:
+                self.harm(stopped, record)
+
+        assert identical(stopped.live(resume=True, starts=[1.0, 0.0], events={0.9: rot}))
+
+    def test_what_is_damaged_after_its_writer_has_met_is_written_again(self, stopped, monkeypatch):
+        """Rank 1 has met, and waits for the choice of rank 0, which cannot read what rank 1 has said."""
+        write, key, harmed = SimulatedStore.write, "meetings/00001.0002.json", []
+
+        def damaged_once(store, written, data):
+            if written == key and not harmed and "" not in json.loads(data)["nonces"]:
+                harmed.append(data)
+                data = flip(data, 4 * len(data))
+            write(store, written, data)
+
+        monkeypatch.setattr(SimulatedStore, "write", damaged_once)
+        assert identical(stopped.live(resume=True))
+        assert harmed
+
+    def test_a_manifest_of_other_processes_is_not_obeyed(self, stopped, monkeypatch):
+        """On a store that lets objects be overwritten, another rank 0 may have written it."""
+        write, key = SimulatedStore.write, "manifests/0002.json"
+
+        def of_another(store, written, data):
+            if written == key:
+                fields = unseal("manifest", key, data, "x")
+                fields["run"] = 32 * "f"
+                data = seal("manifest", key, fields)
+            write(store, written, data)
+
+        monkeypatch.setattr(SimulatedStore, "write", of_another)
+        _, result = stopped.live(resume=True)
+        with pytest.raises(RunExistsError, match="is that of other processes than those that have"):
+            raise result
+
+    def test_a_deleted_manifest_of_a_later_life(self, stopped, caplog):
+        stopped.live(resume=True, until=4)
+        stopped.store.remove("manifests/0002.json")
+        before = stopped.store.below("state/")
+        result, _ = stopped.live(resume=True)
+        with pytest.raises(
+            CorruptedObjectError,
+            match=r"holds commits/00000004.* no manifest says so: an object under manifests/",
+        ):
+            raise result
+        assert stopped.store.below("state/") == before
+        seen = {}
+        with caplog.at_level(logging.ERROR):
+            assert identical(stopped.live(resume="newest-whole", seen=seen))
+        assert seen == dict.fromkeys(range(2), (3, 6, 0))
+        assert "no manifest says so" in caplog.text
+        assert identical(stopped.live(resume=True)), "what was given up is known from then on"
+
+    @pytest.mark.parametrize("until", [3, 4])
+    def test_a_damaged_manifest_of_a_later_life(self, stopped, until):
+        stopped.live(resume=True, until=until)
+        self.harm(stopped, "manifests/0002.json")
+        refused(stopped, CorruptedObjectError, r"manifests/0002\.json.*newest-whole")
+        seen = {}
+        assert identical(stopped.live(resume="newest-whole", seen=seen))
+        assert seen == dict.fromkeys(range(2), (3, 6, 0))
+
+    def test_objects_of_another_run_alone_say_nothing(self, stopped):
+        stopped.store.write(f"state/00000009/00000.{16 * 'f'}.safetensors", b"of an emptied prefix")
+        assert identical(stopped.live(resume=True))
