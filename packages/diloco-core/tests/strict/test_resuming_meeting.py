@@ -15,9 +15,17 @@ from diloco_core._exchange._base import Schema
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._strict._liveness import Liveness
-from diloco_core._strict._records import claim_key
+from diloco_core._strict._records import Claim, claim_key
 from diloco_core._strict._resume._meeting import Meeting, claim_again, meeting_key
 from diloco_core._wire._sealed import seal
+
+
+def claimed(store, world_size, rank, life, nonce, timing):
+    """The claim of a process that has just taken a rank."""
+    schema = Schema({}, {})
+    own_claim = Claim.of_this_process(rank, world_size, "", 64, schema, nonce, life)
+    claim_again(store, own_claim, schema, timing)
+    return own_claim
 
 
 def test_they_have_met_only_when_all_say_the_same(tmp_path):
@@ -26,7 +34,7 @@ def test_they_have_met_only_when_all_say_the_same(tmp_path):
     schema = Schema({}, {})
 
     def arrive(rank, life, nonce):
-        return claim_again(store, rank, life, 3, "", nonce, schema, 64, timing)
+        return claimed(store, 3, rank, life, nonce, timing)
 
     def say(rank, life, *nonces):
         key = meeting_key(rank, life)
@@ -61,14 +69,14 @@ def test_another_process_of_the_same_rank_is_noticed_while_it_meets(tmp_path):
     clock, folder = Clock(), open_store(str(tmp_path / "run"))
     timing = Timing(clock=clock, sleep=clock.sleep)
     store, schema = Patient(folder, timing), Schema({}, {})
-    own_claim = claim_again(store, 0, 2, 2, "", "mine", schema, 64, timing)
+    own_claim = claimed(store, 2, 0, 2, "mine", timing)
     folder.put(claim_key(0, 2), [replace(own_claim, nonce="theirs").to_bytes()])
     meeting = Meeting(store, own_claim, manifest(), timing, Liveness(store, 0, 2, timing, "mine"))
     with pytest.raises(RunExistsError, match=r"rank 0 of .* is taken by"):
         meeting.meet(schema)
     assert clock.now < 60.0
     with pytest.raises(RunExistsError, match=r"another process resumes rank 0 .* at this moment"):
-        claim_again(store, 0, 2, 2, "", "mine", schema, 64, timing)
+        claimed(store, 2, 0, 2, "mine", timing)
 
 
 def test_what_was_damaged_for_a_while_only_is_not_named_when_time_is_up(tmp_path):
@@ -82,10 +90,10 @@ def test_what_was_damaged_for_a_while_only_is_not_named_when_time_is_up(tmp_path
 
     timing = Timing(clock=clock, sleep=sleep, join_timeout=50.0)
     store = Patient(folder, timing)
-    claim_again(store, 1, 2, 2, "", "one", schema, 64, timing)
+    claimed(store, 2, 1, 2, "one", timing)
     records.append(folder.get(key))
     folder.put(key, [b"torn"])
-    own_claim = claim_again(store, 0, 2, 2, "", "mine", schema, 64, timing)
+    own_claim = claimed(store, 2, 0, 2, "mine", timing)
     liveness = Liveness(store, 0, 2, timing, "mine")
     liveness.life = 2
     with pytest.raises(RendezvousTimeoutError, match="missing: rank 1") as raised:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._errors import MismatchError, RunExistsError
+from .._errors import RunExistsError
 from .._exchange._base import Schema
-from .._exchange._schemas import compare_schemas, first_difference
+from .._exchange._begun_with import check_schema, other_setting
 
 if TYPE_CHECKING:
     from ._log._records import Manifest
     from ._settings import Elastic
-
-_ELSE = "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can begin)"
 
 
 def check_same_run(
@@ -48,27 +46,6 @@ def check_same_run(
     for name, given in own_settings.items():
         begun_with = getattr(manifest, name)
         if given != begun_with:
-            raise _differs(uri, rank, name, repr(begun_with), repr(given))
-    run_schema = Schema(manifest.tensors, manifest.settings)
-    difference = first_difference(schema, run_schema)
-    if difference is not None and difference.kind == "setting":
-        raise _differs(uri, rank, difference.name, difference.theirs, difference.mine)
-    if difference is not None:
-        raise MismatchError(
-            f"the run at {uri} was begun with another model than the one that rank {rank} has now. Tensor {difference.name!r} is "
-            f"{difference.theirs} in the run, but {difference.mine} in this replica. Build the same model, with the same tensors "
-            f"frozen, {_ELSE}."
-        )
-    compare_schemas(
-        f"this replica (rank {rank})",
-        schema,
-        f"the run (begun by rank {manifest.writer})",
-        run_schema,
-    )
-
-
-def _differs(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:
-    return MismatchError(
-        f"the run at {uri} was begun with {name}={begun_with}, but rank {rank} was given {name}={given}. A run keeps the "
-        f"settings that it was begun with: pass {name}={begun_with}, {_ELSE}."
-    )
+            raise other_setting(uri, rank, name, repr(begun_with), repr(given))
+    run = f"the run (begun by rank {manifest.writer})"
+    check_schema(uri, rank, schema, Schema(manifest.tensors, manifest.settings), run)

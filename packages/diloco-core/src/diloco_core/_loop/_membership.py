@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .._exchange._base import Exchange
     from .._exchange._pending import Pending
-    from .._exchange._resumable import Position
+    from .._exchange._resumable import KeepingExchange, Position
     from .._inner._state import Stateful
     from .._outer._fragment import Fragment
     from ._counters import Counters
@@ -197,21 +197,12 @@ class FixedMembership:
         """Do nothing: nothing is saved."""
 
 
-class RestartableMembership(FixedMembership):
-    """All replicas take part from the first sync to the last. When they have all stopped, all can continue the run together.
+class _SavesOwnState:
+    """What both kinds of runs have in common whose store keeps what belongs to one replica alone."""
 
-    What belongs to a replica alone is saved in the run's store, for the process that continues in its place.
-    """
-
-    def __init__(
-        self, exchange: RestartableExchange, own_state: OwnState, open_steps: OpenSteps
-    ) -> None:
-        super().__init__(exchange)
-        self.resumes = exchange.resumes
-        self._store_exchange = exchange
+    def __init__(self, exchange: KeepingExchange, own_state: OwnState) -> None:
+        self._keeper = exchange
         self._own_state = own_state
-        self._open_steps = open_steps
-        self._count: Counters | None = None
 
     @property
     def batches_to_skip(self) -> int:
@@ -221,6 +212,27 @@ class RestartableMembership(FixedMembership):
     def try_own_state(self) -> None:
         """Check that this replica's own state can be saved."""
         self._own_state.try_out()
+
+    def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
+        """Save what belongs to this replica alone, if a save is due."""
+        self._own_state.save(self._keeper, inner_steps, leaving=leaving)
+
+
+class RestartableMembership(_SavesOwnState, FixedMembership):
+    """All replicas take part from the first sync to the last. When they have all stopped, all can continue the run together.
+
+    What belongs to a replica alone is saved in the run's store, for the process that continues in its place.
+    """
+
+    def __init__(
+        self, exchange: RestartableExchange, own_state: OwnState, open_steps: OpenSteps
+    ) -> None:
+        _SavesOwnState.__init__(self, exchange, own_state)
+        FixedMembership.__init__(self, exchange)
+        self.resumes = exchange.resumes
+        self._store_exchange = exchange
+        self._open_steps = open_steps
+        self._count: Counters | None = None
 
     def begin(
         self,
@@ -253,20 +265,16 @@ class RestartableMembership(FixedMembership):
             self._store_exchange.count(self._count.inner_steps)
         return super().begin_sync(fragment, last=last)
 
-    def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
-        """Save what belongs to this replica alone, if a save is due."""
-        self._own_state.save(self._store_exchange, inner_steps, leaving=leaving)
 
-
-class ResumableMembership:
+class ResumableMembership(_SavesOwnState):
     """The run's store keeps the state. Replicas come and go; what belongs to one alone is saved for the next life of its rank."""
 
     resumable = True
     resumes = True
 
     def __init__(self, exchange: ResumableExchange, own_state: OwnState) -> None:
+        super().__init__(exchange, own_state)
         self._exchange = exchange
-        self._own_state = own_state
 
     @property
     def position(self) -> Position:
@@ -277,15 +285,6 @@ class ResumableMembership:
     def counted(self) -> int:
         """How many inner steps the run has counted for this rank."""
         return self._exchange.counted
-
-    @property
-    def batches_to_skip(self) -> int:
-        """Inner steps that the run has counted after the restored inner state was saved."""
-        return self._own_state.behind
-
-    def try_own_state(self) -> None:
-        """Check that this replica's own state can be saved."""
-        self._own_state.try_out()
 
     def begin(
         self,
@@ -317,7 +316,3 @@ class ResumableMembership:
     def overtaken(self) -> None:
         """Save nothing from now on, because the data loader's position does not match the steps that the run has counted."""
         self._own_state.overtaken = True
-
-    def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
-        """Save what belongs to this replica alone, if a save is due."""
-        self._own_state.save(self._exchange, inner_steps, leaving=leaving)

@@ -60,7 +60,7 @@ from ._inner import save_inner, saved_inner
 from ._liveness import Liveness
 from ._manifest import MANIFEST, Manifest
 from ._participant import Participant
-from ._records import claim_key, noted, run_name
+from ._records import Claim, claim_key, noted, run_name
 from ._rendezvous import check_not_resumed, claim, meet, watch_own
 from ._resume._base import check_fits, find_run
 from ._resume._ended import check_ended, check_not_claimed, next_life
@@ -75,7 +75,6 @@ if TYPE_CHECKING:
     from .._exchange._resumable import ResumableJob
     from .._inner._state import SavedInner
     from .._store._api import Buffer, Store
-    from ._records import Claim
 
 _TELL_SECONDS = 10.0
 
@@ -174,16 +173,9 @@ class ObjectStoreExchange(RestartableExchange):
     def _meet(self, schema: Schema) -> None:
         """Begin a run."""
         store, timing, liveness = self._store, self._timing, self._liveness
-        own_claim = self._claim = claim(
-            store,
-            self.rank,
-            self.world_size,
-            self.run_id,
-            self._nonce,
-            schema,
-            self._chunk_bytes,
-            timing,
-        )
+        own_claim = self._new_claim(schema, 1)
+        claim(store, own_claim, schema, timing)
+        self._claim = own_claim
         with self._aborting():
             liveness.start()
             self._claims = meet(
@@ -220,17 +212,9 @@ class ObjectStoreExchange(RestartableExchange):
         life = next_life(store, manifest, self.rank)
         check_ended(store, timing, manifest, self.rank, life)
         check_not_claimed(store, manifest, self.rank, life)
-        own_claim = self._claim = claim_again(
-            store,
-            self.rank,
-            life,
-            self.world_size,
-            self.run_id,
-            self._nonce,
-            schema,
-            self._chunk_bytes,
-            timing,
-        )
+        own_claim = self._new_claim(schema, life)
+        claim_again(store, own_claim, schema, timing)
+        self._claim = own_claim
         liveness.life = life
         with self._aborting():
             liveness.start()
@@ -284,6 +268,17 @@ class ObjectStoreExchange(RestartableExchange):
     def given_up(self, sync: int, rollback: int) -> bool:  # noqa: ARG002 - the signature of KeepingExchange
         """Always false: :meth:`saved_inner` leaves out what was saved after syncs that do not count."""
         return False
+
+    def _new_claim(self, schema: Schema, life: int) -> Claim:
+        return Claim.of_this_process(
+            self.rank,
+            self.world_size,
+            self.run_id,
+            self._chunk_bytes,
+            schema,
+            self._nonce,
+            life,
+        )
 
     @contextlib.contextmanager
     def _aborting(self) -> Iterator[None]:

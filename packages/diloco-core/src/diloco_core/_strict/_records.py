@@ -5,7 +5,9 @@ Each record is sealed (:mod:`._sealed`), and fields that repeat a part of its ke
 
 from __future__ import annotations
 
+import os
 import re
+import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -50,6 +52,21 @@ class Claim:
     host: str
     pid: int
     life: int = 1
+
+    @classmethod
+    def of_this_process(
+        cls,
+        rank: int,
+        world_size: int,
+        run_id: str,
+        chunk_bytes: int,
+        schema: Schema,
+        nonce: str,
+        life: int = 1,
+    ) -> Claim:
+        """The claim with which this process takes a rank; the arguments are as in the attributes."""
+        digest, host = schema_digest(schema), socket.gethostname()
+        return cls(rank, world_size, run_id, chunk_bytes, digest, nonce, host, os.getpid(), life)
 
     def to_bytes(self) -> bytes:
         """The claim as stored."""

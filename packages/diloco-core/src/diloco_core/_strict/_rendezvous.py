@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -44,53 +42,35 @@ READS_AT_ONCE = 16
 _OWN_PREFIX = "Give every run a prefix of its own"
 
 
-def claim(
-    store: Patient,
-    rank: int,
-    world_size: int,
-    run_id: str,
-    nonce: str,
-    schema: Schema,
-    chunk_bytes: int,
-    timing: Timing,
-) -> Claim:
+def claim(store: Patient, own_claim: Claim, schema: Schema, timing: Timing) -> None:
     """Claim a rank of the run for this process. A rank can be claimed only once.
 
     Args:
         store: The run's prefix.
-        rank: The rank of this replica.
-        world_size: Number of replicas.
-        run_id: The launch that they belong to, or "".
-        nonce: Distinguishes this process from others that claim the same rank.
+        own_claim: The claim of this process.
         schema: What all replicas must have in common.
-        chunk_bytes: Contributions have one checksum per so many bytes.
         timing: Its ``sleep`` is used before a claim is read again.
 
     Raises:
         RunExistsError: The rank has been claimed before, or the prefix holds another run.
     """
-    own_claim = Claim(
-        rank,
-        world_size,
-        run_id,
-        chunk_bytes,
-        schema_digest(schema),
-        nonce=nonce,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-    )
     claims = store.list("claims/")
     refuse_elastic(store.uri, claims)
-    if claim_key(rank) not in claims:
+    key_of_claim = claim_key(own_claim.rank)
+    if key_of_claim not in claims:
         # This run cannot have written these objects yet, since that comes after all ranks are claimed.
         for key in (MANIFEST, *filter(_COMMIT.fullmatch, store.list("commits/"))):
             if store.get(key) is not None:
                 raise RunExistsError(f"{store.uri} holds {key!r} of an earlier run. {_OWN_PREFIX}.")
-    table = schema_record(schema)
-    store.put(schema_key(own_claim.schema), lambda: [table])
-    if not store.create(claim_key(rank), own_claim.to_bytes):
+    write_table(store, schema)
+    if not store.create(key_of_claim, own_claim.to_bytes):
         check_own(store, own_claim, timing)
-    return own_claim
+
+
+def write_table(store: Patient, schema: Schema) -> None:
+    """Store the table of tensors and settings that a claim refers to."""
+    table = schema_record(schema)
+    store.put(schema_key(schema_digest(schema)), lambda: [table])
 
 
 def refuse_elastic(uri: str, claims: Iterable[str]) -> None:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, MismatchError, RendezvousError
 from ..._exchange._base import Schema
-from ..._exchange._schemas import MAY_CHANGE, compare_schemas, first_difference
+from ..._exchange._begun_with import OR_ELSE, check_schema, other_setting
+from ..._exchange._schemas import MAY_CHANGE
 from ..._store._reread import read_again
 from .._manifest import MANIFEST, Manifest, lives_listed, manifest_key
 from .._rendezvous import refuse_elastic
@@ -24,7 +25,6 @@ GO_BACK = (
 # Only what is synced: its values are replaced anyway. What is not synced must hold the same values.
 _VALUES = re.compile(r"( in fragment .*) with values [0-9a-f]+")
 _log = logging.getLogger("diloco_core")
-_ELSE = "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can begin)"
 
 
 def find_run(store: Patient, timing: Timing, *, may_go_back: bool) -> Manifest:
@@ -115,7 +115,7 @@ def check_fits(manifest: Manifest, schema: Schema, rank: int, world_size: int, u
         MismatchError: The message names the first difference, what the run has, what was given, and what to do.
     """
     if manifest.world_size != world_size:
-        raise _differs(uri, rank, "world_size", str(manifest.world_size), str(world_size))
+        raise other_setting(uri, rank, "world_size", str(manifest.world_size), str(world_size))
     own, theirs = (
         Schema(
             {name: _VALUES.sub(r"\1", line) for name, line in tensors.items()},
@@ -126,26 +126,10 @@ def check_fits(manifest: Manifest, schema: Schema, rank: int, world_size: int, u
             (manifest.tensors, manifest.settings),
         )
     )
-    difference = first_difference(own, theirs)
-    if difference is not None and difference.kind == "setting":
-        raise _differs(uri, rank, difference.name, difference.theirs, difference.mine)
-    if difference is not None:
-        raise MismatchError(
-            f"the run at {uri} was begun with another model than the one that rank {rank} has now. Tensor {difference.name!r} is "
-            f"{difference.theirs} in the run, but {difference.mine} in this replica. Build the same model, with the same tensors "
-            f"frozen, {_ELSE}."
-        )
-    compare_schemas(f"this replica (rank {rank})", own, "the run", theirs)
+    check_schema(uri, rank, own, theirs, "the run")
     fragments = [dict(fragment) for fragment in schema.fragments]
     if fragments != [dict(fragment) for fragment in manifest.fragments]:
         raise MismatchError(
             f"the run at {uri} was begun with its tensors arranged in another way than rank {rank} has them now: build the "
-            f"model and cut it into fragments in the same way, {_ELSE}."
+            f"model and cut it into fragments in the same way, {OR_ELSE}."
         )
-
-
-def _differs(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:
-    return MismatchError(
-        f"the run at {uri} was begun with {name}={begun_with}, but rank {rank} was given {name}={given}. A run keeps the "
-        f"settings that it was begun with: pass {name}={begun_with}, {_ELSE}."
-    )

@@ -8,8 +8,6 @@ again when it sees a newer one. When all of them have written the same nonces, e
 
 from __future__ import annotations
 
-import os
-import socket
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
@@ -20,7 +18,7 @@ from ..._store._reread import read_again
 from ..._timing import Wait
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
-from .._records import Claim, claim_key, claimed, noted, schema_digest, schema_key, schema_record
+from .._records import Claim, claim_key, claimed, noted
 from .._rendezvous import (
     READS_AT_ONCE,
     check_not_resumed,
@@ -28,6 +26,7 @@ from .._rendezvous import (
     compare,
     read_claim,
     watch_own,
+    write_table,
 )
 
 if TYPE_CHECKING:
@@ -47,44 +46,23 @@ def meeting_key(rank: int, life: int) -> str:
     return f"meetings/{rank:05}.{life:04}.json"
 
 
-def claim_again(
-    store: Patient,
-    rank: int,
-    life: int,
-    world_size: int,
-    run_id: str,
-    nonce: str,
-    schema: Schema,
-    chunk_bytes: int,
-    timing: Timing,
-) -> Claim:
+def claim_again(store: Patient, own_claim: Claim, schema: Schema, timing: Timing) -> None:
     """Claim a rank of a run that is resumed; see :func:`.claim`.
 
     Raises:
         RunExistsError: Another process has claimed the rank in the meantime.
     """
-    own_claim = Claim(
-        rank,
-        world_size,
-        run_id,
-        chunk_bytes,
-        schema_digest(schema),
-        nonce=nonce,
-        host=socket.gethostname(),
-        pid=os.getpid(),
-        life=life,
-    )
-    table = schema_record(schema)
-    store.put(schema_key(own_claim.schema), lambda: [table])
-    if not store.create(claim_key(rank, life), own_claim.to_bytes):
-        stored = read_claim(store, rank, timing, life)
-        if stored is None or stored.nonce != nonce:
-            raise RunExistsError(
-                f"another process resumes rank {rank} of the run at {store.uri} at this moment"
-                + (f": process {stored.pid} on {stored.host}" if stored is not None else "")
-                + ". Start every rank only once."
-            )
-    return own_claim
+    rank, life = own_claim.rank, own_claim.life
+    write_table(store, schema)
+    if store.create(claim_key(rank, life), own_claim.to_bytes):
+        return
+    stored = read_claim(store, rank, timing, life)
+    if stored is None or stored.nonce != own_claim.nonce:
+        raise RunExistsError(
+            f"another process resumes rank {rank} of the run at {store.uri} at this moment"
+            + (f": process {stored.pid} on {stored.host}" if stored is not None else "")
+            + ". Start every rank only once."
+        )
 
 
 class Meeting:

@@ -1,0 +1,46 @@
+"""Whether a replica fits a run that it joins or continues: what a run was begun with stays the same."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._errors import MismatchError
+from ._schemas import compare_schemas, first_difference
+
+if TYPE_CHECKING:
+    from ._base import Schema
+
+OR_ELSE = "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can begin)"
+
+
+def check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: str) -> None:
+    """Refuse a replica with other settings, or with another model, than its run was begun with.
+
+    Args:
+        uri: Where the run is.
+        rank: The rank of this replica.
+        schema: The tensors and settings of this replica.
+        run_schema: Those of the run.
+        run: What errors call the run.
+
+    Raises:
+        MismatchError: The message names the first difference, what the run has, what was given, and what to do.
+    """
+    difference = first_difference(schema, run_schema)
+    if difference is not None and difference.kind == "setting":
+        raise other_setting(uri, rank, difference.name, difference.theirs, difference.mine)
+    if difference is not None:
+        raise MismatchError(
+            f"the run at {uri} was begun with another model than the one that rank {rank} has now. Tensor {difference.name!r} is "
+            f"{difference.theirs} in the run, but {difference.mine} in this replica. Build the same model, with the same tensors "
+            f"frozen, {OR_ELSE}."
+        )
+    compare_schemas(f"this replica (rank {rank})", schema, run, run_schema)
+
+
+def other_setting(uri: str, rank: int, name: str, begun_with: str, given: str) -> MismatchError:
+    """The error for a setting that is not as the run was begun with."""
+    return MismatchError(
+        f"the run at {uri} was begun with {name}={begun_with}, but rank {rank} was given {name}={given}. A run keeps the "
+        f"settings that it was begun with: pass {name}={begun_with}, {OR_ELSE}."
+    )
