@@ -158,7 +158,7 @@ def test_two_launches_at_the_same_time_where_a_store_ignores_conditions():
 
 @pytest.mark.parametrize("gap", [0.1, 0.4])
 def test_two_processes_of_rank_0_choose_only_once(monkeypatch, gap):
-    monkeypatch.setattr("diloco_core._strict._exchange.check_not_claimed", lambda *_: None)
+    monkeypatch.setattr("diloco_core._strict._resume._resuming.check_not_claimed", lambda *_: None)
     run = Run(1, syncs=30)
     run.store.exclusive = False
     run.live((0, 50, "kill after"))

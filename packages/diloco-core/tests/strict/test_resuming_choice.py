@@ -11,7 +11,7 @@ from diloco_core import (
     export,
 )
 from diloco_core._strict._manifest import cut
-from diloco_core._strict._resume._choice import keys_of, states
+from diloco_core._strict._states import keys_of, states
 
 
 def late_bit(data):

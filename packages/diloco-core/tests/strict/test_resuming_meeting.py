@@ -23,7 +23,7 @@ from diloco_core._wire._sealed import seal
 def claimed(store, world_size, rank, life, nonce, timing):
     """The claim of a process that has just taken a rank."""
     schema = Schema({}, {})
-    own_claim = Claim.of_this_process(rank, world_size, "", 64, schema, nonce, life)
+    own_claim = replace(Claim.of_this_process(rank, world_size, "", 64, schema, nonce), life=life)
     claim_again(store, own_claim, schema, timing)
     return own_claim
 
@@ -59,9 +59,10 @@ def test_they_have_met_only_when_all_say_the_same(tmp_path):
     own_claim = arrive(0, 2, "mine")
     arrive(1, 2, "one")
     say(1, 2, "mine", "one", "two")
-    claims = Meeting(store, own_claim, manifest(ranks=3), timing, liveness).meet(schema)
+    meeting = Meeting(store, own_claim, manifest(ranks=3), timing, liveness)
+    meeting.meet(schema)
     assert clock.now >= 8.0
-    assert [claim.nonce for claim in claims] == ["mine", "one", "three"]
+    assert [claim.nonce for claim in meeting.claims] == ["mine", "one", "three"]
 
 
 def test_another_process_of_the_same_rank_is_noticed_while_it_meets(tmp_path):

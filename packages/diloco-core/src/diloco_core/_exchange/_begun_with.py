@@ -10,7 +10,10 @@ from ._schemas import compare_schemas, first_difference
 if TYPE_CHECKING:
     from ._base import Schema
 
-OR_ELSE = "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can begin)"
+OR_ELSE = (
+    "or begin a new run on another prefix (export() writes the model of this run to a file, from which the new one can "
+    "begin)"
+)
 
 
 def check_schema(uri: str, rank: int, schema: Schema, run_schema: Schema, run: str) -> None:

@@ -11,8 +11,7 @@ from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._model._unsynced import unsynced_key, unsynced_seed
 from .._strict._manifest import Manifest as StrictManifest
 from .._strict._manifest import lives_listed, manifest_key
-from .._strict._records import claimed
-from .._strict._resume._choice import of_unknown_lives
+from .._strict._states import of_unknown_lives
 from ._elastic import ElasticSource
 from ._source import PublishedFile
 from ._strict import StrictSource
@@ -94,9 +93,9 @@ def _check_lives(store: Store, manifest: StrictManifest) -> None:
     Raises:
         CorruptedObjectError: It is gone.
     """
-    lives = [life for rank, life in claimed(store.list("claims/")) if rank == 0]
+    claims = store.list("claims/")
     keys = [*store.list("state/"), *store.list("commits/")]
-    unknown = of_unknown_lives(manifest, keys, lives)
+    unknown = of_unknown_lives(manifest, keys, claims)
     if unknown:
         raise CorruptedObjectError(
             f"{store.uri} holds {unknown[0]}, which the run has published after it was resumed, but no manifest says so: "

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._errors import CorruptedObjectError, FormatError, ObjectNotFoundError
+from .._errors import ObjectNotFoundError
 from .._outer._initial import initial_fingerprint
-from .._strict._records import committed_sync, note_key, read_note
-from .._strict._resume._choice import keys_of
-from .._strict._sync._objects import shards_listed
+from .._strict._states import committed_syncs, finished_syncs, keys_of, published_syncs
 from .._wire._sections import fingerprint, seed
 from ._source import PublishedFile
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from .._elastic._log._records import Rollback
     from .._store._api import Store
@@ -40,7 +38,7 @@ class StrictSource:
         """For each fragment, the syncs after which its state is completely published, and was not given up."""
         listing = self._store.list("state/")
         complete: list[set[int]] = [set() for _ in self.fragments]
-        for sync in self._published(listing):
+        for sync in published_syncs(self._manifest, listing):
             index = self._manifest.fragment_of(sync)
             if all(key in listing for key in keys_of(self._manifest, index, sync)):
                 complete[index].add(self._manifest.outer_steps(sync))
@@ -64,12 +62,12 @@ class StrictSource:
 
     def expected(self) -> list[int]:
         """Numbers of the log whose states must have been published once, or are being published now; the newest first."""
-        syncs = self._published(self._store.list("state/"))
-        committed = filter(None, map(committed_sync, self._store.list("commits/")))
-        syncs |= {sync for run, sync in committed if self._counts(run, sync)}
-        # The note of a replica that has ended says how many syncs it has finished.
-        syncs |= {finished - 1 for finished in map(self._finished, self._members()) if finished}
-        steps = self._manifest.outer_steps(max(syncs)) if syncs else self.initial_steps
+        manifest, store = self._manifest, self._store
+        syncs = published_syncs(manifest, store.list("state/"))
+        syncs |= committed_syncs(manifest, store.list("commits/"))
+        finished = finished_syncs(manifest, store.uri, self._read)
+        syncs |= {number - 1 for number in finished if number}
+        steps = manifest.outer_steps(max(syncs)) if syncs else self.initial_steps
         return list(range(steps, self.initial_steps, -1)) if syncs else []
 
     def missing(self, index: int, sync: int) -> list[str]:
@@ -84,23 +82,8 @@ class StrictSource:
             return index
         return sync - self.initial_steps + len(self.fragments) - 1
 
-    def _members(self) -> list[tuple[int, int, str]]:
-        members = enumerate(self._manifest.members)
-        return [(rank, life, nonce) for rank, (life, nonce) in members]
-
-    def _finished(self, member: tuple[int, int, str]) -> int:
-        rank, life, nonce = member
-        key = note_key(rank, life)
+    def _read(self, key: str) -> bytes | None:
         try:
-            ending, writer = read_note(self._store.get(key), rank, f"{self._store.uri}/{key}", life)
-        except (CorruptedObjectError, FormatError, ObjectNotFoundError):
-            return 0  # the note is only one of several sources
-        return ending.progress.number if writer == nonce else 0
-
-    def _published(self, listing: Mapping[str, int]) -> set[int]:
-        """The syncs of which at least one shard is published."""
-        return {sync for run, sync in shards_listed(listing) if self._counts(run, sync)}
-
-    def _counts(self, run: str, sync: int) -> bool:
-        """Whether the sync of a life, of whose name only the beginning is known, counts."""
-        return self._manifest.run_of(sync).startswith(run)
+            return self._store.get(key)
+        except ObjectNotFoundError:
+            return None

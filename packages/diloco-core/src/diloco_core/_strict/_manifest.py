@@ -75,6 +75,10 @@ class Manifest:
         """The name of the life whose sync of this number counts."""
         return run_of(self.earlier, self.run, sync)
 
+    def counts(self, run: str, sync: int) -> bool:
+        """Whether the sync of a life, of whose name only the beginning is known, counts."""
+        return self.run_of(sync).startswith(run)
+
     def outer_steps(self, sync: int) -> int:
         """The number of outer steps after a sync. The first sync of each fragment only shares the initial values."""
         return self.initial_steps + max(0, sync + 1 - len(self.fragments))

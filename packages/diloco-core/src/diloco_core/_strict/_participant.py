@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
+from .._arithmetic._sharded import Scratch
 from ._manifest import run_of
+from ._records import run_name
+from ._rendezvous import check_not_resumed, watch_own
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from .._arithmetic._layout import Layout
-    from .._arithmetic._sharded import Scratch
     from .._store._patient import Patient
     from .._timing import Timing
     from ._liveness import Liveness
+    from ._records import Claim
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +50,29 @@ class Participant:
     check_claim: Callable[[], None]
     check_not_resumed: Callable[[], None]
     earlier: Sequence[tuple[str, int]] = ()
+
+    @classmethod
+    def of(
+        cls,
+        claims: Iterable[Claim],
+        own_claim: Claim,
+        store: Patient,
+        timing: Timing,
+        liveness: Liveness,
+    ) -> Participant:
+        """The replica with a claim, among the replicas that have met; ``claims`` are those of all of them."""
+        return cls(
+            store,
+            own_claim.rank,
+            own_claim.world_size,
+            run_name(claims),
+            timing,
+            liveness,
+            own_claim.chunk_bytes,
+            Scratch(own_claim.chunk_bytes),
+            partial(watch_own, store, own_claim, timing),
+            partial(check_not_resumed, store, own_claim),
+        )
 
     def run_of(self, sync: int) -> str:
         """The name of the life whose sync of this number counts."""

@@ -62,11 +62,10 @@ class Claim:
         chunk_bytes: int,
         schema: Schema,
         nonce: str,
-        life: int = 1,
     ) -> Claim:
-        """The claim with which this process takes a rank; the arguments are as in the attributes."""
+        """The claim with which this process takes a rank of a new run; the arguments are as in the attributes."""
         digest, host = schema_digest(schema), socket.gethostname()
-        return cls(rank, world_size, run_id, chunk_bytes, digest, nonce, host, os.getpid(), life)
+        return cls(rank, world_size, run_id, chunk_bytes, digest, nonce, host, os.getpid())
 
     def to_bytes(self) -> bytes:
         """The claim as stored."""

@@ -75,6 +75,9 @@ class Meeting:
         timing: Limits and clock.
         liveness: Is told of the processes that are there.
         noted_before: The processes that had left a note when this one started. Their ends say nothing about this meeting.
+
+    Attributes:
+        own_claim: As given.
     """
 
     def __init__(
@@ -87,7 +90,7 @@ class Meeting:
         noted_before: Collection[tuple[int, int]] = (),
     ) -> None:
         self._store = store
-        self._own_claim = own_claim
+        self.own_claim = own_claim
         self._timing = timing
         self._liveness = liveness
         self._ended = [life for life, _ in manifest.members]
@@ -97,8 +100,13 @@ class Meeting:
         self._noted_before = noted_before
         self._unreadable: dict[int, str] = {}
 
-    def meet(self, schema: Schema) -> list[Claim]:
-        """Wait until all replicas have met, and check that they agree. Returns their claims in rank order.
+    @property
+    def claims(self) -> list[Claim]:
+        """The claims of the replicas that are there, in rank order: of all of them once they have met."""
+        return [claim for _, claim in sorted(self._claims.items())]
+
+    def meet(self, schema: Schema) -> None:
+        """Wait until all replicas have met, and check that they agree.
 
         Raises:
             RendezvousTimeoutError: Some ranks did not arrive in time; the error names them.
@@ -106,7 +114,7 @@ class Meeting:
             RunExistsError: Another process has taken the rank, or replicas of two launches have met.
             MismatchError: The replicas disagree; the error says on what.
         """
-        store, own_claim, timing = self._store, self._own_claim, self._timing
+        store, own_claim, timing = self._store, self.own_claim, self._timing
 
         def expired() -> Exception:
             return RendezvousTimeoutError(
@@ -137,22 +145,21 @@ class Meeting:
         while self._missing():
             wait.pause()
             self._look()
-        for _, other in sorted(self._claims.items()):
+        for other in self.claims:
             if other is not own_claim:
                 compare(store, own_claim, schema, other, timing)
         # A store without exclusive creation may have let another process overwrite the claim.
         check_own(store, own_claim, timing)
-        return [claim for _, claim in sorted(self._claims.items())]
 
     def _missing(self) -> list[int]:
-        ranks = range(self._own_claim.world_size)
-        return [rank for rank in ranks if rank not in self._agreed and rank != self._own_claim.rank]
+        ranks = range(self.own_claim.world_size)
+        return [rank for rank in ranks if rank not in self._agreed and rank != self.own_claim.rank]
 
     def _look_around(self) -> None:
         self.write_again()
         # A store without exclusive creation may have let another process overwrite the claim.
-        watch_own(self._store, self._own_claim, self._timing)
-        check_not_resumed(self._store, self._own_claim)
+        watch_own(self._store, self.own_claim, self._timing)
+        check_not_resumed(self._store, self.own_claim)
         # A process that has ended since this one started, without having answered, will not answer any more.
         for rank, life in noted(self._store.list("notes/")).difference(self._noted_before):
             claim = self._claims.get(rank)
@@ -163,7 +170,7 @@ class Meeting:
     def _look(self) -> None:
         """See who is there, say it, and read what the others say."""
         self._read_claims()
-        ranks = range(self._own_claim.world_size)
+        ranks = range(self.own_claim.world_size)
         seen = [self._claims[rank].nonce if rank in self._claims else "" for rank in ranks]
         if seen != self._said:
             self._agreed.clear()
@@ -173,7 +180,7 @@ class Meeting:
             self._store.store, (partial(self._read_said, rank) for rank in asked), READS_AT_ONCE
         )
         for rank, nonces in zip(asked, said, strict=True):
-            if nonces is None or nonces[self._own_claim.rank] != self._own_claim.nonce:
+            if nonces is None or nonces[self.own_claim.rank] != self.own_claim.nonce:
                 continue
             # It has named a nonce that did not exist before, so it is there now.
             self._liveness.know(rank, self._claims[rank].nonce, self._claims[rank].life)
@@ -187,12 +194,12 @@ class Meeting:
         newest = {
             rank: life
             for rank, life in listed
-            if rank < self._own_claim.world_size and life > self._ended[rank]
+            if rank < self.own_claim.world_size and life > self._ended[rank]
         }
         unread = {
             rank: life
             for rank, life in newest.items()
-            if rank != self._own_claim.rank
+            if rank != self.own_claim.rank
             and (rank not in self._claims or self._claims[rank].life < life)
         }
         for claim in in_parallel(self._store.store, self._reads(unread), READS_AT_ONCE):
@@ -222,7 +229,7 @@ class Meeting:
 
     def write_again(self) -> None:
         """Replace this process's own records where they are damaged: the others cannot go on without them."""
-        own_claim = self._own_claim
+        own_claim = self.own_claim
         try:
             read_claim(self._store, own_claim.rank, self._timing, own_claim.life)
         except CorruptedObjectError:
@@ -231,7 +238,7 @@ class Meeting:
         self._say(self._said)
 
     def _say(self, seen: Sequence[str]) -> None:
-        own_claim = self._own_claim
+        own_claim = self.own_claim
         key = meeting_key(own_claim.rank, own_claim.life)
         record = seal("meeting", key, {"rank": own_claim.rank, "nonces": list(seen)})
         self._store.put(key, lambda: [record])
@@ -250,6 +257,6 @@ class Meeting:
             fields.agree("rank", rank)
             nonces = fields.texts("nonces")
             # A replica with another world size sees another number of ranks. The claims say so when it is compared.
-            return nonces if len(nonces) == self._own_claim.world_size else None
+            return nonces if len(nonces) == self.own_claim.world_size else None
 
         return self._readable(rank, partial(read_again, self._timing, read))

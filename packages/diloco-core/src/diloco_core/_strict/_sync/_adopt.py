@@ -9,6 +9,8 @@ from ..._store._ahead import open_ahead
 from ..._store._reread import read_again
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ..._arithmetic._layout import Layout
     from ..._exchange._traffic import Traffic
     from ..._store._api import ObjectReader
@@ -88,22 +90,44 @@ class Adoption:
             self._repairs.check(shard, ending)
 
     def _adopt(self, key: str, shard: int, opened: ObjectReader | None) -> None:
-        participant = self._participant
-        origin = f"{participant.store.uri}/{key}"
+        def adopt(reader: ObjectReader, origin: str) -> None:
+            self._objects.shard(shard).adopt(reader, origin, self._participant.scratch)
 
-        def read() -> None:
-            nonlocal opened
-            reader, opened = opened, None
-            adopted = participant.store.read(
-                key,
-                lambda reader: self._objects.shard(shard).adopt(
-                    reader, origin, participant.scratch
-                ),
-                reader,
-            )
-            if adopted is None:
-                raise CorruptedObjectError(
-                    f"{origin} was published and has vanished: something deletes objects there."
-                )
+        gone = "was published and has vanished: something deletes objects there."
+        read_shard(self._participant, key, opened, adopt, gone)
 
-        read_again(participant.timing, read)
+
+def read_shard(
+    participant: Participant,
+    key: str,
+    opened: ObjectReader | None,
+    use: Callable[[ObjectReader, str], object],
+    gone: str,
+) -> None:
+    """Read a published shard, and read it again if it is damaged.
+
+    Args:
+        participant: This replica.
+        key: The key of the shard.
+        opened: Its reader if it is open already. It is used first, and closed.
+        use: Given a reader, and what errors call the object; may be called again. Raises CorruptedObjectError for damage.
+        gone: What errors say of the object if it is not there.
+
+    Raises:
+        CorruptedObjectError: The shard is damaged, or it is gone.
+    """
+    store = participant.store
+    origin = f"{store.uri}/{key}"
+
+    def read() -> None:
+        nonlocal opened  # used by the first attempt only
+        reader, opened = opened, None
+
+        def act(reader: ObjectReader) -> bool:
+            use(reader, origin)
+            return True
+
+        if store.read(key, act, reader) is None:
+            raise CorruptedObjectError(f"{origin} {gone}")
+
+    read_again(participant.timing, read)

@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._arithmetic._sharded import carried_groups, contributions
-from ..._errors import SyncTimeoutError
+from ..._errors import RunExistsError, SyncTimeoutError
 from ..._exchange._endings import describe, named_ranks
 from ..._exchange._report import SyncReport
 from ..._exchange._traffic import Traffic
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     import torch
 
     from ..._arithmetic._sync_job import SyncJob
+    from ..._errors import StoreError
     from ..._exchange._endings import Progress
     from ..._store._api import Buffer
     from .._participant import Participant
@@ -117,6 +118,17 @@ class StoreSync:
     def repair(self) -> None:
         """Write those shards of this replica again that others have found damaged; see :meth:`._published.OwnShards.repair`."""
         self._own_shards.repair()
+
+    def check_not_resumed(self, cause: StoreError) -> None:
+        """Find out whether an object is missing because the run was resumed without this replica.
+
+        Raises:
+            RunExistsError: It was; ``cause`` is the error that the missing object led to.
+        """
+        try:
+            self._participant.check_not_resumed()
+        except RunExistsError as error:
+            raise error from cause
 
     def _publish(self, obsolete: list[str], shard: int) -> None:
         """Store a shard after its update. Before the first one, delete the keys in ``obsolete``."""

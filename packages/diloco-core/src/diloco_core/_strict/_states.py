@@ -1,4 +1,4 @@
-"""Which state of a strict run is resumed: the newest one that is whole for every fragment. Pure, but for what it is told."""
+"""Which states of a strict run the store shows, and which of its syncs count. Pure, but for what it is told."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from .._records import committed_sync
-from .._sync._objects import shard_listed, shards_listed, state_key
+from .._errors import CorruptedObjectError, FormatError
+from ._records import claimed, committed_sync, note_key, read_note
+from ._sync._objects import shard_listed, shards_listed, state_key
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Callable, Collection, Iterable
 
-    from .._manifest import Manifest
+    from ._manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,14 +36,13 @@ def states(
 
     Args:
         manifest: The run's newest manifest.
-        listed: The keys below ``state/``.
-        commits: The keys below ``commits/``.
-        finished: How many syncs replicas have finished that have said so when they ended.
+        listed: The keys under ``state/``.
+        commits: The keys under ``commits/``.
+        finished: What :func:`finished_syncs` returned.
     """
     count = len(manifest.fragments)
-    published = {sync for run, sync in shards_listed(listed) if _counts(manifest, run, sync)}
-    committed = filter(None, map(committed_sync, commits))
-    begun = published | {sync for run, sync in committed if _counts(manifest, run, sync)}
+    published = published_syncs(manifest, listed)
+    begun = published | committed_syncs(manifest, commits)
     # All replicas have finished a sync before any of them contributes to the next one. And a life that has not come to a sync
     # of its own yet goes on from the last one of the life before.
     ends = [last for _, last in manifest.earlier]
@@ -55,8 +55,44 @@ def states(
     return States(whole, least if least >= count - 1 else -1)
 
 
+def published_syncs(manifest: Manifest, listed: Iterable[str]) -> set[int]:
+    """The syncs that count and of which at least one shard is among the keys under ``state/``."""
+    return {sync for run, sync in shards_listed(listed) if manifest.counts(run, sync)}
+
+
+def committed_syncs(manifest: Manifest, commits: Iterable[str]) -> set[int]:
+    """The syncs that count and whose record is among the keys under ``commits/``."""
+    committed = filter(None, map(committed_sync, commits))
+    return {sync for run, sync in committed if manifest.counts(run, sync)}
+
+
+def finished_syncs(manifest: Manifest, uri: str, read: Callable[[str], bytes | None]) -> list[int]:
+    """How many syncs those replicas of the newest life have finished that have left a note when they ended.
+
+    Notes are only one of several sources, so what cannot be read is left out.
+
+    Args:
+        manifest: The run's newest manifest.
+        uri: Where the run is.
+        read: Given a key, returns the stored object; None if there is none.
+    """
+    numbers = []
+    for rank, (life, nonce) in enumerate(manifest.members):
+        key = note_key(rank, life)
+        try:
+            data = read(key)
+            if data is None:
+                continue
+            ending, writer = read_note(data, rank, f"{uri}/{key}", life)
+        except (CorruptedObjectError, FormatError):
+            continue
+        if writer == nonce:
+            numbers.append(ending.progress.number)
+    return numbers
+
+
 def of_unknown_lives(
-    manifest: Manifest, keys: Iterable[str], lives: Iterable[int], before: float = math.inf
+    manifest: Manifest, keys: Iterable[str], claims: Iterable[str], before: float = math.inf
 ) -> list[str]:
     """Keys of objects that show that the manifest of a later life is gone: nothing is published before it is written.
 
@@ -65,9 +101,10 @@ def of_unknown_lives(
     Args:
         manifest: The newest manifest that can be read.
         keys: Keys of published shards and of commit records.
-        lives: Which lives rank 0 has claimed.
+        claims: The keys under ``claims/``, which show the lives that rank 0 has claimed.
         before: Only lives with lower numbers count; if left out, all.
     """
+    lives = [life for rank, life in claimed(claims) if rank == 0]
     if not any(manifest.life < life < before for life in lives):
         return []
     runs = {key: committed_sync(key) or shard_listed(key) for key in keys}
@@ -88,8 +125,3 @@ def keys_of(manifest: Manifest, index: int, sync: int) -> list[str]:
     """Keys of the shards of a fragment's state after a sync of it."""
     run = manifest.run_of(sync)
     return [state_key(run, sync, shard) for shard in range(manifest.fragments[index]["shards"])]
-
-
-def _counts(manifest: Manifest, run: str, sync: int) -> bool:
-    """Whether the sync of a life, of whose name only the beginning is known, counts."""
-    return manifest.run_of(sync).startswith(run)

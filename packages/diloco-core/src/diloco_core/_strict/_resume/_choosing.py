@@ -1,0 +1,188 @@
+"""The state that a resumed run continues with: rank 0 chooses it and writes it down, and the others read what it has chosen."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ..._errors import (
+    CorruptedObjectError,
+    RendezvousError,
+    RendezvousTimeoutError,
+    RunExistsError,
+)
+from ..._exchange._endings import Progress
+from ..._timing import Wait
+from .._manifest import Manifest, cut, manifest_key
+from .._states import finished_syncs, missing_keys, of_unknown_lives, states
+from ._base import GO_BACK, newest_manifest, read_manifest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterable, Sequence
+
+    from ..._exchange._base import Schema
+    from ..._store._patient import Patient
+    from .._participant import Participant
+    from .._records import Claim
+    from ._meeting import Meeting
+
+_log = logging.getLogger("diloco_core")
+
+
+def choose(
+    participant: Participant,
+    claims: Sequence[Claim],
+    schema: Schema,
+    is_whole: Callable[[Manifest, int, dict[str, int]], bool],
+    *,
+    may_go_back: bool,
+) -> Manifest:
+    """Choose the state, and write the new life's manifest, which names it. Rank 0 does this.
+
+    Args:
+        participant: This replica in the new life.
+        claims: The claims of all ranks, in rank order.
+        schema: What the replicas have in common.
+        is_whole: Whether every byte of the state after a sync is as it was written; given the manifest, the number of the sync,
+            and the listing of ``state/``.
+        may_go_back: Whether an older state may be taken if the newest one is damaged. It is verified then.
+
+    Raises:
+        RendezvousError: The run has not published a state.
+        CorruptedObjectError: The newest state is damaged or incomplete.
+        RunExistsError: A later process has resumed the run, or another one does at the same time.
+    """
+    store, timing, life = participant.store, participant.timing, claims[0].life
+    if read_manifest(store, timing, life) is not None:
+        # Only a store that ignores conditional writes lets two processes claim the same life.
+        raise RunExistsError(
+            f"two processes of rank 0 resume the run at {store.uri} at the same time, and the other one has already chosen "
+            "the state to continue from. Start every rank only once. When all of these processes have ended, the run can be "
+            "resumed."
+        )
+    # Read again: since this process began, another attempt may have got as far as choosing a state. It has ended.
+    base = newest_manifest(store, timing, life, may_go_back=may_go_back)
+    if base is None:
+        raise CorruptedObjectError(f"the manifest in {store.uri} is gone")
+    sync = _choose(store, base, life, is_whole, may_go_back=may_go_back)
+    settings = {**schema.settings, "committed": base.settings["committed"]}
+    manifest = replace(
+        base,
+        run_id=claims[0].run_id,
+        run=participant.run,
+        settings=settings,
+        members=[(claim.life, claim.nonce) for claim in claims],
+        earlier=cut(base, sync),
+    )
+    participant.check_not_resumed()
+    store.put(manifest_key(manifest.life), lambda: [manifest.to_bytes()])
+    return manifest
+
+
+def wait_for_choice(participant: Participant, life: int, meeting: Meeting) -> Manifest:
+    """Wait until rank 0 has chosen the state. Returns the new life's manifest.
+
+    Args:
+        participant: This replica in the new life.
+        life: The number of the new life.
+        meeting: Where this replica has met the others. Rank 0 may still have to read what it said there.
+
+    Raises:
+        ReplicaLostError: Rank 0 has failed.
+        RendezvousTimeoutError: Rank 0 has not chosen in time.
+        RunExistsError: The manifest is that of another life.
+    """
+    store, timing = participant.store, participant.timing
+
+    def look_around() -> None:
+        participant.check_not_resumed()
+        meeting.write_again()
+        participant.liveness.check([0], Progress(), "the choice of the state to continue from")
+
+    wait = Wait(
+        timing,
+        store.near,
+        timing.join_timeout,
+        look_around,
+        lambda: RendezvousTimeoutError(
+            f"rank 0 did not choose the state to continue from within {timing.join_timeout:g} s: look at its logs",
+            [0],
+        ),
+        downtime=lambda: store.downtime,
+    )
+    while (manifest := read_manifest(store, timing, life)) is None:
+        wait.pause()
+    if manifest.run != participant.run:
+        raise RunExistsError(
+            f"{store.uri}/{manifest_key(life)} is that of other processes than those that have met: start all ranks again "
+            "with resume=True"
+        )
+    return manifest
+
+
+def _choose(
+    store: Patient,
+    base: Manifest,
+    life: int,
+    is_whole: Callable[[Manifest, int, dict[str, int]], bool],
+    *,
+    may_go_back: bool,
+) -> int:
+    """The number of the sync after which the run continues."""
+    listing, commits = store.list("state/"), store.list("commits/")
+    _check_lives(store, base, [*listing, *commits], life, may_go_back=may_go_back)
+    notes = store.list("notes/")
+    finished = finished_syncs(base, store.uri, lambda key: store.get(key) if key in notes else None)
+    found = states(base, listing, commits, finished)
+    whole = [sync for sync in found.whole if not may_go_back or is_whole(base, sync, listing)]
+    if not whole and found.least < 0 and not found.whole:
+        raise RendezvousError(
+            f"the run at {store.uri} ended before it had published its initial state, so there is nothing to resume. Begin a "
+            "new run on another prefix, without resume=."
+        )
+    if not whole:
+        raise CorruptedObjectError(
+            f"{store.uri} holds no whole state any more: {_missing(base, listing, max(found.least, 0))}. Begin a new "
+            "run on another prefix."
+        )
+    if whole[0] < found.least:
+        missing = _missing(base, listing, found.least)
+        text = (
+            f"the state after outer step {base.outer_steps(found.least)} in {store.uri} is incomplete: {missing}, although "
+            "later objects show that it was there. Something else has deleted it."
+        )
+        if not may_go_back:
+            raise CorruptedObjectError(f"{text} {GO_BACK}")
+        _log.error("%s", text)
+    if whole[0] < max(found.least, found.whole[0]):
+        _log.error(
+            "the run at %s continues from outer step %d, since no newer state is whole. What it had learned since is lost.",
+            store.uri,
+            base.outer_steps(whole[0]),
+        )
+    return whole[0]
+
+
+def _check_lives(
+    store: Patient, base: Manifest, keys: Iterable[str], life: int, *, may_go_back: bool
+) -> None:
+    """Refuse to take an older state for the newest one because a manifest is gone."""
+    unknown = of_unknown_lives(base, keys, store.list("claims/"), life)
+    if not unknown:
+        return
+    text = (
+        f"{store.uri} holds {unknown[0]}, which the run has published after it was resumed, but no manifest says so: an "
+        "object under manifests/ is damaged, or something else has deleted it. If you have a copy, put it back."
+    )
+    if not may_go_back:
+        raise CorruptedObjectError(f"{text} {GO_BACK}")
+    _log.error("%s", text)
+
+
+def _missing(base: Manifest, listing: Collection[str], sync: int) -> str:
+    keys = missing_keys(base, listing, sync)
+    if not keys:
+        return "its objects are damaged"
+    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+    return f"{keys[0]}{more} missing"
