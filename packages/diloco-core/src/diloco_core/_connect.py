@@ -93,12 +93,12 @@ def connect(
     replicas meet later, when the outer loop is entered. From then on, replicas wait up to ``sync_timeout`` seconds for a
     store that is unavailable, and nobody counts as late or lost during that time.
 
-    Membership is strict unless ``min_replicas`` is given: all ranks take part from start to end, and none may be restarted by
-    itself. When such a run has stopped, all ranks together can continue it with ``resume=True``, from its newest state. They
+    Membership is strict unless ``min_replicas`` is given: all ranks take part from start to end, and none may be restarted
+    alone. When such a run has stopped, all ranks together can continue it with ``resume=True``, from its newest state. They
     need ``lost_after`` seconds to make sure that it has stopped, unless every process of it has said how it ended.
 
     With ``min_replicas``, membership is elastic: replicas may die, come back, join late and leave, and a sync needs
-    ``min_replicas`` of them. The options after it, but for ``resume``, are for elastic runs only; :class:`Elastic`
+    ``min_replicas`` of them. The options after it, except ``resume``, are for elastic runs only; :class:`Elastic`
     describes them and their defaults.
 
     These options may be given together, as ``elastic=Elastic(2, grace=30)``, and the limits in seconds as
@@ -127,9 +127,9 @@ def connect(
         publish_every: In the gather topology, the number of syncs of a fragment from one published state to the next.
         retention: How many syncs a replica may lag without having to reload. A larger number keeps more objects in the store.
         resume: Continue the run that the prefix holds, even if another launch began it. A strict run must have stopped, and all
-            of its ranks continue it together, with the same model and settings; ``sync_every`` may change, alike on all ranks.
-            ``"newest-whole"`` also permits the run to return to an older state if a newer one is damaged and cannot be restored;
-            in a strict run, rank 0 decides.
+            of its ranks continue it together, with the same model and settings (``sync_every`` may change on all of them).
+            ``"newest-whole"`` also permits the run to return to an older state if a newer one is damaged and cannot be
+            restored; in a strict run, rank 0 decides.
         elastic: Settings that make the run elastic; replaces ``min_replicas`` and the options after it.
         timing: The limits in seconds; replaces ``join_timeout``, ``sync_timeout``, ``beat_interval`` and ``lost_after``.
         environ: The mapping to use instead of ``os.environ``.

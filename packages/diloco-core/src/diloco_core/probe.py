@@ -10,7 +10,7 @@ from ._store._open import open_store
 
 
 def run(uri: str) -> dict[str, Any]:
-    """Write, read, list, create twice and remove a small object below a prefix.
+    """Write, read, list, create twice and remove a small object under a prefix.
 
     Args:
         uri: The prefix, as for :func:`diloco_core.connect`; nothing is left there.

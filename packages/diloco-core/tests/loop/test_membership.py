@@ -73,7 +73,7 @@ class GoesBackWhileCatchingUp:
 
 def test_a_run_that_goes_back_while_a_life_begins_counts_fewer_inner_steps():
     exchange, asked_for = GoesBackWhileCatchingUp(), []
-    own_state = SimpleNamespace(restore=lambda exchange, inner_steps: asked_for.append(inner_steps))
+    own_state = SimpleNamespace(restore=asked_for.append)
     count = Counters([0])
 
     def catch_up():

@@ -11,7 +11,7 @@ from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._model._unsynced import unsynced_key, unsynced_seed
 from .._strict._manifest import Manifest as StrictManifest
 from .._strict._manifest import lives_listed, manifest_key
-from .._strict._states import of_unknown_lives
+from .._strict._states import of_unknown_names
 from ._elastic import ElasticSource
 from ._source import PublishedFile
 from ._strict import StrictSource
@@ -70,7 +70,7 @@ def _source(store: Store, data: bytes, origin: str) -> Source:
     if not strict:
         return ElasticSource(store, Manifest.from_json(data, origin))
     manifest = _newest(store, StrictManifest.from_bytes(data, 1, origin))
-    _check_lives(store, manifest)
+    _check_newest(store, manifest)
     if not manifest.fragments:
         raise RendezvousError(
             f"{store.uri} holds a run without a model, such as plain means, so there is nothing to export"
@@ -79,7 +79,7 @@ def _source(store: Store, data: bytes, origin: str) -> Source:
 
 
 def _newest(store: Store, first: StrictManifest) -> StrictManifest:
-    """The manifest of a strict run's newest life."""
+    """The newest manifest of a strict run."""
     lives = lives_listed(store.list("manifests/"))
     if not lives:
         return first
@@ -87,15 +87,15 @@ def _newest(store: Store, first: StrictManifest) -> StrictManifest:
     return StrictManifest.from_bytes(store.get(key), lives[0], f"{store.uri}/{key}")
 
 
-def _check_lives(store: Store, manifest: StrictManifest) -> None:
-    """Refuse to export an older state because the manifest of a later life of the run is gone.
+def _check_newest(store: Store, manifest: StrictManifest) -> None:
+    """Refuse to export an older state because a later manifest is gone.
 
     Raises:
-        CorruptedObjectError: It is gone.
+        CorruptedObjectError: One is gone.
     """
     claims = store.list("claims/")
     keys = [*store.list("state/"), *store.list("commits/")]
-    unknown = of_unknown_lives(manifest, keys, claims)
+    unknown = of_unknown_names(manifest, keys, claims)
     if unknown:
         raise CorruptedObjectError(
             f"{store.uri} holds {unknown[0]}, which the run has published after it was resumed, but no manifest says so: "

@@ -88,7 +88,7 @@ class DiLoCo:
     ``UnequalSyncsError`` is raised. If all replicas train until :attr:`committed` has the wanted value, nothing is dropped.
 
     A strict run over a store can be continued after it has stopped (:func:`connect` with ``resume=True``): all ranks enter the
-    block again and take the newest state that the store holds whole, together with the counters and this rank's inner state.
+    block again. They take the newest state that is whole in the store, the counters, and the inner state of their rank.
 
     In elastic runs (:func:`connect` with ``min_replicas``) entering the block takes the run's newest state instead, and
     leaving it syncs a partial period only if enough replicas are left. Train until :attr:`committed` has the wanted value:
@@ -369,7 +369,7 @@ class DiLoCo:
 
         Save it with the model's and the inner optimizer's state, on every replica, and on all replicas after the same outer
         step. If gradient scalers skip steps, choose the moment by :attr:`committed` (for example in ``on_sync``), not by the
-        number of batches. :meth:`load_state_dict` needs the same rank and world size. To continue a run below its own prefix,
+        number of batches. :meth:`load_state_dict` needs the same rank and world size. To continue a run on its own prefix,
         this is not needed: the store holds the state (``resume=True`` in :func:`connect`; elastic runs always use it).
 
         Raises:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from .._exchange._base import Exchange
     from .._exchange._pending import Pending
-    from .._exchange._resumable import KeepingExchange, Position
+    from .._exchange._resumable import Position
     from .._inner._state import Stateful
     from .._outer._fragment import Fragment
     from ._counters import Counters
@@ -122,11 +122,11 @@ def membership_of(
         ConfigurationError: Something cannot be saved; or ``stateful`` is given although a run of this kind saves nothing.
     """
     if isinstance(exchange, ResumableExchange):
-        own_state = OwnState(optimizers, stateful, save_inner_every, names)
+        own_state = OwnState(exchange, optimizers, stateful, save_inner_every, names)
         return ResumableMembership(exchange, own_state)
     if isinstance(exchange, RestartableExchange):
         open_steps = OpenSteps()
-        own_state = OwnState(optimizers, stateful, save_inner_every, names, open_steps)
+        own_state = OwnState(exchange, optimizers, stateful, save_inner_every, names, open_steps)
         return RestartableMembership(exchange, own_state, open_steps)
     if stateful:
         raise ConfigurationError(
@@ -191,7 +191,7 @@ class FixedMembership:
         return self._exchange.begin(fragment, last=True)
 
     def overtaken(self) -> None:
-        """Do nothing: a rank has only one life."""
+        """Do nothing: nobody but this process takes steps for its rank while the run goes on."""
 
     def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
         """Do nothing: nothing is saved."""
@@ -200,8 +200,7 @@ class FixedMembership:
 class _SavesOwnState:
     """What both kinds of runs have in common whose store keeps what belongs to one replica alone."""
 
-    def __init__(self, exchange: KeepingExchange, own_state: OwnState) -> None:
-        self._keeper = exchange
+    def __init__(self, own_state: OwnState) -> None:
         self._own_state = own_state
 
     @property
@@ -215,7 +214,7 @@ class _SavesOwnState:
 
     def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
         """Save what belongs to this replica alone, if a save is due."""
-        self._own_state.save(self._keeper, inner_steps, leaving=leaving)
+        self._own_state.save(inner_steps, leaving=leaving)
 
 
 class RestartableMembership(_SavesOwnState, FixedMembership):
@@ -227,7 +226,7 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
     def __init__(
         self, exchange: RestartableExchange, own_state: OwnState, open_steps: OpenSteps
     ) -> None:
-        _SavesOwnState.__init__(self, exchange, own_state)
+        _SavesOwnState.__init__(self, own_state)
         FixedMembership.__init__(self, exchange)
         self.resumes = exchange.resumes
         self._store_exchange = exchange
@@ -257,7 +256,7 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
             fragment.finish()
         count.committed, count.inner_steps = taken.outer_steps, taken.inner_steps
         count.published = list(taken.syncs)
-        self._own_state.restore(exchange, count.inner_steps)
+        self._own_state.restore(count.inner_steps)
 
     def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
         """Begin a sync, and say how many inner steps it counts."""
@@ -273,7 +272,7 @@ class ResumableMembership(_SavesOwnState):
     resumes = True
 
     def __init__(self, exchange: ResumableExchange, own_state: OwnState) -> None:
-        super().__init__(exchange, own_state)
+        super().__init__(own_state)
         self._exchange = exchange
 
     @property
@@ -303,7 +302,7 @@ class ResumableMembership(_SavesOwnState):
         catch_up()
         # Set it again: while catching up, the run may have gone back to older states, which count fewer steps.
         count.inner_steps = self._exchange.counted
-        self._own_state.restore(self._exchange, count.inner_steps)
+        self._own_state.restore(count.inner_steps)
 
     def behind(self) -> bool:
         """Whether a sync was committed without this replica."""

@@ -38,7 +38,7 @@ class OpenSteps:
         steps = [] if self._count is None else list(self._count.since_sync)
         values = {
             named.name: _as_bytes(named.tensor)
-            for fragment, since_sync in zip(self._fragments, steps, strict=bool(steps))
+            for fragment, since_sync in zip(self._fragments, steps, strict=True)
             if since_sync and len(steps) > 1
             for named in fragment.followed()
         }

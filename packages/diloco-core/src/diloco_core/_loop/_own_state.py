@@ -1,4 +1,4 @@
-"""The state that belongs to one replica of a resumable run alone: when it is saved, and what a new life of its rank gets back."""
+"""The state that belongs to one replica alone: when it is saved in the run's store, and what a new life of its rank gets back."""
 
 from __future__ import annotations
 
@@ -24,6 +24,7 @@ class OwnState:
     """Saves and restores inner optimizers, random generators, and further objects that the user names. Not thread-safe.
 
     Args:
+        exchange: The connection to the run, in whose store the state is saved.
         optimizers: The inner optimizers.
         stateful: Further objects to save, by name.
         every: The number of syncs from one save to the next; 0 for never.
@@ -42,12 +43,14 @@ class OwnState:
 
     def __init__(
         self,
+        exchange: KeepingExchange,
         optimizers: Sequence[torch.optim.Optimizer],
         stateful: Mapping[str, Stateful],
         every: int,
         names: Mapping[int, str],
         open_steps: OpenSteps | None = None,
     ) -> None:
+        self._exchange = exchange
         self._open_steps = open_steps
         self.behind = 0
         self.overtaken = False
@@ -65,8 +68,9 @@ class OwnState:
         if self._every:
             self._inner.try_out()
 
-    def restore(self, exchange: KeepingExchange, inner_steps: int) -> None:
+    def restore(self, inner_steps: int) -> None:
         """Restore the newest state that an earlier life of the rank has saved and that the run has not given up."""
+        exchange = self._exchange
         self.behind = inner_steps
         self._saved_at = exchange.position.sync
         passed_over = False
@@ -122,12 +126,12 @@ class OwnState:
                 self.behind,
             )
 
-    def save(self, exchange: KeepingExchange, inner_steps: int, *, leaving: bool = False) -> None:
+    def save(self, inner_steps: int, *, leaving: bool = False) -> None:
         """Save the state if a save is due, but not while some inner steps are not counted yet: they may never be."""
-        position = exchange.position
+        position = self._exchange.position
         due = position.sync - self._saved_at >= (1 if leaving else self._every)
         if self._every and due and position.inner_steps >= inner_steps and not self.overtaken:
-            exchange.save_inner(
+            self._exchange.save_inner(
                 lambda identity: self._inner.parts(inner_steps, identity, position.rollback)
             )
             self._saved_at = position.sync

@@ -203,7 +203,7 @@ class ObjectStoreExchange(RestartableExchange):
             save_inner(self._participant, self._progress.number - 1, parts)
 
     def saved_inner(self) -> Iterator[SavedInner]:
-        """The states that this rank has saved in the lives of the run, the newest first."""
+        """The states that this rank has saved in all of its lives, the newest first."""
         if self._participant is None:
             return iter(())
         return saved_inner(self._participant, self._progress.number - self._progress.syncs)

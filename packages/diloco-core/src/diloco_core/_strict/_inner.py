@@ -25,8 +25,8 @@ def save_inner(
 ) -> None:
     """Save the state that belongs to this replica alone after a sync, and delete all but the newest two.
 
-    Two, since a run whose newest state is damaged may continue from the state before it. What this life does not know stays:
-    if this process wakes up late, a later life may have saved it.
+    Two, since a run whose newest state is damaged may continue from the state before it. What this process does not know stays:
+    if it wakes up late, a later life of its rank may have saved that.
 
     Raises:
         RunExistsError: A later process has resumed the run in the place of this one.
@@ -40,17 +40,14 @@ def save_inner(
 
 
 def saved_inner(participant: Participant, initial: int) -> Iterator[SavedInner]:
-    """What this rank has saved in the lives of the run, the newest first.
+    """What this rank has saved in all of its lives, the newest first.
 
     Args:
-        participant: This replica, in its present life.
+        participant: This replica.
         initial: How many syncs of the run only shared the initial values.
     """
     for sync, key in _believed(participant, participant.store.list(_folder(participant))):
-        identity, origin = (
-            _identity(participant, sync, key),
-            f"{participant.store.uri}/{key}",
-        )
+        identity, origin = _identity(participant, sync, key), f"{participant.store.uri}/{key}"
         data = _read(participant, key, identity, origin)
         if data is not None:
             yield SavedInner(sync + 1 - initial, identity, origin, data)
@@ -70,7 +67,7 @@ def _believed(participant: Participant, listed: Iterable[str]) -> list[tuple[int
 
 
 def _known(participant: Participant, listed: Iterable[str]) -> set[str]:
-    """What this life and the lives before it have saved, whether it counts or not."""
+    """What this life of the rank and those before it have saved, whether it counts or not."""
     names = {run[:16] for run in (participant.run, *(name for name, _ in participant.earlier))}
     matches = filter(None, map(_INNER.fullmatch, listed))
     return {match[0] for match in matches if match[2] in names}

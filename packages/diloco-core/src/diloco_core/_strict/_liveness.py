@@ -192,10 +192,10 @@ class Liveness:
         return self._nonces.get(rank, nonce) == nonce
 
     def _life_of(self, rank: int) -> int:
-        """The life of another rank whose beats and notes count; if it is not known yet, that of a run that begins.
+        """The life of another rank whose beats and notes count.
 
-        A replica that resumes a run, and has not met the others, thus sees only notes of the run's beginning, which are not
-        those of the processes that it will meet: :meth:`know` is called before they matter.
+        As long as it is not known: in a new run the first one, and in a run that is resumed 0, which no rank has. So a replica
+        that resumes a run sees no note of another one before it has met it.
         """
         return self._lives.get(rank, 1 if self.life == 1 else 0)
 

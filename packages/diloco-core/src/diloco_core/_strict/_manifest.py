@@ -1,9 +1,8 @@
-"""The manifest of a strict run: what the run is, which lives it has had, and which syncs of each of them count.
+"""The manifest of a strict run: what the run is, which names it has had, and which syncs count under each of them.
 
-A run that is stopped and resumed has several lives. Each has a name of its own, which is in the keys of everything that it
-writes, and a manifest of its own, which says of all earlier lives up to which sync they count. Only the newest manifest is
-believed. So whatever a process of an earlier life may still write when it wakes up late, it is never taken for a part of the
-run: neither its name nor its syncs are those that the newest manifest names.
+Whenever a run is resumed, it gets a new name, which is in the keys of everything that is written from then on, and a new
+manifest, which says up to which sync each earlier name counts. Only the newest manifest is believed. So whatever a process from
+before may still write when it wakes up late, it is never taken for a part of the run: its name does not count for its syncs.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ _LATER = re.compile(r"manifests/([0-9]{4,7})\.json")
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """What a strict run is, as one of its lives has found it.
+    """What a strict run is since it was begun, or since it was last resumed.
 
     Attributes:
-        run_id: The launch that the life belongs to.
-        run: The name of the life; see :func:`._records.run_name`.
+        run_id: The launch that began or resumed it.
+        run: The name of the run; see :func:`._records.run_name`.
         world_size: Number of replicas.
         settings: The settings that the replicas have in common. ``committed`` is the number of outer steps that had been taken
             when the run began.
         tensors: The tensors that they have in common.
         fragments: For each fragment, the table that describes its files; empty for plain means.
         unsynced: The same for what belongs to the model and is not synced.
-        members: For each rank, which process of the rank takes part: its number and its nonce.
-        earlier: The names of earlier lives in order, each with the number of the last sync that counts of it. If that is the
-            number of the life before it, none of its own syncs counts.
+        members: For each rank, which process takes part: its life and its nonce.
+        earlier: The names that the run had before, in order, each with the number of the last sync that counts under it. If
+            the name before it has the same number, no sync counts under it.
     """
 
     run_id: str
@@ -58,12 +57,12 @@ class Manifest:
 
     @property
     def life(self) -> int:
-        """The number of the life: that of rank 0's process, which has written the manifest."""
+        """The life of rank 0 that has written the manifest."""
         return self.members[0][0]
 
     @property
     def names(self) -> set[str]:
-        """The beginnings of the names of all lives, as they are in keys."""
+        """The beginnings of all names that the run has had, as they are in keys."""
         return {run[:16] for run in (self.run, *(name for name, _ in self.earlier))}
 
     @property
@@ -72,11 +71,11 @@ class Manifest:
         return int(self.settings["committed"])
 
     def run_of(self, sync: int) -> str:
-        """The name of the life whose sync of this number counts."""
+        """The name under which the sync of this number counts."""
         return run_of(self.earlier, self.run, sync)
 
     def counts(self, run: str, sync: int) -> bool:
-        """Whether the sync of a life, of whose name only the beginning is known, counts."""
+        """Whether a sync counts under the name of the run that begins with ``run``."""
         return self.run_of(sync).startswith(run)
 
     def outer_steps(self, sync: int) -> int:
@@ -120,7 +119,7 @@ class Manifest:
 
     @classmethod
     def from_bytes(cls, data: bytes, life: int, origin: str) -> Manifest:
-        """The stored manifest of a life.
+        """The stored manifest that a life of rank 0 has written.
 
         Raises:
             CorruptedObjectError: The manifest is damaged, or it is not that of a strict run.
@@ -161,24 +160,27 @@ class Manifest:
 
 
 def run_of(earlier: Iterable[tuple[str, int]], run: str, sync: int) -> str:
-    """The name of the life whose sync of this number counts; see :class:`Manifest`."""
+    """The name under which the sync of this number counts; see :class:`Manifest`."""
     return next((name for name, last in earlier if sync <= last), run)
 
 
 def cut(manifest: Manifest, sync: int) -> list[tuple[str, int]]:
-    """The lives of a run that is resumed after a sync: their names, and the last sync of each that counts.
+    """The earlier names of a run that is resumed after a sync, each with the last sync that counts under it.
 
-    Lives of which no sync counts are named too: what they have written is known to be of this run then.
+    Names under which no sync counts are listed too, so that what was written under them is known to belong to this run.
     """
     return [(name, min(last, sync)) for name, last in [*manifest.earlier, (manifest.run, sync)]]
 
 
 def manifest_key(life: int) -> str:
-    """Key of the manifest of a life. No two lives share one, so a process that wakes up late cannot replace a newer one."""
+    """Key of the manifest that a life of rank 0 writes.
+
+    No two lives share one, so a process that wakes up late cannot replace a newer manifest.
+    """
     return MANIFEST if life == 1 else f"manifests/{life:04}.json"
 
 
 def lives_listed(keys: Iterable[str]) -> list[int]:
-    """The numbers of the lives whose manifests are in a listing of ``manifests/``, the newest first."""
+    """The lives of rank 0 whose manifests are in a listing of ``manifests/``, the newest first."""
     matches = filter(None, map(_LATER.fullmatch, keys))
     return sorted((int(match[1]) for match in matches), reverse=True)

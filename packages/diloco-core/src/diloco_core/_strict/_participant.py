@@ -36,7 +36,7 @@ class Participant:
         scratch: The buffers.
         check_claim: Raises an error if another run uses the prefix by now.
         check_not_resumed: Raises an error if a later process has resumed the run in the place of this one.
-        earlier: Earlier lives of a run that was resumed; see :class:`._manifest.Manifest`.
+        earlier: The names that the run had before it was resumed; see :class:`._manifest.Manifest`.
     """
 
     store: Patient
@@ -75,7 +75,7 @@ class Participant:
         )
 
     def run_of(self, sync: int) -> str:
-        """The name of the life whose sync of this number counts."""
+        """The name under which the sync of this number counts."""
         return run_of(self.earlier, self.run, sync)
 
     def owner(self, shard: int) -> int:

@@ -40,7 +40,7 @@ class Claim:
         nonce: Distinguishes processes that claim the same rank.
         host: The name of its machine.
         pid: The id of its process on that machine.
-        life: Which process of its rank it is in this run: 1 is the one that began it, each that resumes it is one more.
+        life: Which life of its rank it is: 1 for the process that began the run, and one more for each that resumes it.
     """
 
     rank: int
@@ -108,7 +108,7 @@ class Claim:
 
 
 def claim_key(rank: int, life: int = 1) -> str:
-    """Key of the claim of a rank by one of its lives. Lives share no keys, except for the tables of tensors."""
+    """Key of the claim of a rank by one of its lives. Lives share no keys but those of the tables of tensors."""
     return f"claims/{_name(rank, life)}.json"
 
 
@@ -155,12 +155,12 @@ def claimed(keys: Iterable[str]) -> set[tuple[int, int]]:
 
 
 def note_key(rank: int, life: int = 1) -> str:
-    """Key of the note that says how a life of a rank ended."""
+    """Key of the note that says how a life of a rank has ended."""
     return f"notes/{_name(rank, life)}.json"
 
 
 def noted(keys: Iterable[str]) -> set[tuple[int, int]]:
-    """The ranks whose notes are in a listing, each with the life that has ended; other keys are ignored."""
+    """The ranks whose notes are in a listing, each with the life that the note is of; other keys are ignored."""
     return _ranks_and_lives(_NOTE, keys)
 
 
@@ -179,7 +179,7 @@ def note(ending: Ending, nonce: str, life: int = 1) -> bytes:
     Args:
         ending: How it ended.
         nonce: The nonce of its claim.
-        life: Its life.
+        life: Which life of its rank it was.
     """
     return seal(
         "note",

@@ -98,7 +98,7 @@ def meet(
 
     Args:
         store: The run's prefix.
-        own_claim: What :func:`claim` returned.
+        own_claim: The claim of this process; see :func:`claim`.
         schema: What all replicas must have in common.
         timing: Limits and clock.
         check_failures: Raises an error if another rank has failed already.

@@ -1,6 +1,6 @@
 """Shards of a strict run that are damaged in the store while the run is going on, when their owners still have the values.
 
-A replica that finds a damaged shard writes a request below ``requests/`` and waits. The owner looks for requests while it
+A replica that finds a damaged shard writes a request under ``requests/`` and waits. The owner looks for requests while it
 waits for other replicas itself; it writes the shard again with the same content, and deletes the request.
 """
 

@@ -43,8 +43,8 @@ def states(
     count = len(manifest.fragments)
     published = published_syncs(manifest, listed)
     begun = published | committed_syncs(manifest, commits)
-    # All replicas have finished a sync before any of them contributes to the next one. And a life that has not come to a sync
-    # of its own yet goes on from the last one of the life before.
+    # All replicas have finished a sync before any of them contributes to the next one. And a run that was resumed, and has not
+    # come to a sync since, goes on from the last sync before.
     ends = [last for _, last in manifest.earlier]
     least = max([*(sync - 1 for sync in begun), *(number - 1 for number in finished), *ends, -1])
     whole = [
@@ -67,7 +67,7 @@ def committed_syncs(manifest: Manifest, commits: Iterable[str]) -> set[int]:
 
 
 def finished_syncs(manifest: Manifest, uri: str, read: Callable[[str], bytes | None]) -> list[int]:
-    """How many syncs those replicas of the newest life have finished that have left a note when they ended.
+    """How many syncs the processes had finished that have left a note when they ended; those that the newest manifest names.
 
     Notes are only one of several sources, so what cannot be read is left out.
 
@@ -91,24 +91,25 @@ def finished_syncs(manifest: Manifest, uri: str, read: Callable[[str], bytes | N
     return numbers
 
 
-def of_unknown_lives(
+def of_unknown_names(
     manifest: Manifest, keys: Iterable[str], claims: Iterable[str], before: float = math.inf
 ) -> list[str]:
-    """Keys of objects that show that the manifest of a later life is gone: nothing is published before it is written.
+    """Keys of objects that show that a later manifest is gone: nothing is published under a name before its manifest is written.
 
-    Objects of unknown lives alone show nothing: a process of another run, whose prefix was emptied, may have written them.
+    Unknown names alone show nothing: they may be those of another run whose prefix was emptied, and one of whose processes is
+    still alive. A later life of rank 0 has to show that there could be a later manifest.
 
     Args:
         manifest: The newest manifest that can be read.
         keys: Keys of published shards and of commit records.
-        claims: The keys under ``claims/``, which show the lives that rank 0 has claimed.
-        before: Only lives with lower numbers count; if left out, all.
+        claims: The keys under ``claims/``, which show how many lives rank 0 has had.
+        before: Only lives of rank 0 before this one matter; if left out, all.
     """
     lives = [life for rank, life in claimed(claims) if rank == 0]
     if not any(manifest.life < life < before for life in lives):
         return []
-    runs = {key: committed_sync(key) or shard_listed(key) for key in keys}
-    return sorted(key for key, of in runs.items() if of and of[0] not in manifest.names)
+    syncs = {key: committed_sync(key) or shard_listed(key) for key in keys}
+    return sorted(key for key, sync in syncs.items() if sync and sync[0] not in manifest.names)
 
 
 def missing_keys(manifest: Manifest, listed: Collection[str], sync: int) -> list[str]:

@@ -1,6 +1,6 @@
 """The keys of an elastic run, and what they say.
 
-Keys below the run's prefix::
+Keys under the run's prefix::
 
     beginning.json                                 put     a replica is uploading the initial state; deleted afterwards
     manifest.json                                  create  what the run is; names the initial state

@@ -34,7 +34,7 @@ def valid(
     counted yet, and is complete.
 
     Args:
-        listing: Keys and sizes below the sync's folder.
+        listing: Keys and sizes under the sync's folder.
         base: Digest of the fragment's state before the sync.
         schema: Identifies the run and the fragment in the keys of contributions.
         positions: Inner steps counted so far, by rank.
@@ -67,7 +67,7 @@ def expected(
 
     Args:
         members: The members of the last commit, as epoch by rank.
-        listing: Keys below the sync's folder.
+        listing: Keys under the sync's folder.
         absent: Members that did not do their part after the last commit.
         former: Keys of the listing that do not count; see :func:`former_farewells`.
     """
@@ -119,7 +119,7 @@ def done_states(
     """For every fragment, the syncs after which its state is complete, without the initial state.
 
     Args:
-        listing: Keys below ``state/``.
+        listing: Keys under ``state/``.
         fragments: How many fragments there are.
         rollbacks: Rollbacks; states that they gave up are left out.
     """
@@ -183,7 +183,7 @@ def collectable(
     Only keys that the run itself has written are returned: keys of other shapes belong to something else, and stay.
 
     Args:
-        keys: Keys below ``deltas/``, ``state/`` and ``initial/``.
+        keys: Keys under ``deltas/``, ``state/`` and ``initial/``.
         last: The last commit known.
         kept: For every fragment, the sync whose state must stay, with everything that was committed after it.
         retention: How many syncs a life may lag behind without reloading.

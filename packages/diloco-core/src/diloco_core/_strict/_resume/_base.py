@@ -33,10 +33,10 @@ def find_run(store: Patient, timing: Timing, *, may_go_back: bool) -> Manifest:
     Args:
         store: The run's prefix.
         timing: Its ``sleep`` is used before a manifest is read again.
-        may_go_back: Whether to pass over the manifests of later lives that are damaged.
+        may_go_back: Whether to pass over later manifests that are damaged.
 
     Raises:
-        RendezvousError: There is no run, or none that a state could have been published of.
+        RendezvousError: There is no run, or none that could have published a state.
         RunExistsError: The prefix holds an elastic run.
         CorruptedObjectError: The manifest is damaged, or it is gone.
         FormatError: Another version of diloco-core has begun the run.
@@ -68,13 +68,13 @@ def find_run(store: Patient, timing: Timing, *, may_go_back: bool) -> Manifest:
 def newest_manifest(
     store: Patient, timing: Timing, before: int | None = None, *, may_go_back: bool
 ) -> Manifest | None:
-    """The manifest of the run's newest life; None if there is none. Others are not believed.
+    """The newest manifest of the run; None if there is none. Others are not believed.
 
     Args:
         store: The run's prefix.
         timing: Its ``sleep`` is used before a manifest is read again.
-        before: Only lives with lower numbers count; if left out, all.
-        may_go_back: Whether to pass over the manifests of later lives that are damaged.
+        before: Only manifests of earlier lives of rank 0 than this one count; if left out, all.
+        may_go_back: Whether to pass over later manifests that are damaged.
 
     Raises:
         CorruptedObjectError: The manifest is damaged.
@@ -98,7 +98,7 @@ def newest_manifest(
 
 
 def read_manifest(store: Patient, timing: Timing, life: int) -> Manifest | None:
-    """The manifest of a life; None if there is none. Raises as :func:`newest_manifest` does."""
+    """The manifest that a life of rank 0 has written; None if there is none. Raises as :func:`newest_manifest` does."""
     key = manifest_key(life)
 
     def read() -> Manifest | None:

@@ -15,7 +15,7 @@ from ..._errors import (
 from ..._exchange._endings import Progress
 from ..._timing import Wait
 from .._manifest import Manifest, cut, manifest_key
-from .._states import finished_syncs, missing_keys, of_unknown_lives, states
+from .._states import finished_syncs, missing_keys, of_unknown_names, states
 from ._base import GO_BACK, newest_manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -38,10 +38,10 @@ def choose(
     *,
     may_go_back: bool,
 ) -> Manifest:
-    """Choose the state, and write the new life's manifest, which names it. Rank 0 does this.
+    """Choose the state, and write the new manifest, which names it. Rank 0 does this.
 
     Args:
-        participant: This replica in the new life.
+        participant: This replica, which has met the others.
         claims: The claims of all ranks, in rank order.
         schema: What the replicas have in common.
         is_whole: Whether every byte of the state after a sync is as it was written; given the manifest, the number of the sync,
@@ -81,17 +81,17 @@ def choose(
 
 
 def wait_for_choice(participant: Participant, life: int, meeting: Meeting) -> Manifest:
-    """Wait until rank 0 has chosen the state. Returns the new life's manifest.
+    """Wait until rank 0 has chosen the state. Returns the new manifest.
 
     Args:
-        participant: This replica in the new life.
-        life: The number of the new life.
+        participant: This replica, which has met the others.
+        life: The life of rank 0.
         meeting: Where this replica has met the others. Rank 0 may still have to read what it said there.
 
     Raises:
         ReplicaLostError: Rank 0 has failed.
         RendezvousTimeoutError: Rank 0 has not chosen in time.
-        RunExistsError: The manifest is that of another life.
+        RunExistsError: The manifest is that of other processes than those that have met.
     """
     store, timing = participant.store, participant.timing
 
@@ -131,7 +131,7 @@ def _choose(
 ) -> int:
     """The number of the sync after which the run continues."""
     listing, commits = store.list("state/"), store.list("commits/")
-    _check_lives(store, base, [*listing, *commits], life, may_go_back=may_go_back)
+    _check_newest(store, base, [*listing, *commits], life, may_go_back=may_go_back)
     notes = store.list("notes/")
     finished = finished_syncs(base, store.uri, lambda key: store.get(key) if key in notes else None)
     found = states(base, listing, commits, finished)
@@ -164,11 +164,11 @@ def _choose(
     return whole[0]
 
 
-def _check_lives(
+def _check_newest(
     store: Patient, base: Manifest, keys: Iterable[str], life: int, *, may_go_back: bool
 ) -> None:
     """Refuse to take an older state for the newest one because a manifest is gone."""
-    unknown = of_unknown_lives(base, keys, store.list("claims/"), life)
+    unknown = of_unknown_names(base, keys, store.list("claims/"), life)
     if not unknown:
         return
     text = (

@@ -1,4 +1,4 @@
-"""Whether the processes of the run's newest life have ended: a second life inside a living run is refused.
+"""Whether a run has stopped: whether the processes have ended that its newest manifest names. No rank is taken over before.
 
 A process has ended if it has left a note that says so, or if its beat has not changed for ``lost_after`` seconds by the clock
 of this process. Time in which this process cannot reach the store does not count.
@@ -25,7 +25,7 @@ _log = logging.getLogger("diloco_core")
 
 
 def next_life(store: Patient, manifest: Manifest, rank: int) -> int:
-    """The number of the next process of a rank."""
+    """The next life of a rank."""
     lives = [life for claimed_rank, life in claimed(store.list("claims/")) if claimed_rank == rank]
     return max([*lives, manifest.members[rank][0]]) + 1
 
@@ -56,10 +56,10 @@ def check_ended(store: Patient, timing: Timing, manifest: Manifest, rank: int, b
         timing: ``lost_after``, and the clock.
         manifest: The newest manifest.
         rank: The rank of this replica.
-        before: The number of this process among those of its rank.
+        before: The life of its rank that this process will be.
 
     Raises:
-        RunExistsError: A process lives; the error names its rank.
+        RunExistsError: A process is alive; the error names its rank.
     """
     processes: dict[tuple[int, int], str | None] = {
         (other, life): nonce for other, (life, nonce) in enumerate(manifest.members)

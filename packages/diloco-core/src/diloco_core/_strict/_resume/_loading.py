@@ -32,7 +32,7 @@ class Loader:
     """Reads states of a run into the fragments of one replica. Not thread-safe.
 
     Args:
-        participant: This replica in the new life, whose ``earlier`` lives are not known yet.
+        participant: This replica, which need not know the run's ``earlier`` names yet.
         jobs: All fragments.
         initial: The first sync of each fragment.
     """

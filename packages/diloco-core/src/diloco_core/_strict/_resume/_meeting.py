@@ -1,7 +1,7 @@
 """How the replicas that resume a run meet: each says which processes it sees, and they have met when all say the same.
 
 The claims of earlier attempts stay in the store, and cannot be told from those of processes that are there now: ranks may even
-have had different numbers of processes. But each process draws a nonce when it starts, and a process that is dead by then can
+have had different numbers of lives. But each process draws a nonce when it starts, and a process that is dead by then can
 never have named it. So each process writes down the nonce of the newest process of every rank that it sees, and writes it
 again when it sees a newer one. When all of them have written the same nonces, each has answered all others.
 """
@@ -70,8 +70,8 @@ class Meeting:
 
     Args:
         store: The run's prefix.
-        own_claim: What :func:`claim_again` returned.
-        manifest: The manifest of the run's newest life, whose processes have ended.
+        own_claim: The claim of this process; see :func:`claim_again`.
+        manifest: The newest manifest of the run. The processes that it names have ended.
         timing: Limits and clock.
         liveness: Is told of the processes that are there.
         noted_before: The processes that had left a note when this one started. Their ends say nothing about this meeting.

@@ -44,7 +44,7 @@ def claim_next(
         schema: What all replicas must have in common.
         timing: Limits and clock.
         liveness: The beat of this replica, which it does not write yet.
-        may_go_back: Whether to pass over the manifests of later lives that are damaged.
+        may_go_back: Whether to pass over later manifests that are damaged.
 
     Raises:
         RendezvousError: There is no run to resume.
@@ -70,7 +70,7 @@ class Resumed:
     """Where a replica stands that has taken up a run.
 
     Attributes:
-        participant: This replica, which now knows the earlier lives of the run.
+        participant: This replica, which now knows the run's earlier names.
         progress: How many syncs the run has finished.
         taken: The state that was taken up.
         obsolete: Keys of this rank that are no longer needed when all replicas have taken up the run.
