@@ -98,6 +98,10 @@ class Container:
                 self.pid = last.get("pid", self.pid)
                 if last["event"] != "ended":
                     self._told(last)
+            # Words that came too late are still in the buffer, and cannot be flushed. They must not hide the end.
+            with self._lock, contextlib.suppress(OSError):
+                if self._shim.stdin is not None:
+                    self._shim.stdin.close()
         if last.get("event") == "ended":
             self._told(last)
         elif last.get("event") != "refused":  # somebody killed the shim

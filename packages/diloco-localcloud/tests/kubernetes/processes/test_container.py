@@ -1,0 +1,36 @@
+"""One life of one container: whatever happens, its end is told."""
+
+import os
+import sys
+import threading
+
+import pytest
+from standin_lab import PATIENCE
+
+from diloco_localcloud._kubernetes._processes._container import Command, Container
+
+
+@pytest.fixture
+def command(tmp_path):
+    return Command([sys.executable, "-c", ""], dict(os.environ), tmp_path, tmp_path / "log")
+
+
+@pytest.mark.processes
+def test_a_signal_that_comes_too_late_does_not_hide_the_end(command):
+    """The kubelet may want to end a container whose shim has gone, and of whose end it has not heard yet."""
+    events, heard, go_on = [], threading.Event(), threading.Event()
+
+    def told(event):
+        events.append(event["event"])
+        if event["event"] == "started":
+            heard.set()
+            go_on.wait(PATIENCE)
+
+    container = Container(command, told)
+    assert heard.wait(PATIENCE)
+    container._shim.wait(PATIENCE)
+    container.term()
+    container.kill()
+    go_on.set()
+    container.join()
+    assert events == ["started", "ended"]
