@@ -12,14 +12,14 @@ from diloco_localcloud import KubernetesProcesses
 
 
 class TestFailRun(ExecutorConformance):
-    examples = 10
+    examples = 6
 
     def make_harness(self):
         return ClusterHarness()
 
 
 class TestContinue(ExecutorConformance):
-    examples = 10
+    examples = 6
 
     def make_harness(self):
         return ClusterHarness(on_replica_failure="continue")

@@ -8,6 +8,8 @@ from diloco_conformance import ExecutorConformance
 
 
 class TestScripted(ExecutorConformance):
+    examples = 20
+
     def make_harness(self):
         return ScriptedHarness()
 

@@ -83,7 +83,7 @@ def _check(run):
 
 
 @given(_runs())
-@settings(max_examples=60, deadline=None, suppress_health_check=_QUIET)
+@settings(max_examples=40, deadline=None, suppress_health_check=_QUIET)
 def test_schedules(run):
     _check(run)
 

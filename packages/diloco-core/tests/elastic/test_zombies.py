@@ -58,8 +58,8 @@ def _wrong(operation, seconds, topology="sharded"):
 @pytest.mark.parametrize("topology", ["sharded", "gather"])
 @pytest.mark.parametrize("seconds", [2.0, 12.0])
 def test_wherever_a_life_sleeps(topology, seconds):
-    # Three saves in turn, in all of their store operations, and everything between them.
-    assert [_wrong(operation, seconds, topology) for operation in range(29, 70, 5)] == [[]] * 9
+    # In three saves and between them; the slow test tries every operation.
+    assert [_wrong(operation, seconds, topology) for operation in range(29, 70, 9)] == [[]] * 5
 
 
 @pytest.mark.slow

@@ -157,14 +157,19 @@ def no_communication(monkeypatch):
 
 
 MUTANTS = [
-    parameter_averaging,
-    heavy_ball,
     momentum_reset_each_round,
-    sum_instead_of_mean,
-    replicas_do_not_adopt,
     only_the_first_replicas_delta,
-    no_communication,
     wrong_sign,
+    *(
+        pytest.param(mutant, marks=pytest.mark.slow)
+        for mutant in (
+            parameter_averaging,
+            heavy_ball,
+            sum_instead_of_mean,
+            replicas_do_not_adopt,
+            no_communication,
+        )
+    ),
 ]
 
 

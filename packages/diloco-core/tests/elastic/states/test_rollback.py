@@ -189,8 +189,9 @@ def test_it_is_followed_from_its_record_alone(stopped):
     assert len(rollbacks_in(store)) == 1
 
 
-def test_a_crash_in_the_middle_of_it(stopped):
-    for operation in range(3, 60, 9):
+@pytest.mark.parametrize("first", [3, pytest.param(12, marks=pytest.mark.slow)])
+def test_a_crash_in_the_middle_of_it(stopped, first):
+    for operation in range(first, 60, 18):
         faults = [Fault(0, 1, operation, "kill after"), Fault(1, 1, operation + 3, "kill before")]
         outcome, training, store, broken = _resume(stopped, "newest-whole", faults)
         assert violations(outcome, training) == []
@@ -198,9 +199,10 @@ def test_a_crash_in_the_middle_of_it(stopped):
         assert rollbacks_in(store)
 
 
+@pytest.mark.parametrize("first", [5, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("seconds", [4.0, 60.0])
-def test_a_life_that_sleeps_meanwhile_changes_nothing(stopped, seconds):
-    for operation in range(5, 60, 11):
+def test_a_life_that_sleeps_meanwhile_changes_nothing(stopped, seconds, first):
+    for operation in range(first, 60, 22):
         faults = [Fault(1, 1, operation, "zombie", seconds)]
         outcome, training, _, broken = _resume(stopped, "newest-whole", faults)
         assert violations(outcome, training) == []
