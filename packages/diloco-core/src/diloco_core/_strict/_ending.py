@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 from .._errors import RunExistsError
 from .._exchange._endings import Ending
+from ._claims import watch_own
 from ._records import claim_key
-from ._rendezvous import watch_own
 
 if TYPE_CHECKING:
     from .._exchange._endings import Progress

@@ -25,12 +25,12 @@ from .._store._api import check_size
 from .._store._patient import Patient
 from .._timing import Timing
 from ._beginning import begin_run
+from ._claims import claim
 from ._ending import leave_run, tell_failure
 from ._inner import save_inner, saved_inner
 from ._liveness import Liveness
 from ._participant import Participant
 from ._records import Claim
-from ._rendezvous import claim
 from ._resume._resuming import claim_next, take_up
 from ._sync._sync import StoreSync
 

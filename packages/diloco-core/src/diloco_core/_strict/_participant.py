@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from .._arithmetic._sharded import Scratch
+from ._claims import check_not_resumed, watch_own
 from ._manifest import run_of
 from ._records import run_name
-from ._rendezvous import check_not_resumed, watch_own
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence

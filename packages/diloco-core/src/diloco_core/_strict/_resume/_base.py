@@ -11,8 +11,8 @@ from ..._exchange._base import Schema
 from ..._exchange._begun_with import OR_ELSE, check_schema, other_setting
 from ..._exchange._schemas import MAY_CHANGE
 from ..._store._reread import read_again
+from .._claims import refuse_elastic
 from .._manifest import MANIFEST, Manifest, lives_listed, manifest_key
-from .._rendezvous import refuse_elastic
 
 if TYPE_CHECKING:
     from ..._store._patient import Patient

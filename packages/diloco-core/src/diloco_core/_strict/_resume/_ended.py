@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, FormatError, RunExistsError
 from ..._exchange._endings import named_ranks
+from .._claims import read_claim
 from .._records import beat_key, claimed, note_key, read_note
-from .._rendezvous import read_claim
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

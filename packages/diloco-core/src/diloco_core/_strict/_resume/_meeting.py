@@ -18,16 +18,16 @@ from ..._store._reread import read_again
 from ..._timing import Wait
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
-from .._records import Claim, claim_key, claimed, noted
-from .._rendezvous import (
+from .._claims import (
     READS_AT_ONCE,
     check_not_resumed,
     check_own,
-    compare,
     read_claim,
     watch_own,
     write_table,
 )
+from .._compare import compare
+from .._records import Claim, claim_key, claimed, noted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
