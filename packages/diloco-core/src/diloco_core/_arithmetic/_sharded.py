@@ -110,12 +110,31 @@ def contributions(
             continue
         if groups is not None and not carries(groups, chunk.group):
             continue
-        values = job.contribution(chunk, scratch.tensor(0, layout, chunk))
-        if job.must_be_finite(chunk):
-            _check_finite(job, chunk, values, rank)
-        else:
-            _check_buffers(job, chunk, values, rank)
+        values = _checked(job, chunk, rank, scratch)
         yield codec_of(job.codec, layout, chunk.group).encode(values) if encoded else values
+
+
+def check_contribution(
+    job: SyncJob, shard: int, rank: int, chunk_bytes: int, scratch: Scratch
+) -> None:
+    """Check this replica's contribution to a shard that it does not send, before anybody changes anything.
+
+    Raises:
+        NonFiniteDeltaError: As for :func:`contributions`.
+    """
+    for chunk in job.layout.chunks(shard, chunk_bytes):
+        used = rank == 0 or job.layout.groups[chunk.group].rule is not Rule.FIRST
+        if used and not job.is_surely_finite(chunk):
+            _checked(job, chunk, rank, scratch)
+
+
+def _checked(job: SyncJob, chunk: Piece, rank: int, scratch: Scratch) -> torch.Tensor:
+    values = job.contribution(chunk, scratch.tensor(0, job.layout, chunk))
+    if job.must_be_finite(chunk):
+        _check_finite(job, chunk, values, rank)
+    else:
+        _check_buffers(job, chunk, values, rank)
+    return values
 
 
 def with_unchanged(job: SyncJob, groups: int, source: Source) -> Source:

@@ -62,6 +62,10 @@ class SyncJob(Protocol):
         """Whether contributions to the piece, and their mean, may hold neither NaN nor infinity."""
         ...
 
+    def is_surely_finite(self, piece: Piece) -> bool:
+        """Whether it can be told that the contribution is finite without computing it, which is quicker; False means unknown."""
+        ...
+
     def update(self, piece: Piece, reduced: torch.Tensor) -> torch.Tensor:
         """Apply the reduced contributions to this replica's copy, and return the new values (a view, or ``reduced`` itself)."""
         ...

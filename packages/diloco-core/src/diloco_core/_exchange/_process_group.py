@@ -16,7 +16,7 @@ import torch.distributed as dist
 from .._arithmetic._layout import Rule
 from .._arithmetic._reduction import mean
 from .._arithmetic._sent import as_sent
-from .._arithmetic._sharded import Scratch, contributions
+from .._arithmetic._sharded import Scratch, check_contribution
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_whole
 from .._errors import (
@@ -155,8 +155,7 @@ class ProcessGroupExchange(Exchange):
         start = clock()
         self._in_collectives = False
         for shard in range(layout.shards):
-            for _ in contributions(job, shard, self.rank, self._chunk_bytes, self._scratch):
-                pass  # only checks that all values are finite, before any replica changes anything
+            check_contribution(job, shard, self.rank, self._chunk_bytes, self._scratch)
         ready = clock()
         self._agree(job)
         waited = clock() - ready

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from .._arithmetic._layout import CHUNK_BYTES
 from .._arithmetic._reduction import reduce_shards
 from .._arithmetic._sent import as_sent
-from .._arithmetic._sharded import Scratch, adopt_shard, contributions
+from .._arithmetic._sharded import Scratch, adopt_shard, check_contribution
 from .._arithmetic._sync_job import SyncJob
 from .._checks import check_whole
 from .._errors import (
@@ -184,8 +184,7 @@ class InProcessExchange(Exchange):
         clock = self._timing.clock
         layout, start = job.layout, clock()
         for shard in range(layout.shards):
-            for _ in contributions(job, shard, self.rank, self._chunk_bytes, self._scratch):
-                pass
+            check_contribution(job, shard, self.rank, self._chunk_bytes, self._scratch)
         self._hub.arrive(self.rank, "contribute", self._progress, job)
         busy = clock() - start
         yield partial(self._hub.settled, "contribute", self._progress)

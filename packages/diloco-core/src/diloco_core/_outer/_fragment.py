@@ -177,6 +177,22 @@ class Fragment:
             torch.sub(base, local.to("cpu", base.dtype), out=part)
         return out
 
+    def is_surely_finite(self, piece: Piece) -> bool:
+        """Whether the model's values are so small that their difference from any finite value is finite, too.
+
+        The sum of their squares shows that. Where it is finite, no value is larger than the root of the dtype's largest
+        number, and the largest number of float32 and of float64 is so coarse that adding as little as that does not change it.
+        """
+        group = self.layout.groups[piece.group]
+        if group.rule is not Rule.OUTER or group.dtype not in (torch.float32, torch.float64):
+            return False
+        return all(
+            local.dtype is group.dtype
+            and local.device.type == "cpu"
+            and math.isfinite(torch.dot(local, local).item())
+            for local, _, _ in self._overlaps(piece)
+        )
+
     def unchanged(self) -> list[int]:
         """The groups of buffers that are still as in the global copy."""
         return [
@@ -315,9 +331,7 @@ class Fragment:
 
     def _parts(self, piece: Piece) -> list[tuple[Segment, int, int]]:
         """The tensors that have elements in a piece, and where in the group these elements start and stop."""
-        if (
-            piece not in self._parts_of_pieces
-        ):  # the same pieces come back several times in every sync
+        if piece not in self._parts_of_pieces:  # the same ones come back several times in a sync
             self._parts_of_pieces[piece] = list(self._parts_in(piece))
         return self._parts_of_pieces[piece]
 

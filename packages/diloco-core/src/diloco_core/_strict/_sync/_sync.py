@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ..._arithmetic._sharded import carried_groups, contributions
+from ..._arithmetic._sharded import carried_groups, check_contribution, contributions
 from ..._errors import RunExistsError, SyncTimeoutError
 from ..._exchange._endings import describe, named_ranks
 from ..._exchange._report import SyncReport
@@ -146,8 +146,7 @@ class StoreSync:
         participant = self._participant
         chunk_bytes, scratch = participant.chunk_bytes, participant.scratch
         for shard in self._owned:
-            for _ in contributions(self._job, shard, participant.rank, chunk_bytes, scratch):
-                pass
+            check_contribution(self._job, shard, participant.rank, chunk_bytes, scratch)
 
         def sent(shard: int) -> Iterator[torch.Tensor]:
             return contributions(
