@@ -9,12 +9,19 @@ import torch
 from safetensors.torch import load_file
 from training_lab import PATIENCE
 
-from diloco_core import CorruptedObjectError, DiLoCo, ObjectStoreAllReduce, RunExistsError, export
+from diloco_core import (
+    CorruptedObjectError,
+    DiLoCo,
+    ObjectStoreAllReduce,
+    ObjectStoreExchange,
+    RunExistsError,
+    export,
+)
 from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._strict._liveness import Liveness
-from diloco_core._strict._records import claim_key, commit_key, committed_sync, note
+from diloco_core._strict._records import claim_key, commit_key, committed_sync, note, note_key
 from diloco_core._timing import Timing
 from diloco_core.testing import run_replicas
 
@@ -190,3 +197,18 @@ def test_the_record_of_a_sync_says_of_which_run_it_is():
     assert committed_sync(commit_key(32 * "a", 7)) == (16 * "a", 7)
     assert committed_sync("commits/00000007.json") is None
     assert commit_key(32 * "a", 7) != commit_key(32 * "b", 7)
+
+
+@pytest.mark.parametrize("error", [RuntimeError("the data is missing"), RunExistsError("taken")])
+@pytest.mark.parametrize("is_taken", [False, True], ids=["free", "taken"])
+def test_who_fails_before_it_has_claimed_its_rank_speaks_for_no_other_process(
+    tmp_path, error, is_taken
+):
+    """Its note would end the run of the process that holds the rank."""
+    store = open_store(str(tmp_path))
+    if is_taken:
+        store.put(claim_key(1), [b"another process holds the rank"])
+    exchange = ObjectStoreExchange(open_store(str(tmp_path)), 1, 2)
+    exchange.abort(error)
+    told = not is_taken and isinstance(error, RuntimeError)
+    assert list(store.list("notes/")) == ([note_key(1)] if told else [])
