@@ -5,6 +5,7 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ SAYS = {
         all replicas hold the same model, to the last bit
     """,
     "diloco-core/examples/elastic_run.py": r"""
-        rank 2 came back, and passed over \d+ batches that the run has already
+        rank 2 came back, and went on with its batch number \d+
         all replicas hold the model that the store holds
     """,
     "diloco-core/examples/custom_exchange.py": r"""
@@ -82,6 +83,26 @@ def test_an_example_of_core(name, capsys):
     # In this process, where torch has been imported already.
     runpy.run_path(str(PACKAGES / name), run_name="__main__")
     assert re.fullmatch(wanted(name), capsys.readouterr().out)
+
+
+def test_no_batch_is_learned_twice_in_the_elastic_example_however_long_a_life_is():
+    """Inner state is saved every tenth sync: a life that comes back after it is told to skip few batches, or none."""
+    example = runpy.run_path(str(PACKAGES / "diloco-core/examples/elastic_run.py"))
+    module = example["train"].__globals__
+    batch, lives = module["batch"], {}
+
+    def noted(rank, number):
+        lives.setdefault((rank, threading.current_thread().name), []).append(number)
+        return batch(rank, number)
+
+    module.update(batch=noted, OUTER_STEPS=14)
+    train = module["train"]
+    module["train"] = lambda exchange, fails_after=None: train(exchange, fails_after and 12)
+    example["main"]()
+    assert len(lives) == 3
+    for numbers in lives.values():
+        assert numbers == sorted(set(numbers))
+        assert len(numbers) >= 120
 
 
 def test_every_example_is_here():

@@ -21,32 +21,29 @@ class MachineIsGoneError(Exception):
     """What happens to rank 2 in its first life."""
 
 
-def batches(rank):
-    """This rank's data, from its beginning, without end."""
-    generator = torch.Generator().manual_seed(rank)
+def batch(rank, number):
+    """One batch of this rank's data. It depends on its number alone, so no life of the rank takes another one's batches."""
+    generator = torch.Generator().manual_seed(1_000_000 * rank + number)
     wanted = torch.linspace(-1, 1, 16)
-    while True:
-        x = torch.randn(32, 16, generator=generator)
-        yield x, x @ wanted[:, None]
+    x = torch.randn(32, 16, generator=generator)
+    return x, x @ wanted[:, None]
 
 
 def train(exchange, fails_after=None):
     """Train one replica until the run has taken its outer steps."""
     model = torch.nn.Linear(16, 1)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
-    loader = batches(exchange.rank)
     with DiLoCo(model, optimizer, exchange, sync_every=10, flush="none") as outer:
-        skipped = outer.batches_to_skip  # 0 unless this rank has lived before
-        for _ in range(skipped):
-            next(loader)
+        began_at = outer.inner_steps  # 0 unless this rank has lived before
         while outer.committed < OUTER_STEPS:  # the run's steps, whoever took them
-            x, y = next(loader)
+            # A loader with a position of its own belongs in stateful= instead; see "Batches" in the README.
+            x, y = batch(exchange.rank, outer.inner_steps)
             torch.nn.functional.mse_loss(model(x), y).backward()
             optimizer.step()
             optimizer.zero_grad()
             if outer.committed == fails_after:
                 raise MachineIsGoneError
-    return skipped, model.state_dict()
+    return began_at, model.state_dict()
 
 
 def join(folder, rank):
@@ -79,10 +76,7 @@ def main():
                 raise end
         export(f"{folder}/run", f"{folder}/model.safetensors")
         model = load_file(f"{folder}/model.safetensors")
-    skipped = ends[2][0]
-    sys.stdout.write(
-        f"rank 2 came back, and passed over {skipped} batches that the run has already\n"
-    )
+    sys.stdout.write(f"rank 2 came back, and went on with its batch number {ends[2][0]}\n")
     for _, state in ends:
         assert all(torch.equal(state[name], model[name]) for name in model)
     sys.stdout.write("all replicas hold the model that the store holds\n")

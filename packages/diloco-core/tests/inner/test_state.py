@@ -264,3 +264,41 @@ def test_a_life_with_a_successor_saves_nothing():
     store = SimulatedStore()
     outcome = simulate(train, Schedule(1), Elastic(1, grace=4.0), store=store, most_lives=1)
     assert outcome.results == {(0, 1): "seen"}
+
+
+class TestALoaderThatIsNotSaved:
+    """``batches_to_skip`` counts from the restored state, so a loader that starts anew would give earlier batches again."""
+
+    def _life(self, tmp_path, caplog, **options):
+        net = torch.nn.Linear(3, 2)
+        inner = torch.optim.SGD(net.parameters(), lr=0.01)
+        if options.pop("scheduled", False):
+            scheduler = torch.optim.lr_scheduler.StepLR(inner, 1)
+            options["stateful"] = {"scheduler": scheduler}
+        exchange = ElasticExchange(open_store(str(tmp_path)), 0, 1, Elastic(1, grace=1.0))
+        with DiLoCo(net, inner, exchange, sync_every=2, **options) as outer:
+            before = len(caplog.records)
+            skip = outer.batches_to_skip, outer.batches_to_skip
+            wanted = outer.committed + 3
+            while outer.committed < wanted:
+                net(torch.ones(4, 3)).sum().backward()
+                inner.step()
+        return skip[0], [record.getMessage() for record in caplog.records[before:]]
+
+    @pytest.mark.parametrize("scheduled", [False, True])
+    def test_is_warned_of_once_by_whoever_asks(self, tmp_path, caplog, scheduled):
+        options = {"scheduled": scheduled}
+        assert self._life(tmp_path, caplog, **options) == (0, [])
+        skip, (warning,) = self._life(tmp_path, caplog, **options)
+        assert skip == 0
+        assert "The 6 batches before that are not counted" in warning
+        assert "pass it in stateful=, or choose batches by outer.inner_steps" in warning
+
+    @pytest.mark.parametrize(
+        "options", [{"stateful": {"loader": Loader()}}, {"save_inner_every": 0}]
+    )
+    def test_is_not_warned_of_where_the_number_is_right(self, tmp_path, caplog, options):
+        self._life(tmp_path, caplog, **options)
+        skip, warnings = self._life(tmp_path, caplog, **options)
+        assert skip == (0 if "stateful" in options else 6)
+        assert not warnings

@@ -253,8 +253,9 @@ class DiLoCo:
     def batches_to_skip(self) -> int:
         """Inner steps of this rank that the run had counted beyond the inner state that was restored.
 
-        A data loader that was restored with that state has to skip this many batches, or they would be learned twice. If no
-        state was restored, this is the number of all inner steps that the run had counted for this rank: 0 in a rank's first
+        A data loader that was restored with that state (because it is in ``stateful``) has to skip this many batches, or they
+        would be learned twice. If a state was restored and ``stateful`` holds no loader, reading this logs a warning (once). If
+        no state was restored, this is the number of all inner steps that the run had counted for this rank: 0 in a rank's first
         life. A saved state is not restored if it is damaged, or if the run has given up the syncs before it; the data loader
         then starts from the beginning.
 

@@ -206,7 +206,7 @@ class _SavesOwnState:
     @property
     def batches_to_skip(self) -> int:
         """Inner steps that the run has counted after the restored inner state was saved."""
-        return self._own_state.behind
+        return self._own_state.batches_to_skip()
 
     def try_own_state(self) -> None:
         """Check that this replica's own state can be saved."""

@@ -85,6 +85,18 @@ def overtaken(rank: int, skipped: int) -> None:
     )
 
 
+def loader_not_restored(rank: int, behind: int, before: int) -> None:
+    """``batches_to_skip`` was asked for after inner state was restored, but ``stateful`` holds nothing that could be a loader."""
+    _log.warning(
+        "rank %d: batches_to_skip is %d, counted from the saved inner state, but no data loader was restored with it: stateful= "
+        "has none. The %d batches before that are not counted. A loader that starts from the beginning would give them again: "
+        "pass it in stateful=, or choose batches by outer.inner_steps.",
+        rank,
+        behind,
+        before,
+    )
+
+
 def put_back(rank: int, names: Sequence[str]) -> None:
     """Parameters were changed after the last sync, without a step."""
     _log.warning(

@@ -5,19 +5,23 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+import torch
+
 from .._errors import CorruptedObjectError
 from .._inner._state import InnerState
+from . import _notices as notices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-
-    import torch
 
     from .._exchange._resumable import KeepingExchange
     from .._inner._state import Stateful
     from ._open_steps import OpenSteps
 
 _log = logging.getLogger("diloco_core")
+
+# What is often in stateful, and does not know which batches were learned.
+_NO_DATA = (torch.optim.lr_scheduler.LRScheduler, torch.amp.GradScaler)
 
 
 class OwnState:
@@ -54,10 +58,22 @@ class OwnState:
         self._open_steps = open_steps
         self.behind = 0
         self.overtaken = False
+        self._knows_data = any(not isinstance(holder, _NO_DATA) for holder in stateful.values())
+        self._untold = 0
         own = {} if open_steps is None else {"open_steps": open_steps}
         self._inner = InnerState(optimizers, stateful, names, own)
         self._every = every
         self._saved_at = 0
+
+    def batches_to_skip(self) -> int:
+        """What a data loader has to skip if its position was restored. Warns once if nothing was restored that could be a loader.
+
+        A loop that takes batch number ``inner_steps`` does not ask, and is not bothered.
+        """
+        untold, self._untold = self._untold, 0
+        if untold:
+            notices.loader_not_restored(self._exchange.rank, self.behind, untold)
+        return self.behind
 
     def try_out(self) -> None:
         """Check that everything can be saved as it is now, so that a problem does not show only after many syncs.
@@ -92,6 +108,7 @@ class OwnState:
                 passed_over = True
                 continue
             self.behind = max(0, inner_steps - steps)
+            self._untold = 0 if self._knows_data else inner_steps - self.behind
             if (
                 self._open_steps is not None
                 and steps == inner_steps
