@@ -29,6 +29,7 @@ from ._claims import claim
 from ._ending import leave_run, tell_failure
 from ._inner import save_inner, saved_inner
 from ._liveness import Liveness
+from ._old_states import OldStates
 from ._participant import Participant
 from ._records import Claim
 from ._resume._resuming import claim_next, take_up
@@ -108,6 +109,7 @@ class ObjectStoreExchange(RestartableExchange):
         self._meeting: Meeting | None = None
         self._last: StoreSync | None = None
         self._obsolete: list[str] = []
+        self._old_states = OldStates(0)
         self._unsynced: UnsyncedWatch | None = None
         self.when_ended: Callable[[], object] = bool  # called when this replica leaves or fails
         self._ended = ""
@@ -139,6 +141,7 @@ class ObjectStoreExchange(RestartableExchange):
         else:
             self._begin_run(own_claim, schema)
         self._schema = schema
+        self._old_states = OldStates(len(schema.fragments))
 
     def _begin_run(self, own_claim: Claim, schema: Schema) -> None:
         claim(self._store, own_claim, schema, self._timing)
@@ -183,6 +186,7 @@ class ObjectStoreExchange(RestartableExchange):
             )
         self._participant, self._progress = resumed.participant, resumed.progress
         self._obsolete, self._unsynced = resumed.obsolete, resumed.unsynced
+        self._old_states = OldStates(len(jobs), resumed.previous)
         self._steps = self._steps_counted = resumed.taken.inner_steps
         return resumed.taken
 
@@ -255,7 +259,7 @@ class ObjectStoreExchange(RestartableExchange):
         sync.contribute()
         yield sync.ready
         report = sync.finish(self._obsolete)
-        self._obsolete = sync.obsolete_keys()
+        self._obsolete = [*sync.contributed, *self._old_states.supersede(sync.superseded)]
         self._last = sync
         self._progress = self._progress.plus(job.kind)
         self._steps_counted = self._steps

@@ -64,11 +64,12 @@ class Loader:
             return False
         return True
 
-    def load(self, manifest: Manifest) -> tuple[TakenUp, list[str]]:
+    def load(self, manifest: Manifest) -> tuple[TakenUp, list[str], list[list[str]]]:
         """Load the state that the manifest names.
 
         Returns:
-            Where the run stands; and keys of this rank that are no longer needed when all replicas have loaded it.
+            Where the run stands; keys of this rank that are no longer needed when all replicas have loaded it; and the keys
+            that its last syncs have superseded (:class:`.OldStates`).
 
         Raises:
             CorruptedObjectError: The state is damaged.
@@ -97,11 +98,19 @@ class Loader:
             ) from error
         syncs = manifest.last_syncs(sync)
         kept = {key for index, last in enumerate(syncs) for key in keys_of(manifest, index, last)}
+        previous = [self._own_keys(manifest, before - len(syncs)) for before in sorted(syncs)]
+        kept.update(*previous)
         obsolete = [
             *(key for key in own_shards(listing, rank, manifest.world_size) if key not in kept),
             *own_contributions(participant.store.list("deltas/"), rank, participant.run),
         ]
-        return TakenUp(manifest.outer_steps(sync), counted[0], syncs), obsolete
+        return TakenUp(manifest.outer_steps(sync), counted[0], syncs), obsolete, previous
+
+    def _own_keys(self, manifest: Manifest, sync: int) -> list[str]:
+        if sync < 0:
+            return []
+        keys = keys_of(manifest, manifest.fragment_of(sync), sync)
+        return own_shards(keys, self._participant.rank, manifest.world_size)
 
     def _read(
         self,

@@ -74,6 +74,7 @@ class Resumed:
         progress: How many syncs the run has finished.
         taken: The state that was taken up.
         obsolete: Keys of this rank that are no longer needed when all replicas have taken up the run.
+        previous: Keys of this rank that the last syncs have superseded; see :class:`._old_states.OldStates`.
         unsynced: For rank 0: what watches over the objects that are not synced.
     """
 
@@ -81,6 +82,7 @@ class Resumed:
     progress: Progress
     taken: TakenUp
     obsolete: list[str]
+    previous: list[list[str]]
     unsynced: UnsyncedWatch | None
 
 
@@ -120,12 +122,13 @@ def take_up(
         )
     else:
         manifest = wait_for_choice(participant, claims[0].life, meeting)
-    taken, obsolete = loader.load(manifest)
+    taken, obsolete, previous = loader.load(manifest)
     _, sync = manifest.earlier[-1]
     return Resumed(
         replace(participant, earlier=manifest.earlier),
         Progress(sync + 1, sync + 1 - len(jobs)),
         taken,
         obsolete,
+        previous,
         unsynced,
     )

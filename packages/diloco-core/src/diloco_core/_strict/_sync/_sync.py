@@ -106,14 +106,14 @@ class StoreSync:
         """Keys of this replica's contribution."""
         return [self._objects.delta_key(self._participant.rank, self._groups)]
 
-    def obsolete_keys(self) -> list[str]:
-        """Keys of this replica that may be deleted when all replicas have finished this sync."""
-        state = (
+    @property
+    def superseded(self) -> list[str]:
+        """Keys of the shards of this replica in whose place this sync has put newer ones."""
+        return [
             state_key(self._participant.run_of(sync), sync, shard)
             for sync in self._job.supersedes
             for shard in self._owned
-        )
-        return [*self.contributed, *state]
+        ]
 
     def repair(self) -> None:
         """Write those shards of this replica again that others have found damaged; see :meth:`._published.OwnShards.repair`."""

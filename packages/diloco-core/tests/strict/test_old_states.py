@@ -1,0 +1,70 @@
+"""No single damaged object of a published state ends a strict run, whichever fragment it belongs to, whenever the run stops."""
+
+import copy
+
+import pytest
+from damage_lab import flip
+from strict_lab import Run
+from training_lab import identical
+
+from diloco_core._strict._old_states import OldStates
+
+
+def published(run):
+    return sorted(key for key in run.store.objects if key.startswith("state/"))
+
+
+def survives(run, fragments, at_least):
+    """Damage one object after the other, and go on without it. Returns the outer steps from which the run went on."""
+    steps = set()
+    for key in published(run):
+        again = Run(2, fragments, syncs=at_least + 2, store=copy.deepcopy(run.store))
+        again.lives = run.lives
+        again.store.objects[key] = flip(again.store.objects[key], 4 * len(run.store.objects[key]))
+        seen = {}
+        assert identical(again.live(resume="newest-whole", seen=seen)), key
+        steps |= {committed for committed, _, _ in seen.values()}
+    return steps
+
+
+@pytest.mark.parametrize("fragments", [1, 2, pytest.param(3, marks=pytest.mark.slow)])
+def test_of_a_run_that_ended_in_order(fragments):
+    run, syncs = Run(2, fragments), 3 * fragments
+    run.live(until=syncs)
+    # The newest of any fragment may be the one that is damaged: then the syncs since then are given up, too.
+    assert survives(run, fragments, syncs) == set(range(syncs - fragments, syncs + 1))
+    run.live(resume=True, until=syncs + 1)
+    assert survives(run, fragments, syncs + 1) == set(range(syncs + 1 - fragments, syncs + 2))
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize(
+    "operation",
+    [90, *(pytest.param(at, marks=pytest.mark.slow) for at in range(70, 130) if at != 90)],
+)
+def test_of_a_run_that_was_killed_in_the_middle_of_a_sync(fragments, operation):
+    run = Run(2, fragments)
+    run.live((0, operation, "kill before"), (1, operation - 2, "kill before"), until=40)
+    assert len(published(run)) >= 2 * (fragments + 1)
+    survives(run, fragments, 10)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_however_often_it_is_resumed_nothing_piles_up(fragments):
+    run, counts = Run(2, fragments), []
+    for life in range(8):
+        run.live(resume=life > 0, until=4 + life)
+        counts.append(len(published(run)))
+    assert max(counts) <= 2 * (2 * fragments + 1)
+    assert len(set(counts[2:])) == 1
+    run.live(resume=True, until=11 + 3 * fragments)
+    syncs = {int(key.split("/")[1]) for key in published(run)}
+    assert len(syncs) == 2 * fragments + 1
+
+
+def test_what_is_kept_of_three_fragments():
+    states = OldStates(3)
+    superseded = [states.supersede([f"of sync {sync}"]) for sync in range(6)]
+    assert superseded == [[], [], [], ["of sync 0"], ["of sync 1"], ["of sync 2"]]
+    assert OldStates(0).supersede(["a mean"]) == ["a mean"]
+    assert OldStates(1, [["the one before"]]).supersede(["the last one"]) == ["the one before"]
