@@ -1,10 +1,14 @@
 """The probe says what a store can do, and leaves nothing behind."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from diloco_core import ConfigurationError, StoreUnavailableError
 from diloco_core._store import _open as stores
-from diloco_core.probe import run
+from diloco_core.probe import main, run
 
 
 def test_a_folder_will_do(tmp_path):
@@ -30,3 +34,41 @@ def test_what_cannot_be_used_raises(tmp_path):
         run(str(tmp_path / "file" / "run"))
     with pytest.raises(ConfigurationError):
         run("nonsense://bucket/run")
+
+
+class TestTheCommandLine:
+    def test_says_what_was_tried_and_for_which_runs_it_is_enough(self, tmp_path, capsys):
+        assert main([str(tmp_path / "run")]) == 0
+        said, nothing = capsys.readouterr()
+        assert said.startswith("a small object was written, read, listed and removed in ")
+        assert said.endswith("created only once: strict and elastic runs can use this store\n")
+        assert not nothing
+
+    def test_says_if_elastic_runs_cannot_use_the_store(self, monkeypatch, capsys):
+        found = {"exclusive": False, "seconds": 0.1}
+        monkeypatch.setattr("diloco_core.probe.run", lambda uri: found)
+        assert main(["/somewhere"]) == 0
+        assert "strict runs can use this store, elastic runs cannot" in capsys.readouterr().out
+
+    def test_fails_where_the_store_cannot_be_used(self, tmp_path, capsys):
+        (tmp_path / "file").touch()
+        assert main([str(tmp_path / "file" / "run")]) == 1
+        said, error = capsys.readouterr()
+        assert not said
+        assert f"the folder '{tmp_path}/file/run' cannot be written" in error
+
+    def test_tells_a_wrong_uri_from_a_store_that_fails(self, capsys):
+        assert main(["nonsense://bucket/run"]) == 2
+        assert "nonsense" in capsys.readouterr().err
+        with pytest.raises(SystemExit) as ending:
+            main([])
+        assert ending.value.code == 2
+        assert "usage: python -m diloco_core.probe" in capsys.readouterr().err
+
+    @pytest.mark.processes
+    def test_is_there(self, tmp_path):
+        command = [sys.executable, "-m", "diloco_core.probe", str(tmp_path)]
+        environ = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+        done = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert "strict and elastic runs" in done.stdout

@@ -1,19 +1,32 @@
-"""Tests from a replica's machine whether a store can serve as a rendezvous: the entrypoint ``diloco_core.probe:run``."""
+"""Tests whether a store can serve as a rendezvous, from the machine where a replica would run.
+
+A launcher names the entrypoint ``diloco_core.probe:run``. By hand::
+
+    python -m diloco_core.probe s3://bucket/run-1
+"""
 
 from __future__ import annotations
 
+import argparse
+import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from diloco_protocol import DilocoError
+
+from ._errors import ConfigurationError
 from ._store._api import creates_once
 from ._store._open import open_store
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 def run(uri: str) -> dict[str, Any]:
     """Write, read, list, create twice and remove a small object under a prefix.
 
     Args:
-        uri: The prefix, as for :func:`diloco_core.connect`; nothing is left there.
+        uri: The prefix, as for :func:`diloco_core.connect`. No object is left there; in a file system, empty folders are.
 
     Returns:
         ``exclusive`` (whether an object can be created only once, as elastic runs need) and ``seconds`` (for all of it).
@@ -30,3 +43,38 @@ def run(uri: str) -> dict[str, Any]:
     finally:
         store.close()
     return {"exclusive": exclusive, "seconds": round(time.monotonic() - began, 3)}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line.
+
+    Returns:
+        The exit status: 0 if the store can be used (a sentence says for which runs), 1 if it cannot. 2 if the arguments are
+        wrong, among them a URI that is malformed or whose scheme is unknown; argparse exits by itself if one is missing.
+    """
+    parser = argparse.ArgumentParser(
+        prog="python -m diloco_core.probe",
+        description="Write, read, list, create twice and remove a small object in a store, as a run would.",
+    )
+    parser.add_argument("uri", help="the prefix: a folder or s3://…; no object is left there")
+    try:
+        found = run(parser.parse_args(argv).uri)
+    except ConfigurationError as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    except DilocoError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    use = (
+        "and an object can be created only once: strict and elastic runs can use this store"
+        if found["exclusive"]
+        else "but an object can be created twice: strict runs can use this store, elastic runs cannot"
+    )
+    sys.stdout.write(
+        f"a small object was written, read, listed and removed in {found['seconds']} s, {use}\n"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -167,8 +167,9 @@ class TestLivesOfARank:
         elastic = Elastic(2, grace=30.0, topology=topology)
         outcome = _run(training, trouble, Schedule(3, restart_after=0.5), elastic, store=store)
         assert violations(outcome, training) == []
+        assert (1, 2) in {(rank, life) for rank, life, _ in training.entered[2]}
         first = training.reports[1, 2][0]
-        assert (first.sync, first.inner_steps, first.contribution) == (2, 0, "none")
+        assert (first.sync, first.inner_steps, first.contribution) == (3, 2, "counted")
         assert _epochs(store, 2) == {0: 1, 1: 1, 2: 1}
         made = [delta for delta in map(Delta.parse, store.written) if delta is not None]
         assert [delta.epoch for delta in made if (delta.sync, delta.rank) == (2, 1)] == [1]

@@ -24,16 +24,18 @@ from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
 
 
-def _train(uri, rank, syncs, loader, world_size=1, every=10, stop=None, **settings):
+def _train(uri, rank, syncs, loader, world_size=1, every=10, stop=None, reports=None, **settings):
     torch.manual_seed(5)
     net = torch.nn.Linear(3, 2)
     inner = torch.optim.AdamW(net.parameters(), lr=0.01)
     exchange = ElasticExchange(open_store(uri), rank, world_size, Elastic(1, grace=1.0, **settings))
-    outer = DiLoCo(
-        net, inner, exchange, sync_every=2, stateful={"loader": loader}, save_inner_every=every
-    )
+    options = {"sync_every": 2, "stateful": {"loader": loader}, "save_inner_every": every}
+    if reports is not None:
+        options["on_sync"] = lambda report: reports.append(
+            (report.sync, outer.committed, loader.position)
+        )
     noise = []
-    with outer:
+    with DiLoCo(net, inner, exchange, **options) as outer:
         for _ in range(outer.batches_to_skip):
             next(loader)
         while outer.committed < syncs:
@@ -88,9 +90,11 @@ def test_what_is_counted_while_a_life_begins_is_passed_over_and_its_state_is_sav
         patched.setattr(ElasticSync, "finish", interrupted)
         with pytest.raises(KeyboardInterrupt):
             _train(str(tmp_path), 0, 9, Loader())
-    loader = Loader()
-    _, _, _, outer = _train(str(tmp_path), 0, 6, loader)
+    loader, reports = Loader(), []
+    _, _, _, outer = _train(str(tmp_path), 0, 6, loader, reports=reports)
     assert outer.batches_to_skip == 8
+    # Not (4, ...): the caller has no loop yet when that sync is adopted, and the loader does not stand where it stood.
+    assert reports == [(5, 5, 10), (6, 6, 12)]
     assert loader.seen == list(range(1, 13))
     assert "an earlier life of this rank took and this one did not" not in caplog.text
     assert (tmp_path / inner_key(0, 2, 6)).exists(), (

@@ -123,7 +123,9 @@ class DiLoCo:
             They are also saved when the block is left. A save uploads the inner optimizer's state: for Adam, about twice the
             bytes of the model. In strict runs with several fragments, it also uploads the values of those that hold inner
             steps at that moment, and the newest two saves of every rank are kept.
-        on_sync: Called after every sync with its report, inside the inner optimizer's ``step()``.
+        on_sync: Called after every sync with its report: inside the inner optimizer's ``step()``, or where the block is left.
+            While the block is entered it is not called: a rank of an elastic run that joins or comes back begins with what was
+            decided until then, and :attr:`committed` says how far that is.
 
     Raises:
         ConfigurationError: An argument is not allowed, tensors share memory without being tied, or the optimizers and the

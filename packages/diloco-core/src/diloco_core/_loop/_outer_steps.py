@@ -35,7 +35,7 @@ class OuterSteps:
         rank: The number of this replica.
         before: Called before every sync; raises an error if the model must not be synced.
         adopted: Called when values were adopted, before anything is counted.
-        on_sync: Called with every report, or None.
+        on_sync: Called with the report of every sync while this replica trains, or None.
 
     Attributes:
         count: The inner and outer steps of this replica.
@@ -167,7 +167,9 @@ class OuterSteps:
                 self._failure = f"{type(error).__name__}: {error}"
             raise
         _log.debug("rank %d: %s", self._rank, report)
-        if self._on_sync is not None:
+        # What was decided before this replica trains belongs to the state that it begins with. The caller does not have the
+        # loop yet (`with DiLoCo(...) as outer`), and the inner state is not restored.
+        if self._on_sync is not None and self.training:
             self._on_sync(report)
         return report
 

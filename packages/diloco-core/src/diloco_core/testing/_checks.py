@@ -53,6 +53,7 @@ class SimulatedTraining:
 
     Attributes:
         states: For every sync, by its number in the log, what replicas held after it: (rank, life, global copies).
+        entered: The same for lives that have just entered: ``on_sync`` is not called for what they adopt until then.
         steps: For every sync, which numbers of outer steps replicas counted after it.
         reports: All reports, by (rank, life).
         salts: Which life of a rank an epoch was.
@@ -68,6 +69,7 @@ class SimulatedTraining:
     seconds: float = 1.0
     pauses: dict[tuple[int, int], float] = field(default_factory=dict)
     states: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = field(default_factory=dict)
+    entered: dict[int, list[tuple[int, int, list[torch.Tensor]]]] = field(default_factory=dict)
     steps: dict[int, set[int]] = field(default_factory=dict)
     reports: dict[tuple[int, int], list[SyncReport]] = field(default_factory=dict)
     salts: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -87,19 +89,18 @@ class SimulatedTraining:
             reports.append(report)
             ledger.position += report.batches_to_skip
             if report.committed:
-                copies = [
-                    copy.clone()
-                    for part in outer.state_dict()["fragments"]
-                    for copy in part["copy"]
-                ]
-                number = node.exchange.position.sync
-                self.steps.setdefault(number, set()).add(outer.committed)
-                states = self.states.setdefault(number, [])
-                if states and all(
-                    torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)
-                ):
-                    copies = states[0][2]  # long runs would fill the memory
-                states.append((node.rank, node.life, copies))
+                note_state(self.states)
+
+        def note_state(held: dict[int, list[tuple[int, int, list[torch.Tensor]]]]) -> None:
+            copies = [
+                copy.clone() for part in outer.state_dict()["fragments"] for copy in part["copy"]
+            ]
+            number = node.exchange.position.sync
+            self.steps.setdefault(number, set()).add(outer.committed)
+            states = held.setdefault(number, [])
+            if states and all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
+                copies = states[0][2]  # long runs would fill the memory
+            states.append((node.rank, node.life, copies))
 
         outer = DiLoCo(
             model,
@@ -119,6 +120,7 @@ class SimulatedTraining:
                 node.exchange.settings.resume == "newest-whole"
             )
             ledger.position += outer.batches_to_skip
+            note_state(self.entered)
             while outer.committed < self.syncs:
                 start = self._spent(node)
                 step = outer.inner_steps
@@ -223,7 +225,7 @@ def violations(
     log, broken = read_log(outcome.store)
     problems += broken
     expected = training.expected(log)
-    for sync, states in sorted(training.states.items()):
+    for sync, states in [*sorted(training.states.items()), *sorted(training.entered.items())]:
         for rank, life, copies in states:
             if not all(torch.equal(a, b) for a, b in zip(copies, states[0][2], strict=True)):
                 problems.append(
