@@ -135,6 +135,14 @@ class Run:
         return values(net)
 
 
+def in_folder(run, folder):
+    """The objects of a run as files of a folder, which can be exported."""
+    for key, data in run.store.objects.items():
+        (folder / key).parent.mkdir(parents=True, exist_ok=True)
+        (folder / key).write_bytes(data)
+    return folder
+
+
 def refused(run, error, match, **options):
     """All ranks refuse, and nothing is written."""
     before = dict(run.store.objects)

@@ -322,10 +322,11 @@ RECORDS = {
             {"a": "float32[3]"},
             [],
             {},
-            [(1, "0f"), (2, "f0")],
+            [(2, "0f"), (2, "f0")],
             [(32 * "1", 4)],
+            [16 * "2"],
         ).to_bytes(),
-        lambda data: Manifest.from_bytes(data, 1, "x"),
+        lambda data: Manifest.from_bytes(data, 2, "x"),
     ),
 }
 

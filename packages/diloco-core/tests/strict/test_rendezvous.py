@@ -312,7 +312,14 @@ class TestMeeting:
             assert set(stray) <= set(keys)
 
     @pytest.mark.parametrize(
-        "left", ["manifest.json", "commits/00000000.json", f"commits/00000000.{16 * 'a'}.json"]
+        "left",
+        [
+            "manifest.json",
+            "manifests/0002.json",
+            "commits/00000000.json",
+            f"commits/00000000.{16 * 'a'}.json",
+            f"state/00000000/00000.{16 * 'a'}.safetensors",
+        ],
     )
     def test_what_is_left_of_another_run_is_refused(self, lab, tmp_path, left):
         (exchange,) = lab.store_exchanges(tmp_path, 1)

@@ -3,7 +3,7 @@
 import pytest
 from damage_lab import flip
 from safetensors.torch import load_file
-from strict_lab import Run, manifest
+from strict_lab import Run, in_folder, manifest
 from training_lab import identical
 
 from diloco_core import (
@@ -69,10 +69,7 @@ def test_what_is_exported_is_what_is_resumed(tmp_path, caplog):
     run.live(until=3)
     run.live(resume=True, until=5)
     (weights, *_) = run.live(resume=True)
-    folder = tmp_path / "run"
-    for key, data in run.store.objects.items():
-        (folder / key).parent.mkdir(parents=True, exist_ok=True)
-        (folder / key).write_bytes(data)
+    folder = in_folder(run, tmp_path / "run")
     assert export(folder, tmp_path / "model") == 6
     assert identical([load_file(tmp_path / "model"), weights])
     newest = max(key for key in run.store.objects if key.startswith("state/"))

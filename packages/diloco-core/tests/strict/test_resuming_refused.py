@@ -178,7 +178,7 @@ class TestWhatDiffers:
 
     def test_a_run_that_never_began(self):
         run = Run(2)
-        run.live((0, 6, "kill after"), ranks=[0])
+        run.live((0, 8, "kill after"), ranks=[0])
         refused(run, RendezvousError, "ended before all of its replicas had met")
 
     def test_a_run_without_its_manifest(self, stopped):

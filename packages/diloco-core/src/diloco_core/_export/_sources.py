@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from typing import TYPE_CHECKING, Any
 
 from .._elastic._log._keys import MANIFEST
 from .._elastic._log._records import Manifest
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._model._unsynced import unsynced_key, unsynced_seed
+from .._store._reread import read_again
 from .._strict._manifest import Manifest as StrictManifest
-from .._strict._manifest import lives_listed, manifest_key
-from .._strict._states import of_unknown_names
+from .._strict._manifest import check_descent, lives_listed, manifest_key
+from .._strict._states import lost_manifest
+from .._timing import Timing
 from ._elastic import ElasticSource
 from ._source import PublishedFile
 from ._strict import StrictSource
@@ -23,9 +26,10 @@ if TYPE_CHECKING:
     from ._source import Source
 
 _NO_MANIFEST = (
-    "The manifest describes all other objects, so nothing can be exported without it. If you have a copy, put it back. In an "
-    "elastic run, a replica that is still running writes it again: try again later."
+    "The manifest describes all other objects, so nothing can be exported without it. If you have a copy, put it back. If the "
+    "run is still going on, one of its replicas writes it again: try again later."
 )
+_log = logging.getLogger("diloco_core")
 
 
 def find_source(store: Store) -> Source:
@@ -33,24 +37,11 @@ def find_source(store: Store) -> Source:
 
     Raises:
         RendezvousError: The store holds no run, or one without a model.
-        CorruptedObjectError: The manifest is damaged, or it is gone while other objects of a run are there.
+        CorruptedObjectError: The manifest is damaged, or it is gone while other objects of a run are there, or objects of two
+            runs are there.
     """
-    origin = f"{store.uri}/{MANIFEST}"
     try:
-        data = store.get(MANIFEST)
-    except ObjectNotFoundError:
-        # No replica commits or publishes anything before the manifest is there.
-        if store.list("commits/") or store.list("state/"):
-            raise CorruptedObjectError(
-                f"{origin} is gone, while other objects of a run are there. {_NO_MANIFEST}"
-            ) from None
-        raise RendezvousError(
-            f"{store.uri} holds no run, since there is no {MANIFEST}: check the URI"
-        ) from None
-    except CorruptedObjectError as error:
-        raise CorruptedObjectError(f"{sentence(error)} {_NO_MANIFEST}") from error
-    try:
-        return _source(store, data, origin)
+        return _source(store)
     except CorruptedObjectError as error:
         raise CorruptedObjectError(f"{sentence(error)} {_NO_MANIFEST}") from error
 
@@ -61,16 +52,32 @@ def sentence(error: Exception) -> str:
     return message if message.endswith((".", "!", "?")) else f"{message}."
 
 
-def _source(store: Store, data: bytes, origin: str) -> Source:
+def _source(store: Store) -> Source:
+    lives = lives_listed(store.list("manifests/"))
     try:
-        record: Mapping[str, Any] = json.loads(data)
-        strict = record.get("membership") == "strict"
-    except (ValueError, AttributeError, RecursionError):
-        raise CorruptedObjectError(f"{origin} is damaged: it is not a JSON object") from None
-    if not strict:
-        return ElasticSource(store, Manifest.from_json(data, origin))
-    manifest = _newest(store, StrictManifest.from_bytes(data, 1, origin))
-    _check_newest(store, manifest)
+        # Without later manifests, everything is read again by the caller.
+        first = read_again(Timing(), lambda: _first(store), most=2 if lives else 0)
+    except CorruptedObjectError as error:
+        if not lives:
+            raise
+        # The later manifests of a strict run repeat what the first one says.
+        _log.warning("%s %s is read instead.", sentence(error), manifest_key(lives[0]))
+        first = None
+    if isinstance(first, Manifest):
+        return ElasticSource(store, first)
+    manifest = _later(store, lives[0], first) if lives else first
+    if manifest is None:
+        raise RendezvousError(
+            f"{store.uri} holds no run, since there is no {MANIFEST}: check the URI"
+        )
+    lost = lost_manifest(
+        manifest,
+        [*store.list("state/"), *store.list("commits/")],
+        store.list("claims/"),
+        store.uri,
+    )
+    if lost:
+        raise CorruptedObjectError(lost)
     if not manifest.fragments:
         raise RendezvousError(
             f"{store.uri} holds a run without a model, such as plain means, so there is nothing to export"
@@ -78,29 +85,34 @@ def _source(store: Store, data: bytes, origin: str) -> Source:
     return StrictSource(store, manifest)
 
 
-def _newest(store: Store, first: StrictManifest) -> StrictManifest:
-    """The newest manifest of a strict run."""
-    lives = lives_listed(store.list("manifests/"))
-    if not lives:
-        return first
-    key = manifest_key(lives[0])
-    return StrictManifest.from_bytes(store.get(key), lives[0], f"{store.uri}/{key}")
+def _first(store: Store) -> Manifest | StrictManifest | None:
+    """The manifest with which the run was begun; None if the store holds no run."""
+    origin = f"{store.uri}/{MANIFEST}"
+    try:
+        data = store.get(MANIFEST)
+    except ObjectNotFoundError:
+        # No replica commits or publishes anything before the manifest is there.
+        if any(map(store.list, ("commits/", "state/", "manifests/"))):
+            raise CorruptedObjectError(
+                f"{origin} is gone, while other objects of a run are there."
+            ) from None
+        return None
+    try:
+        record: Mapping[str, Any] = json.loads(data)
+        strict = record.get("membership") == "strict"
+    except (ValueError, AttributeError, RecursionError):
+        raise CorruptedObjectError(f"{origin} is damaged: it is not a JSON object") from None
+    return (
+        StrictManifest.from_bytes(data, 1, origin) if strict else Manifest.from_json(data, origin)
+    )
 
 
-def _check_newest(store: Store, manifest: StrictManifest) -> None:
-    """Refuse to export an older state because a later manifest is gone.
-
-    Raises:
-        CorruptedObjectError: One is gone.
-    """
-    claims = store.list("claims/")
-    keys = [*store.list("state/"), *store.list("commits/")]
-    unknown = of_unknown_names(manifest, keys, claims)
-    if unknown:
-        raise CorruptedObjectError(
-            f"{store.uri} holds {unknown[0]}, which the run has published after it was resumed, but no manifest says so: "
-            "something else has deleted an object under manifests/"
-        )
+def _later(store: Store, life: int, first: StrictManifest | None) -> StrictManifest:
+    """The manifest that a later life of a strict run has written."""
+    key = manifest_key(life)
+    manifest = StrictManifest.from_bytes(store.get(key), life, f"{store.uri}/{key}")
+    check_descent(first, manifest, store.uri)
+    return manifest
 
 
 def unsynced_files(source: Source) -> list[PublishedFile]:

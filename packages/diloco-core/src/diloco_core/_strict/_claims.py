@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError, RunExistsError
 from .._store._reread import read_again
-from ._manifest import MANIFEST
+from ._manifest import MANIFEST, lives_listed, manifest_key
 from ._records import Claim, claim_key, schema_digest, schema_key, schema_record
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from .._exchange._base import Schema
     from .._store._patient import Patient
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 _ELASTIC_CLAIM = re.compile(r"claims/[0-9]{5}/[0-9]+\.json")
 # The keys of commit records of elastic runs, and of strict runs of earlier versions, do not name the run.
 _COMMIT = re.compile(r"commits/[0-9]{8}(\.[0-9a-f]{16})?\.json")
+_SHARD = re.compile(r"state/[0-9]{8}/[0-9]{5}\.[0-9a-f]{16}\.safetensors")
 READS_AT_ONCE = 16
 OWN_PREFIX = "Give every run a prefix of its own"
 
@@ -40,13 +41,31 @@ def claim(store: Patient, own_claim: Claim, schema: Schema, timing: Timing) -> N
     refuse_elastic(store.uri, claims)
     key_of_claim = claim_key(own_claim.rank)
     if key_of_claim not in claims:
-        # This run cannot have written these objects yet, since that comes after all ranks are claimed.
-        for key in (MANIFEST, *filter(_COMMIT.fullmatch, store.list("commits/"))):
-            if store.get(key) is not None:
-                raise RunExistsError(f"{store.uri} holds {key!r} of an earlier run. {OWN_PREFIX}.")
+        _refuse_used(store)
     write_table(store, schema)
     if not store.create(key_of_claim, own_claim.to_bytes):
         check_own(store, own_claim, timing)
+
+
+def _refuse_used(store: Patient) -> None:
+    """Refuse a prefix with objects of an earlier run: a run that is resumed would take them for its own.
+
+    This run cannot have written any of them yet, since that comes after all ranks are claimed.
+    """
+
+    def left() -> Iterator[str]:
+        yield MANIFEST
+        yield from filter(_COMMIT.fullmatch, store.list("commits/"))
+        yield from map(manifest_key, lives_listed(store.list("manifests/")))
+        yield from filter(_SHARD.fullmatch, store.list("state/"))
+
+    for key in left():
+        # A listing may be older than the emptying of the prefix.
+        if store.read(key, lambda _: True):
+            raise RunExistsError(
+                f"{store.uri} holds {key!r} of an earlier run. {OWN_PREFIX}, or delete everything under this one first. If this "
+                "was to continue that run, pass resume=True."
+            )
 
 
 def write_table(store: Patient, schema: Schema) -> None:

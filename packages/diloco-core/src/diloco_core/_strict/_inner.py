@@ -68,7 +68,8 @@ def _believed(participant: Participant, listed: Iterable[str]) -> list[tuple[int
 
 def _known(participant: Participant, listed: Iterable[str]) -> set[str]:
     """What this life of the rank and those before it have saved, whether it counts or not."""
-    names = {run[:16] for run in (participant.run, *(name for name, _ in participant.earlier))}
+    runs = (participant.run, *(name for name, _ in participant.earlier), *participant.given_up)
+    names = {run[:16] for run in runs}
     matches = filter(None, map(_INNER.fullmatch, listed))
     return {match[0] for match in matches if match[2] in names}
 

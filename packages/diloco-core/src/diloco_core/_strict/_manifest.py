@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._checks import MOST_RANKS
-from .._errors import FormatError
+from .._errors import CorruptedObjectError, FormatError
 from .._wire._fields import Fields
 from .._wire._sealed import seal, unseal
 
@@ -43,6 +43,8 @@ class Manifest:
         members: For each rank, which process takes part: its life and its nonce.
         earlier: The names that the run had before, in order, each with the number of the last sync that counts under it. If
             the name before it has the same number, no sync counts under it.
+        given_up: The beginnings of other names under which something had been published when the run was resumed: those of
+            lives whose manifests were lost, so that the run went on without them. Nothing counts under these names.
     """
 
     run_id: str
@@ -54,6 +56,12 @@ class Manifest:
     unsynced: Mapping[str, Any]
     members: Sequence[tuple[int, str]]
     earlier: Sequence[tuple[str, int]] = field(default=())
+    given_up: Sequence[str] = field(default=())
+
+    @property
+    def first(self) -> str:
+        """The name with which the run was begun."""
+        return self.earlier[0][0] if self.earlier else self.run
 
     @property
     def life(self) -> int:
@@ -114,6 +122,7 @@ class Manifest:
                 "unsynced": dict(self.unsynced),
                 "members": [{"life": life, "nonce": nonce} for life, nonce in self.members],
                 "earlier": [{"run": run, "last": last} for run, last in self.earlier],
+                "given_up": list(self.given_up),
             },
         )
 
@@ -150,13 +159,36 @@ class Manifest:
                 (part.text("run", "[0-9a-f]{32}"), part.whole("last"))
                 for part in fields.parts("earlier")
             ],
+            fields.texts("given_up", "[0-9a-f]{16}"),
         )
         ends = [last for _, last in manifest.earlier]
         if len(manifest.members) != world_size or manifest.life != life or ends != sorted(ends):
             raise fields.wrong(
                 "it does not name one process of every rank, or no order of its lives"
             )
+        if bool(ends) == (life == 1) or manifest.names.intersection(manifest.given_up):
+            raise fields.wrong("the names that it gives do not fit together")
         return manifest
+
+
+def check_descent(first: Manifest | None, newest: Manifest, uri: str) -> None:
+    """Refuse a later manifest of another run than the one that the prefix was begun with.
+
+    Args:
+        first: The manifest of the first life; None if it cannot be read, and then nothing can be compared.
+        newest: A manifest of a later life.
+        uri: Where they are.
+
+    Raises:
+        CorruptedObjectError: They are of two runs.
+    """
+    if first is not None and newest.first != first.run:
+        key = manifest_key(newest.life)
+        raise CorruptedObjectError(
+            f"{uri}/{key} belongs to another run than {uri}/{MANIFEST}: two runs have used this prefix, and objects of one of "
+            f"them are left. To go on with the run of {MANIFEST}, move {key} away. To go on with the other run, put its own "
+            f"{MANIFEST} back"
+        )
 
 
 def run_of(earlier: Iterable[tuple[str, int]], run: str, sync: int) -> str:

@@ -37,6 +37,7 @@ class Participant:
         check_claim: Raises an error if another run uses the prefix by now.
         check_not_resumed: Raises an error if a later process has resumed the run in the place of this one.
         earlier: The names that the run had before it was resumed; see :class:`._manifest.Manifest`.
+        given_up: The beginnings of names under which nothing counts.
     """
 
     store: Patient
@@ -50,6 +51,7 @@ class Participant:
     check_claim: Callable[[], None]
     check_not_resumed: Callable[[], None]
     earlier: Sequence[tuple[str, int]] = ()
+    given_up: Sequence[str] = ()
 
     @classmethod
     def of(

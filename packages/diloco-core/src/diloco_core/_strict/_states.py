@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError, FormatError
+from ._manifest import manifest_key
 from ._records import claimed, committed_sync, note_key, read_note
 from ._sync._objects import shard_listed, shards_listed, state_key
 
@@ -91,25 +92,48 @@ def finished_syncs(manifest: Manifest, uri: str, read: Callable[[str], bytes | N
     return numbers
 
 
-def of_unknown_names(
-    manifest: Manifest, keys: Iterable[str], claims: Iterable[str], before: float = math.inf
-) -> list[str]:
-    """Keys of objects that show that a later manifest is gone: nothing is published under a name before its manifest is written.
+def unknown_names(manifest: Manifest, keys: Iterable[str]) -> dict[str, str]:
+    """Names that are in the keys of published objects and that the manifest does not know, each with one of these keys.
 
-    Unknown names alone show nothing: they may be those of another run whose prefix was emptied, and one of whose processes is
-    still alive. A later life of rank 0 has to show that there could be a later manifest.
+    Args:
+        manifest: The newest manifest that can be read.
+        keys: Keys of published shards and of commit records.
+    """
+    known = manifest.names.union(manifest.given_up)
+    syncs = {key: committed_sync(key) or shard_listed(key) for key in sorted(keys, reverse=True)}
+    return {sync[0]: key for key, sync in syncs.items() if sync and sync[0] not in known}
+
+
+def lost_manifest(
+    manifest: Manifest,
+    keys: Iterable[str],
+    claims: Iterable[str],
+    uri: str,
+    before: float = math.inf,
+) -> str:
+    """Whether objects show that a later manifest is gone: a sentence that says so, or "".
+
+    Nothing is published under a name before its manifest is written. But unknown names alone show nothing: they may be those of
+    another run whose prefix was emptied, and one of whose processes is still alive. A later life of rank 0 has to show that
+    there could be a later manifest.
 
     Args:
         manifest: The newest manifest that can be read.
         keys: Keys of published shards and of commit records.
         claims: The keys under ``claims/``, which show how many lives rank 0 has had.
+        uri: Where the run is.
         before: Only lives of rank 0 before this one matter; if left out, all.
     """
-    lives = [life for rank, life in claimed(claims) if rank == 0]
-    if not any(manifest.life < life < before for life in lives):
-        return []
-    syncs = {key: committed_sync(key) or shard_listed(key) for key in keys}
-    return sorted(key for key, sync in syncs.items() if sync and sync[0] not in manifest.names)
+    lives = sorted(life for rank, life in claimed(claims) if rank == 0)
+    missing = [manifest_key(life) for life in lives if manifest.life < life < before]
+    unknown = unknown_names(manifest, keys)
+    if not missing or not unknown:
+        return ""
+    which = missing[0] if len(missing) == 1 else f"one of {', '.join(missing)}"
+    return (
+        f"{uri} holds {min(unknown.values())}, which the run has published after it was resumed, but no manifest says so: an "
+        f"object under manifests/ is damaged, or something else has deleted it ({which}). If you have a copy, put it back."
+    )
 
 
 def missing_keys(manifest: Manifest, listed: Collection[str], sync: int) -> list[str]:

@@ -12,7 +12,7 @@ from ..._exchange._begun_with import OR_ELSE, check_schema, other_setting
 from ..._exchange._schemas import MAY_CHANGE
 from ..._store._reread import read_again
 from .._claims import refuse_elastic
-from .._manifest import MANIFEST, Manifest, lives_listed, manifest_key
+from .._manifest import MANIFEST, Manifest, check_descent, lives_listed, manifest_key
 
 if TYPE_CHECKING:
     from ..._store._patient import Patient
@@ -77,7 +77,7 @@ def newest_manifest(
         may_go_back: Whether to pass over later manifests that are damaged.
 
     Raises:
-        CorruptedObjectError: The manifest is damaged.
+        CorruptedObjectError: The manifest is damaged, or belongs to another run than the first one.
         FormatError: Another version of diloco-core has begun the run.
     """
     lives = [
@@ -85,7 +85,7 @@ def newest_manifest(
     ]
     for life in lives:
         try:
-            return read_manifest(store, timing, life)
+            manifest = read_manifest(store, timing, life)
         except CorruptedObjectError as error:
             text = (
                 f"{str(error).rstrip('.')}. It describes what the run has done since it was resumed. If you have a copy, put it "
@@ -94,7 +94,34 @@ def newest_manifest(
             if not may_go_back:
                 raise CorruptedObjectError(f"{text} {GO_BACK}") from error
             _log.error("%s", text)
-    return read_manifest(store, timing, 1)
+        else:
+            if manifest is not None:
+                check_descent(_first_manifest(store, timing, life), manifest, store.uri)
+            return manifest
+    try:
+        return read_manifest(store, timing, 1)
+    except CorruptedObjectError as error:
+        raise CorruptedObjectError(
+            f"{str(error).rstrip('.')}. It says what the run is, which cannot be resumed without it. If you have a copy, put it "
+            "back."
+        ) from error
+
+
+def _first_manifest(store: Patient, timing: Timing, life: int) -> Manifest | None:
+    """The manifest of the first life, which the later ones repeat; None if it cannot be read."""
+    try:
+        manifest = read_manifest(store, timing, 1)
+        damage = f"{store.uri}/{MANIFEST} is gone"
+    except CorruptedObjectError as error:
+        manifest, damage = None, str(error).rstrip(".")
+    if manifest is None:
+        _log.error(
+            "%s. Something outside the run deletes or changes its objects. The run does not need this one any more, since %s "
+            "says the same.",
+            damage,
+            manifest_key(life),
+        )
+    return manifest
 
 
 def read_manifest(store: Patient, timing: Timing, life: int) -> Manifest | None:

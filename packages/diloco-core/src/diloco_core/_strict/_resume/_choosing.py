@@ -15,11 +15,11 @@ from ..._errors import (
 from ..._exchange._endings import Progress
 from ..._timing import Wait
 from .._manifest import Manifest, cut, manifest_key
-from .._states import finished_syncs, missing_keys, of_unknown_names, states
+from .._states import finished_syncs, lost_manifest, missing_keys, states, unknown_names
 from ._base import GO_BACK, newest_manifest, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Collection, Sequence
 
     from ..._exchange._base import Schema
     from ..._store._patient import Patient
@@ -65,7 +65,7 @@ def choose(
     base = newest_manifest(store, timing, life, may_go_back=may_go_back)
     if base is None:
         raise CorruptedObjectError(f"the manifest in {store.uri} is gone")
-    sync = _choose(store, base, life, is_whole, may_go_back=may_go_back)
+    sync, given_up = _choose(store, base, life, is_whole, may_go_back=may_go_back)
     settings = {**schema.settings, "committed": base.settings["committed"]}
     manifest = replace(
         base,
@@ -74,6 +74,7 @@ def choose(
         settings=settings,
         members=[(claim.life, claim.nonce) for claim in claims],
         earlier=cut(base, sync),
+        given_up=given_up,
     )
     participant.check_not_resumed()
     store.put(manifest_key(manifest.life), lambda: [manifest.to_bytes()])
@@ -128,10 +129,15 @@ def _choose(
     is_whole: Callable[[Manifest, int, dict[str, int]], bool],
     *,
     may_go_back: bool,
-) -> int:
-    """The number of the sync after which the run continues."""
+) -> tuple[int, list[str]]:
+    """The number of the sync after which the run continues, and the names under which nothing counts from then on."""
     listing, commits = store.list("state/"), store.list("commits/")
-    _check_newest(store, base, [*listing, *commits], life, may_go_back=may_go_back)
+    published = [*listing, *commits]
+    lost = lost_manifest(base, published, store.list("claims/"), store.uri, life)
+    if lost and not may_go_back:
+        raise CorruptedObjectError(f"{lost} {GO_BACK}")
+    if lost:
+        _log.error("%s", lost)
     notes = store.list("notes/")
     finished = finished_syncs(base, store.uri, lambda key: store.get(key) if key in notes else None)
     found = states(base, listing, commits, finished)
@@ -141,13 +147,17 @@ def _choose(
             f"the run at {store.uri} ended before it had published its initial state, so there is nothing to resume. Begin a "
             "new run on another prefix, without resume=."
         )
+    missing = _missing(base, listing, max(found.least, 0))
+    if not whole and lost:
+        raise CorruptedObjectError(
+            f"{lost} Newer states may be there and whole, but only that object describes them. {store.uri} holds no whole state "
+            f"any more that {manifest_key(base.life)} describes: {missing}. Without a copy, begin a new run on another prefix."
+        )
     if not whole:
         raise CorruptedObjectError(
-            f"{store.uri} holds no whole state any more: {_missing(base, listing, max(found.least, 0))}. Begin a new "
-            "run on another prefix."
+            f"{store.uri} holds no whole state any more: {missing}. Begin a new run on another prefix."
         )
     if whole[0] < found.least:
-        missing = _missing(base, listing, found.least)
         text = (
             f"the state after outer step {base.outer_steps(found.least)} in {store.uri} is incomplete: {missing}, although "
             "later objects show that it was there. Something else has deleted it."
@@ -161,23 +171,7 @@ def _choose(
             store.uri,
             base.outer_steps(whole[0]),
         )
-    return whole[0]
-
-
-def _check_newest(
-    store: Patient, base: Manifest, keys: Iterable[str], life: int, *, may_go_back: bool
-) -> None:
-    """Refuse to take an older state for the newest one because a manifest is gone."""
-    unknown = of_unknown_names(base, keys, store.list("claims/"), life)
-    if not unknown:
-        return
-    text = (
-        f"{store.uri} holds {unknown[0]}, which the run has published after it was resumed, but no manifest says so: an "
-        "object under manifests/ is damaged, or something else has deleted it. If you have a copy, put it back."
-    )
-    if not may_go_back:
-        raise CorruptedObjectError(f"{text} {GO_BACK}")
-    _log.error("%s", text)
+    return whole[0], sorted({*base.given_up, *unknown_names(base, published)})
 
 
 def _missing(base: Manifest, listing: Collection[str], sync: int) -> str:

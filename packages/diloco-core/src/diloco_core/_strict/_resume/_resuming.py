@@ -125,7 +125,7 @@ def take_up(
     taken, obsolete, previous = loader.load(manifest)
     _, sync = manifest.earlier[-1]
     return Resumed(
-        replace(participant, earlier=manifest.earlier),
+        replace(participant, earlier=manifest.earlier, given_up=manifest.given_up),
         Progress(sync + 1, sync + 1 - len(jobs)),
         taken,
         obsolete,

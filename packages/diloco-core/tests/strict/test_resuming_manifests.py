@@ -1,0 +1,137 @@
+"""The manifests of a strict run that has been resumed: lost ones, damaged ones, and those of another run."""
+
+import logging
+
+import pytest
+from damage_lab import flip
+from strict_lab import Run, in_folder, refused
+from training_lab import identical
+
+from diloco_core import CorruptedObjectError, RunExistsError, export
+from diloco_core._strict._manifest import MANIFEST, Manifest
+from diloco_core._wire._sealed import seal, unseal
+
+SECOND = "manifests/0002.json"
+
+
+@pytest.fixture
+def twice(stopped):
+    """The same run, resumed and stopped again after five outer steps."""
+    stopped.live(resume=True, until=5)
+    return stopped
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr("diloco_core._store._reread.REREADS", (0.0, 0.0))
+
+
+def damage(run, key):
+    run.store.objects[key] = flip(run.store.objects[key], 4 * len(run.store.objects[key]))
+
+
+def stored(run, key=SECOND, life=2):
+    return Manifest.from_bytes(run.store.objects[key], life, key)
+
+
+class TestOfAnotherRun:
+    def test_a_new_run_does_not_begin_beside_them(self, twice):
+        """Somebody empties the prefix in the order of the keys, and stops after the first manifest."""
+        for key in sorted(twice.store.objects):
+            if key <= MANIFEST:
+                twice.store.remove(key)
+        left = sorted(twice.store.objects)
+        for result in twice.live():
+            assert isinstance(result, RunExistsError)
+            assert f"holds '{SECOND}' of an earlier run" in str(result)
+        written = set(twice.store.objects).difference(left)
+        assert not [key for key in written if key.startswith(("claims/", "state/"))]
+
+    def test_one_that_appears_later_is_not_believed(self, twice, tmp_path):
+        other = Run(2)
+        other.live(until=3)
+        before = other.live(resume=True, until=3)
+        assert identical(before)
+        other.store.objects[SECOND] = twice.store.objects[SECOND]
+        match = rf"{SECOND} belongs to another run than .*{MANIFEST}: .* move {SECOND} away"
+        refused(other, CorruptedObjectError, match)
+        with pytest.raises(CorruptedObjectError, match=match):
+            export(in_folder(other, tmp_path / "run"), tmp_path / "model")
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            ("earlier", lambda fields: []),
+            ("given_up", lambda fields: ["f"]),
+            ("given_up", lambda fields: [fields["earlier"][0]["run"][:16]]),
+        ],
+        ids=["no first life", "no name", "a name that counts"],
+    )
+    def test_one_that_contradicts_itself_is_damaged(self, twice, field, value):
+        fields = unseal("manifest", SECOND, twice.store.objects[SECOND], "x")
+        fields[field] = value(fields)
+        twice.store.objects[SECOND] = seal("manifest", SECOND, fields)
+        refused(twice, CorruptedObjectError, SECOND)
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+class TestWhenItIsLost:
+    def harm(self, run, key, harm):
+        if harm == "gone":
+            run.store.remove(key)
+        else:
+            damage(run, key)
+
+    def test_the_first_one_is_not_needed_any_more(self, twice, tmp_path, caplog, harm):
+        self.harm(twice, MANIFEST, harm)
+        with caplog.at_level(logging.WARNING):
+            assert export(in_folder(twice, tmp_path / "run"), tmp_path / "model") == 5
+        assert f"{SECOND} is read instead" in caplog.text
+        seen = {}
+        assert identical(twice.live(resume=True, seen=seen))
+        assert seen == dict.fromkeys(range(2), (5, 10, 0))
+        assert f"does not need this one any more, since {SECOND} says the same" in caplog.text
+
+    def test_the_only_one(self, stopped, harm):
+        self.harm(stopped, MANIFEST, harm)
+        for resume in (True, "newest-whole"):
+            before = dict(stopped.store.objects)
+            for result in stopped.live(resume=resume):
+                with pytest.raises(CorruptedObjectError, match=rf"{MANIFEST}.* put it back"):
+                    raise result
+            assert stopped.store.objects == before
+
+    def test_the_error_says_that_it_is_the_manifest_that_is_missing(self, stopped, harm):
+        """The states of the life before are gone, as they should be."""
+        stopped.live(resume=True, until=8)
+        copy = stopped.store.objects[SECOND]
+        self.harm(stopped, SECOND, harm)
+        result, _ = stopped.live(resume="newest-whole")
+        with pytest.raises(
+            CorruptedObjectError,
+            match=rf"{SECOND}.* put it back.* may be there and whole, .*Without a copy, begin a new",
+        ):
+            raise result
+        stopped.store.write(SECOND, copy)
+        seen = {}
+        assert identical(stopped.live(resume=True, until=8, seen=seen))
+        assert seen == dict.fromkeys(range(2), (8, 16, 0))
+
+    def test_what_was_given_up_raises_no_alarm_again(self, stopped, tmp_path, harm):
+        stopped.live(resume=True, until=4)
+        lost = stored(stopped)
+        left = [key for key in stopped.store.objects if f".{lost.run[:16]}." in key]
+        assert {key.split("/")[0] for key in left} >= {"commits", "inner", "state"}
+        self.harm(stopped, SECOND, harm)
+        assert identical(stopped.live(resume="newest-whole", until=5))
+        third = stored(stopped, "manifests/0003.json", 3)
+        assert third.given_up == [lost.run[:16]]
+        assert lost.run not in [name for name, _ in third.earlier]
+        left = [key for key in stopped.store.objects if f".{lost.run[:16]}." in key]
+        assert {key.split("/")[0] for key in left} == {"commits"}
+        stopped.live(resume=True, ranks=[0])  # nobody comes, so it fails
+        assert "claims/00000.0004.json" in stopped.store.objects
+        assert export(in_folder(stopped, tmp_path / "run"), tmp_path / "model") == 5
+        assert identical(stopped.live(resume=True))
+        newest = max(key for key in stopped.store.objects if key.startswith("manifests/"))
+        assert stored(stopped, newest, int(newest[10:14])).given_up == [lost.run[:16]]
