@@ -49,6 +49,26 @@ class TestWhatIsDamaged:
         assert seen == dict.fromkeys(range(2), (2, 4, 0))
         assert "continues from outer step 2, since no newer state is whole" in caplog.text
 
+    def test_inner_state_of_a_sync_that_was_given_up_is_named(self, stopped, caplog):
+        """The only save is that of the last sync, whose state is damaged."""
+        for key in stopped.store.below("inner/"):
+            if "/00000003." not in key:
+                stopped.store.remove(key)
+        self.harm(stopped, self.newest(stopped))
+        seen = {}
+        with caplog.at_level(logging.WARNING):
+            assert identical(
+                stopped.live(resume="newest-whole", seen=seen, until=3, save_inner_every=10)
+            )
+        assert seen == dict.fromkeys(range(2), (2, 4, 4))
+        for rank in range(2):
+            assert f"the inner state in simulated://run/inner/{rank:05}/00000003." in caplog.text
+        assert "was saved after sync 3, which the run has since given up" in caplog.text
+        assert "holds no inner state" not in caplog.text
+        caplog.clear()
+        assert identical(stopped.live(resume=True))
+        assert "given up" not in caplog.text, "it was deleted when the next one was saved"
+
     def test_nothing_older_is_left(self, stopped):
         for key in stopped.store.below("state/"):
             self.harm(stopped, key, 0.9)

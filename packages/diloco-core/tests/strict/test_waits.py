@@ -48,6 +48,15 @@ class TestWaits:
             wait.pause()
         assert caught.value.missing == (1,)
 
+    def test_a_process_that_stood_still_itself_does_not_name_nobody(self, sync):
+        wait = sync.one._wait(lambda: None, list)
+        sync.clock.now = 51.0
+        with pytest.raises(
+            SyncTimeoutError, match="within 50 s; no rank is missing, so this process itself stood"
+        ) as caught:
+            wait.pause()
+        assert caught.value.missing == ()
+
     def test_the_log_says_once_a_minute_who_is_waited_for(self, sync, caplog):
         missing = [1]
         wait = sync.one._wait(lambda: None, lambda: missing)

@@ -213,8 +213,8 @@ class ObjectStoreExchange(RestartableExchange):
         return saved_inner(self._participant, self._progress.number - self._progress.syncs)
 
     def given_up(self, sync: int, rollback: int) -> bool:  # noqa: ARG002 - the signature of KeepingExchange
-        """Always false: :meth:`saved_inner` leaves out what was saved after syncs that do not count."""
-        return False
+        """Whether the state was saved after a sync that does not count; see :class:`._inner.GivenUp`."""
+        return bool(rollback)
 
     @contextlib.contextmanager
     def _aborting(self) -> Iterator[None]:

@@ -35,43 +35,53 @@ def save_inner(
     key = _key(participant, sync)
     participant.store.put(key, lambda: parts(_identity(participant, sync, key)))
     listed = participant.store.list(_folder(participant))
-    kept = [own for _, own in _believed(participant, listed)][:_KEPT]
-    participant.store.delete(sorted(_known(participant, listed).difference(kept)))
+    known = _known(participant, listed)
+    kept = [own for _, counts, own in known if counts][:_KEPT]
+    participant.store.delete(sorted({own for _, _, own in known}.difference(kept)))
 
 
 def saved_inner(participant: Participant, initial: int) -> Iterator[SavedInner]:
-    """What this rank has saved in all of its lives, the newest first.
+    """What this rank has saved in all of its lives, the newest first. What was saved after syncs that do not count is unread.
 
     Args:
         participant: This replica.
         initial: How many syncs of the run only shared the initial values.
     """
-    for sync, key in _believed(participant, participant.store.list(_folder(participant))):
+    for sync, counts, key in _known(participant, participant.store.list(_folder(participant))):
         identity, origin = _identity(participant, sync, key), f"{participant.store.uri}/{key}"
+        if not counts:
+            yield GivenUp(sync + 1 - initial, identity, origin, b"")
+            continue
         data = _read(participant, key, identity, origin)
         if data is not None:
             yield SavedInner(sync + 1 - initial, identity, origin, data)
 
 
-def _believed(participant: Participant, listed: Iterable[str]) -> list[tuple[int, str]]:
-    """The syncs after which a state was saved, with its key, the newest first. Those of syncs that do not count are left out."""
-    matches = filter(None, map(_INNER.fullmatch, listed))
-    return sorted(
-        (
-            (int(match[1]), match[0])
-            for match in matches
-            if participant.run_of(int(match[1])).startswith(match[2])
-        ),
-        reverse=True,
-    )
+class GivenUp(SavedInner):
+    """An inner state that was saved after a sync that the run has since given up."""
+
+    def rollback(self) -> int:
+        """Always 1, while states that count have 0: there are no rollbacks in the log of a strict run."""
+        return 1
 
 
-def _known(participant: Participant, listed: Iterable[str]) -> set[str]:
-    """What this life of the rank and those before it have saved, whether it counts or not."""
+def _known(participant: Participant, listed: Iterable[str]) -> list[tuple[int, bool, str]]:
+    """What this life of the rank and those before it have saved, the newest first.
+
+    Returns:
+        For each state, the number of the sync after which it was saved, whether that sync counts, and the key.
+    """
     runs = (participant.run, *(name for name, _ in participant.earlier), *participant.given_up)
     names = {run[:16] for run in runs}
     matches = filter(None, map(_INNER.fullmatch, listed))
-    return {match[0] for match in matches if match[2] in names}
+    return sorted(
+        (
+            (int(match[1]), participant.run_of(int(match[1])).startswith(match[2]), match[0])
+            for match in matches
+            if match[2] in names
+        ),
+        reverse=True,
+    )
 
 
 def _folder(participant: Participant) -> str:

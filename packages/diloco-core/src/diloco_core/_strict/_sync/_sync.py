@@ -217,10 +217,17 @@ class StoreSync:
             damage = self._repairs.asked_for()
             if damage is not None:
                 return damage
+            ranks = missing()
+            reason = (
+                f"it was still waiting for {named_ranks(ranks)}. Look at the logs of the missing ranks; if they are only slow, "
+                "raise sync_timeout."
+                if ranks
+                else "no rank is missing, so this process itself stood still or was slow. Look at what its machine did, and at "
+                "the logs of the other ranks: they may have gone on without it."
+            )
             return SyncTimeoutError(
-                f"{self._description} at {store.uri} was not completed within {timeout:g} s; it was still waiting for "
-                f"{named_ranks(missing())}. Look at the logs of the missing ranks; if they are only slow, raise sync_timeout.",
-                missing(),
+                f"{self._description} at {store.uri} was not completed within {timeout:g} s; {reason}",
+                ranks,
             )
 
         def notice(seconds: float) -> str:
