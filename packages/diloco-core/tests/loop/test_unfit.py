@@ -159,6 +159,7 @@ class TestWhatDoesNotFit:
         results = run_replicas(experiment.since([early[0], late[1]], 9), in_process(2))
         assert all(isinstance(result, MismatchError) for result in results), results
         assert "differ in setting 'committed'" in str(results[0])
+        assert "that were saved after the same outer step" in str(results[0])
 
     def test_global_copies_that_differ(self, lab):
         """A replica whose saved file was made by hand."""

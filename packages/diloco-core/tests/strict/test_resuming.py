@@ -1,6 +1,7 @@
 """A strict run that has stopped is continued by all of its ranks, as if it had not stopped."""
 
 import json
+import logging
 import random
 
 import pytest
@@ -18,14 +19,18 @@ def same(held, wanted):
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("fragments", [1, 2])
 @pytest.mark.parametrize("adam", [False, True], ids=["SGD", "Adam"])
-def test_a_run_that_was_stopped_ends_as_one_that_was_not(ranks, fragments, adam):
+def test_a_run_that_was_stopped_ends_as_one_that_was_not(ranks, fragments, adam, caplog):
+    caplog.set_level(logging.INFO)
     wanted = Run(ranks, fragments, adam).live()
     run = Run(ranks, fragments, adam)
     run.live(until=3)
+    assert "is continued" not in caplog.text
     seen = {}
     held = run.live(resume=True, seen=seen)
     assert same(held, wanted)
     assert seen == dict.fromkeys(range(ranks), (3, 6, 0))
+    for rank in range(ranks):
+        assert f"rank {rank}: the run is continued from outer step 3, inner step 6" in caplog.text
 
 
 def test_chunks_may_have_another_size_than_before():

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from inner_lab import Loader
 from strict_lab import Run, manifest, refused
 from training_lab import Clock, fill, identical
 
@@ -172,6 +173,26 @@ class TestWhatDiffers:
         for result in stopped.live(resume=True):
             assert isinstance(result, MismatchError)
             assert "differ in setting 'sync_every'" in str(result)
+            assert "Start all replicas with the same settings." in str(result)
+
+    def test_another_inner_optimizer(self, stopped):
+        """Only what the user has given is named."""
+        stopped.options = {}
+        stopped.adam = True
+        for result in stopped.live(resume=True, seen={}):
+            assert isinstance(result, ConfigurationError)
+            assert "other classes than this replica has: optimizer was SGD and is Adam." in str(
+                result
+            )
+
+    def test_other_things_in_stateful(self, stopped):
+        stopped.options = {"stateful": {"loader": Loader()}}
+        for result in stopped.live(resume=True):
+            assert isinstance(result, ConfigurationError)
+            assert (
+                "saved with ['optimizer'], but this replica has ['optimizer', 'stateful.loader']"
+                in str(result)
+            )
 
     def test_no_run(self):
         refused(Run(2), RendezvousError, "holds no run that could be resumed")

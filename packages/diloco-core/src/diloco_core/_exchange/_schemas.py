@@ -44,8 +44,12 @@ def compare_schemas(name: str, mine: Schema, other_name: str, theirs: Schema) ->
 
 
 def _advice(difference: Difference, schema: Schema) -> str:
+    if difference.name == "committed":
+        return ". Load states on all replicas that were saved after the same outer step."
+    if difference.kind == "setting":
+        return ". Start all replicas with the same settings."
     if " with values " not in difference.mine or " with values " not in difference.theirs:
-        return ""
+        return ". Build the same model on all replicas."
     advice = (
         ". Give all replicas the same values before the block is entered: load the same checkpoint, or build the model from "
         "the same seed."

@@ -122,6 +122,7 @@ class InnerState:
                     "load_state_dict()"
                 )
         self._names = names
+        self._own_names = frozenset(own or {})  # no concern of the user's
         self.overwritten: list[str] = []
         self.scheduled = False
         several = len(optimizers) > 1
@@ -235,13 +236,13 @@ class InnerState:
         saved_names, present_names = tree.keys() - _OTHER_FIELDS, self._holders.keys()
         if saved_names != present_names:
             raise ConfigurationError(
-                f"the inner state in {origin} was saved with {sorted(saved_names)}, but this replica has "
-                f"{sorted(present_names)}: pass the same inner optimizers and the same stateful= as before"
+                f"the inner state in {origin} was saved with {sorted(saved_names - self._own_names)}, but this replica has "
+                f"{sorted(present_names - self._own_names)}: pass the same inner optimizers and the same stateful= as before"
             )
         if tree["kinds"] != self._kinds():
             raise ConfigurationError(
-                f"the inner state in {origin} was saved with the classes {tree['kinds']}, but this replica has {self._kinds()}: "
-                "pass objects of the same classes, or begin another run"
+                f"the inner state in {origin} was saved with other classes than this replica has: "
+                f"{_differences(tree['kinds'], self._kinds())}. Pass objects of the same classes, or begin another run."
             )
         for name, groups in self._parameters().items():
             if tree["parameters"].get(name) != groups:
@@ -268,6 +269,14 @@ class InnerState:
                 self.scheduled |= "initial_lr" in before
         _set_random_state(_unpack(tree["random"], tensors))
         return int(tree["inner_steps"])
+
+
+def _differences(saved: Mapping[str, str], present: Mapping[str, str]) -> str:
+    return ", ".join(
+        f"{name} was {saved.get(name)} and is {kind}"
+        for name, kind in present.items()
+        if saved.get(name) != kind
+    )
 
 
 def _settings(holder: Stateful) -> list[dict[str, str]]:

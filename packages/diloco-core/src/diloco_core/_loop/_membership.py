@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 from .._errors import ConfigurationError, SyncError
 from .._exchange._resumable import RestartableExchange, ResumableExchange
 from .._outer._initial import Initial
+from . import _notices as notices
 from ._open_steps import OpenSteps
 from ._own_state import OwnState
 
@@ -257,6 +258,7 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         count.committed, count.inner_steps = taken.outer_steps, taken.inner_steps
         count.published = list(taken.syncs)
         self._own_state.restore(count.inner_steps)
+        notices.resumed(exchange.rank, count.committed, count.inner_steps, self._own_state.behind)
 
     def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
         """Begin a sync, and say how many inner steps it counts."""

@@ -1,4 +1,4 @@
-"""Warnings of an outer loop about training that was lost, undone or not seen, and what to do about it."""
+"""What an outer loop logs: where it goes on, and training that was lost, undone or not seen, with what to do about it."""
 
 from __future__ import annotations
 
@@ -9,6 +9,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 _log = logging.getLogger("diloco_core")
+
+
+def resumed(rank: int, committed: int, inner_steps: int, behind: int) -> None:
+    """A strict run is continued."""
+    _log.info(
+        "rank %d: the run is continued from outer step %d, inner step %d. Inner steps that were counted after the inner state "
+        "was saved: %d (batches_to_skip).",
+        rank,
+        committed,
+        inner_steps,
+        behind,
+    )
 
 
 def sync_came_late(rank: int, due_after: int, came_after: int, idle: Sequence[str]) -> None:
