@@ -118,11 +118,13 @@ class TakenUp:
         outer_steps: The number of outer steps that the model has taken.
         inner_steps: The number of inner steps of this rank that are in them.
         syncs: For each fragment, the number of its last sync.
+        counted: For each fragment, the number of inner steps of this rank that this sync counted.
     """
 
     outer_steps: int
     inner_steps: int
     syncs: Sequence[int]
+    counted: Sequence[int]
 
 
 class RestartableExchange(KeepingExchange):

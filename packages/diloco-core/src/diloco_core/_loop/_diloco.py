@@ -115,14 +115,16 @@ class DiLoCo:
         flush: What happens to a partial period when the block is left. ``"partial"``: it is synced. This is a full outer
             step, with the whole learning rate and momentum, however few inner steps it covers: after a single inner step,
             the outer step consists mostly of the momentum of earlier ones. ``"none"``: it is dropped, and the model ends in
-            the last committed state, which is the same on all replicas.
+            the last committed state, which is the same on all replicas. If a strict run over a store is resumed, each rank
+            goes on with the steps that it had dropped.
         stateful: Runs over a store only: further objects of this replica that are saved and restored with its inner optimizer
             and random generators, such as ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
             Whether they can be saved is tested when the block is entered, and after the first inner step.
         save_inner_every: Runs over a store only: the number of syncs from one save of these objects to the next; 0 for never.
-            They are also saved when the block is left. A save uploads the inner optimizer's state: for Adam, about twice the
-            bytes of the model. In strict runs with several fragments, it also uploads the values of those that hold inner
-            steps at that moment, and the newest two saves of every rank are kept.
+            They are also saved when the block is left without an error; in elastic runs only if the run has counted all inner
+            steps of this rank. A save uploads the inner optimizer's state: for Adam, about twice the bytes of the model. In
+            strict runs it also uploads the values of the fragments that hold inner steps at that moment, and the newest two
+            saves of every rank are kept.
         on_sync: Called after every sync with its report: inside the inner optimizer's ``step()``, or where the block is left.
             While the block is entered it is not called: a rank of an elastic run that joins or comes back begins with what was
             decided until then, and :attr:`committed` says how far that is.
@@ -290,6 +292,8 @@ class DiLoCo:
             self._has_values = True
             self._exchange.join(self._schema())
             self._outer_steps.begin(restored=self._restored)
+            if self._restored and not self._inner.stepped:
+                self._membership.save_loaded_state(self.inner_steps)
         except BaseException as error:
             self._stop()
             self._exchange.abort(error)
@@ -326,6 +330,8 @@ class DiLoCo:
                 self._look_at_model()
                 self._outer_steps.catch_up()
                 self._say_nothing_was_synced()
+                # Before the steps are dropped: if a strict run is resumed, this replica goes on with them.
+                self._membership.save_last(self.inner_steps)
                 self._outer_steps.drop_open_steps()
             self._settle()
         except BaseException as late:
@@ -334,7 +340,7 @@ class DiLoCo:
         if self.inner_steps == self._inner_steps_before:
             run = self.committed if self._membership.resumes else None
             notices.left_without_a_step(self._exchange.rank, run)
-        self._membership.save_own_state(self.inner_steps, leaving=True)
+        self._membership.save_last(self.inner_steps)
         self._exchange.leave()
 
     def flush(self) -> list[SyncReport]:

@@ -93,13 +93,20 @@ class Membership(Protocol):
         """Note that the run has counted steps of this rank that this life never took."""
         ...
 
-    def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
+    def save_own_state(self, inner_steps: int) -> None:
         """Save what belongs to this replica alone, if a save is due.
 
         Args:
             inner_steps: How many inner steps this replica has taken.
-            leaving: Whether this replica leaves, so that this is the last opportunity.
         """
+        ...
+
+    def save_loaded_state(self, inner_steps: int) -> None:
+        """Save what belongs to this replica alone when it begins a run with a loaded outer loop."""
+        ...
+
+    def save_last(self, inner_steps: int) -> None:
+        """Save what belongs to this replica alone, and nothing later: there will be no more syncs. Repeatable."""
         ...
 
 
@@ -179,9 +186,13 @@ class FixedMembership:
         """Take rank 0's values, or check that all replicas have the same ones."""
         for number, fragment in enumerate(fragments):
             fragment.begin()
+            self._say_counted(count.inner_steps - count.since_sync[number])
             report = self._exchange.begin(Initial(fragment, into_model=not restored)).finish()
             fragment.finish()
             count.published[number] = report.sync
+
+    def _say_counted(self, inner_steps: int) -> None:
+        """Say how many inner steps the next sync counts, if the run keeps such a count."""
 
     def behind(self) -> bool:
         """Always false: no sync is decided without this replica."""
@@ -194,7 +205,13 @@ class FixedMembership:
     def overtaken(self) -> None:
         """Do nothing: nobody but this process takes steps for its rank while the run goes on."""
 
-    def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
+    def save_own_state(self, inner_steps: int) -> None:
+        """Do nothing: nothing is saved."""
+
+    def save_loaded_state(self, inner_steps: int) -> None:
+        """Do nothing: nothing is saved."""
+
+    def save_last(self, inner_steps: int) -> None:
         """Do nothing: nothing is saved."""
 
 
@@ -213,9 +230,17 @@ class _SavesOwnState:
         """Check that this replica's own state can be saved."""
         self._own_state.try_out()
 
-    def save_own_state(self, inner_steps: int, *, leaving: bool = False) -> None:
+    def save_own_state(self, inner_steps: int) -> None:
         """Save what belongs to this replica alone, if a save is due."""
-        self._own_state.save(inner_steps, leaving=leaving)
+        self._own_state.save(inner_steps)
+
+    def save_loaded_state(self, inner_steps: int) -> None:
+        """Save what belongs to this replica alone when it begins a run with a loaded outer loop."""
+        self._own_state.save_loaded(inner_steps)
+
+    def save_last(self, inner_steps: int) -> None:
+        """Save what belongs to this replica alone for the last time."""
+        self._own_state.save_last(inner_steps)
 
 
 class RestartableMembership(_SavesOwnState, FixedMembership):
@@ -246,7 +271,6 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         exchange, self._count = self._store_exchange, count
         self._open_steps.watch(fragments, count)
         if not self.resumes:
-            exchange.count(count.inner_steps)
             super().begin(fragments, count, restored=restored, catch_up=catch_up)
             return
         for fragment in fragments:
@@ -259,11 +283,22 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         count.published = list(taken.syncs)
         self._own_state.restore(count.inner_steps)
         notices.resumed(exchange.rank, count.committed, count.inner_steps, self._own_state.behind)
+        if not self._open_steps.applied:
+            lost = [
+                (fragment.name, taken.inner_steps - counted)
+                for fragment, counted in zip(fragments, taken.counted, strict=True)
+                if counted < taken.inner_steps
+            ]
+            notices.open_steps_lost(exchange.rank, lost)
+
+    def _say_counted(self, inner_steps: int) -> None:
+        """Say how many inner steps the next sync counts."""
+        self._store_exchange.count(inner_steps)
 
     def begin_sync(self, fragment: Fragment, *, last: bool) -> Pending:
         """Begin a sync, and say how many inner steps it counts."""
         if self._count is not None:
-            self._store_exchange.count(self._count.inner_steps)
+            self._say_counted(self._count.inner_steps)
         return super().begin_sync(fragment, last=last)
 
 

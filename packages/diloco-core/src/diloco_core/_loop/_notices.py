@@ -87,6 +87,17 @@ def reloaded(rank: int, committed: int, lost: Sequence[tuple[str, int]]) -> None
     )
 
 
+def open_steps_lost(rank: int, lost: Sequence[tuple[str, int]]) -> None:
+    """A strict run is resumed without the inner steps of some fragments since their last sync, if ``lost`` has any."""
+    if lost:
+        _log.warning(
+            "rank %d: inner steps of this replica that are lost because neither a sync nor a saved inner state holds them: %s. "
+            "The run was stopped between two saves, or the newest save is gone. save_inner_every=1 avoids this.",
+            rank,
+            ", ".join(f"{steps} of fragment {name}" for name, steps in lost),
+        )
+
+
 def overtaken(rank: int, skipped: int) -> None:
     """The run has counted steps of an earlier life of this rank."""
     _log.warning(

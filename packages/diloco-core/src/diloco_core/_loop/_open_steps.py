@@ -2,7 +2,7 @@
 
 With several fragments, each is synced at another time, and the others hold inner steps then that no sync counts. They are in
 no published state. So they are saved with the inner optimizers, and a run that is resumed exactly there goes on as if it had
-not stopped. With one fragment, there is nothing to save.
+not stopped. With one fragment, there is nothing to save, unless the outer loop was loaded in the middle of a period.
 """
 
 from __future__ import annotations
@@ -19,9 +19,14 @@ if TYPE_CHECKING:
 
 
 class OpenSteps:
-    """Saved and restored as an object with a state; see :class:`.Stateful`. Not thread-safe."""
+    """Saved and restored as an object with a state; see :class:`.Stateful`. Not thread-safe.
+
+    Attributes:
+        applied: Whether the replica continues with saved inner steps.
+    """
 
     def __init__(self) -> None:
+        self.applied = False
         self._fragments: Sequence[Fragment] = ()
         self._count: Counters | None = None
         self._loaded: dict[str, Any] = {}
@@ -31,27 +36,29 @@ class OpenSteps:
         self._fragments, self._count = fragments, count
 
     def state_dict(self) -> dict[str, Any]:
-        """For every fragment, its inner steps since its last sync; and the values of those that have any, as bytes.
-
-        With one fragment there are no values: nothing is saved between two syncs.
-        """
+        """For every fragment, its inner steps since its last sync; and the values of those that have any, as bytes."""
         steps = [] if self._count is None else list(self._count.since_sync)
         values = {
             named.name: _as_bytes(named.tensor)
             for fragment, since_sync in zip(self._fragments, steps, strict=True)
-            if since_sync and len(steps) > 1
+            if since_sync
             for named in fragment.followed()
         }
-        return {"since_sync": steps, "values": values}
+        since_event = 0 if self._count is None else self._count.since_event
+        return {"since_sync": steps, "since_event": since_event, "values": values}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Remember a saved state, for :meth:`apply`."""
         self._loaded = state
 
-    def apply(self) -> None:
-        """Continue with the saved inner steps. The fragments must hold the values of the same moment."""
+    def apply(self, inner_steps: int) -> None:
+        """Continue with the saved inner steps. The fragments must hold the values of the sync before them.
+
+        Args:
+            inner_steps: How many inner steps the replica had taken when it saved them.
+        """
         steps, values = self._loaded["since_sync"], self._loaded["values"]
-        if self._count is None or len(steps) != len(self._fragments) or len(steps) < 2:
+        if self._count is None or len(steps) != len(self._fragments):
             return
         with torch.no_grad():
             for fragment, since_sync in zip(self._fragments, steps, strict=True):
@@ -59,7 +66,10 @@ class OpenSteps:
                     for named in fragment.followed():
                         saved = values[named.name].view(named.tensor.dtype)
                         named.tensor.copy_(saved.view(named.tensor.shape))
+        self.applied = True
+        self._count.inner_steps = inner_steps
         self._count.since_sync = [int(number) for number in steps]
+        self._count.since_event = int(self._loaded["since_event"])
 
 
 def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:

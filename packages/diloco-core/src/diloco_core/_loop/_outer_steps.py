@@ -108,6 +108,7 @@ class OuterSteps:
         """End with the values that all replicas have: another replica has left, so there can be no more syncs."""
         notices.parted(self._rank, str(error), max(self.count.since_sync), self.count.committed)
         self._dropped_steps += self.count.since_event
+        self._membership.save_last(self.count.inner_steps)
         self.drop_open_steps()
         # A new error, since the one that was raised would keep its frames in memory.
         self._parted = UnequalSyncsError(str(error), error.rank)

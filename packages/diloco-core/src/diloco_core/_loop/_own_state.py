@@ -63,7 +63,9 @@ class OwnState:
         own = {} if open_steps is None else {"open_steps": open_steps}
         self._inner = InnerState(optimizers, stateful, names, own)
         self._every = every
-        self._saved_at = 0
+        self._may_change_unseen = bool(stateful)
+        self._saved_at = self._saved_steps = self._began_at = 0
+        self._over = False
 
     def batches_to_skip(self) -> int:
         """What a data loader has to skip if its position was restored. Warns once if nothing was restored that could be a loader.
@@ -89,6 +91,7 @@ class OwnState:
         exchange = self._exchange
         self.behind = inner_steps
         self._saved_at = exchange.position.sync
+        self._saved_steps = self._began_at = inner_steps
         passed_over = False
         for saved in exchange.saved_inner() if self._every else ():
             try:
@@ -108,13 +111,10 @@ class OwnState:
                 passed_over = True
                 continue
             self.behind = max(0, inner_steps - steps)
-            self._untold = 0 if self._knows_data else inner_steps - self.behind
-            if (
-                self._open_steps is not None
-                and steps == inner_steps
-                and saved.sync == exchange.position.sync
-            ):
-                self._open_steps.apply()
+            self._untold = 0 if self._knows_data else steps
+            if self._open_steps is not None and saved.sync == exchange.position.sync:
+                self._open_steps.apply(steps)
+                self._saved_steps = self._began_at = steps
             if self._inner.overwritten:
                 _log.log(
                     logging.INFO if self._inner.scheduled else logging.WARNING,
@@ -131,6 +131,17 @@ class OwnState:
                     saved.sync,
                     self.behind,
                 )
+            elif self.behind:
+                _log.log(
+                    logging.INFO if self._open_steps is None else logging.WARNING,
+                    "rank %d: the newest inner state of this rank was saved after sync %d, %d inner steps before the state that "
+                    "the run continues from. The optimizers, the random generators and the objects in stateful do not hold "
+                    "these steps; a data loader among them has to skip their batches (batches_to_skip). save_inner_every=1 "
+                    "avoids this.",
+                    exchange.rank,
+                    saved.sync,
+                    self.behind,
+                )
             return
         if passed_over or (self.behind and self._every):
             why = "" if passed_over else ", because the store holds no inner state of this rank"
@@ -143,12 +154,37 @@ class OwnState:
                 self.behind,
             )
 
-    def save(self, inner_steps: int, *, leaving: bool = False) -> None:
+    def save(self, inner_steps: int) -> None:
         """Save the state if a save is due, but not while some inner steps are not counted yet: they may never be."""
         position = self._exchange.position
-        due = position.sync - self._saved_at >= (1 if leaving else self._every)
-        if self._every and due and position.inner_steps >= inner_steps and not self.overtaken:
-            self._exchange.save_inner(
-                lambda identity: self._inner.parts(inner_steps, identity, position.rollback)
-            )
-            self._saved_at = position.sync
+        if position.sync - self._saved_at >= self._every and position.inner_steps >= inner_steps:
+            self._save(inner_steps)
+
+    def save_last(self, inner_steps: int) -> None:
+        """Save the state if it may have changed since the last save, and nothing later. Repeatable.
+
+        In an elastic run steps that are not counted are lost, and nothing is saved that holds them. In a strict run they are
+        saved with the values that they led to, so that a resumed run goes on with them.
+        """
+        position = self._exchange.position
+        changed = (position.sync, inner_steps) != (self._saved_at, self._saved_steps)
+        # The last save was made inside step(): a scheduler, say, may have been stepped since.
+        changed |= self._may_change_unseen and inner_steps != self._began_at
+        counted = position.inner_steps >= inner_steps
+        if changed and (counted or self._open_steps is not None) and not self._over:
+            self._save(inner_steps)
+        self._over = True
+
+    def save_loaded(self, inner_steps: int) -> None:
+        """Save the state with which a run begins that goes on from a loaded outer loop."""
+        self._began_at = inner_steps
+        self._save(inner_steps)
+
+    def _save(self, inner_steps: int) -> None:
+        if not self._every or self.overtaken:
+            return
+        position = self._exchange.position
+        self._exchange.save_inner(
+            lambda identity: self._inner.parts(inner_steps, identity, position.rollback)
+        )
+        self._saved_at, self._saved_steps = position.sync, inner_steps

@@ -278,6 +278,11 @@ class Fragment:
         """Tensors of the outer optimizer for a chunk of one of this replica's shards."""
         return {} if self.outer is None else self.outer.tensors(piece)
 
+    def prepare_outer(self, piece: Piece) -> None:
+        """Give a chunk its part of an outer state that was loaded, before its first outer step."""
+        if self.outer is not None and self.must_be_finite(piece):
+            self.outer.prepare(piece, self.destination(piece))
+
     def install_outer(
         self, chunks: Mapping[Piece, Mapping[str, torch.Tensor]], scalars: Mapping[str, float]
     ) -> None:

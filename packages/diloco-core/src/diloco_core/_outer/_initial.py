@@ -66,13 +66,15 @@ class Initial:
         if self._into_model:
             self.fragment.adopt(piece, values)
 
-    def outer_scalars(self, piece: Piece) -> Mapping[str, float]:  # noqa: ARG002 - the signature of SyncJob
-        """Empty, since no outer step has been taken."""
-        return {}
+    def outer_scalars(self, piece: Piece) -> Mapping[str, float]:
+        """Those that were loaded with the outer loop; empty if it is a new one, since no outer step has been taken."""
+        self.fragment.prepare_outer(piece)
+        return self.fragment.outer_scalars(piece)
 
-    def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:  # noqa: ARG002 - the signature of SyncJob
-        """Empty, since no outer step has been taken."""
-        return {}
+    def outer_state(self, piece: Piece) -> Mapping[str, torch.Tensor]:
+        """What was loaded with the outer loop; empty if it is a new one, since no outer step has been taken."""
+        self.fragment.prepare_outer(piece)
+        return self.fragment.outer_state(piece)
 
 
 def initial_fingerprint(fragment: str) -> str:

@@ -134,16 +134,25 @@ class OuterOptimizer:
 
     def step(self, piece: Piece, values: torch.Tensor, gradient: torch.Tensor) -> None:
         """Update ``values`` (a flat view that stays the same from step to step) in place."""
-        parameter = self._chunks.get(piece)
-        if parameter is None:
-            parameter = self._chunks[piece] = torch.nn.Parameter(values)
-            self._restore(piece, parameter)
+        parameter = self._parameter(piece, values)
         parameter.grad = gradient
         self._optimizer.param_groups[0]["params"] = [parameter]
         with _on_cpu():
             self._optimizer.step()
         self._optimizer.param_groups[0]["params"] = []
         parameter.grad = None
+
+    def prepare(self, piece: Piece, values: torch.Tensor) -> None:
+        """Give a chunk its part of a loaded state now, and not only in its first step. Without such a state, do nothing."""
+        if self._loaded.get("ranges"):
+            self._parameter(piece, values)
+
+    def _parameter(self, piece: Piece, values: torch.Tensor) -> torch.nn.Parameter:
+        parameter = self._chunks.get(piece)
+        if parameter is None:
+            parameter = self._chunks[piece] = torch.nn.Parameter(values)
+            self._restore(piece, parameter)
+        return parameter
 
     def tensors(self, piece: Piece) -> dict[str, torch.Tensor]:
         """The state of a chunk with one number per element: flat tensors of its size. Empty before its first step."""

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import xxhash
 
-from .._arithmetic._layout import Rule
 from .._arithmetic._sharded import adopt_shard
 from .._errors import CorruptedObjectError
 from .._store._api import ReadsAhead
@@ -326,7 +325,9 @@ class Shard:
         return list(filter(self._is_outer, self._chunks()))
 
     def _is_outer(self, piece: Piece) -> bool:
-        return self._layout.groups[piece.group].rule is Rule.OUTER
+        # Not by the rule in the layout: the first sync of a fragment takes all values from rank 0, but if the outer loop was
+        # loaded, there is outer state already. What takes an outer step has to be finite, and nothing else.
+        return self._job.must_be_finite(piece)
 
 
 def shard_metadata(job: SyncJob, sync: int) -> dict[str, str]:

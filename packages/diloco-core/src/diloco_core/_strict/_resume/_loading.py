@@ -50,7 +50,7 @@ class Loader:
     def is_whole(self, manifest: Manifest, sync: int, listing: dict[str, int]) -> bool:
         """Whether every byte of a state is as it was written; logs what is not."""
 
-        def check(shard: Shard, _: ResumableJob | None, reader: ObjectReader, origin: str) -> None:
+        def check(shard: Shard, _: ResumableJob, reader: ObjectReader, origin: str) -> None:
             shard.check(reader, origin, self._participant.scratch, whole=True)
 
         try:
@@ -78,15 +78,16 @@ class Loader:
         rank = participant.rank
         _, sync = manifest.earlier[-1]
         listing = participant.store.list("state/")
-        counted: list[int] = []
+        counted = [0] * len(self._jobs)
+        numbers = {job.name: number for number, job in enumerate(self._jobs)}
 
-        def load(shard: Shard, job: ResumableJob | None, reader: ObjectReader, origin: str) -> None:
+        def load(shard: Shard, job: ResumableJob, reader: ObjectReader, origin: str) -> None:
             if participant.owner(shard.number) == rank:
                 metadata, chunks, scalars = shard.described(reader, origin)
-                if job is not None:
+                # Before its first outer step a fragment has outer state only if the outer loop was loaded when the run began.
+                if scalars or any(chunks.values()):
                     job.install_outer(chunks, scalars)
-                if metadata.get("sync") == str(sync):
-                    counted.append(_steps(metadata.get("steps"), origin))
+                counted[numbers[job.name]] = _steps(metadata.get("steps"), origin)
             shard.adopt(reader, origin, participant.scratch)
 
         try:
@@ -104,7 +105,8 @@ class Loader:
             *(key for key in own_shards(listing, rank, manifest.world_size) if key not in kept),
             *own_contributions(participant.store.list("deltas/"), rank, participant.run),
         ]
-        return TakenUp(manifest.outer_steps(sync), counted[0], syncs), obsolete, previous
+        taken = TakenUp(manifest.outer_steps(sync), max(counted), syncs, counted)
+        return taken, obsolete, previous
 
     def _own_keys(self, manifest: Manifest, sync: int) -> list[str]:
         if sync < 0:
@@ -117,12 +119,12 @@ class Loader:
         manifest: Manifest,
         sync: int,
         listing: dict[str, int],
-        use: Callable[[Shard, ResumableJob | None, ObjectReader, str], object],
+        use: Callable[[Shard, ResumableJob, ObjectReader, str], object],
     ) -> None:
-        """Call ``use`` with each shard of a state, its fragment if an outer step was taken, and its open file."""
+        """Call ``use`` with each shard of a state, its fragment, and its open file."""
         participant, count = self._participant, len(self._jobs)
         shards: dict[str, Shard] = {}
-        fragments: dict[str, ResumableJob | None] = {}
+        fragments: dict[str, ResumableJob] = {}
         for index, last in enumerate(manifest.last_syncs(sync)):
             job = self._initial[index] if last < count else self._jobs[index]
             of_run = replace(participant, run=manifest.run_of(last))
@@ -130,7 +132,7 @@ class Loader:
             for number in range(job.layout.shards):
                 key = objects.state_key(number)
                 shards[key] = objects.shard(number)
-                fragments[key] = None if last < count else self._jobs[index]
+                fragments[key] = self._jobs[index]
 
         def announce(key: str, reader: ObjectReader) -> None:
             shards[key].announce(reader, key)

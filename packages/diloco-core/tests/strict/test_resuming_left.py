@@ -1,0 +1,79 @@
+"""What a rank has of its own when a strict run is resumed: where its block was left in a period, and where it was killed."""
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+from strict_lab import Run
+from training_lab import identical, push, values
+
+from diloco_core import DiLoCo
+
+
+@dataclass
+class Batches(Run):
+    """A run whose lives train until each rank has taken so many inner steps."""
+
+    def train(self, exchange, until, steps=(11, 11), seen=None, **more):
+        net = self.net()
+        inner = torch.optim.Adam(net.parameters(), lr=0.1)
+        options = {"sync_every": 4, "fragments": self.fragments, "flush": "none", **self.options}
+        with DiLoCo(net, inner, exchange, **options, **more) as outer:
+            if seen is not None:
+                seen[exchange.rank] = (outer.inner_steps, outer.batches_to_skip)
+            while outer.inner_steps < steps[exchange.rank]:
+                push(net, inner, exchange.rank, outer.inner_steps)
+        return values(net)
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("every", [1, 10])
+def test_steps_that_are_dropped_at_the_end_are_taken_up_when_the_run_is_resumed(fragments, every):
+    """However often inner state is saved; the model that is left with holds only what all replicas have synced."""
+    wanted = Batches(2, fragments).live()
+    for stop in (3, 4, 6, 9):
+        run = Batches(2, fragments, options={"save_inner_every": every})
+        left = run.live(steps=(stop, stop))
+        seen = {}
+        # It is left at once, and nothing is lost by that either.
+        assert identical([*left, *run.live(resume=True, steps=(stop, stop), seen=seen)])
+        assert seen == {0: (stop, 0), 1: (stop, 0)}
+        assert identical([*wanted, *run.live(resume=True)])
+
+
+def test_a_rank_that_parted_takes_up_its_steps(caplog):
+    """Rank 1 leaves without the sync that rank 0 waits for. Rank 0 then drops its steps."""
+    run, seen = Batches(2), {}
+    assert identical(run.live(steps=(8, 7)))
+    assert "The last 4 inner steps of this replica are dropped" in caplog.text
+    assert identical(run.live(resume=True, seen=seen))
+    assert seen == {0: (8, 0), 1: (7, 0)}
+
+
+def test_open_steps_that_are_lost_are_counted_in_the_log(caplog):
+    """Killed between two saves, when one fragment had been synced and the other had taken steps."""
+    run = Batches(2, 2)
+    run.live((0, 55, "kill after"), (1, 55, "kill after"))
+    seen = {}
+    run.live(resume=True, seen=seen, steps=(0, 0))
+    (steps, skip), _ = seen.values()
+    assert skip == steps > 0
+    assert "rank 0: inner steps of this replica that are lost" in caplog.text
+    assert "2 of fragment" in caplog.text
+    assert "save_inner_every=1 avoids this" in caplog.text
+
+
+def test_a_save_that_is_gone_is_noticed(caplog):
+    run = Batches(1, 2, options={"save_inner_every": 1})
+    run.live(steps=(8,))
+    *_, newest = sorted(run.store.below("inner/"))
+    caplog.clear()
+    seen = {}
+    run.live(resume=True, seen=seen, steps=(8,))
+    assert "save_inner_every=1" not in caplog.text
+    caplog.clear()
+    del run.store.objects[newest]
+    run.live(resume=True, seen=seen, steps=(8,))
+    assert seen[0] == (8, 2)
+    assert "was saved after sync 3, 2 inner steps before the state" in caplog.text
+    assert "2 of fragment 0. The run was stopped between two saves" in caplog.text

@@ -1,0 +1,89 @@
+"""A strict run that was begun with a loaded outer loop is resumed as any other: nothing that was loaded is lost."""
+
+import copy
+import itertools
+from dataclasses import dataclass, field
+
+import pytest
+import torch
+from strict_lab import Run
+from training_lab import identical, push, values
+
+from diloco_core import DiLoCo
+
+
+@dataclass
+class Loaded(Run):
+    """A run that goes on from a checkpoint: first one life that makes it, then lives on another prefix."""
+
+    outer: dict = field(default_factory=dict)
+    saved: dict = field(default_factory=dict)
+    spare: int = 0
+
+    def train(self, exchange, until, load=False):
+        net = self.net()
+        inner = torch.optim.Adam(net.parameters(), lr=0.1)
+        options = {"sync_every": 3 * self.fragments, "fragments": self.fragments, **self.outer}
+        outer = DiLoCo(net, inner, exchange, flush="none", save_inner_every=10, **options)
+        if load:
+            parts = (net, inner, outer)
+            for part, state in zip(parts, self.saved[exchange.rank], strict=True):
+                part.load_state_dict(copy.deepcopy(state))
+        with outer:
+            self.behind += outer.batches_to_skip
+            while outer.committed < until:
+                push(net, inner, exchange.rank, outer.inner_steps)
+            if not load and not self.saved.get(exchange.rank):
+                for _ in range(self.spare):
+                    push(net, inner, exchange.rank, outer.inner_steps)
+                parts = (net, inner, outer)
+                self.saved[exchange.rank] = copy.deepcopy([part.state_dict() for part in parts])
+        return values(net)
+
+
+OUTER = {
+    "momentum": {},
+    "Adam": {"outer_optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.1)},
+}
+
+
+DEFAULT = {("momentum", 1, 2), ("Adam", 1, 0), ("momentum", 2, 0), ("Adam", 2, 2)}
+CASES = [
+    pytest.param(*case, marks=[] if case in DEFAULT else pytest.mark.slow)
+    for case in itertools.product(OUTER, (1, 2), (0, 2))
+]
+
+
+@pytest.mark.parametrize(("outer", "fragments", "spare"), CASES)
+def test_it_ends_as_one_that_was_not_stopped(outer, fragments, spare):
+    """Stopped before its first sync, before each fragment has had one, and later; loaded between syncs, and in a period."""
+    first = Loaded(2, fragments, outer=OUTER[outer], spare=spare)
+    first.live(until=3)
+    wanted = Loaded(2, fragments, outer=OUTER[outer], saved=first.saved).live(until=7, load=True)
+    assert all(isinstance(held, dict) for held in wanted), wanted
+    for stop in range(3, 3 + fragments + 2):
+        run = Loaded(2, fragments, outer=OUTER[outer], saved=first.saved)
+        run.live(until=stop, load=True)
+        held = run.live(until=7, resume=True)
+        assert identical([*held, *wanted]), stop
+        assert run.behind == 0
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_without_its_inner_state_the_model_and_the_outer_state_are_as_they_were(fragments):
+    """Killed before anything else is saved: the outer state lies with the published values."""
+    first = Loaded(2, fragments)
+    first.live(until=3)
+    run = Loaded(2, fragments, saved=first.saved)
+    run.live(until=3, load=True)
+    for key in run.store.below("inner/"):
+        del run.store.objects[key]
+    seen = run.live(until=3, resume=True)
+    assert identical([*seen, *run.live(until=3, resume=True)])
+    assert run.behind > 0
+    momenta = {
+        key.split("/")[1]
+        for key in run.store.below("state/")
+        if b"momentum_buffer" in run.store.objects[key]
+    }
+    assert len(momenta) == fragments
