@@ -85,7 +85,7 @@ def test_a_run_that_goes_back_while_a_life_begins_counts_fewer_inner_steps():
 
 
 def test_other_exchanges_have_a_fixed_membership():
-    membership = membership_of(in_process(1)[0], [], {}, 10, {})
+    membership = membership_of(in_process(1)[0], [], {}, 10, {}, None)
     assert isinstance(membership, FixedMembership)
     assert not membership.resumable
     assert ResumableMembership.resumable

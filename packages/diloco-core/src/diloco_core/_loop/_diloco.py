@@ -27,6 +27,7 @@ from ._arguments import check_parties, fragments_of, stateful_of, steps_per_cycl
 from ._inner_loop import InnerLoop
 from ._membership import membership_of
 from ._outer_steps import OuterSteps
+from ._own_buffers import OwnBuffers
 from ._place import Place
 from ._schedule import Schedule
 from ._state import (
@@ -110,7 +111,8 @@ class DiLoCo:
         outer_optimizer: A function that makes any element-wise torch optimizer from a list of parameters; replaces these
             three arguments. The optimizer is tried out on a small tensor, both whole and cut into pieces.
         buffers: ``"mean"`` (floating-point buffers; counters from rank 0), ``"rank0"`` or ``"none"``. With several
-            fragments, buffers are synced with the last one.
+            fragments, buffers are synced with the last one. With ``"none"`` each rank has its own; in runs over a store they
+            are saved and restored with its inner optimizer.
         init: ``"rank0"``: all adopt rank 0's initial parameters. ``"check"``: differing initial values are refused.
         flush: What happens to a partial period when the block is left. ``"partial"``: it is synced. This is a full outer
             step, with the whole learning rate and momentum, however few inner steps it covers: after a single inner step,
@@ -173,6 +175,7 @@ class DiLoCo:
             stateful_of(stateful),
             whole("save_inner_every", save_inner_every, 0),
             names,
+            OwnBuffers(model) if policy is Buffers.NONE else None,
         )
         self._buffers = policy
         self._outers = [OuterOptimizer(factory) for _ in parts]

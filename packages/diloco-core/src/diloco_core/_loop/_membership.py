@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .._inner._state import Stateful
     from .._outer._fragment import Fragment
     from ._counters import Counters
+    from ._own_buffers import OwnBuffers
 
 
 class Membership(Protocol):
@@ -116,6 +117,7 @@ def membership_of(
     stateful: Mapping[str, Stateful],
     save_inner_every: int,
     names: Mapping[int, str],
+    buffers: OwnBuffers | None,
 ) -> Membership:
     """The membership of the run behind an exchange. No other function asks what kind of exchange it is.
 
@@ -125,16 +127,19 @@ def membership_of(
         stateful: Further objects that belong to this replica alone, by name.
         save_inner_every: The number of syncs from one save of this replica's own state to the next.
         names: The names of the model's parameters, by the ``id`` of the parameter.
+        buffers: The model's buffers, if they are not synced.
 
     Raises:
         ConfigurationError: Something cannot be saved; or ``stateful`` is given although a run of this kind saves nothing.
     """
     if isinstance(exchange, ResumableExchange):
-        own_state = OwnState(exchange, optimizers, stateful, save_inner_every, names)
+        own_state = OwnState(exchange, optimizers, stateful, save_inner_every, names, buffers)
         return ResumableMembership(exchange, own_state)
     if isinstance(exchange, RestartableExchange):
         open_steps = OpenSteps()
-        own_state = OwnState(exchange, optimizers, stateful, save_inner_every, names, open_steps)
+        own_state = OwnState(
+            exchange, optimizers, stateful, save_inner_every, names, buffers, open_steps
+        )
         return RestartableMembership(exchange, own_state, open_steps)
     if stateful:
         raise ConfigurationError(

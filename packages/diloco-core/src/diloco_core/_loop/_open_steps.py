@@ -39,7 +39,7 @@ class OpenSteps:
         """For every fragment, its inner steps since its last sync; and the values of those that have any, as bytes."""
         steps = [] if self._count is None else list(self._count.since_sync)
         values = {
-            named.name: _as_bytes(named.tensor)
+            named.name: as_bytes(named.tensor)
             for fragment, since_sync in zip(self._fragments, steps, strict=True)
             if since_sync
             for named in fragment.followed()
@@ -72,6 +72,6 @@ class OpenSteps:
         self._count.since_event = int(self._loaded["since_event"])
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor as bytes: inner state holds only tensors of some dtypes, and a buffer may have any."""
     return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

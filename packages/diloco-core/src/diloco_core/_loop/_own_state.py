@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from .._exchange._resumable import KeepingExchange
     from .._inner._state import Stateful
     from ._open_steps import OpenSteps
+    from ._own_buffers import OwnBuffers
 
 _log = logging.getLogger("diloco_core")
 
@@ -33,6 +34,7 @@ class OwnState:
         stateful: Further objects to save, by name.
         every: The number of syncs from one save to the next; 0 for never.
         names: The names of the model's parameters, by the ``id`` of the parameter.
+        buffers: The model's buffers, if they belong to this replica alone.
         open_steps: In strict runs: what the replica has learned in fragments since their last sync.
 
     Attributes:
@@ -52,6 +54,7 @@ class OwnState:
         stateful: Mapping[str, Stateful],
         every: int,
         names: Mapping[int, str],
+        buffers: OwnBuffers | None = None,
         open_steps: OpenSteps | None = None,
     ) -> None:
         self._exchange = exchange
@@ -60,8 +63,9 @@ class OwnState:
         self.overtaken = False
         self._knows_data = any(not isinstance(holder, _NO_DATA) for holder in stateful.values())
         self._untold = 0
-        own = {} if open_steps is None else {"open_steps": open_steps}
-        self._inner = InnerState(optimizers, stateful, names, own)
+        own = {"buffers": buffers, "open_steps": open_steps}
+        given = {name: holder for name, holder in own.items() if holder is not None}
+        self._inner = InnerState(optimizers, stateful, names, given)
         self._every = every
         self._may_change_unseen = bool(stateful)
         self._saved_at = self._saved_steps = self._began_at = 0
