@@ -242,6 +242,8 @@ def _new(
     resume: bool | Literal["newest-whole"],
 ) -> Exchange:
     store = open_store(uri, transfer=transfer)
+    if isinstance(store, FolderStore):
+        store.of_earlier_run = bool(resume)
     try:
         if elastic is None:
             return ObjectStoreExchange(

@@ -54,7 +54,13 @@ _OTHER_FIELDS = {"random", "inner_steps", "rollback", "kinds", "parameters"}
 
 
 class Stateful(Protocol):
-    """Anything whose position can be saved: a data loader, a learning rate schedule, a gradient scaler."""
+    """Anything whose position can be saved: a data loader, a learning rate schedule, a gradient scaler.
+
+    It is saved inside the inner optimizer's ``step()`` where a sync follows, and again where the block is left. If a replica is
+    killed, what the loop changed after that ``step()`` is not in the save: a ``schedule.step()`` or ``scaler.update()`` there is
+    lost. At the beginning of each step, ``while schedule.last_epoch < outer.inner_steps: schedule.step()`` takes the schedule to
+    where it belongs.
+    """
 
     def state_dict(self) -> dict[str, Any]:
         """The state, made of numbers, text, lists, dicts and tensors."""

@@ -121,7 +121,9 @@ class DiLoCo:
             goes on with the steps that it had dropped.
         stateful: Runs over a store only: further objects of this replica that are saved and restored with its inner optimizer
             and random generators, such as ``{"loader": loader}`` (anything with ``state_dict()`` and ``load_state_dict()``).
-            Whether they can be saved is tested when the block is entered, and after the first inner step.
+            Whether they can be saved is tested when the block is entered, and after the first inner step. Saves are made
+            inside ``step()``, and hold nothing that the loop does after it: step a learning rate schedule before the step, with
+            ``while schedule.last_epoch < outer.inner_steps: schedule.step()``.
         save_inner_every: Runs over a store only: the number of syncs from one save of these objects to the next; 0 for never.
             They are also saved when the block is left without an error; in elastic runs only if the run has counted all inner
             steps of this rank. A save uploads the inner optimizer's state: for Adam, about twice the bytes of the model. In
@@ -265,6 +267,10 @@ class DiLoCo:
         no state was restored, this is the number of all inner steps that the run had counted for this rank: 0 in a rank's first
         life. A saved state is not restored if it is damaged, or if the run has given up the syncs before it; the data loader
         then starts from the beginning.
+
+        It counts inner steps: with k micro-batches in a step, skip k times as many. Steps that a gradient scaler skips are not
+        counted, although they take a batch: save the loader after every sync then (``stateful``, ``save_inner_every=1``), or
+        count the batches yourself.
 
         The number describes the start of this life and does not change. A contribution that an earlier life sent may be
         counted later; :attr:`SyncReport.batches_to_skip` reports that. A loop that always takes batch number

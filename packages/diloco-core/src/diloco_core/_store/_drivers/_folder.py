@@ -75,6 +75,8 @@ class FolderStore:
     largest: int | None = None
     patience = 60.0
     downtime = 0.0
+    #: Whether it was opened for a run that should be there already: then no folder is left behind that stayed empty.
+    of_earlier_run = False
 
     def __init__(self, uri: str, *, reading: bool = False) -> None:
         self.root = _folder(uri)
@@ -205,6 +207,8 @@ class FolderStore:
             spares, self._spares = self._spares, {}
         for name in itertools.chain.from_iterable(kept.files for kept in spares.values()):
             (self.root / name).unlink(missing_ok=True)
+        if self.of_earlier_run:
+            remove_folders(self._made)
 
     def unmake(self) -> None:
         """Remove the folders that this store has made, if they are empty: what the store was opened for has failed."""
