@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from .._errors import RendezvousTimeoutError, ReplicaLostError
 from .._exchange._endings import named_ranks
-from .._model._unsynced_watch import UnsyncedWatch
 from .._store._parallel import in_parallel
 from .._timing import Wait
 from ._claims import READS_AT_ONCE, check_own, read_claim
@@ -15,6 +14,7 @@ from ._compare import compare
 from ._manifest import MANIFEST, Manifest
 from ._participant import Participant
 from ._records import claimed, run_name
+from ._watch import Watch
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 def begin_run(
     store: Patient, own_claim: Claim, schema: Schema, timing: Timing, liveness: Liveness
-) -> tuple[Participant, UnsyncedWatch | None]:
+) -> tuple[Participant, Watch | None]:
     """Meet the other replicas. Rank 0 then stores what is not synced, and the manifest.
 
     Args:
@@ -39,7 +39,7 @@ def begin_run(
         liveness: Is told of the other processes.
 
     Returns:
-        This replica in the run; and for rank 0, what watches over the objects that are not synced.
+        This replica in the run; and for rank 0, what watches over the objects that it has stored.
 
     Raises:
         RunExistsError: Another process holds the rank, or another run uses the prefix, too.
@@ -119,9 +119,7 @@ def _meet(
     return [claim for _, claim in sorted(claims.items())]
 
 
-def _write_down(
-    store: Patient, claims: Sequence[Claim], schema: Schema, timing: Timing
-) -> UnsyncedWatch:
+def _write_down(store: Patient, claims: Sequence[Claim], schema: Schema, timing: Timing) -> Watch:
     unsynced = {} if schema.unsynced is None else schema.unsynced.publish(store.put)
     manifest = Manifest(
         claims[0].run_id,
@@ -134,4 +132,4 @@ def _write_down(
         [(claim.life, claim.nonce) for claim in claims],
     )
     store.put(MANIFEST, lambda: [manifest.to_bytes()])
-    return UnsyncedWatch(store, timing, 0, unsynced, schema.unsynced)
+    return Watch(store, timing, claims[0], manifest, schema.unsynced)

@@ -11,11 +11,11 @@ from ._records import claim_key
 
 if TYPE_CHECKING:
     from .._exchange._endings import Progress
-    from .._model._unsynced_watch import UnsyncedWatch
     from .._store._patient import Patient
     from .._timing import Timing
     from ._liveness import Liveness
     from ._records import Claim
+    from ._watch import Watch
 
 _TELL_SECONDS = 10.0
 
@@ -26,14 +26,17 @@ def leave_run(
     timing: Timing,
     liveness: Liveness,
     progress: Progress,
-    unsynced: UnsyncedWatch | None,
+    watch: Watch | None,
 ) -> None:
-    """Tell the other replicas that this one is done. Rank 0 also checks the objects that are not synced."""
+    """Tell the other replicas that this one is done. Rank 0 also checks the manifest, and the objects that are not synced."""
     if not _holds_rank(store, own_claim, timing):
         return
+    if watch is not None:
+        # Before the run may be resumed, which needs it.
+        watch.look_at_manifest()
     liveness.tell(Ending(own_claim.rank, "left", progress))
-    if unsynced is not None:
-        unsynced.look()
+    if watch is not None:
+        watch.look()
 
 
 def tell_failure(
@@ -43,6 +46,7 @@ def tell_failure(
     liveness: Liveness,
     ending: Ending,
     error: BaseException,
+    watch: Watch | None,
     *,
     resumes: bool,
 ) -> None:
@@ -55,6 +59,7 @@ def tell_failure(
         liveness: Writes the note.
         ending: What the note says.
         error: Why it has failed. If the others cannot be told, that is noted there.
+        watch: For rank 0: also writes the manifest again, if it is lost.
         resumes: Whether this process was to resume a run.
     """
     # If the store cannot be reached, waiting for it once more would only delay the error.
@@ -66,6 +71,8 @@ def tell_failure(
             may_tell = not resumes and _is_free(store, ending.rank, error)
         if may_tell:
             liveness.tell(ending)
+        if watch is not None and not isinstance(error, RunExistsError):
+            watch.look_at_manifest()
     except Exception as telling_error:  # noqa: BLE001 - the first error is the one to report
         error.add_note(f"the other replicas could not be told of this failure: {telling_error}")
 

@@ -43,9 +43,9 @@ if TYPE_CHECKING:
     from .._exchange._pending import Pending, Steps
     from .._exchange._resumable import ResumableJob, TakenUp
     from .._inner._state import SavedInner
-    from .._model._unsynced_watch import UnsyncedWatch
     from .._store._api import Buffer, Store
     from ._resume._meeting import Meeting
+    from ._watch import Watch
 
 
 class ObjectStoreExchange(RestartableExchange):
@@ -110,7 +110,7 @@ class ObjectStoreExchange(RestartableExchange):
         self._last: StoreSync | None = None
         self._obsolete: list[str] = []
         self._old_states = OldStates(0)
-        self._unsynced: UnsyncedWatch | None = None
+        self._watch: Watch | None = None
         self.when_ended: Callable[[], object] = bool  # called when this replica leaves or fails
         self._ended = ""
 
@@ -148,7 +148,7 @@ class ObjectStoreExchange(RestartableExchange):
         self._claim = own_claim
         with self._aborting():
             self._liveness.start()
-            self._participant, self._unsynced = begin_run(
+            self._participant, self._watch = begin_run(
                 self._store, own_claim, schema, self._timing, self._liveness
             )
 
@@ -185,7 +185,7 @@ class ObjectStoreExchange(RestartableExchange):
                 may_go_back=self._may_go_back,
             )
         self._participant, self._progress = resumed.participant, resumed.progress
-        self._obsolete, self._unsynced = resumed.obsolete, resumed.unsynced
+        self._obsolete, self._watch = resumed.obsolete, resumed.watch
         self._old_states = OldStates(len(jobs), resumed.previous)
         self._steps = self._steps_counted = resumed.taken.inner_steps
         return resumed.taken
@@ -205,6 +205,8 @@ class ObjectStoreExchange(RestartableExchange):
         self._check_open()
         if self._participant is not None:
             save_inner(self._participant, self._progress.number - 1, parts)
+            if self._watch is not None:
+                self._watch.look_at_manifest()
 
     def saved_inner(self) -> Iterator[SavedInner]:
         """The states that this rank has saved in all of its lives, the newest first."""
@@ -288,7 +290,7 @@ class ObjectStoreExchange(RestartableExchange):
                         self._timing,
                         self._liveness,
                         self._progress,
-                        self._unsynced,
+                        self._watch,
                     )
             finally:
                 self.store.close()
@@ -307,6 +309,7 @@ class ObjectStoreExchange(RestartableExchange):
             self._liveness,
             ending,
             error,
+            self._watch,
             resumes=self.resumes,
         )
         with contextlib.suppress(Exception):

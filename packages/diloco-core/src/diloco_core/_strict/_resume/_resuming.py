@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ..._exchange._endings import Progress
-from ..._model._unsynced_watch import UnsyncedWatch
 from .._records import noted
+from .._watch import Watch
 from ._base import check_fits, find_run
 from ._choosing import choose, wait_for_choice
 from ._ended import check_ended, check_not_claimed, next_life
@@ -75,7 +75,7 @@ class Resumed:
         taken: The state that was taken up.
         obsolete: Keys of this rank that are no longer needed when all replicas have taken up the run.
         previous: Keys of this rank that the last syncs have superseded; see :class:`._old_states.OldStates`.
-        unsynced: For rank 0: what watches over the objects that are not synced.
+        watch: For rank 0: what watches over the objects that it has stored.
     """
 
     participant: Participant
@@ -83,7 +83,7 @@ class Resumed:
     taken: TakenUp
     obsolete: list[str]
     previous: list[list[str]]
-    unsynced: UnsyncedWatch | None
+    watch: Watch | None
 
 
 def take_up(
@@ -114,12 +114,10 @@ def take_up(
     """
     claims = meeting.claims
     loader = Loader(participant, jobs, initial)
-    unsynced = None
+    watch = None
     if participant.rank == 0:
         manifest = choose(participant, claims, schema, loader.is_whole, may_go_back=may_go_back)
-        unsynced = UnsyncedWatch(
-            participant.store, participant.timing, 0, manifest.unsynced, schema.unsynced
-        )
+        watch = Watch(participant.store, participant.timing, claims[0], manifest, schema.unsynced)
     else:
         manifest = wait_for_choice(participant, claims[0].life, meeting)
     taken, obsolete, previous = loader.load(manifest)
@@ -130,5 +128,5 @@ def take_up(
         taken,
         obsolete,
         previous,
-        unsynced,
+        watch,
     )

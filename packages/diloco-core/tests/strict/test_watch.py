@@ -1,0 +1,143 @@
+"""Rank 0 of a living strict run writes its manifest again when that is lost or damaged, and nobody else's."""
+
+import pytest
+from damage_lab import flip
+from strict_lab import Run
+from training_lab import Clock, identical
+
+from diloco_core import ReplicaLostError, Timing
+from diloco_core._exchange._base import Schema
+from diloco_core._store._open import open_store
+from diloco_core._store._patient import Patient
+from diloco_core._strict._manifest import MANIFEST, Manifest, manifest_key
+from diloco_core._strict._records import Claim, claim_key
+from diloco_core._strict._watch import Watch
+from diloco_core.testing._store import SimulatedStore
+
+HARM = {
+    "gone": lambda data: None,
+    "damaged": lambda data: flip(data, 4 * len(data)),
+    "empty": lambda data: b"",
+}
+
+
+@pytest.fixture(autouse=True)
+def _at_once(monkeypatch):
+    monkeypatch.setattr("diloco_core._store._reread.REREADS", (0.0, 0.0))
+
+
+class TestInALivingRun:
+    @pytest.fixture
+    def harmed(self, stopped, monkeypatch):
+        """Harms the manifest of the second life when the fourth sync is published. Later manifests, as they were then found."""
+        write, key, found, whole = SimulatedStore.write, manifest_key(2), [], []
+
+        def harmful(harm):
+            def writing(store, written, data):
+                write(store, written, data)
+                if written == key and not whole:
+                    whole.append(bytes(data))
+                if written.startswith("state/00000004/00000."):
+                    store.remove(key)
+                    if (harmed := HARM[harm](whole[0])) is not None:
+                        write(store, key, harmed)
+                if written.startswith("state/00000005/00000."):
+                    found.append(store.objects.get(key) == whole[0])
+
+            monkeypatch.setattr(SimulatedStore, "write", writing)
+            return found
+
+        return harmful
+
+    def is_whole(self, run):
+        return identical(run.live(resume=True, until=7))
+
+    @pytest.mark.parametrize("harm", HARM)
+    def test_when_inner_state_is_saved(self, stopped, harmed, harm, caplog):
+        found = harmed(harm)
+        assert identical(stopped.live(resume=True))
+        assert found == [True]
+        assert "manifests/0002.json" in caplog.text
+        assert "It is written again with the same content" in caplog.text
+        assert self.is_whole(stopped)
+
+    def test_when_it_leaves(self, stopped, harmed):
+        found = harmed("gone")
+        assert identical(stopped.live(resume=True, save_inner_every=0))
+        assert found == [False], "nothing was saved in between"
+        assert self.is_whole(stopped)
+
+    def test_when_it_fails(self, stopped, harmed, monkeypatch):
+        harmed("gone")
+        train = type(stopped).train
+
+        def loses_rank_1(run, exchange, until, **more):
+            if exchange.rank:
+                exchange._liveness.tell = lambda ending: None  # as if it were killed
+                until = 5
+            return train(run, exchange, until, save_inner_every=0, **more)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(type(stopped), "train", loses_rank_1)
+            result, _ = stopped.live(resume=True)
+        with pytest.raises(ReplicaLostError, match="rank 1"):
+            raise result
+        assert self.is_whole(stopped)
+
+
+class TestWhatIsNotWrittenAgain:
+    @pytest.fixture(params=[1, 2])
+    def watched(self, request, tmp_path):
+        clock, schema, life = Clock(), Schema({}, {}), request.param
+        timing = Timing(clock=clock, sleep=clock.sleep)
+        store = Patient(open_store(str(tmp_path / "run")), timing)
+        claim = Claim(0, 1, "", 64, 32 * "0", "mine", "host", 1, life)
+        earlier = [(32 * "a", 3)] if life > 1 else []
+        manifest = Manifest(
+            "", 32 * "c", 1, {"committed": "0"}, {}, [], {}, [(life, "mine")], earlier
+        )
+        store.put(claim_key(0, life), lambda: [claim.to_bytes()])
+        return store, claim, manifest, Watch(store, timing, claim, manifest, schema.unsynced)
+
+    def look(self, watched):
+        store, _, manifest, watch = watched
+        watch.look_at_manifest()
+        return store.get(manifest_key(manifest.life))
+
+    def test_it_is_written_where_nothing_speaks_against_it(self, watched):
+        assert self.look(watched) == watched[2].to_bytes()
+
+    def test_after_the_prefix_was_emptied(self, watched):
+        store, claim, *_ = watched
+        store.delete([claim_key(0, claim.life)])
+        assert self.look(watched) is None
+
+    @pytest.mark.parametrize("later", [0, 1], ids=["of another run", "by a later process"])
+    def test_after_the_rank_was_claimed(self, watched, later):
+        store, claim, *_ = watched
+        life = claim.life + later
+        other = Claim(0, 1, "", 64, 32 * "0", "another", "host", 2, life)
+        store.put(claim_key(0, life), lambda: [other.to_bytes()])
+        assert self.look(watched) is None
+
+    def test_over_that_of_another_run(self, watched):
+        store, _, manifest, _ = watched
+        other = Manifest(
+            "", 32 * "d", 1, {"committed": "0"}, {}, [], {}, manifest.members, manifest.earlier
+        )
+        store.put(manifest_key(manifest.life), lambda: [other.to_bytes()])
+        assert self.look(watched) == other.to_bytes()
+
+
+def test_a_first_life_writes_manifest_json_again(monkeypatch):
+    run, write = Run(2), SimulatedStore.write
+
+    def harmful(store, written, data):
+        write(store, written, data)
+        if written.startswith("state/00000001/00000."):
+            store.remove(MANIFEST)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(SimulatedStore, "write", harmful)
+        assert identical(run.live(until=3))
+    assert identical(run.live(resume=True))
