@@ -233,7 +233,7 @@ class TestWhatDiffers:
         del fields["version"]
         stopped.store.objects[MANIFEST] = seal("manifest", MANIFEST, fields)
         refused(
-            stopped, FormatError, "of version 1, and this version of diloco-core reads version 2"
+            stopped, FormatError, "of version 1, and this version of diloco-core reads version 3"
         )
 
     def test_a_loaded_state(self, tmp_path):

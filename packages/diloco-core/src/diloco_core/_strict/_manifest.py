@@ -21,8 +21,11 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 
-VERSION = 2
-"""Version of the records of strict runs. In version 1, commit records did not name the run, and it could not be resumed."""
+VERSION = 3
+"""Version of the records of strict runs. In version 1, commit records did not name the run, and it could not be resumed.
+
+Version 2 did not name what was given up when the run was resumed.
+"""
 
 _LATER = re.compile(r"manifests/([0-9]{4,7})\.json")
 
