@@ -48,6 +48,7 @@ class TestWhatIsDamaged:
         assert identical(results)
         assert seen == dict.fromkeys(range(2), (2, 4, 0))
         assert "continues from outer step 2, since no newer state is whole" in caplog.text
+        assert "has deleted it" not in caplog.text
 
     def test_inner_state_of_a_sync_that_was_given_up_is_named(self, stopped, caplog):
         """The only save is that of the last sync, whose state is damaged."""

@@ -7,8 +7,11 @@ from damage_lab import flip
 from strict_lab import Run, in_folder, refused
 from training_lab import identical
 
-from diloco_core import CorruptedObjectError, RunExistsError, export
+from diloco_core import CorruptedObjectError, RunExistsError, Timing, export
+from diloco_core._store._open import open_store
+from diloco_core._store._patient import Patient
 from diloco_core._strict._manifest import MANIFEST, Manifest
+from diloco_core._strict._resume._base import newest_manifest
 from diloco_core._wire._sealed import seal, unseal
 
 SECOND = "manifests/0002.json"
@@ -135,3 +138,16 @@ class TestWhenItIsLost:
         assert identical(stopped.live(resume=True))
         newest = max(key for key in stopped.store.objects if key.startswith("manifests/"))
         assert stored(stopped, newest, int(newest[10:14])).given_up == [lost.run[:16]]
+
+
+def test_one_that_a_listing_shows_and_that_is_gone_is_not_passed_over_in_silence(
+    twice, tmp_path, monkeypatch
+):
+    """Somebody deletes it at this moment, or the listing is older than that."""
+    folder = in_folder(twice, tmp_path / "run")
+    store, timing = Patient(open_store(str(folder)), Timing()), Timing()
+    monkeypatch.setattr(store, "list", lambda prefix: {SECOND: 1})
+    (tmp_path / "run" / SECOND).unlink()
+    with pytest.raises(CorruptedObjectError, match=rf"{SECOND} is listed, but gone.*newest-whole"):
+        newest_manifest(store, timing, may_go_back=False)
+    assert newest_manifest(store, timing, may_go_back=True) == stored(twice, MANIFEST, 1)

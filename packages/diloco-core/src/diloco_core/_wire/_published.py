@@ -326,7 +326,8 @@ class Shard:
 
     def _is_outer(self, piece: Piece) -> bool:
         # Not by the rule in the layout: the first sync of a fragment takes all values from rank 0, but if the outer loop was
-        # loaded, there is outer state already. What takes an outer step has to be finite, and nothing else.
+        # loaded, there is outer state already. All that takes an outer step must be finite. So must plain means, which have
+        # no outer state.
         return self._job.must_be_finite(piece)
 
 

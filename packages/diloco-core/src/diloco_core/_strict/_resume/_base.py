@@ -86,6 +86,8 @@ def newest_manifest(
     for life in lives:
         try:
             manifest = read_manifest(store, timing, life)
+            if manifest is None:
+                raise CorruptedObjectError(f"{store.uri}/{manifest_key(life)} is listed, but gone")
         except CorruptedObjectError as error:
             text = (
                 f"{str(error).rstrip('.')}. It describes what the run has done since it was resumed. If you have a copy, put it "
@@ -95,8 +97,7 @@ def newest_manifest(
                 raise CorruptedObjectError(f"{text} {GO_BACK}") from error
             _log.error("%s", text)
         else:
-            if manifest is not None:
-                check_descent(_first_manifest(store, timing, life), manifest, store.uri)
+            check_descent(_first_manifest(store, timing, life), manifest, store.uri)
             return manifest
     try:
         return read_manifest(store, timing, 1)

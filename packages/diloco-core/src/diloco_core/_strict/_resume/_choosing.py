@@ -19,7 +19,7 @@ from .._states import finished_syncs, lost_manifest, missing_keys, states, unkno
 from ._base import GO_BACK, newest_manifest, read_manifest
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Callable, Sequence
 
     from ..._exchange._base import Schema
     from ..._store._patient import Patient
@@ -147,19 +147,20 @@ def _choose(
             f"the run at {store.uri} ended before it had published its initial state, so there is nothing to resume. Begin a "
             "new run on another prefix, without resume=."
         )
-    missing = _missing(base, listing, max(found.least, 0))
+    missing = missing_keys(base, listing, max(found.least, 0))
+    damage = f"{_named(missing)} missing" if missing else "its objects are damaged"
     if not whole and lost:
         raise CorruptedObjectError(
             f"{lost} Newer states may be there and whole, but only that object describes them. {store.uri} holds no whole state "
-            f"any more that {manifest_key(base.life)} describes: {missing}. Without a copy, begin a new run on another prefix."
+            f"any more that {manifest_key(base.life)} describes: {damage}. Without a copy, begin a new run on another prefix."
         )
     if not whole:
         raise CorruptedObjectError(
-            f"{store.uri} holds no whole state any more: {missing}. Begin a new run on another prefix."
+            f"{store.uri} holds no whole state any more: {damage}. Begin a new run on another prefix."
         )
-    if whole[0] < found.least:
+    if whole[0] < found.least and missing:  # what is only damaged has been named by is_whole
         text = (
-            f"the state after outer step {base.outer_steps(found.least)} in {store.uri} is incomplete: {missing}, although "
+            f"the state after outer step {base.outer_steps(found.least)} in {store.uri} is incomplete: {damage}, although "
             "later objects show that it was there. Something else has deleted it."
         )
         if not may_go_back:
@@ -174,9 +175,5 @@ def _choose(
     return whole[0], sorted({*base.given_up, *unknown_names(base, published)})
 
 
-def _missing(base: Manifest, listing: Collection[str], sync: int) -> str:
-    keys = missing_keys(base, listing, sync)
-    if not keys:
-        return "its objects are damaged"
-    more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
-    return f"{keys[0]}{more} missing"
+def _named(keys: Sequence[str]) -> str:
+    return f"{keys[0]} and {len(keys) - 1} more" if len(keys) > 1 else keys[0]
