@@ -59,6 +59,25 @@ def test_cancel_may_be_repeated(bench):
     assert run.states() == ["cancelled"] * 2
 
 
+def test_a_run_is_cancelled_by_its_name_in_one_call(bench):
+    run, other = bench.launch(3, run_id="sweep-1"), bench.launch(2, run_id="sweep-10")
+    assert (run.executor.exists("sweep-1"), run.executor.exists("sweep")) == (True, False)
+    bench.executor().cancel_run("sweep-1")
+    assert bench.stand_in.calls.count("patch", "jobs") == 1
+    bench.world.settle()
+    assert run.states() == ["cancelled"] * 3
+    assert "cancelled" not in other.states()
+    with pytest.raises(ReplicaNotFoundError, match="no run 'sweep'"):
+        run.executor.cancel_run("sweep")
+
+
+def test_whether_a_run_exists_is_not_said_without_an_answer(bench):
+    bench.launch(1, run_id="sweep-1")
+    bench.stand_in.access.deny("get", "jobs")
+    with pytest.raises(ForbiddenError):
+        bench.executor().exists("sweep-1")
+
+
 @pytest.mark.parametrize("end", ["succeed", "fail"])
 def test_what_has_ended_stays_as_it_is(bench, report, end):
     run = bench.launch(1)

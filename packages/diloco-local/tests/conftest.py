@@ -185,8 +185,7 @@ def make(tmp_path, nothing_survives):
         executor = LocalProcessExecutor(root=root)
         for run_id in executor.list_runs():
             handles = executor.attach(run_id)
-            for handle in handles:
-                executor.cancel(handle)
+            executor.cancel_run(run_id)
             results = results_of(executor, handles)
             assert all(
                 result["status"] in {"succeeded", "failed", "cancelled"} for result in results

@@ -11,6 +11,7 @@ from diloco_local import LocalProcessExecutor
 from diloco_protocol import (
     BaseExecutor,
     InvalidRequestError,
+    ReplicaNotFoundError,
     ServerlessExecutor,
 )
 
@@ -54,6 +55,19 @@ def test_follow_ends_with_the_replica(waiting, until):
     thread.join(PATIENCE)
     assert not thread.is_alive()
     assert lines == ["waiting", "went on"]
+
+
+def test_a_run_is_cancelled_by_its_name(waiting, tmp_path):
+    run = waiting(3, run_id="sweep-1")
+    other = waiting(1, run_id="sweep-10", executor=run.executor, signs=tmp_path)
+    assert (run.executor.exists("sweep-1"), run.executor.exists("sweep")) == (True, False)
+    run.executor.cancel_run("sweep-1")
+    results = results_of(run.executor, run.handles)
+    assert [result["status"] for result in results] == ["cancelled"] * 3
+    assert run.executor.poll(other.handle) == "running"
+    run.executor.cancel_run("sweep-1")
+    with pytest.raises(ReplicaNotFoundError, match="no run 'sweep'"):
+        run.executor.cancel_run("sweep")
 
 
 def test_streams_and_filters(make):

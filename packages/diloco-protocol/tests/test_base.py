@@ -1,12 +1,17 @@
 """What every backend gets from the base class, shown on one that lives in a dictionary."""
 
+import threading
+
 import pytest
 
 from diloco_protocol import (
+    BackendError,
     Backoff,
     BaseExecutor,
     Capabilities,
+    Finding,
     FolderJournal,
+    ForbiddenError,
     InvalidRequestError,
     LaunchError,
     Reason,
@@ -346,6 +351,137 @@ class TestJournal:
         executor.world.clear()
         (result,) = executor.collect([handle])
         assert result["reason"] == "lost"
+
+
+class Gang(Memory):
+    """Ends all of a run at once."""
+
+    capabilities = Capabilities(cancel_scope="gang")
+
+    def _stop(self, handle):
+        self.hooks.append("stop")
+        for each in self.world:
+            if each.run_id == handle.run_id:
+                self.world[each] = ReplicaStatus(ReplicaState.CANCELLED)
+
+
+def states(executor, handles):
+    return [str(executor.poll(handle)) for handle in handles]
+
+
+class TestCancelRun:
+    def test_every_rank_of_this_run_and_no_other(self, executor):
+        ours = executor.launch_replicas(3, "m:f", run_id="mine-1")
+        others = executor.launch_replicas(2, "m:f", run_id="mine-10")
+        executor.world[ours[1]] = DONE
+        executor.cancel_run("mine-1")
+        assert states(executor, ours) == ["cancelled", "succeeded", "cancelled"]
+        assert states(executor, others) == ["running", "running"]
+        executor.cancel_run("mine-1")
+        assert states(executor, ours) == ["cancelled", "succeeded", "cancelled"]
+
+    def test_one_call_where_it_ends_the_whole_run(self):
+        executor = Gang({})
+        handles = executor.launch_replicas(3, "m:f", run_id="mine")
+        executor.cancel_run("mine")
+        assert states(executor, handles) == ["cancelled"] * 3
+        assert executor.hooks.count("stop") == 1
+
+    def test_the_ranks_are_cancelled_at_the_same_time(self, executor):
+        executor.launch_replicas(3, "m:f", run_id="mine")
+        together = threading.Barrier(3)
+        executor._stop = lambda handle: together.wait(60)
+        executor.cancel_run("mine")
+        assert not together.broken
+
+    def test_an_unknown_run_is_an_error(self, executor):
+        executor.launch_replicas(1, "m:f", run_id="mine")
+        for name in ("other", "min", "../mine", "Mine"):
+            with pytest.raises(ReplicaNotFoundError):
+                executor.cancel_run(name)
+        with pytest.raises(InvalidRequestError, match="run_id must be non-empty text"):
+            executor.cancel_run(None)
+        assert "stop" not in executor.hooks
+
+    def test_a_run_that_is_gone_is_passed_over_if_the_journal_knows_it(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        executor.launch_replicas(2, "m:f", run_id="mine")
+        executor.world.clear()
+        executor.cancel_run("mine")
+        assert executor.world == {}
+
+    @pytest.mark.parametrize(
+        ("second", "retryable"), [(UnavailableError, True), (ForbiddenError, False)]
+    )
+    def test_refusals_are_named_and_the_others_are_cancelled(self, executor, second, retryable):
+        handles = executor.launch_replicas(4, "m:f", run_id="mine")
+        refusals = {1: UnavailableError("not today"), 3: second("not you")}
+
+        def stop(handle):
+            if handle.rank in refusals:
+                raise refusals[handle.rank]
+            Memory._stop(executor, handle)
+
+        executor._stop = stop
+        told = (
+            "2 of the 4 replicas of run 'mine' could not be cancelled .rank 1, 3.*Rank 1: not today"
+        )
+        with pytest.raises(BackendError, match=told) as caught:
+            executor.cancel_run("mine")
+        assert caught.value.retryable is retryable
+        assert states(executor, handles) == ["cancelled", "running", "cancelled", "running"]
+        del executor._stop
+        executor.cancel_run("mine")
+        assert states(executor, handles) == ["cancelled"] * 4
+
+    def test_a_mistake_in_a_backend_is_not_swallowed(self, executor):
+        executor.launch_replicas(2, "m:f", run_id="mine")
+        executor._stop = lambda handle: {}["no such key"]
+        with pytest.raises(KeyError):
+            executor.cancel_run("mine")
+
+
+class TestExists:
+    def test_the_backend_answers_and_not_the_journal(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        executor.launch_replicas(2, "m:f", run_id="mine")
+        assert executor.exists("mine") is True
+        assert executor.exists("min") is False
+        executor.world.clear()
+        assert executor.exists("mine") is False
+        assert executor.attach("mine")
+
+    def test_a_fault_is_not_an_answer(self, executor):
+        executor._attach = lambda run_id: unavailable()
+        with pytest.raises(UnavailableError):
+            executor.exists("mine")
+
+    def test_a_name_that_no_run_has_is_not_sent_to_the_backend(self, executor):
+        executor._attach = lambda run_id: unavailable()
+        assert not any(executor.exists(name) for name in ("../mine", "Mine", "a/b"))
+        with pytest.raises(InvalidRequestError, match="run_id must be non-empty text"):
+            executor.exists(3)
+
+
+class TestCheck:
+    def test_nothing_is_found_where_nothing_is_looked_at(self, executor):
+        assert executor.check() == executor.check(3, timeout=60) == []
+        assert executor.hooks == []
+
+    def test_a_backend_looks_at_the_launch_that_is_meant(self, executor):
+        def findings(request):
+            return [Finding("room", len(request.ranks) < 3, f"{request.cpu} CPU of each")]
+
+        executor._findings = findings
+        assert executor.check(2, cpu="4") == [Finding("room", True, "4 CPU of each")]
+        assert executor.check(3)[0].ok is False
+
+    def test_a_launch_that_would_be_refused_is_refused_here_too(self):
+        executor = Asked({})
+        with pytest.raises(InvalidRequestError, match="cannot be had in memory"):
+            executor.check(2, spot=True)
+        with pytest.raises(InvalidRequestError, match="n_replicas"):
+            executor.check(0)
 
 
 def test_closing_twice(executor):

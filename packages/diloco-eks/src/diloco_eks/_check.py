@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
-from diloco_protocol import BackendError, BaseExecutor, ForbiddenError
+from diloco_protocol import BackendError, BaseExecutor, Finding, ForbiddenError
 
 from ._cluster import Cluster
 from ._launch import check_service_account
@@ -22,21 +21,6 @@ _RIGHTS = (
 )
 _KUEUE_RIGHTS = (("kueue.x-k8s.io", "workloads", ("list", "patch")),)
 _FIX = "apply the Role that comes with diloco-eks (role.yaml) and bind it to whoever launches"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing that was checked.
-
-    Attributes:
-        subject: What: ``"cluster"``, ``"rights"``, ``"service account"``, ``"manifest"``, ``"quota"`` or ``"rendezvous"``.
-        ok: Whether it is as it must be; None if that could not be found out.
-        message: What was found, and what to do about it.
-    """
-
-    subject: str
-    ok: bool | None
-    message: str
 
 
 def check_cluster(cluster: Cluster, manifest: dict[str, Any], account: str | None) -> list[Finding]:

@@ -11,6 +11,7 @@ from diloco_protocol import (
     BackendError,
     Backoff,
     Capabilities,
+    Finding,
     InvalidRequestError,
     LaunchError,
     Option,
@@ -23,7 +24,7 @@ from diloco_protocol import (
 from diloco_protocol.backend import options_of, takes
 
 from . import _names as names
-from ._check import Finding, check_cluster, check_rendezvous
+from ._check import check_cluster, check_rendezvous
 from ._client import Client
 from ._cluster import Cluster
 from ._facts import JobFacts, read_job
@@ -150,21 +151,23 @@ class EKSExecutor(LogVerbs):
             **options: As for the launch: ``gpu``, ``cpu``, ``memory``, ``spot`` and so on.
 
         Returns:
-            What was found, good and bad; each says what to do.
+            What was found, good and bad; each says what to do. The subjects are ``"cluster"``, ``"rights"``,
+            ``"service account"``, ``"manifest"``, ``"quota"`` and ``"rendezvous"``.
 
         Raises:
             InvalidRequestError: The launch itself would be refused.
         """
-        manifest = job_manifest(
-            self._request(n_replicas, "check:check", None, **options), self._options
-        )
-        findings = check_cluster(self._cluster, manifest, self._options.service_account_name)
+        findings = super().check(n_replicas, **options)
         if rendezvous_uri is not None and all(finding.ok is not False for finding in findings):
             small: dict[str, Any] = {
                 name: options[name] for name in ("env", "secrets") if name in options
             }
             findings.append(check_rendezvous(self, rendezvous_uri, patience, small))
         return findings
+
+    def _findings(self, request: RunRequest) -> list[Finding]:
+        manifest = job_manifest(request, self._options)
+        return check_cluster(self._cluster, manifest, self._options.service_account_name)
 
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         return [redacted(job_manifest(request, self._options))]

@@ -23,7 +23,7 @@ from ._errors import (
 )
 from ._executor import ServerlessExecutor
 from ._handle import ReplicaHandle
-from ._hooks import LogQuery, Option
+from ._hooks import Finding, LogQuery, Option
 from ._journal import FolderJournal, RunJournal, state_folder
 from ._message import (
     OutcomeMessage,
@@ -51,6 +51,7 @@ __all__ = [
     "BaseExecutor",
     "Capabilities",
     "DilocoError",
+    "Finding",
     "FolderJournal",
     "ForbiddenError",
     "InvalidRequestError",

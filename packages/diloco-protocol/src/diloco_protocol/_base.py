@@ -9,11 +9,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
-from ._checks import check_seconds, check_whole
+from ._cancel import cancel_all
+from ._checks import check_seconds, check_text, check_whole
 from ._collect import Progress, collect
 from ._errors import BackendError, InvalidRequestError, LaunchError, ReplicaNotFoundError
-from ._hooks import Hooks, LogQuery, Option
-from ._request import LaunchOptions, Plan, RunRequest, check_restarts, make_request
+from ._hooks import Finding, Hooks, LogQuery, Option
+from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
 from ._variables import check_variables
 
 if TYPE_CHECKING:
@@ -261,6 +262,25 @@ class BaseExecutor(Hooks):
         self._check(handle)
         self._stop(handle)
 
+    def cancel_run(self, run_id: str) -> None:
+        """End all replicas of a run that this backend has: one call where the scope of cancel is the run, else one per rank.
+
+        Ranks are cancelled at the same time, in threads. What has ended or is gone is passed over. Repeatable.
+
+        Args:
+            run_id: Name of the run.
+
+        Raises:
+            ReplicaNotFoundError: There is no such run, here or in the journal.
+            BackendError: The backend refused or could not be asked. Where only some ranks were refused, the others are being
+                ended, and the error names the ranks that are not.
+        """
+        handles = self.attach(run_id)
+        if self.capabilities.cancel_scope == "gang":
+            self.cancel(handles[0])
+        else:
+            cancel_all(handles, self.cancel)
+
     def purge(self, handle: ReplicaHandle) -> None:
         """Remove the records of the run that a replica belongs to: logs, results, evidence. Repeatable.
 
@@ -283,13 +303,42 @@ class BaseExecutor(Hooks):
             ReplicaNotFoundError: There is no such run, here or in the journal.
         """
         try:
-            return self._attach(run_id)
+            return self._find(run_id)
         except ReplicaNotFoundError:
             known = [] if self._journal is None else self._journal.handles(run_id)
             ours = [handle for handle in known if handle.backend_name == self.backend_name]
             if not ours:
                 raise
             return ours
+
+    def exists(self, run_id: str) -> bool:
+        """Whether the backend itself has records of a run; a journal is not asked.
+
+        Raises:
+            BackendError: The backend could not be asked, so it is not known.
+        """
+        try:
+            self._find(run_id)
+        except ReplicaNotFoundError:
+            return False
+        return True
+
+    # --- before a launch ---
+
+    def check(self, n_replicas: int = 1, **options: Unpack[LaunchOptions]) -> list[Finding]:
+        """What stands in the way of a launch, and what is in order; starts no replica of a run.
+
+        Args:
+            n_replicas: As for the launch.
+            **options: As for the launch: ``gpu``, ``cpu``, ``memory``, ``spot`` and so on.
+
+        Returns:
+            What was found, good and bad; each says what to do. Empty where the backend looks at nothing.
+
+        Raises:
+            InvalidRequestError: The launch itself would be refused.
+        """
+        return self._findings(self._request(n_replicas, "check:check", None, **options))
 
     def options(self) -> list[Option]:
         """What the constructor takes."""
@@ -327,6 +376,14 @@ class BaseExecutor(Hooks):
             )
         self._check_request(request)
         return request
+
+    def _find(self, run_id: str) -> list[ReplicaHandle]:
+        # Some platforms answer something else for a name that no object of theirs can have.
+        if not is_run_id(check_text("run_id", run_id)):
+            raise ReplicaNotFoundError(
+                f"there is no run {run_id!r}: a launch would refuse this name"
+            )
+        return self._attach(run_id)
 
     def _check(self, handle: ReplicaHandle) -> None:
         if handle.backend_name != self.backend_name:

@@ -32,6 +32,21 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that :meth:`BaseExecutor.check` has looked at before a launch.
+
+    Attributes:
+        subject: What, in a word or two, such as ``"rights"`` or ``"quota"``.
+        ok: Whether it is as it must be; None if that could not be found out.
+        message: What was found, and what to do about it.
+    """
+
+    subject: str
+    ok: bool | None
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class LogQuery:
     """Which lines of a log are asked for.
 
@@ -66,6 +81,10 @@ class Hooks(ABC):
             InvalidRequestError: Says what was asked for and what to do instead.
         """
 
+    def _findings(self, request: RunRequest) -> list[Finding]:  # noqa: ARG002
+        """Look at what a launch needs, for :meth:`BaseExecutor.check`; starts nothing. By default there are no findings."""
+        return []
+
     @abstractmethod
     def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
         """The requests for a launch, as JSON values with secrets redacted; checks what only this backend can, calls nothing."""
@@ -80,6 +99,8 @@ class Hooks(ABC):
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
         """The statuses of replicas of one run, with a number of calls that does not depend on their number.
 
+        A backend without such a call asks once per replica given, and declares ``calls_per_look="rank"``.
+
         A replica without a record is left out; where the whole run has no record, raising ReplicaNotFoundError is just as good.
         """
 
@@ -89,7 +110,7 @@ class Hooks(ABC):
 
     @abstractmethod
     def _stop(self, handle: ReplicaHandle) -> None:
-        """Ask for the end of a replica (or its run)."""
+        """Ask for the end of a replica (or its run). Called from several threads at once where the scope is the replica."""
 
     @abstractmethod
     def _purge(self, handle: ReplicaHandle) -> None:

@@ -220,6 +220,11 @@ def check_restarts(name: str, value: object) -> int:
     return check_whole(name, value, 0, 1000)
 
 
+def is_run_id(name: str) -> bool:
+    """Whether a run can have this name."""
+    return _RUN_ID.fullmatch(name) is not None
+
+
 def _token() -> str:
     """Never the same twice, and sorted by time."""
     return f"{time.time_ns() // 10**6:x}-{os.urandom(4).hex()}"
@@ -236,7 +241,7 @@ def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) ->
             "digits and dashes are allowed, with a letter or digit at both ends"
         )
     name = run_id if run_id is not None else f"{prefix or 'run'}-{token()}"
-    if not isinstance(name, str) or not _RUN_ID.fullmatch(name):
+    if not isinstance(name, str) or not is_run_id(name):
         raise InvalidRequestError(
             f"the run_id {name!r} is not allowed: 1 to 48 lower-case letters, digits and dashes, with a letter or digit at "
             "both ends (every backend uses it in names)"

@@ -132,6 +132,8 @@ class Capabilities:
         counts_attempts: Whether the backend can tell a rank's attempts apart.
         remembers_ended: Whether the log and the attempt of a replica that the backend has ended (by a cancel, or since a
             sibling failed) can still be read. If not, reading the log raises ReplicaNotFoundError.
+        calls_per_look: ``"run"``: a look at a run takes a few calls, however many ranks it has. ``"rank"``: it takes a few calls
+            for each rank whose end the executor has not seen yet, since the backend cannot be asked about many at once.
     """
 
     cancel_scope: Literal["replica", "gang"]
@@ -145,3 +147,4 @@ class Capabilities:
     retention: float | None = None
     counts_attempts: bool = True
     remembers_ended: bool = True
+    calls_per_look: Literal["run", "rank"] = "run"

@@ -1,0 +1,44 @@
+"""Ending several replicas at once."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ._errors import BackendError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ._handle import ReplicaHandle
+
+MAX_THREADS = 32
+
+
+def cancel_all(handles: Sequence[ReplicaHandle], stop: Callable[[ReplicaHandle], None]) -> None:
+    """Ask for the end of every replica of a run, in several threads at once.
+
+    Args:
+        handles: The replicas of one run.
+        stop: Asks for the end of one; called from up to 32 threads.
+
+    Raises:
+        BackendError: Some were refused; the others are being ended. It names the ranks, and is retryable if all refusals are.
+    """
+    from concurrent.futures import ThreadPoolExecutor  # slow to import
+
+    refused: dict[int, BackendError] = {}
+    with ThreadPoolExecutor(min(len(handles), MAX_THREADS)) as threads:
+        asked = [(handle.rank, threads.submit(stop, handle)) for handle in handles]
+        for rank, answer in asked:
+            try:
+                answer.result()
+            except BackendError as error:
+                refused[rank] = error
+    if refused:
+        first, cause = next(iter(refused.items()))
+        ranks = ", ".join(map(str, refused))
+        raise BackendError(
+            f"{len(refused)} of the {len(handles)} replicas of run {handles[0].run_id!r} could not be cancelled (rank {ranks}); "
+            f"the cancel of the others was accepted. Rank {first}: {cause}",
+            retryable=all(each.retryable for each in refused.values()),
+        ) from cause
