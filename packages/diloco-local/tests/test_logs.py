@@ -71,8 +71,9 @@ def test_since_until_regex(tmp_path):
         tmp_path, out="a\nb\nc\n", times=[[10.0, 2, 0], [20.0, 4, 0], [30.0, 6, 0]]
     )
     assert lines_of(replica, since=20.0) == ["b", "c"]
-    assert lines_of(replica, until=20.0) == ["a", "b"]
+    assert lines_of(replica, until=20.0) == ["a"]
     assert lines_of(replica, since=11.0, until=29.0) == ["b"]
+    assert lines_of(replica, since=10.0, until=20.0001) == ["a", "b"]
     assert lines_of(replica, regex="[ac]") == ["a", "c"]
 
 

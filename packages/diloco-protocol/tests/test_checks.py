@@ -93,7 +93,7 @@ def test_texts_are_sorted_copies():
     checked = check_texts("labels", given_texts)
     assert list(checked.items()) == [("a", "2"), ("b", "1")]
     assert check_texts("labels", None) == {}
-    with refused("labels must be a mapping of text to text, not 'a=1'"):
+    with refused("labels must be a mapping of text to text, not a value of type str"):
         check_texts("labels", "a=1")
 
 
@@ -106,6 +106,9 @@ def test_a_value_that_may_be_a_secret_is_not_in_the_error(check):
     assert "hunter2" not in str(caught.value)
     with pytest.raises(InvalidRequestError, match="NUL") as caught:
         check_variables("env", {"TOKEN": "hunter2\0"})
+    assert "hunter2" not in str(caught.value)
+    with pytest.raises(InvalidRequestError, match="not a value of type list") as caught:
+        check("env", ["TOKEN=hunter2"])
     assert "hunter2" not in str(caught.value)
 
 

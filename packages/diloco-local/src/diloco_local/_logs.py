@@ -194,7 +194,7 @@ def iterate(
         terminal: Whether the replica has ended for good.
         follow: Go on until the replica is terminal and its logs are exhausted, or ``until`` has passed.
         since: Only lines written at this time (unix seconds) or later.
-        until: Only lines written at this time or earlier.
+        until: Only lines written before this time.
         regex: Only lines in which this pattern is found.
         streams: "stdout", "stderr" or "combined".
         interval: Seconds between two looks.
@@ -286,7 +286,7 @@ class _Attempt:
             ]
             for moment, _, _, text in sorted(timed):
                 inside = (self._since is None or moment >= self._since) and (
-                    self._until is None or moment <= self._until
+                    self._until is None or moment < self._until
                 )
                 if inside and (self._pattern is None or self._pattern.search(text)):
                     yield text

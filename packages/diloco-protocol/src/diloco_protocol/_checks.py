@@ -139,7 +139,10 @@ def check_texts(name: str, values: object) -> dict[str, str]:
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise InvalidRequestError(f"{name} must be a mapping of text to text, not {values!r}")
+        # Its content is not shown either.
+        raise InvalidRequestError(
+            f"{name} must be a mapping of text to text, not a value of type {type(values).__name__}"
+        )
     for key, value in values.items():
         if not isinstance(key, str) or not isinstance(value, str):
             # The value is not shown: it may be a secret.
