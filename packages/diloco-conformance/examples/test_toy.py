@@ -1,5 +1,7 @@
 """The toy backend, certified."""
 
+from signal import Signals
+
 from toy_cloud import ToyCloud
 from toy_executor import ToyExecutor
 
@@ -42,7 +44,9 @@ class ToyHarness(Harness):
         elif step is Step.FAIL:
             self.cloud.end(name, "FAILED", value)
         elif step is Step.OOM:
-            self.cloud.end(name, "FAILED", 137, reason="OutOfMemory")
+            self.cloud.end(name, "FAILED", 137, reason="OutOfMemory", signal="SIGKILL")
+        elif step is Step.KILL:
+            self.cloud.end(name, "FAILED", 128 + Signals[value], signal=value)
         elif step is Step.PRINT:
             job.log += value
 
@@ -55,7 +59,7 @@ class ToyHarness(Harness):
 
     def truth(self, handle):
         job = self.job(handle)
-        if job is None:
+        if job is None or job.uid != handle.metadata["uid"]:
             return Truth(None, alive=False)
         state = ReplicaState(STATES.get(job.status, job.status.lower()))
         return Truth(state, job.live, job.attempt, job.stopping)
@@ -67,11 +71,17 @@ class ToyHarness(Harness):
         for handle in handles:
             del self.cloud.jobs[handle.metadata["name"]]
 
+    def age(self, seconds):
+        self.advance(seconds)
+
+    def elsewhere(self):
+        return ToyExecutor(ToyCloud(self.clock, account="somebody-elses"), backoff=self.backoff())
+
     def inject(self, operation, fault, *, after=0):
-        self.cloud.fault = (operation, FAULTS[fault], after)
+        self.cloud.faults[operation] = (FAULTS[fault], after)
 
     def clear(self):
-        self.cloud.fault = None
+        self.cloud.faults.clear()
 
     def calls(self):
         return self.cloud.calls

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from toy_cloud import CloudError, Job, ToyCloud
+from toy_cloud import RETENTION, CloudError, Job, ToyCloud
 
 from diloco_protocol import (
     BackendError,
@@ -78,7 +78,7 @@ class ToyExecutor(BaseExecutor):
         self.cloud = cloud
         scope = "gang" if cloud.gang else "replica"
         self.capabilities = Capabilities(
-            scope, scope, result_channel="the job's output", preemptible=True, retention=86400.0
+            scope, scope, result_channel="the job's output", preemptible=True, retention=RETENTION
         )
 
     # --- launching ---
@@ -110,56 +110,62 @@ class ToyExecutor(BaseExecutor):
         there = ask(lambda: self.cloud.describe(request.run_id))
         if any(job.body["tags"]["fingerprint"] != request.fingerprint() for job in there.values()):
             raise RunConflictError(f"run {request.run_id!r} was launched with other arguments")
-        made = []
+        uids = {name: job.uid for name, job in there.items()}
+        if len(uids) == len(plan):
+            return self._handles(request.run_id, request.world_size, uids)
         try:
             for body in plan:
-                made.append(body["name"])
-                self._create(body)
+                uids[body["name"]] = self._create(body)
         except BaseException as error:
-            survivors = self._stop_all(request, made)
+            survivors = self._stop_all(request)
             if isinstance(error, BackendError):
                 raise LaunchError(
                     f"run {request.run_id!r} could not be launched: {error}", survivors
                 ) from error
             raise
-        return self._handles(request.run_id, request.ranks, request.world_size)
+        return self._handles(request.run_id, request.world_size, uids)
 
-    def _create(self, body: dict[str, Any]) -> None:
+    def _create(self, body: dict[str, Any]) -> str:
         for attempt in range(3):
             try:
-                self.cloud.create(body["name"], body)
+                return self.cloud.create(body["name"], body)
             except CloudError as error:
                 if (
                     error.code == "AlreadyExists"
                 ):  # of an earlier launch, or of a try whose answer was lost
-                    return
+                    return ask(lambda: self.cloud.describe(body["run_id"]))[body["name"]].uid
                 if attempt == 2 or not issubclass(
                     ERRORS.get(error.code, BackendError), UnavailableError
                 ):
                     raise translated(error) from error
-            else:
-                return
+        raise AssertionError("the last attempt returns or raises")
 
-    def _stop_all(self, request: RunRequest, names: Sequence[str]) -> list[ReplicaHandle]:
+    def _stop_all(self, request: RunRequest) -> list[ReplicaHandle]:
+        """End what was started; gives what goes on."""
+        try:
+            handles = self._attach(request.run_id)
+        except ReplicaNotFoundError:
+            return []
         left = []
-        for handle in self._handles(request.run_id, request.ranks, request.world_size):
-            if handle.metadata["name"] in names:
-                try:
-                    self._stop(handle)
-                except BackendError:
-                    left.append(handle)
+        for handle in handles:
+            try:
+                self._stop(handle)
+            except BackendError:
+                left.append(handle)
         return left
 
-    def _handles(self, run_id: str, ranks: Sequence[int], world_size: int) -> list[ReplicaHandle]:
+    def _handles(
+        self, run_id: str, world_size: int, uids: Mapping[str, str]
+    ) -> list[ReplicaHandle]:
         return [
             ReplicaHandle(
-                rank,
+                int(name.rpartition("-")[2]),
                 self.backend_name,
-                {"name": f"{run_id}-{rank}"},
+                {"name": name, "uid": uid, "account": self.cloud.account},
                 run_id=run_id,
                 world_size=world_size,
             )
-            for rank in ranks
+            for name, uid in uids.items()
         ]
 
     # --- watching ---
@@ -169,10 +175,15 @@ class ToyExecutor(BaseExecutor):
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
         jobs = ask(lambda: self.cloud.describe(handles[0].run_id))
         return {
-            handle: self._status(jobs[handle.metadata["name"]])
+            handle: self._status(job)
             for handle in handles
-            if handle.metadata["name"] in jobs
+            if (job := self._find_in(jobs, handle)) is not None
         }
+
+    def _find_in(self, jobs: Mapping[str, Job], handle: ReplicaHandle) -> Job | None:
+        """A replica's job; not one of the same name that was made later."""
+        job = jobs.get(handle.metadata["name"])
+        return job if job is not None and job.uid == handle.metadata["uid"] else None
 
     def _status(self, job: Job) -> ReplicaStatus:
         state, reason = STATES[job.status]
@@ -187,14 +198,15 @@ class ToyExecutor(BaseExecutor):
             else f"exited with code {job.exit_code} ({reason})"
         )
         return ReplicaStatus(
-            state, job.attempt, reason, job.stopping, job.exit_code, message=text, native=job.status
-        )
+            state, job.attempt, reason, job.stopping, job.exit_code, job.signal, message=text,
+            started_at=job.started_at, finished_at=job.finished_at, native=job.status,
+        )  # fmt: skip
 
     def _job(self, handle: ReplicaHandle) -> Job:
-        jobs = ask(lambda: self.cloud.describe(handle.run_id))
-        if handle.metadata["name"] not in jobs:
+        job = self._find_in(ask(lambda: self.cloud.describe(handle.run_id)), handle)
+        if job is None:
             raise ReplicaNotFoundError(f"the toy cloud has no job {handle.metadata['name']!r}")
-        return jobs[handle.metadata["name"]]
+        return job
 
     def _result(self, handle: ReplicaHandle) -> Any:
         return self._job(handle).output
@@ -209,15 +221,25 @@ class ToyExecutor(BaseExecutor):
 
     # --- ending and finding ---
 
+    def _check(self, handle: ReplicaHandle) -> None:
+        super()._check(handle)
+        if handle.metadata["account"] != self.cloud.account:
+            raise InvalidRequestError(
+                f"this handle belongs to the account {handle.metadata['account']!r}, and this executor works in "
+                f"{self.cloud.account!r}"
+            )
+
     def _stop(self, handle: ReplicaHandle) -> None:
         try:
-            self.cloud.stop(handle.metadata["name"])
+            self.cloud.stop(handle.metadata["name"], handle.metadata["uid"])
         except CloudError as error:
             if error.code != "NotFound":
                 raise translated(error) from error
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        jobs = ask(lambda: self.cloud.describe(handle.run_id))
+        jobs = ask(lambda: self.cloud.describe(handle.run_id, "purge"))
+        if self._find_in(jobs, handle) is None:
+            return
         if alive := [name for name, job in jobs.items() if job.live]:
             raise InvalidRequestError(f"{', '.join(alive)} have not ended: cancel them first")
         ask(lambda: self.cloud.delete(handle.run_id))
@@ -226,8 +248,11 @@ class ToyExecutor(BaseExecutor):
         return ask(self.cloud.runs)
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        jobs = ask(lambda: self.cloud.describe(run_id))
+        jobs = ask(lambda: self.cloud.describe(run_id, "find"))
         if not jobs:
             raise ReplicaNotFoundError(f"the toy cloud has no run {run_id!r}")
-        specs = sorted((job.body["spec"] for job in jobs.values()), key=lambda spec: spec["rank"])
-        return self._handles(run_id, [spec["rank"] for spec in specs], specs[0]["world_size"])
+        uids = {
+            name: job.uid
+            for name, job in sorted(jobs.items(), key=lambda item: item[1].body["spec"]["rank"])
+        }
+        return self._handles(run_id, next(iter(jobs.values())).body["spec"]["world_size"], uids)

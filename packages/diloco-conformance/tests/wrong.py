@@ -1,15 +1,37 @@
 """Executors that are wrong, each in one way; most of the ways were found in real launchers. What they share."""
 
+from dataclasses import dataclass
+
 from test_toy import ToyHarness
 from toy_executor import ToyExecutor
 
-#: Name → (executor, the promises of which it breaks one, whether the cloud is a gang).
+#: Name → :class:`Mutant`.
 MUTANTS = {}
 
 
-def mutant(*promises, gang=False):
+@dataclass
+class Mutant:
+    """A wrong executor.
+
+    Attributes:
+        cls: Its class.
+        test: The fixed test that catches it, which is the only one that is tried with every change.
+        promises: What it breaks; the test says the first of them, any other test any of them.
+        gang: Whether the cloud is a gang.
+    """
+
+    cls: type
+    test: str
+    promises: tuple[str, ...]
+    gang: bool
+
+
+def mutant(test, *promises, gang=False):
+    """Register a wrong executor with the test that catches it, and the promises that it breaks, foremost first."""
+
     def register(cls):
-        MUTANTS[cls.__name__] = (cls, set(promises), gang)
+        assert cls.__name__ not in MUTANTS, f"there are two {cls.__name__}"
+        MUTANTS[cls.__name__] = Mutant(cls, f"test_{test}", promises, gang)
         return cls
 
     return register

@@ -15,70 +15,67 @@ from diloco_protocol import (
 )
 
 
-@mutant("C4")
+@mutant("c4_a_cancel_that_is_not_accepted_raises", "C4")
 class SwallowedCancelErrors(ToyExecutor):
     def _stop(self, handle):
         with contextlib.suppress(BackendError):
             super()._stop(handle)
 
 
-@mutant("C4")
+@mutant("c4_a_cancel_that_is_not_accepted_raises", "C4")
 class ConflictSwallowed(ToyExecutor):
     def _stop(self, handle):
         try:
-            self.cloud.stop(handle.metadata["name"])
+            self.cloud.stop(handle.metadata["name"], handle.metadata["uid"])
         except CloudError as error:
             if error.code not in {"NotFound", "Conflict"}:
                 raise translated(error) from error
 
 
-@mutant("C2", "S2")
+@mutant("c2_cancel_changes_nothing_that_has_ended", "C2", "S2")
 class CancelOverwritesTerminal(ToyExecutor):
     def _stop(self, handle):
         super()._stop(handle)
         job = self.cloud.jobs.get(handle.metadata["name"])
         if job is not None and not job.live:
-            job.end("STOPPED", 143)
+            self.cloud.end(handle.metadata["name"], "STOPPED", 143)
 
 
-@mutant("C3")
+@mutant("c3_cancel_has_the_declared_scope", "C3", gang=True)
 class UndeclaredGang(ToyExecutor):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.capabilities = Capabilities("replica", "gang", preemptible=True)
 
 
-UndeclaredGang = mutant("C3", gang=True)(UndeclaredGang)
-
-
-@mutant("C5")
+@mutant("c1_cancelling_twice_is_cancelling_once", "C5")
 class DeclaredGangThatIsNone(ToyExecutor):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.capabilities = Capabilities("gang", "replica", preemptible=True)
 
 
-@mutant("C1")
+@mutant("c1_cancelling_what_is_gone_is_no_error", "C1")
 class CancelOfWhatIsGoneRaises(ToyExecutor):
     def _stop(self, handle):
         self._job(handle)
         super()._stop(handle)
 
 
-@mutant("C6", "S4", "S6", "C5", "H3")
+@mutant("c6_cancel_keeps_the_evidence", "C6", "S4", "S6", "C5", "H3")
 class CancelDeletes(ToyExecutor):
     def _stop(self, handle):
         super()._stop(handle)
         self.cloud.delete(handle.run_id)
 
 
-@mutant("C6", "S4")
+@mutant("c6_purge_is_refused_while_something_lives", "C6", "S4")
 class PurgesTheLiving(ToyExecutor):
     def _purge(self, handle):
         ask(lambda: self.cloud.delete(handle.run_id))
 
 
-@mutant("R3", "R5", "S2", "S4", "R7")
+@mutant("r3_collecting_again_gives_the_same", "R3", "R5", "S2", "S4", "R7")
 class DrainingCollect(ToyExecutor):
     """Failure turned success on the second collect: what was read once is not there any more."""
 
@@ -96,7 +93,7 @@ class DrainingCollect(ToyExecutor):
         return results
 
 
-@mutant("R5", "R3")
+@mutant("r5_every_replica_has_its_own_result", "R5", "R3")
 class ResultsLostByPolling(ToyExecutor):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -112,7 +109,7 @@ class ResultsLostByPolling(ToyExecutor):
         return None if handle in self.polled else super()._result(handle)
 
 
-@mutant("R2")
+@mutant("r2_it_waits_for_what_ends_meanwhile", "R2")
 class SerialDeadline(ToyExecutor):
     def collect(self, handles, *, timeout=None, progress=None):
         return [
@@ -121,23 +118,23 @@ class SerialDeadline(ToyExecutor):
         ]
 
 
-@mutant("R2")
+@mutant("r2_the_deadline_is_kept_and_nothing_is_ended", "R2")
 class CollectKillsAtItsDeadline(ToyExecutor):
     def collect(self, handles, **options):
         results = super().collect(handles, **options)
         for handle, entry in zip(handles, results, strict=True):
             if not ReplicaState(entry["status"]).terminal:
-                self.cloud.jobs[handle.metadata["name"]].end("FAILED", 143)
+                self.cloud.end(handle.metadata["name"], "FAILED", 143)
         return results
 
 
-@mutant("R2")
+@mutant("r2_it_waits_for_what_ends_meanwhile", "R2")
 class CollectGivesUpEarly(ToyExecutor):
     def collect(self, handles, *, timeout=None, progress=None):
         return super().collect(handles, timeout=0, progress=progress)
 
 
-@mutant("R2")
+@mutant("r5_large_results_arrive", "R2")
 class HangsOnLargeResults(ToyExecutor):
     def _result(self, handle):
         result = super()._result(handle)
@@ -146,7 +143,7 @@ class HangsOnLargeResults(ToyExecutor):
         return result
 
 
-@mutant("R2")
+@mutant("r2_the_deadline_is_kept_and_nothing_is_ended", "R2")
 class IgnoresItsDeadline(ToyExecutor):
     def collect(self, handles, *, timeout=None, progress=None):
         return super().collect(
@@ -154,7 +151,7 @@ class IgnoresItsDeadline(ToyExecutor):
         )
 
 
-@mutant("R6")
+@mutant("r6_errors_that_pass_are_absorbed", "R6")
 class NoRetry(ToyExecutor):
     def collect(self, handles, **options):
         for handle in handles:
@@ -163,7 +160,7 @@ class NoRetry(ToyExecutor):
         return super().collect(handles, **options)
 
 
-@mutant("R6", "R7", "S4")
+@mutant("r6_other_errors_are_raised", "S4", "R6", "R7")
 class EveryErrorIsLost(ToyExecutor):
     def collect(self, handles, **options):
         try:
@@ -179,20 +176,20 @@ class EveryErrorIsLost(ToyExecutor):
             return [{**entry, "rank": handle.rank, "run_id": handle.run_id} for handle in handles]
 
 
-@mutant("R1")
+@mutant("r1_results_follow_the_handles", "R1")
 class SortedResults(ToyExecutor):
     def collect(self, handles, **options):
         return sorted(super().collect(handles, **options), key=lambda entry: entry["rank"])
 
 
-@mutant("R5", "R1", "R3", "S4", "R4", "R7", "S8")
+@mutant("r5_every_replica_has_its_own_result", "R5", "R1", "R3", "S4", "R4", "R7", "S8")
 class ResultsByRank(ToyExecutor):
     def collect(self, handles, **options):
         by_rank = {entry["rank"]: entry for entry in super().collect(handles, **options)}
         return [{**by_rank[handle.rank], "run_id": handle.run_id} for handle in handles]
 
 
-@mutant("R7")
+@mutant("r7_a_lost_replica_has_failed", "R7")
 class LostIsSucceeded(ToyExecutor):
     def collect(self, handles, **options):
         results = super().collect(handles, **options)
@@ -202,7 +199,7 @@ class LostIsSucceeded(ToyExecutor):
         return results
 
 
-@mutant("R8")
+@mutant("r8_the_calls_of_a_look_do_not_grow_with_the_ranks", "R8")
 class OneCallPerRank(ToyExecutor):
     def _observe_run(self, handles):
         seen = {}

@@ -14,7 +14,7 @@ from diloco_protocol import (
 )
 
 
-@mutant("S4", "S2", "S6", "H2", "S3", "C3", "S8", "R5", "C5")
+@mutant("s4_every_run_for_itself", "S4", "S2", "S6", "H2", "S3", "C3", "S8", "R5", "C5")
 class RankKeyedHandles(Remembering):
     def _observe_run(self, handles):
         seen = {}
@@ -26,13 +26,13 @@ class RankKeyedHandles(Remembering):
         return seen
 
 
-@mutant("C3", "C5", "C1")
+@mutant("c3_cancel_has_the_declared_scope", "C5", "C3", "C1")
 class CancelOfRunOneActsOnRunTwo(Remembering):
     def _stop(self, handle):
         super()._stop(self.mine.get(handle.rank, handle))
 
 
-@mutant("L1", "L3", "S4", "S2", "L2")
+@mutant("l1_handles_are_distinct", "L1", "L3", "S4", "S2", "L2")
 class SameSecondNames(ToyExecutor):
     def launch_replicas(self, *args, run_id=None, **options):
         return super().launch_replicas(
@@ -40,15 +40,13 @@ class SameSecondNames(ToyExecutor):
         )
 
 
-@mutant("L1", "H1")
+@mutant("l1_handles_are_distinct", "L1", "H1")
 class HandlesWithoutTheRun(ToyExecutor):
-    def _handles(self, run_id, ranks, world_size):
-        return [
-            replace(handle, run_id="") for handle in super()._handles(run_id, ranks, world_size)
-        ]
+    def _handles(self, *arguments):
+        return [replace(handle, run_id="") for handle in super()._handles(*arguments)]
 
 
-@mutant("S4", "H2", "S6", "S5", "R7", "S2")
+@mutant("r7_a_lost_replica_has_failed", "R7", "S4", "H2", "S6", "S5", "S2")
 class ForeignProcessSaysCancelled(Remembering):
     def _observe_run(self, handles):
         known = [handle for handle in handles if handle in self.mine.values()]
@@ -61,43 +59,43 @@ class ForeignProcessSaysCancelled(Remembering):
         return {**others, **seen}
 
 
-@mutant("C5", "H2")
+@mutant("h2_another_process_knows_as_much", "C5", "H2")
 class ForeignProcessCannotCancel(Remembering):
     def _stop(self, handle):
         if handle in self.mine.values():
             super()._stop(handle)
 
 
-@mutant("H3")
+@mutant("h3_runs_are_found_again", "H3")
 class AttachLosesARank(ToyExecutor):
     def _attach(self, run_id):
         return super()._attach(run_id)[:2]
 
 
-@mutant("H3")
+@mutant("h3_runs_are_found_again", "H3")
 class ListsOnlyItsOwnRuns(Remembering):
     def _list_runs(self):
         return sorted({handle.run_id for handle in self.mine.values()})
 
 
-@mutant("L2")
+@mutant("l2_a_refused_launch_leaves_nothing", "L2")
 class LeakyLaunch(ToyExecutor):
-    def _stop_all(self, request, names):
+    def _stop_all(self, request):
         return []
 
 
-@mutant("L3", "L2")
+@mutant("l3_a_launch_whose_answer_is_lost_is_found_again", "L3", "L2")
 class TwiceOnAmbiguity(ToyExecutor):
     def _create(self, body):
         try:
-            ask(lambda: self.cloud.create(body["name"], body))
+            return ask(lambda: self.cloud.create(body["name"], body))
         except BackendError as error:
             if not error.retryable:
                 raise
-            self.cloud.create(body["name"] + "-again", body)
+            return self.cloud.create(body["name"] + "-again", body)
 
 
-@mutant("L3")
+@mutant("l3_another_launch_under_the_same_run_id_is_refused", "L3")
 class AnyLaunchUnderOneName(ToyExecutor):
     def _submit(self, request):
         try:
@@ -106,27 +104,27 @@ class AnyLaunchUnderOneName(ToyExecutor):
             return self._attach(request.run_id)
 
 
-@mutant("L4")
+@mutant("l4_wrong_arguments_are_refused_before_anything_is_called", "L4")
 class UnknownGpuIsIgnored(ToyExecutor):
     def _plan(self, request):
         return super()._plan(replace(request, gpu=None))
 
 
-@mutant("L4", "L5")
+@mutant("l4_wrong_arguments_are_refused_before_anything_is_called", "L4", "L5")
 class PlanAsks(ToyExecutor):
     def _plan(self, request):
         self.cloud.runs()
         return super()._plan(request)
 
 
-@mutant("L5")
+@mutant("l5_a_plan_is_what_is_sent", "L5")
 class PlanIsSomethingElse(ToyExecutor):
     def plan(self, *args, **options):
         plan = super().plan(*args, **options)
         return Plan(plan.run_id, tuple({**body, "tags": {}} for body in plan.requests))
 
 
-@mutant("L6", "L5")
+@mutant("l6_any_arguments_arrive", "L6", "L5")
 class NestedArgumentsAreDropped(ToyExecutor):
     def _plan(self, request):
         flat = {
@@ -137,7 +135,7 @@ class NestedArgumentsAreDropped(ToyExecutor):
         return super()._plan(replace(request, kwargs=flat))
 
 
-@mutant("L6")
+@mutant("l6_replicas_are_told_who_they_are", "L6")
 class NumbersBecomeText(ToyExecutor):
     def _plan(self, request):
         texts = {
@@ -147,7 +145,7 @@ class NumbersBecomeText(ToyExecutor):
         return super()._plan(replace(request, kwargs=texts))
 
 
-@mutant("L6")
+@mutant("l6_replicas_are_told_who_they_are", "L6")
 class WorldSizeIsNotTold(ToyExecutor):
     def _plan(self, request):
         plan = super()._plan(request)
@@ -156,8 +154,8 @@ class WorldSizeIsNotTold(ToyExecutor):
         return plan
 
 
-@mutant("L1")
+@mutant("l1_handles_are_distinct", "L1")
 class OneReplicaTooFew(ToyExecutor):
-    def _handles(self, run_id, ranks, world_size):
-        handles = super()._handles(run_id, ranks, world_size)
+    def _handles(self, *arguments):
+        handles = super()._handles(*arguments)
         return handles[: max(1, len(handles) - 1)]

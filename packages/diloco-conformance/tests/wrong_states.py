@@ -15,7 +15,7 @@ from diloco_protocol import (
 )
 
 
-@mutant("S6", "R7")
+@mutant("r7_a_lost_replica_has_failed", "R7", "S6")
 class NotFoundIsCancelled(ToyExecutor):
     def _observe_run(self, handles):
         missing = {
@@ -25,7 +25,7 @@ class NotFoundIsCancelled(ToyExecutor):
         return {**missing, **super()._observe_run(handles)}
 
 
-@mutant("S6", "R7")
+@mutant("r7_a_lost_replica_has_failed", "R7", "S6")
 class NotFoundIsSucceeded(ToyExecutor):
     def _observe_run(self, handles):
         missing = {handle: ReplicaStatus(ReplicaState.SUCCEEDED, exit_code=0) for handle in handles}
@@ -38,7 +38,7 @@ class NotFoundIsSucceeded(ToyExecutor):
             return None
 
 
-@mutant("S4")
+@mutant("s4_every_rank_for_itself", "S4")
 class AnyActiveIsRunning(Restating):
     def restate(self, handle, status, seen):
         running = any(one.state is ReplicaState.RUNNING for one in seen.values())
@@ -51,7 +51,7 @@ class AnyActiveIsRunning(Restating):
         )
 
 
-@mutant("S2", "S4", "S5", "R3", "S8")
+@mutant("r3_what_is_being_ended_is_not_final", "S4", "S2", "S5", "R3", "S8")
 class StoppingIsTerminal(ToyExecutor):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -68,13 +68,13 @@ class StoppingIsTerminal(ToyExecutor):
         return {handle: self.cache[handle] for handle in handles if handle in self.cache}
 
 
-@mutant("S4", "C5")
+@mutant("s4_every_run_for_itself", "S4", "C5")
 class CancelledIsFailed(Restating):
     def restate(self, handle, status, seen):
         return replace(status, state=ReplicaState.FAILED) if status.state == "cancelled" else status
 
 
-@mutant("S5")
+@mutant("s5_cancelled_only_when_the_resources_are_gone", "S5")
 class CancelledTooEarly(Restating):
     def restate(self, handle, status, seen):
         if status.stopping:
@@ -82,7 +82,7 @@ class CancelledTooEarly(Restating):
         return status
 
 
-@mutant("S7")
+@mutant("s7_a_timeout_is_a_failure", "S7")
 class TimeoutIsCancelled(Restating):
     def restate(self, handle, status, seen):
         if status.native == "TIMED_OUT":
@@ -90,13 +90,13 @@ class TimeoutIsCancelled(Restating):
         return status
 
 
-@mutant("S7")
+@mutant("s7_a_timeout_is_a_failure", "S7")
 class TimeoutIsAnyFailure(Restating):
     def restate(self, handle, status, seen):
         return replace(status, reason=Reason.ERROR) if status.native == "TIMED_OUT" else status
 
 
-@mutant("S3", "S4")
+@mutant("s3_states_go_forward", "S3", "S4")
 class PendingFlap(Restating):
     def restate(self, handle, status, seen):
         if status.state == "running" and status.stopping:
@@ -104,43 +104,43 @@ class PendingFlap(Restating):
         return status
 
 
-@mutant("S8", "S3")
+@mutant("s3_a_preempted_replica_is_pending_with_the_next_attempt", "S3", "S8")
 class AttemptsAreNotCounted(Restating):
     def restate(self, handle, status, seen):
         return replace(status, attempt=1)
 
 
-@mutant("S1")
+@mutant("s1_states_are_the_five_and_poll_agrees_with_describe", "S1")
 class TextForStates(Restating):
     def restate(self, handle, status, seen):
         return replace(status, state=str(status.state))
 
 
-@mutant("S8")
+@mutant("c1_cancelling_twice_is_cancelling_once", "S8")
 class StoppingIsNotTold(Restating):
     def restate(self, handle, status, seen):
         return replace(status, stopping=False)
 
 
-@mutant("S8", "R4")
+@mutant("r4_exit_codes", "R4", "S8")
 class InventedExitCodes(Restating):
     def restate(self, handle, status, seen):
         return replace(status, exit_code=1) if status.state == "failed" else status
 
 
-@mutant("R4")
+@mutant("c1_cancelling_twice_is_cancelling_once", "R4")
 class FailuresExitWithZero(Restating):
     def restate(self, handle, status, seen):
         return replace(status, exit_code=0) if status.state == "cancelled" else status
 
 
-@mutant("S8")
+@mutant("s8_exit_codes_and_reasons_are_the_true_ones", "S8")
 class OutOfMemoryIsAnyError(Restating):
     def restate(self, handle, status, seen):
         return replace(status, reason=Reason.ERROR) if status.reason is Reason.OOM else status
 
 
-@mutant("S6")
+@mutant("s6_a_backend_that_cannot_be_asked_is_an_exception", "S6")
 class UnavailableIsPending(ToyExecutor):
     def _observe_run(self, handles):
         try:
@@ -149,7 +149,7 @@ class UnavailableIsPending(ToyExecutor):
             return {handle: ReplicaStatus(ReplicaState.PENDING) for handle in handles}
 
 
-@mutant("S6")
+@mutant("s6_a_backend_that_cannot_be_asked_is_an_exception", "S6")
 class ForbiddenIsNotFound(ToyExecutor):
     def _observe_run(self, handles):
         try:
@@ -160,18 +160,15 @@ class ForbiddenIsNotFound(ToyExecutor):
             return {}
 
 
-@mutant("S8")
+@mutant("s1_states_are_the_five_and_poll_agrees_with_describe", "S8")
 class PollSaysSomethingElse(ToyExecutor):
     def poll(self, handle):
         state = super().poll(handle)
         return ReplicaState.RUNNING if state is ReplicaState.PENDING else state
 
 
-@mutant("S9")
+@mutant("s9_a_failure_has_the_declared_scope", "S9", gang=True)
 class UndeclaredFailureGang(ToyExecutor):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
         self.capabilities = replace(self.capabilities, failure_scope="replica")
-
-
-UndeclaredFailureGang = mutant("S9", gang=True)(UndeclaredFailureGang)

@@ -27,6 +27,8 @@ class Step(StrEnum):
     """Its program exits; value: the exit code, 1 … 255."""
     OOM = "oom"
     """It is killed for want of memory; value: None."""
+    KILL = "kill"
+    """Its program is ended by a signal that it sends to itself; value: the signal's name, such as ``"SIGABRT"``."""
     PREEMPT = "preempt"
     """Its machine is taken away, and the backend will start it again; value: None."""
     PRINT = "print"
