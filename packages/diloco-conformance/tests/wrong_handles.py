@@ -150,7 +150,7 @@ class WorldSizeIsNotTold(ToyExecutor):
     def _plan(self, request):
         plan = super()._plan(request)
         for body in plan:
-            del body["env"]["WORLD_SIZE"]
+            del body["env"]["REPLICA_WORLD_SIZE"]
         return plan
 
 

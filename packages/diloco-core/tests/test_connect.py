@@ -30,7 +30,7 @@ def environ(tmp_path):
     return {
         "RENDEZVOUS_URI": str(tmp_path / "run"),
         "REPLICA_RANK": "1",
-        "WORLD_SIZE": "4",
+        "REPLICA_WORLD_SIZE": "4",
         "DILOCO_RUN_ID": "monday",
     }
 
@@ -73,12 +73,43 @@ def test_the_same_place_with_another_world_size_is_refused(environ):
     first.leave()
 
 
+class TestWorldSize:
+    """The variable WORLD_SIZE belongs to torchrun and the trainers, and counts the processes of one replica."""
+
+    @pytest.mark.parametrize("size", ["1", "8"])
+    def test_the_replicas_are_counted_and_not_the_processes_of_one(self, environ, size, caplog):
+        lane = {"WORLD_SIZE": size, "LOCAL_RANK": "0", "RANK": "0", "TORCHELASTIC_RUN_ID": "none"}
+        for inner in ({"WORLD_SIZE": size}, lane):
+            exchange = connect(environ={**environ, **inner})
+            assert exchange.world_size == 4
+            exchange.leave()
+        assert caplog.text == ""
+
+    @pytest.mark.parametrize("sign", ["LOCAL_RANK", "TORCHELASTIC_RUN_ID"])
+    def test_that_of_torchrun_is_not_taken(self, environ, sign):
+        del environ["REPLICA_WORLD_SIZE"]
+        with pytest.raises(
+            ConfigurationError,
+            match=f"set REPLICA_WORLD_SIZE. WORLD_SIZE=8 is not taken for it, since {sign} is set",
+        ):
+            connect(environ={**environ, "WORLD_SIZE": "8", sign: "0"})
+
+    def test_that_of_an_older_launcher_is_taken_with_a_warning(self, environ, caplog):
+        environ["WORLD_SIZE"] = environ.pop("REPLICA_WORLD_SIZE")
+        exchange = connect(environ=environ)
+        assert exchange.world_size == 4
+        assert "taken from WORLD_SIZE=4" in caplog.text
+        exchange.leave()
+        with pytest.raises(ConfigurationError, match="WORLD_SIZE must be a whole number, not 'x'"):
+            connect(environ={**environ, "WORLD_SIZE": "x"})
+
+
 @pytest.mark.parametrize(
     ("missing", "told"),
     [
         ("RENDEZVOUS_URI", "uri= or set RENDEZVOUS_URI"),
         ("REPLICA_RANK", "rank="),
-        ("WORLD_SIZE", "world_size="),
+        ("REPLICA_WORLD_SIZE", "world_size="),
     ],
 )
 def test_what_is_missing_is_named(environ, missing, told):
@@ -93,7 +124,7 @@ def test_what_is_missing_is_named(environ, missing, told):
         ({"REPLICA_RANK": "one"}, "REPLICA_RANK must be a whole number, not 'one'"),
         ({"REPLICA_RANK": "4"}, "rank must be a whole number from 0 to 3"),
         ({"REPLICA_RANK": "-1"}, "rank must be a whole number from 0 to 3"),
-        ({"WORLD_SIZE": "0"}, "world_size must be a whole number from 1 to 100000"),
+        ({"REPLICA_WORLD_SIZE": "0"}, "world_size must be a whole number from 1 to 100000"),
         ({"RENDEZVOUS_URI": " "}, "RENDEZVOUS_URI"),
         ({"RENDEZVOUS_URI": "nfs7://x"}, "unknown scheme 'nfs7'"),
     ],

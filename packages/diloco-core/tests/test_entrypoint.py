@@ -50,7 +50,7 @@ def fails():
 @pytest.fixture(autouse=True)
 def own_environment(monkeypatch):
     """What ``run`` puts into the environment is taken out again."""
-    for name in ("RENDEZVOUS_URI", "REPLICA_RANK", "WORLD_SIZE"):
+    for name in ("RENDEZVOUS_URI", "REPLICA_RANK", "REPLICA_WORLD_SIZE"):
         monkeypatch.setenv(name, "")
         monkeypatch.delenv(name)
 
@@ -80,7 +80,7 @@ def test_it_calls_the_trainer_and_returns_its_result(trainer, tmp_path):
 def test_the_trainer_connects_with_no_arguments(trainer, tmp_path, monkeypatch):
     monkeypatch.setenv("RENDEZVOUS_URI", str(tmp_path / "run"))
     monkeypatch.setenv("REPLICA_RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("REPLICA_WORLD_SIZE", "1")
     assert run(trainer_module=trainer, trainer_fn="mean", trainer_kwargs={"start": 2.5}) == [2.5]
 
 
@@ -99,7 +99,7 @@ def test_a_failure_ends_the_exchange(trainer, tmp_path, monkeypatch):
     uri = str(tmp_path / "run")
     monkeypatch.setenv("RENDEZVOUS_URI", uri)
     monkeypatch.setenv("REPLICA_RANK", "0")
-    monkeypatch.setenv("WORLD_SIZE", "1")
+    monkeypatch.setenv("REPLICA_WORLD_SIZE", "1")
     exchange = connect()
     with pytest.raises(ValueError, match="no data"):
         run(trainer_module=trainer, trainer_fn="fails")

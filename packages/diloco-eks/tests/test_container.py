@@ -15,8 +15,8 @@ TRAINER = """
 import os
 
 def train(**kwargs):
-    names = ("REPLICA_RANK", "WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT", "PRICE", "MY_RANK")
-    print("rank", os.environ["REPLICA_RANK"], "of", os.environ["WORLD_SIZE"])
+    names = ("REPLICA_RANK", "REPLICA_WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT", "PRICE", "MY_RANK")
+    print("rank", os.environ["REPLICA_RANK"], "of", os.environ["REPLICA_WORLD_SIZE"])
     return {"kwargs": kwargs, "env": {name: os.environ.get(name) for name in names}}
 
 def large(size):
@@ -92,7 +92,7 @@ def test_a_replica_is_told_who_it_is(bench, kubelet):
         assert result["result"]["kwargs"] == told
         assert result["result"]["env"] == {
             "REPLICA_RANK": str(rank),
-            "WORLD_SIZE": "9",
+            "REPLICA_WORLD_SIZE": "9",
             "RENDEZVOUS_URI": "s3://b/$run",
             "DILOCO_RUN_ID": "run-1",
             "DILOCO_ATTEMPT": "1",

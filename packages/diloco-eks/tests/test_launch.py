@@ -206,7 +206,7 @@ def test_what_the_cluster_refuses_starts_nothing(bench):
         ({"run_id": "My_Run"}, "run_id 'My_Run'"),
         ({"run_id": "a" * 60}, "1 to 48"),
         ({"env": {"A-B": "1"}}, "env has the name 'A-B'"),
-        ({"env": {"WORLD_SIZE": "1"}}, "may not set WORLD_SIZE"),
+        ({"env": {"REPLICA_WORLD_SIZE": "1"}}, "may not set REPLICA_WORLD_SIZE"),
         ({"env": {"JOB_COMPLETION_INDEX": "1"}}, "JOB_COMPLETION_INDEX may not be set"),
         ({"secrets": {"TOKEN": "s3cr3t"}}, "a reference, never a value"),
         ({"labels": {"a": "b c"}}, "annotations="),
@@ -312,7 +312,7 @@ def test_arguments_set_no_variables_of_the_environment(bench):
     }
     assert {entry["name"] for entry in container_of(job_of(bench, kwargs=kwargs))["env"]} == plain
     for env in (
-        {"WORLD_SIZE": "1"},
+        {"REPLICA_WORLD_SIZE": "1"},
         {"REPLICA_RANK": "1"},
         {"a-b": "1"},
         {"A": 1},

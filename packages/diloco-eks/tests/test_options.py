@@ -43,7 +43,7 @@ from diloco_protocol.backend import options_of, options_table
         ({"shm_size": "8GB"}, "shm_size must be"),
         ({"efa": True}, "efa must be"),
         ({"backoff_limit": -1}, "backoff_limit must be a whole number from 0 to 1000, not -1"),
-        ({"env": {"WORLD_SIZE": "1"}}, "env may not set WORLD_SIZE"),
+        ({"env": {"REPLICA_WORLD_SIZE": "1"}}, "env may not set REPLICA_WORLD_SIZE"),
         ({"request_timeout": True}, "request_timeout must be a number of seconds from 0 to 86400"),
         ({"retry_timeout": 1e6}, "retry_timeout must be a number of seconds from 0 to 86400"),
         ({"pod_overlay": {"spec": {1, 2}}}, "pod_overlay must hold JSON"),

@@ -14,7 +14,11 @@ LAUNCHER = {
     "AWS_REGION": "x",
     "AWS_PROFILE": "y",
     "REPLICA_RANK": "3",
-    "WORLD_SIZE": "4",
+    "REPLICA_WORLD_SIZE": "4",
+    "WORLD_SIZE": "8",
+    "LOCAL_RANK": "5",
+    "MASTER_ADDR": "host",
+    "TORCHELASTIC_RUN_ID": "none",
     "RENDEZVOUS_URI": "s3://outer",
     "DILOCO_RUN_ID": "outer",
     "DILOCO_ATTEMPT": "2",
@@ -28,11 +32,11 @@ LAUNCHER = {
         (True, {"PATH", "AWS_REGION", "AWS_PROFILE"}),
         (False, set()),
         (["PATH"], {"PATH"}),
-        (["AWS_*", "WORLD_SIZE"], {"AWS_REGION", "AWS_PROFILE"}),
+        (["AWS_*", "WORLD_SIZE", "*_RANK"], {"AWS_REGION", "AWS_PROFILE"}),
     ],
 )
 def test_what_is_inherited(policy, expected):
-    """A launcher that is itself a replica must not hand its own rank and rendezvous on."""
+    """A launcher that is itself a replica, or a process of torchrun, must not hand its own rank and rendezvous on."""
     assert set(inherited(LAUNCHER, policy)) == expected
 
 

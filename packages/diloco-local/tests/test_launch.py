@@ -107,12 +107,19 @@ def test_the_plan_is_what_is_started(waiting, make, folder, until):
     )  # a plan minds no run
 
 
-def test_rank_offset_and_world_size(make):
+def test_rank_offset_and_world_size(make, monkeypatch):
+    # The launcher is itself one of eight processes: a replica that took itself for one of them would wait for the others.
+    for name in ("WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
+        monkeypatch.setenv(name, "8")
     executor = make()
     handles = executor.launch_replicas(2, "trainer:environment", {}, rank_offset=3, world_size=8)
     seen = [r["result"] for r in results_of(executor, handles)]
     assert [(handle.rank, handle.world_size) for handle in handles] == [(3, 8), (4, 8)]
-    assert [(env["REPLICA_RANK"], env["WORLD_SIZE"]) for env in seen] == [("3", "8"), ("4", "8")]
+    assert [(env["REPLICA_RANK"], env["REPLICA_WORLD_SIZE"]) for env in seen] == [
+        ("3", "8"),
+        ("4", "8"),
+    ]
+    assert not seen[0].keys() & {"WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"}
     assert executor.attach(handles[0].run_id) == handles
 
 
@@ -360,7 +367,12 @@ def test_environment_and_folder_can_be_chosen(make, tmp_path, monkeypatch):
     ] * 2
     (handle,) = executor.launch_replicas(1, "trainer:environment", {}, env={"B": "2"})
     seen = results_of(executor, [handle])[0]["result"]
-    assert (seen["A"], seen["B"], seen["REPLICA_RANK"], seen["WORLD_SIZE"]) == ("1", "2", "0", "1")
+    assert (seen["A"], seen["B"], seen["REPLICA_RANK"], seen["REPLICA_WORLD_SIZE"]) == (
+        "1",
+        "2",
+        "0",
+        "1",
+    )
     assert "LEAKED" not in seen
     assert "OMP_NUM_THREADS" not in seen
     (handle,) = executor.launch_replicas(1, "trainer:where", {})

@@ -15,7 +15,7 @@ from diloco_protocol import Outcome, ReplicaSpec
 
 def greet(name):
     """The entrypoint: any function that can be imported, with arguments and a result that are JSON."""
-    rank, size = os.environ["REPLICA_RANK"], os.environ["WORLD_SIZE"]
+    rank, size = os.environ["REPLICA_RANK"], os.environ["REPLICA_WORLD_SIZE"]
     return f"hello {name}, from rank {rank} of {size}"
 
 

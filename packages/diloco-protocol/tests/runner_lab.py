@@ -21,7 +21,8 @@ def returns(**kwargs):
     return kwargs
 
 def environment():
-    names = ("REPLICA_RANK", "WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT", "MY_RANK")
+    names = ("REPLICA_RANK", "REPLICA_WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT", "MY_RANK",
+             "WORLD_SIZE")
     return {name: os.environ.get(name) for name in names}
 
 def large(megabytes):
@@ -135,6 +136,7 @@ def replica(tmp_path):
         entry=None,
         around=(),
         wrapper=(),
+        world_size_env="REPLICA_WORLD_SIZE",
         **kwargs,
     ):
         spec = ReplicaSpec(
@@ -142,12 +144,13 @@ def replica(tmp_path):
             kwargs,
             rank,
             4,
-            2,
-            "a-run",
-            "/tmp/somewhere",
-            "MY_RANK",
-            timeout,
-            grace,
+            attempt=2,
+            run_id="a-run",
+            rendezvous_uri="/tmp/somewhere",
+            rank_env="MY_RANK",
+            world_size_env=world_size_env,
+            timeout=timeout,
+            grace=grace,
         )
         environment = {
             **os.environ,

@@ -166,7 +166,7 @@ class TestDefaultsOfTheConstructor:
     @pytest.mark.parametrize(
         ("options", "told"),
         [
-            ({"env": {"WORLD_SIZE": "1"}}, "env may not set WORLD_SIZE"),
+            ({"env": {"REPLICA_WORLD_SIZE": "1"}}, "env may not set REPLICA_WORLD_SIZE"),
             ({"env": {"A": 1}}, "env must map text to text"),
             ({"env": ["A"]}, "env must be a mapping"),
             ({"max_restarts": -1}, "max_restarts must be a whole number from 0 to 1000, not -1"),

@@ -112,7 +112,7 @@ def test_a_value_that_may_be_a_secret_is_not_in_the_error(check):
     assert "hunter2" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["1A", "A-B", "", "WORLD_SIZE", "DILOCO_SPEC_7"])
+@pytest.mark.parametrize("name", ["1A", "A-B", "", "REPLICA_WORLD_SIZE", "DILOCO_SPEC_7"])
 def test_names_that_no_variable_of_a_caller_may_have(name):
     with pytest.raises(InvalidRequestError, match=re.escape(name or "''")):
         check_variables("env", {name: "x"})

@@ -100,7 +100,7 @@ MODULE = """
 import os
 
 def who():
-    names = ("REPLICA_RANK", "WORLD_SIZE", "DILOCO_ATTEMPT")
+    names = ("REPLICA_RANK", "REPLICA_WORLD_SIZE", "DILOCO_ATTEMPT")
     return [os.environ[name] for name in names]
 
 def large(size):

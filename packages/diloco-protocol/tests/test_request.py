@@ -25,7 +25,12 @@ class TestRequest:
     def test_specs(self):
         made = request(
             2,
-            args={"x": 1, "rendezvous_uri": "/tmp/r", "rank_env": "MY_RANK"},
+            args={
+                "x": 1,
+                "rendezvous_uri": "/tmp/r",
+                "rank_env": "MY_RANK",
+                "world_size_env": "WORLD_SIZE",
+            },
             run_id="a",
             timeout=5,
         )
@@ -33,7 +38,7 @@ class TestRequest:
         assert (first.rank, second.rank) == (0, 1)
         assert first.kwargs == {"x": 1, "rendezvous_uri": "/tmp/r"}
         assert first.rendezvous_uri == "/tmp/r"
-        assert first.rank_env == "MY_RANK"
+        assert (first.rank_env, first.world_size_env) == ("MY_RANK", "WORLD_SIZE")
         assert (first.timeout, first.grace, first.run_id, first.world_size) == (5.0, 3.0, "a", 2)
 
     def test_a_run_may_span_backends(self):
@@ -106,8 +111,12 @@ class TestRequest:
             ({"args": {"a": float("nan")}}, r"entrypoint_args\.a is nan"),
             ({"args": {"a b": 1}}, "'a b', which cannot be the name"),
             ({"args": {"rendezvous_uri": 3}}, "rendezvous_uri must be text"),
-            ({"args": {"rank_env": "WORLD_SIZE"}}, "rank_env"),
+            ({"args": {"rank_env": "REPLICA_WORLD_SIZE"}}, "rank_env"),
             ({"args": {"rank_env": "1X"}}, "rank_env"),
+            ({"args": {"world_size_env": "REPLICA_RANK"}}, "world_size_env must be the name"),
+            ({"args": {"world_size_env": 4}}, "world_size_env must be the name"),
+            ({"args": {"world_size_env": "N"}, "env": {"N": "7"}}, "world_size_env says"),
+            ({"args": {"world_size_env": "N", "rank_env": "N"}}, "rank_env and world_size_env are"),
             ({"timeout": 0}, "timeout must be a positive number of seconds"),
             ({"timeout": -1}, "timeout"),
             ({"timeout": float("inf")}, "timeout"),
@@ -146,7 +155,7 @@ class TestRequest:
             ),
             ({"env": {"A B": "1"}}, "name 'A B'"),
             ({"env": {"A": 1}}, "'A' maps to a value of type int"),
-            ({"env": {"WORLD_SIZE": "7"}}, "may not set WORLD_SIZE"),
+            ({"env": {"REPLICA_WORLD_SIZE": "7"}}, "may not set REPLICA_WORLD_SIZE"),
             ({"env": {"REPLICA_RANK": "7"}}, "may not set REPLICA_RANK"),
             ({"env": {"DILOCO_SPEC_0": "7"}}, "may not set DILOCO_SPEC_0"),
             ({"env": {"A": "x\0y"}}, "NUL"),

@@ -25,14 +25,19 @@ class TestOutcomes:
         assert json.dumps(outcome.result) == json.dumps(kwargs)
         assert outcome.started_at <= outcome.finished_at
 
-    def test_the_replica_knows_who_it_is(self, replica, tmp_path):
-        assert end(replica("environment", rank=3), tmp_path).result == {
+    @pytest.mark.parametrize(
+        ("more", "inner"), [({}, None), ({"world_size_env": "WORLD_SIZE"}, "4")]
+    )
+    def test_the_replica_knows_who_it_is(self, replica, tmp_path, monkeypatch, more, inner):
+        monkeypatch.delenv("WORLD_SIZE", raising=False)
+        assert end(replica("environment", rank=3, **more), tmp_path).result == {
             "REPLICA_RANK": "3",
-            "WORLD_SIZE": "4",
+            "REPLICA_WORLD_SIZE": "4",
             "RENDEZVOUS_URI": "/tmp/somewhere",
             "DILOCO_RUN_ID": "a-run",
             "DILOCO_ATTEMPT": "2",
             "MY_RANK": "3",
+            "WORLD_SIZE": inner,
         }
 
     @pytest.mark.parametrize("through", ["file", "environment"])
@@ -174,7 +179,7 @@ class TestWrongSpecs:
         )
 
     def test_another_version_is_refused_by_name(self, tmp_path):
-        later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":1', '"version":7')
+        later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":2', '"version":7')
         (tmp_path / "spec.json").write_text(later)
         done = self.run(
             "--spec", str(tmp_path / "spec.json"), "--outcome", str(tmp_path / "outcome.json")

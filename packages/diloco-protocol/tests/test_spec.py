@@ -95,14 +95,14 @@ class TestSpec:
             spec_from_environment({"DILOCO_SPEC_0": "not base64!"})
 
     def test_another_version_is_refused_by_name(self):
-        later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":1', '"version":7')
+        later = ReplicaSpec("m:f", {}, 0, 1).to_json().replace('"version":2', '"version":1')
         with pytest.raises(
-            SpecVersionError, match=r"version 7, but its diloco-protocol reads version 1"
+            SpecVersionError, match=r"version 1, but its diloco-protocol reads version 2"
         ):
             ReplicaSpec.from_json(later)
 
     @pytest.mark.parametrize(
-        "data", ["", "{", "[]", "{}", '{"version": 1}', '{"version": 1, "extra": 2}']
+        "data", ["", "{", "[]", "{}", '{"version": 2}', '{"version": 2, "extra": 2}']
     )
     def test_what_is_no_spec_is_refused(self, data):
         with pytest.raises(InvalidRequestError):
@@ -115,12 +115,13 @@ class TestSpec:
         assert environment(spec) == {
             "MY_RANK": "3",
             "REPLICA_RANK": "3",
-            "WORLD_SIZE": "8",
+            "REPLICA_WORLD_SIZE": "8",
             "DILOCO_RUN_ID": "a",
             "DILOCO_ATTEMPT": "2",
             "RENDEZVOUS_URI": "s3://b/c",
         }
         assert "RENDEZVOUS_URI" not in environment(replace(spec, rendezvous_uri=None))
+        assert environment(replace(spec, world_size_env="WORLD_SIZE"))["WORLD_SIZE"] == "8"
 
     @pytest.mark.parametrize(
         ("kwargs", "told"),

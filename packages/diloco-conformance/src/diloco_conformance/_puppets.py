@@ -61,7 +61,7 @@ class Puppets:
         environment = report["environment"]
         return Told(
             int(environment["REPLICA_RANK"]),
-            int(environment["WORLD_SIZE"]),
+            int(environment["REPLICA_WORLD_SIZE"]),
             report["kwargs"],
             environment,
         )

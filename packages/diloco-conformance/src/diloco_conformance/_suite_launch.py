@@ -195,7 +195,7 @@ class Launching:
             told = lab.harness.told(replica.handle).environment
             wanted = {
                 "REPLICA_RANK": str(replica.handle.rank),
-                "WORLD_SIZE": "3",
+                "REPLICA_WORLD_SIZE": "3",
                 "CONFORMANCE": "a b'c\"$(d)$$e",
             }
             if wanted.items() - told.items():

@@ -19,6 +19,7 @@ from ._connect_arguments import (
     settings_of,
     timing_of,
     uri_of,
+    world_size_of,
 )
 from ._elastic._exchange import ElasticExchange
 from ._elastic._settings import Elastic
@@ -84,8 +85,10 @@ def connect(
     """Connect this replica to the others through an object store.
 
     Arguments that are left out are taken from the environment, where a launcher sets them: ``RENDEZVOUS_URI``,
-    ``REPLICA_RANK``, ``WORLD_SIZE``, ``DILOCO_RUN_ID``. An argument takes precedence over its variable. A second call in
-    the same process for the same URI and rank returns the same exchange, until that exchange has left its run; settings
+    ``REPLICA_RANK``, ``REPLICA_WORLD_SIZE``, ``DILOCO_RUN_ID``. An argument takes precedence over its variable. ``WORLD_SIZE``
+    is taken, with a warning, where ``REPLICA_WORLD_SIZE`` is missing and neither ``LOCAL_RANK`` nor ``TORCHELASTIC_RUN_ID``
+    is set: those are set by torchrun, whose ``WORLD_SIZE`` counts the processes of one replica. A second call in the same
+    process for the same URI and rank returns the same exchange, until that exchange has left its run; settings
     that are given in the second call must equal those of the first. Thread-safe. A forked process has to connect by itself:
     it cannot use the connection of its parent.
 
@@ -147,7 +150,7 @@ def connect(
     place = uri_of(uri, environ)
     rank, world_size = check_identity(
         number_of(rank, "rank", "REPLICA_RANK", environ),
-        number_of(world_size, "world_size", "WORLD_SIZE", environ),
+        world_size_of(world_size, environ),
     )
     run_id = environ.get("DILOCO_RUN_ID", "") if run_id is None else run_id
     if not isinstance(run_id, str):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from dataclasses import asdict
@@ -16,6 +17,7 @@ from ._timing import Timing
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+_log = logging.getLogger("diloco_core")
 _LIMITS = ("join_timeout", "sync_timeout", "beat_interval", "lost_after")
 
 
@@ -132,3 +134,27 @@ def number_of(given: int | None, argument: str, variable: str, environ: Mapping[
     if not re.fullmatch(r"\s*[+-]?[0-9]{1,9}\s*", text, re.ASCII):
         raise ConfigurationError(f"{variable} must be a whole number, not {text!r}")
     return int(text)
+
+
+def world_size_of(given: int | None, environ: Mapping[str, str]) -> int:
+    """The number of replicas; ``WORLD_SIZE`` stands for it only where it cannot be that of torchrun.
+
+    Raises:
+        ConfigurationError: It is not given, or the variable does not hold a whole number.
+    """
+    if given is not None or "REPLICA_WORLD_SIZE" in environ or "WORLD_SIZE" not in environ:
+        return number_of(given, "world_size", "REPLICA_WORLD_SIZE", environ)
+    size = environ["WORLD_SIZE"]
+    inside = [name for name in ("LOCAL_RANK", "TORCHELASTIC_RUN_ID") if name in environ]
+    if inside:
+        raise ConfigurationError(
+            f"world_size is missing: pass world_size= or set REPLICA_WORLD_SIZE. WORLD_SIZE={size} is not taken for it, since "
+            f"{inside[0]} is set too: it is torchrun's, and counts the processes of this replica"
+        )
+    number = number_of(None, "world_size", "WORLD_SIZE", environ)
+    _log.warning(
+        "the number of replicas is taken from WORLD_SIZE=%s, since REPLICA_WORLD_SIZE is not set. Set REPLICA_WORLD_SIZE: "
+        "trainers read WORLD_SIZE as the number of processes of one replica",
+        size,
+    )
+    return number

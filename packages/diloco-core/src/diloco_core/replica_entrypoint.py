@@ -46,7 +46,7 @@ def run(
         trainer_kwargs: Keyword arguments of the function.
         rendezvous_uri: The place where the replicas meet; taken from ``RENDEZVOUS_URI`` if left out.
         rank: The number of this replica; taken from ``REPLICA_RANK`` if left out.
-        world_size: Number of replicas; from ``WORLD_SIZE`` if left out.
+        world_size: Number of replicas; from ``REPLICA_WORLD_SIZE`` if left out.
         connect_options: More arguments of :func:`diloco_core.connect`: ``{"min_replicas": 2}`` makes the run elastic.
 
     Raises:
@@ -69,7 +69,11 @@ def _prepare(
 ) -> tuple[ObjectStoreExchange | ElasticExchange, Callable[..., Any]]:
     trainer = load_trainer(trainer_module, trainer_fn)
     # The arguments go into the environment too, for the trainer's own connect() and its worker processes.
-    given = {"RENDEZVOUS_URI": rendezvous_uri, "REPLICA_RANK": rank, "WORLD_SIZE": world_size}
+    given = {
+        "RENDEZVOUS_URI": rendezvous_uri,
+        "REPLICA_RANK": rank,
+        "REPLICA_WORLD_SIZE": world_size,
+    }
     os.environ.update({name: str(value) for name, value in given.items() if value is not None})
     known = set(inspect.signature(connect).parameters) - {"uri", "rank", "world_size", "environ"}
     for name in options:
@@ -128,7 +132,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         "--rendezvous",
         help="the place where the replicas meet: a folder or s3://…; default: RENDEZVOUS_URI",
     )
-    parser.add_argument("--world-size", type=int, help="number of replicas; default: WORLD_SIZE")
+    parser.add_argument(
+        "--world-size", type=int, help="number of replicas; default: REPLICA_WORLD_SIZE"
+    )
     parser.add_argument("--rank", type=int, help="this replica, from 0; default: REPLICA_RANK")
     parser.add_argument("--trainer-module", required=True, help="importable module of the trainer")
     parser.add_argument("--trainer-fn", default="train", help="function in it (default: train)")

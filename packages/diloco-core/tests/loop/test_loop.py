@@ -364,7 +364,7 @@ class TestEntering:
         """The environment says where to meet; settings are those of the paper."""
         monkeypatch.setenv("RENDEZVOUS_URI", str(tmp_path))
         monkeypatch.setenv("REPLICA_RANK", "0")
-        monkeypatch.setenv("WORLD_SIZE", "1")
+        monkeypatch.setenv("REPLICA_WORLD_SIZE", "1")
         made = []
         for build in (make_diloco_outer_loop, DiLoCo):
             model = pair(lab)

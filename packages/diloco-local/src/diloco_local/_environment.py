@@ -3,7 +3,7 @@
 The policy, from weak to strong:
 
 1. the launcher's environment, or the chosen part of it (``inherit_env``), less the variables that describe the
-   launcher itself when it is a replica too;
+   launcher itself when it is a replica too, or was started by torchrun;
 2. ``env`` of the constructor, then ``env`` of the launch;
 3. ``CUDA_VISIBLE_DEVICES``, if GPUs were asked for;
 4. ``PYTHONPATH``: the import path first, then what 1 and 2 made of that variable;
@@ -27,6 +27,23 @@ from diloco_protocol.backend import is_reserved
 
 from ._processes import MARKER
 
+# What torchrun tells the processes that it starts.
+_OF_TORCHRUN = frozenset(
+    {
+        "GROUP_RANK",
+        "GROUP_WORLD_SIZE",
+        "LOCAL_RANK",
+        "LOCAL_WORLD_SIZE",
+        "MASTER_ADDR",
+        "MASTER_PORT",
+        "RANK",
+        "ROLE_NAME",
+        "ROLE_RANK",
+        "ROLE_WORLD_SIZE",
+        "WORLD_SIZE",
+    }
+)
+
 
 def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> dict[str, str]:
     """The part of ``environ`` that replicas get.
@@ -41,9 +58,18 @@ def inherited(environ: Mapping[str, str], inherit_env: bool | Iterable[str]) -> 
         name: value
         for name, value in environ.items()
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
-        # A launcher that is a replica itself: what tells it who it is would be wrong for others.
-        and not (is_reserved(name) or name == MARKER)
+        and not _describes_launcher(name)
     }
+
+
+def _describes_launcher(name: str) -> bool:
+    """Whether a variable tells a launcher that is itself a replica, or a process of torchrun, who it is: wrong for others."""
+    return (
+        is_reserved(name)
+        or name == MARKER
+        or name in _OF_TORCHRUN
+        or name.startswith("TORCHELASTIC_")
+    )
 
 
 def _standard_folders() -> set[str]:

@@ -85,9 +85,9 @@ class BaseExecutor(Hooks):
         Args:
             n_replicas: How many replicas to start here.
             entrypoint: ``"package.module:function"``, ``"package.module.function"``, or a function that has such a name.
-            entrypoint_args: Its keyword arguments; JSON values, nested as you like, arrive exactly as given. Two keys mean
-                something to the launch: ``rank_env`` (taken out) names a variable that is to hold the rank;
-                ``rendezvous_uri`` is exported as ``RENDEZVOUS_URI`` too.
+            entrypoint_args: Its keyword arguments; JSON values, nested as you like, arrive exactly as given. Three keys mean
+                something to the launch: ``rank_env`` and ``world_size_env`` (both taken out) name variables that are to hold
+                the rank and the number of replicas too; ``rendezvous_uri`` is exported as ``RENDEZVOUS_URI`` too.
             gpu: GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None: no GPU.
             timeout: Seconds for which an attempt may run, from its start; None for no limit.
             run_id: Name of the run and idempotency key: the same name and the same launch give the same handles. A new

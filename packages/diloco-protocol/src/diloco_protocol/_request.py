@@ -15,7 +15,13 @@ from ._errors import InvalidRequestError
 from ._json import canonical, check_json
 from ._resources import parse_gpu
 from ._spec import ReplicaSpec
-from ._variables import RANK_VARIABLE, check_variables, is_reserved, is_variable_name
+from ._variables import (
+    RANK_VARIABLE,
+    WORLD_SIZE_VARIABLE,
+    check_variables,
+    is_reserved,
+    is_variable_name,
+)
 
 MAX_REPLICAS = 10_000
 _RUN_ID = re.compile(r"[a-z0-9]([a-z0-9-]{0,46}[a-z0-9])?")
@@ -51,6 +57,7 @@ class RunRequest:
         kwargs: Its keyword arguments, a JSON object.
         rendezvous_uri: Where the replicas meet, if the arguments say so.
         rank_env: Name of a variable that is to hold the rank.
+        world_size_env: Name of a variable that is to hold the number of replicas.
         gpu: The GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None: no GPU.
         timeout: Seconds for which an attempt may run; None for no limit.
         cpu: CPU of one replica, in the backend's words.
@@ -71,6 +78,7 @@ class RunRequest:
     kwargs: dict[str, Any]
     rendezvous_uri: str | None = None
     rank_env: str = RANK_VARIABLE
+    world_size_env: str = WORLD_SIZE_VARIABLE
     gpu: str | None = None
     timeout: float | None = 3600.0
     cpu: str | None = None
@@ -93,6 +101,7 @@ class RunRequest:
                 run_id=self.run_id,
                 rendezvous_uri=self.rendezvous_uri,
                 rank_env=self.rank_env,
+                world_size_env=self.world_size_env,
                 timeout=self.timeout,
                 grace=grace,
             )
@@ -162,7 +171,10 @@ def make_request(
             f"entrypoint_args must be a mapping of keyword arguments, not {entrypoint_args!r}"
         )
     kwargs = dict(entrypoint_args or {})
-    rank_env = kwargs.pop("rank_env", RANK_VARIABLE)
+    named = {
+        "rank_env": kwargs.pop("rank_env", RANK_VARIABLE),
+        "world_size_env": kwargs.pop("world_size_env", WORLD_SIZE_VARIABLE),
+    }
     check_json(kwargs, "entrypoint_args")
     for name in kwargs:
         if not name.isidentifier():
@@ -181,11 +193,17 @@ def make_request(
         raise InvalidRequestError(
             f"{', '.join(sorted(twice))} would be set by env and by secrets: choose one"
         )
-    rank_env = _rank_env(rank_env)
-    if rank_env in variables or rank_env in references:
+    rank_env = _variable("rank_env", named["rank_env"], RANK_VARIABLE)
+    world_size_env = _variable("world_size_env", named["world_size_env"], WORLD_SIZE_VARIABLE)
+    if rank_env == world_size_env:
         raise InvalidRequestError(
-            f"{rank_env} may not be set by env or secrets: rank_env says that it holds the rank"
+            f"rank_env and world_size_env are both {rank_env!r}: one variable cannot hold the rank and the number of replicas"
         )
+    for argument, variable in (("rank_env", rank_env), ("world_size_env", world_size_env)):
+        if variable in variables or variable in references:
+            raise InvalidRequestError(
+                f"{variable} may not be set by env or secrets: {argument} says that the launch sets it"
+            )
     if spot is not None and not isinstance(spot, bool):
         raise InvalidRequestError(f"spot must be True, False or None, not {spot!r}")
     if gpu is not None:
@@ -198,6 +216,7 @@ def make_request(
         kwargs=kwargs,
         rendezvous_uri=rendezvous,
         rank_env=rank_env,
+        world_size_env=world_size_env,
         gpu=gpu,
         timeout=check_seconds("timeout", timeout, positive=True, none=True),
         cpu=check_amount("cpu", cpu),
@@ -249,13 +268,14 @@ def _run_id(run_id: str | None, prefix: str | None, token: Callable[[], str]) ->
     return name
 
 
-def _rank_env(name: object) -> str:
+def _variable(argument: str, name: object, own: str) -> str:
+    """A variable that an argument names; ``own`` is the one that the launch sets in any case."""
     if (
         not isinstance(name, str)
         or not is_variable_name(name)
-        or (name != RANK_VARIABLE and is_reserved(name))
+        or (name != own and is_reserved(name))
     ):
         raise InvalidRequestError(
-            f"rank_env must be the name of an environment variable that the launch does not set itself, not {name!r}"
+            f"{argument} must be the name of an environment variable that the launch does not set itself, not {name!r}"
         )
     return name

@@ -21,7 +21,7 @@ from ._variables import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-SPEC_VERSION = 1
+SPEC_VERSION = 2
 
 # The kernel takes at most 128 KiB per environment string, name included.
 _ENVIRONMENT_PIECE = 120_000
@@ -43,6 +43,7 @@ class ReplicaSpec:
         run_id: The launch it belongs to.
         rendezvous_uri: Where the replicas meet, if the launch said so.
         rank_env: Name of a variable that is to hold the rank, besides ``REPLICA_RANK``.
+        world_size_env: Name of a variable that is to hold the number of replicas, besides ``REPLICA_WORLD_SIZE``.
         timeout: Seconds for which an attempt may run, from its start; None for no limit.
         grace: Seconds between SIGTERM and SIGKILL when it is ended.
         version: Version of this record.
@@ -59,6 +60,7 @@ class ReplicaSpec:
     run_id: str = ""
     rendezvous_uri: str | None = None
     rank_env: str = RANK_VARIABLE
+    world_size_env: str = WORLD_SIZE_VARIABLE
     timeout: float | None = None
     grace: float = 10.0
     version: int = SPEC_VERSION
@@ -75,7 +77,12 @@ class ReplicaSpec:
             raise InvalidRequestError(
                 f"a spec's rank must be below its world_size of {self.world_size}, not {self.rank}"
             )
-        texts = {"entrypoint": self.entrypoint, "run_id": self.run_id, "rank_env": self.rank_env}
+        texts = {
+            "entrypoint": self.entrypoint,
+            "run_id": self.run_id,
+            "rank_env": self.rank_env,
+            "world_size_env": self.world_size_env,
+        }
         for name, text in texts.items():
             if type(text) is not str:
                 raise InvalidRequestError(f"a spec's {name} must be text, not {text!r}")
@@ -139,6 +146,7 @@ def environment(spec: ReplicaSpec) -> dict[str, str]:
     """The variables that tell a replica who it is; the runner sets them before the entrypoint is imported."""
     variables = {
         spec.rank_env: str(spec.rank),
+        spec.world_size_env: str(spec.world_size),
         RANK_VARIABLE: str(spec.rank),
         WORLD_SIZE_VARIABLE: str(spec.world_size),
         RUN_ID_VARIABLE: spec.run_id,
