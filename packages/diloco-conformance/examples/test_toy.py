@@ -25,22 +25,14 @@ class ToyHarness(Harness):
     def make_executor(self):
         return ToyExecutor(self.cloud, backoff=self.backoff())
 
-    def job(self, handle):
-        return self.cloud.jobs.get(handle.metadata["name"])
-
     def drive(self, handle, step, value=None):
-        job, name = self.job(handle), handle.metadata["name"]
+        name = handle.metadata["name"]
         if step is Step.START:
-            job.status, job.started_at, job.reason = "RUNNING", self.clock(), ""
+            self.cloud.start(name)
         elif step is Step.PREEMPT:
-            job.status, job.started_at, job.reason, job.attempt = (
-                "QUEUED",
-                None,
-                "Preempted",
-                job.attempt + 1,
-            )
+            self.cloud.preempt(name)
         elif step is Step.SUCCEED:
-            self.cloud.end(name, "SUCCEEDED", 0, value)
+            self.cloud.succeed(name, value)
         elif step is Step.FAIL:
             self.cloud.end(name, "FAILED", value)
         elif step is Step.OOM:
@@ -48,7 +40,10 @@ class ToyHarness(Harness):
         elif step is Step.KILL:
             self.cloud.end(name, "FAILED", 128 + Signals[value], signal=value)
         elif step is Step.PRINT:
-            job.log += value
+            self.write(handle, "".join(f"{line}\n" for line in value).encode())
+
+    def write(self, handle, data, stream="stdout"):
+        self.cloud.write(handle.metadata["name"], data, stream)
 
     def settle(self):
         self.cloud.settle()
@@ -58,8 +53,8 @@ class ToyHarness(Harness):
         self.cloud.pass_time()
 
     def truth(self, handle):
-        job = self.job(handle)
-        if job is None or job.uid != handle.metadata["uid"]:
+        job = self.cloud.find(handle.metadata)
+        if job is None:
             return Truth(None, alive=False)
         state = ReplicaState(STATES.get(job.status, job.status.lower()))
         return Truth(state, job.live, job.attempt, job.stopping)
@@ -90,10 +85,18 @@ class ToyHarness(Harness):
         return list(self.cloud.made)
 
     def told(self, handle):
-        body = self.job(handle).body
-        return Told(
-            body["spec"]["rank"], body["spec"]["world_size"], body["spec"]["kwargs"], body["env"]
-        )
+        body = self.cloud.find(handle.metadata).body
+        secrets = {name: self.cloud.secrets[where] for name, where in body["secrets"].items()}
+        spec, environment = body["spec"], {**body["env"], **secrets}
+        return Told(spec["rank"], spec["world_size"], spec["kwargs"], environment)
+
+    def secret(self, value):
+        reference = f"secret-{len(self.cloud.secrets)}"
+        self.cloud.secrets[reference] = value
+        return reference
+
+    def labels(self, handle):
+        return self.cloud.find(handle.metadata).body["labels"]
 
 
 class TestToy(ExecutorConformance):

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
+import json
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
-#: Seconds for which the records of a run are kept after its end.
+PAGE = 5
+"""How many runs one call lists."""
+OUTPUT_BYTES = 262_144
+"""How much JSON a job may return."""
 RETENTION = 86_400.0
+"""Seconds for which a job that has ended is kept."""
 
 
 class CloudError(Exception):
@@ -20,22 +26,35 @@ class CloudError(Exception):
         self.code = code
 
 
+@dataclass(frozen=True)
+class Chunk:
+    """Bytes of a log as a job wrote them: they begin and end anywhere, also within a character."""
+
+    time: float
+    attempt: int
+    stream: str
+    data: bytes
+
+
 @dataclass
 class Job:
-    """One job. ``status`` is QUEUED, RUNNING, SUCCEEDED, FAILED, TIMED_OUT or STOPPED."""
+    """One job. ``status`` is QUEUED, RUNNING, SUCCEEDED, FAILED, TIMED_OUT or STOPPED; ``uid`` is what its creator has marked it with."""
 
     body: dict[str, Any]
     uid: str
+    number: int
     status: str = "QUEUED"
     stopping: bool = False
     attempt: int = 1
+    failures: int = 0
     reason: str = ""
     exit_code: int | None = None
     signal: str | None = None
+    error: str = ""
     output: Any = None
     started_at: float | None = None
     finished_at: float | None = None
-    log: list[str] = field(default_factory=list)
+    log: list[Chunk] = field(default_factory=list)
 
     @property
     def live(self) -> bool:
@@ -44,7 +63,13 @@ class Job:
 
 
 class ToyCloud:
-    """Jobs by name, oldest first. The methods of the first part are its API, the others move the world."""
+    """Jobs by name. The methods of the first part are its API, the others move the world. Safe between threads.
+
+    Args:
+        clock: The time in seconds.
+        gang: Whether the jobs of a run are stopped, and fail, together.
+        account: Whose jobs these are.
+    """
 
     def __init__(
         self, clock: Callable[[], float], *, gang: bool = False, account: str = "mine"
@@ -53,60 +78,73 @@ class ToyCloud:
         self.gang = gang
         self.account = account
         self.jobs: dict[str, Job] = {}
+        self.secrets: dict[str, str] = {}
         self.made: list[dict[str, Any]] = []
         self.calls = 0
         self.faults: dict[str, tuple[str, int]] = {}  # operation → error, and calls to let through
-        self._numbers = itertools.count(1)
+        self._numbers = itertools.count()
         self._lock = threading.RLock()
 
     # --- the API ---
 
-    def create(self, name: str, body: dict[str, Any]) -> str:
-        """Create a job; its name must be new. Gives its uid, which no other job ever has."""
+    def create(self, name: str, body: dict[str, Any], uid: str) -> None:
+        """Create a job; its name must be new, unless it is there with this very uid: then only the answer was lost."""
         with self._lock:
             ambiguous = self._call("launch")
-            if name in self.jobs:
+            if missing := [ref for ref in body["secrets"].values() if ref not in self.secrets]:
+                raise CloudError(f"NoSuchSecret {missing[0]}")
+            if name not in self.jobs:
+                self.jobs[name] = Job(copy.deepcopy(body), uid, next(self._numbers))
+                self.made.append(body)
+            elif self.jobs[name].uid != uid:
                 raise CloudError("AlreadyExists")
-            self.jobs[name] = Job(body, f"{self.account}-{next(self._numbers)}")
-            self.made.append(body)
             if ambiguous:
                 raise CloudError("ConnectionCut")
-            return self.jobs[name].uid
 
-    def describe(self, run_id: str, operation: str = "observe") -> dict[str, Job]:
-        """The jobs of a run, by name."""
+    def describe(self, run_id: str) -> dict[str, Job]:
+        """The jobs of a run as they are now, by name."""
         with self._lock:
-            self._call(operation)
-            return {
-                name: replace(job)
-                for name, job in self.jobs.items()
-                if job.body["run_id"] == run_id
-            }
+            self._call("observe")
+            jobs = {name: job for name, job in self.jobs.items() if job.body["run_id"] == run_id}
+            return {name: copy.copy(job) for name, job in jobs.items()}
 
-    def runs(self) -> list[str]:
-        """The runs there are, oldest first."""
+    def runs(self, after: int = -1) -> tuple[list[str], int | None]:
+        """A page of the runs there are, in no order that matters, and where the next page begins."""
         with self._lock:
-            self._call("find")
-            return list(dict.fromkeys(job.body["run_id"] for job in self.jobs.values()))
+            self._call("observe")
+            first: dict[str, int] = {}
+            for job in self.jobs.values():
+                run_id = job.body["run_id"]
+                first[run_id] = min(job.number, first.get(run_id, job.number))
+            rest = sorted((number, run_id) for run_id, number in first.items() if number > after)
+            page = [run_id for _, run_id in rest[:PAGE]]
+            return page, rest[PAGE - 1][0] if len(rest) > PAGE else None
 
     def stop(self, name: str, uid: str) -> None:
         """Begin to end a job, or in a gang all jobs of its run."""
         with self._lock:
             self._call("cancel")
-            if name not in self.jobs or self.jobs[name].uid != uid:
-                raise CloudError("NotFound")
-            run_id = self.jobs[name].body["run_id"]
+            run_id = self._job(name, uid).body["run_id"]
             for other, job in self.jobs.items():
                 if job.live and (other == name or (self.gang and job.body["run_id"] == run_id)):
                     job.stopping = True
 
-    def delete(self, run_id: str) -> None:
-        """Remove the records of a run."""
+    def log(self, name: str, uid: str, start: int = 0) -> list[Chunk]:
+        """The log of a job, from a chunk on."""
         with self._lock:
-            self._call("purge")
-            self.jobs = {
-                name: job for name, job in self.jobs.items() if job.body["run_id"] != run_id
-            }
+            self._call("logs")
+            return self._job(name, uid).log[start:]
+
+    def delete(self, name: str, uid: str) -> None:
+        """Remove a job and its log; if it has not ended, it is ended."""
+        with self._lock:
+            self._call("cancel" if self._job(name, uid).live else "purge")
+            del self.jobs[name]
+
+    def _job(self, name: str, uid: str) -> Job:
+        if name not in self.jobs or self.jobs[name].uid != uid:
+            raise CloudError("NotFound")
+        return self.jobs[name]
 
     def _call(self, operation: str) -> bool:
         """Count a call; raise if it is to be disturbed; True if its answer is to be lost."""
@@ -124,43 +162,81 @@ class ToyCloud:
 
     # --- the world ---
 
-    def end(
-        self,
-        name: str,
-        status: str,
-        exit_code: int | None = None,
-        output: Any = None,
-        reason: str = "",
-        signal: str | None = None,
-    ) -> None:
-        """A job ends; in a gang a failure ends the others too, a little later."""
+    def find(self, names: Mapping[str, str]) -> Job | None:
+        """The job of a handle's metadata, if it is still there."""
+        job = self.jobs.get(names["name"])
+        return job if job is not None and job.uid == names["uid"] else None
+
+    def start(self, name: str) -> None:
+        """A job's program runs."""
         job = self.jobs[name]
-        job.status, job.exit_code, job.output, job.reason = status, exit_code, output, reason
-        job.stopping, job.signal, job.finished_at = False, signal, self.clock()
-        if self.gang and status == "FAILED":
+        job.status, job.started_at, job.reason = "RUNNING", self.clock(), ""
+
+    def write(self, name: str, data: bytes, stream: str = "stdout") -> None:
+        """A job's program writes."""
+        job = self.jobs[name]
+        job.log.append(Chunk(self.clock(), job.attempt, stream, data))
+
+    def preempt(self, name: str) -> None:
+        """A job's machine is taken away; it waits for another one."""
+        self._again(self.jobs[name], "Preempted")
+
+    def succeed(self, name: str, output: Any) -> None:
+        """A job's program returns; where that is too much, what runs it in the job says so and fails."""
+        size = len(json.dumps(output, separators=(",", ":")))
+        if size > OUTPUT_BYTES:
+            error = f"the result is {size} bytes of JSON, and this cloud keeps {OUTPUT_BYTES}"
+            self.end(name, "FAILED", 1, error=error)
+        else:
+            self.end(name, "SUCCEEDED", 0, output)
+
+    def end(self, name: str, status: str, exit_code: int, output: Any = None, **why: str) -> None:
+        """An attempt ends: a failed one is followed by the next, as often as was asked for; in a gang the last ends all."""
+        job = self.jobs[name]
+        failed = status in {"FAILED", "TIMED_OUT"} and not job.stopping
+        if failed and job.failures < job.body["restarts"]:
+            job.failures += 1
+            self._again(job, "")
+            return
+        self._end(job, status, exit_code, output, **why)
+        if self.gang and failed:
             for other in self.jobs.values():
                 if other.live and other.body["run_id"] == job.body["run_id"]:
-                    other.reason = "GangFailed"
+                    other.reason, other.stopping = "GangFailed", True
 
     def settle(self) -> None:
         """What is to end has ended."""
-        for name, job in self.jobs.items():
-            if job.live and job.reason == "GangFailed":
-                self.end(name, "FAILED", 143, reason="GangFailed", signal="SIGTERM")
-            elif job.live and job.stopping:
-                self.end(name, "STOPPED", 143, signal="SIGTERM")
+        for job in self.jobs.values():
+            if job.live and job.stopping:
+                gang = job.reason == "GangFailed"
+                status, why = ("FAILED", "GangFailed") if gang else ("STOPPED", "")
+                self._end(job, status, 143, reason=why, signal="SIGTERM")
 
     def pass_time(self) -> None:
-        """What is overdue has ended; what has ended long ago is forgotten."""
+        """What is overdue has ended, and what ended long ago is gone."""
         now = self.clock()
-        for name, job in self.jobs.items():
-            begun, limit = job.started_at, job.body["timeout"]
-            if job.live and begun is not None and limit is not None and now - begun > limit:
+        for name, job in list(self.jobs.items()):
+            limit = job.body["timeout"]
+            since = now if job.started_at is None else job.started_at
+            if job.live and limit is not None and now - since > limit:
                 self.end(name, "TIMED_OUT", 124)
-        ended = {job.body["run_id"] for job in self.jobs.values()}
-        for job in self.jobs.values():
-            if job.finished_at is None or now - job.finished_at <= RETENTION:
-                ended.discard(job.body["run_id"])
-        self.jobs = {
-            name: job for name, job in self.jobs.items() if job.body["run_id"] not in ended
-        }
+            elif job.finished_at is not None and now - job.finished_at > RETENTION:
+                del self.jobs[name]
+
+    def _again(self, job: Job, reason: str) -> None:
+        job.status, job.started_at, job.reason = "QUEUED", None, reason
+        job.attempt += 1
+
+    def _end(
+        self,
+        job: Job,
+        status: str,
+        exit_code: int,
+        output: Any = None,
+        *,
+        reason: str = "",
+        signal: str | None = None,
+        error: str = "",
+    ) -> None:
+        job.status, job.exit_code, job.output, job.reason = status, exit_code, output, reason
+        job.signal, job.error, job.stopping, job.finished_at = signal, error, False, self.clock()

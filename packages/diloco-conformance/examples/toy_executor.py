@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
+import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, TypeVar
 
-from toy_cloud import RETENTION, CloudError, Job, ToyCloud
+from toy_cloud import OUTPUT_BYTES, RETENTION, CloudError, Job, ToyCloud
+from toy_logs import LineReader, chosen, of_stream
 
 from diloco_protocol import (
     BackendError,
@@ -28,6 +30,7 @@ from diloco_protocol import (
     UnavailableError,
     environment,
 )
+from diloco_protocol.backend import redact
 
 T = TypeVar("T")
 
@@ -37,8 +40,9 @@ ERRORS: dict[str, type[BackendError]] = {
     "Refused": UnavailableError,
     "ConnectionCut": UnavailableError,
     "Forbidden": ForbiddenError,
+    "NotFound": ReplicaNotFoundError,
+    "NoSuchSecret": InvalidRequestError,
 }
-
 STATES = {
     "QUEUED": (ReplicaState.PENDING, Reason.QUEUED),
     "RUNNING": (ReplicaState.RUNNING, None),
@@ -52,6 +56,7 @@ REASONS = {
     "GangFailed": Reason.GANG_FAILED,
     "Preempted": Reason.PREEMPTED,
 }
+TRIES = 3
 
 
 def ask(call: Callable[[], T]) -> T:
@@ -64,11 +69,11 @@ def ask(call: Callable[[], T]) -> T:
 
 def translated(error: CloudError) -> BackendError:
     """An error of the cloud in the words of the protocol."""
-    return ERRORS.get(error.code, BackendError)(f"the toy cloud says {error.code}")
+    return ERRORS.get(error.code.split()[0], BackendError)(f"the toy cloud says {error.code}")
 
 
 class ToyExecutor(BaseExecutor):
-    """Launches jobs in a toy cloud."""
+    """Launches jobs in a toy cloud. Keeps nothing, so that threads may share it."""
 
     backend_name = "toy"
     supports_inter_replica_network = False
@@ -78,181 +83,229 @@ class ToyExecutor(BaseExecutor):
         self.cloud = cloud
         scope = "gang" if cloud.gang else "replica"
         self.capabilities = Capabilities(
-            scope, scope, result_channel="the job's output", preemptible=True, retention=RETENTION
+            cancel_scope=scope,
+            failure_scope=scope,
+            result_channel="the job's output",
+            max_result_bytes=OUTPUT_BYTES,
+            log_streams=("combined", "stdout", "stderr"),
+            preemptible=True,
+            retention=RETENTION,
         )
 
     # --- launching ---
 
-    def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
+    def _check_request(self, request: RunRequest) -> None:
         for name in ("gpu", "cpu", "memory", "spot"):
-            if getattr(request, name):
+            if (value := getattr(request, name)) not in {None, False}:
                 raise InvalidRequestError(
-                    f"{name}={getattr(request, name)!r}: the toy cloud has no such thing; leave it out"
+                    f"{name}={value!r}: the toy cloud has no such thing; leave it out"
                 )
+
+    def _plan(self, request: RunRequest) -> list[dict[str, Any]]:
+        bodies = self._bodies(request)
+        for body in bodies:
+            body["env"] = {name: redact(name, value) for name, value in body["env"].items()}
+        return bodies
+
+    def _bodies(self, request: RunRequest) -> list[dict[str, Any]]:
+        """What is sent: a request per replica."""
         return [
             {
                 "name": f"{request.run_id}-{spec.rank}",
                 "run_id": request.run_id,
                 "spec": asdict(spec),
                 "env": {**request.env, **environment(spec)},
+                "secrets": request.secrets,
+                "labels": request.labels,
                 "timeout": request.timeout,
-                "tags": {
-                    "rank": spec.rank,
-                    "fingerprint": request.fingerprint(),
-                    "of": len(request.ranks),
-                },
+                "restarts": request.max_restarts,
+                "fingerprint": request.fingerprint(),
             }
             for spec in request.specs()
         ]
 
     def _submit(self, request: RunRequest) -> list[ReplicaHandle]:
-        plan = self._plan(request)
-        there = ask(lambda: self.cloud.describe(request.run_id))
-        if any(job.body["tags"]["fingerprint"] != request.fingerprint() for job in there.values()):
-            raise RunConflictError(f"run {request.run_id!r} was launched with other arguments")
-        uids = {name: job.uid for name, job in there.items()}
-        if len(uids) == len(plan):
-            return self._handles(request.run_id, request.world_size, uids)
+        uid = uuid.uuid4().hex  # tells what this call has created from what was there
+        jobs = self._same(request)
         try:
-            for body in plan:
-                uids[body["name"]] = self._create(body)
+            for body in self._bodies(request):
+                if body["name"] not in jobs:
+                    self._create(request, body, uid)
+            jobs = self._same(request)
         except BaseException as error:
-            survivors = self._stop_all(request)
-            if isinstance(error, BackendError):
+            survivors = self._withdraw(request, uid)
+            if isinstance(error, BackendError) and (
+                survivors or not isinstance(error, (InvalidRequestError, RunConflictError))
+            ):
                 raise LaunchError(
                     f"run {request.run_id!r} could not be launched: {error}", survivors
                 ) from error
             raise
-        return self._handles(request.run_id, request.world_size, uids)
+        return self._handles(jobs.values())
 
-    def _create(self, body: dict[str, Any]) -> str:
-        for attempt in range(3):
-            try:
-                return self.cloud.create(body["name"], body)
-            except CloudError as error:
-                if (
-                    error.code == "AlreadyExists"
-                ):  # of an earlier launch, or of a try whose answer was lost
-                    return ask(lambda: self.cloud.describe(body["run_id"]))[body["name"]].uid
-                if attempt == 2 or not issubclass(
-                    ERRORS.get(error.code, BackendError), UnavailableError
-                ):
-                    raise translated(error) from error
-        raise AssertionError("the last attempt returns or raises")
-
-    def _stop_all(self, request: RunRequest) -> list[ReplicaHandle]:
-        """End what was started; gives what goes on."""
-        try:
-            handles = self._attach(request.run_id)
-        except ReplicaNotFoundError:
-            return []
-        left = []
-        for handle in handles:
-            try:
-                self._stop(handle)
-            except BackendError:
-                left.append(handle)
-        return left
-
-    def _handles(
-        self, run_id: str, world_size: int, uids: Mapping[str, str]
-    ) -> list[ReplicaHandle]:
-        return [
-            ReplicaHandle(
-                int(name.rpartition("-")[2]),
-                self.backend_name,
-                {"name": name, "uid": uid, "account": self.cloud.account},
-                run_id=run_id,
-                world_size=world_size,
+    def _same(self, request: RunRequest) -> dict[str, Job]:
+        """The jobs that the run has already; refused if they are of another launch."""
+        jobs = ask(lambda: self.cloud.describe(request.run_id))
+        if any(job.body["fingerprint"] != request.fingerprint() for job in jobs.values()):
+            raise RunConflictError(
+                f"run {request.run_id!r} was launched with other arguments: choose another run_id, or purge it first"
             )
-            for name, uid in uids.items()
+        return jobs
+
+    def _create(self, request: RunRequest, body: dict[str, Any], uid: str) -> None:
+        for left in reversed(range(TRIES)):
+            try:
+                self.cloud.create(body["name"], body, uid)
+            except CloudError as error:
+                if error.code == "AlreadyExists":  # somebody launches the same run at this moment
+                    self._same(request)
+                    return
+                if left and ERRORS.get(error.code) is UnavailableError:
+                    continue  # if only the answer was lost, the next try finds the job
+                raise translated(error) from error
+            return
+
+    def _withdraw(self, request: RunRequest, uid: str) -> list[ReplicaHandle]:
+        """Remove what this launch has created; returns what may have survived."""
+        try:
+            jobs = ask(lambda: self.cloud.describe(request.run_id))
+        except BackendError:
+            return [
+                self._handle(request.run_id, rank, request.world_size, uid)
+                for rank in request.ranks
+            ]
+        survivors = []
+        for handle in self._handles(job for job in jobs.values() if job.uid == uid):
+            try:
+                self._delete(handle)
+            except BackendError:
+                survivors.append(handle)
+        return survivors
+
+    def _handles(self, jobs: Any) -> list[ReplicaHandle]:
+        handles = [
+            self._handle(
+                job.body["run_id"],
+                job.body["spec"]["rank"],
+                job.body["spec"]["world_size"],
+                job.uid,
+            )
+            for job in jobs
         ]
+        return sorted(handles, key=lambda handle: handle.rank)
+
+    def _handle(self, run_id: str, rank: int, world_size: int, uid: str) -> ReplicaHandle:
+        # With the uid in it, a handle is never that of a later run of the same name.
+        metadata = {"account": self.cloud.account, "name": f"{run_id}-{rank}", "uid": uid}
+        return ReplicaHandle(
+            rank, self.backend_name, metadata, run_id=run_id, world_size=world_size
+        )
+
+    def _check(self, handle: ReplicaHandle) -> None:
+        super()._check(handle)
+        if (account := handle.metadata.get("account")) != self.cloud.account:
+            raise InvalidRequestError(
+                f"this handle belongs to the account {account!r}, and this executor works in {self.cloud.account!r}"
+            )
 
     # --- watching ---
 
     def _observe_run(
         self, handles: Sequence[ReplicaHandle]
     ) -> Mapping[ReplicaHandle, ReplicaStatus]:
-        jobs = ask(lambda: self.cloud.describe(handles[0].run_id))
-        return {
-            handle: self._status(job)
-            for handle in handles
-            if (job := self._find_in(jobs, handle)) is not None
-        }
+        jobs = self._jobs(handles[0].run_id)
+        return {handle: self._status(jobs[handle]) for handle in handles if handle in jobs}
 
-    def _find_in(self, jobs: Mapping[str, Job], handle: ReplicaHandle) -> Job | None:
-        """A replica's job; not one of the same name that was made later."""
-        job = jobs.get(handle.metadata["name"])
-        return job if job is not None and job.uid == handle.metadata["uid"] else None
+    def _jobs(self, run_id: str) -> dict[ReplicaHandle, Job]:
+        jobs = ask(lambda: self.cloud.describe(run_id))
+        return {self._handles([job])[0]: job for job in jobs.values()}
+
+    def _job(self, handle: ReplicaHandle) -> Job:
+        jobs = self._jobs(handle.run_id)
+        if handle not in jobs:
+            raise ReplicaNotFoundError(
+                f"the toy cloud has no job {handle.metadata['name']!r} any more"
+            )
+        return jobs[handle]
 
     def _status(self, job: Job) -> ReplicaStatus:
         state, reason = STATES[job.status]
-        reason = (
-            REASONS.get(job.reason, reason) if not job.live or job.reason == "Preempted" else reason
-        )
-        if job.stopping:
+        reason = REASONS.get(job.reason, reason)
+        if job.stopping and job.reason != "GangFailed":
             reason = Reason.CANCEL_REQUESTED
-        text = (
-            ""
-            if state is not ReplicaState.FAILED
-            else f"exited with code {job.exit_code} ({reason})"
-        )
+        text = job.error or f"exited with code {job.exit_code} ({reason})"
         return ReplicaStatus(
-            state, job.attempt, reason, job.stopping, job.exit_code, job.signal, message=text,
-            started_at=job.started_at, finished_at=job.finished_at, native=job.status,
-        )  # fmt: skip
-
-    def _job(self, handle: ReplicaHandle) -> Job:
-        job = self._find_in(ask(lambda: self.cloud.describe(handle.run_id)), handle)
-        if job is None:
-            raise ReplicaNotFoundError(f"the toy cloud has no job {handle.metadata['name']!r}")
-        return job
+            state,
+            job.attempt,
+            reason,
+            job.stopping,
+            job.exit_code,
+            job.signal,
+            text if state is ReplicaState.FAILED else "",
+            job.started_at,
+            job.finished_at,
+            native=job.status,
+        )
 
     def _result(self, handle: ReplicaHandle) -> Any:
         return self._job(handle).output
 
     def _logs(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[str]:
-        lines = [
-            line
-            for line in self._job(handle).log
-            if query.regex is None or re.search(query.regex, line)
-        ]
-        return iter(lines if query.n_lines is None else lines[-query.n_lines :])
+        self._job(handle)  # a log that is gone is an error now, not at the first line
+        lines = chosen(self._lines(handle, query), query)
+        return lines if query.n_lines is None else iter(list(lines)[-query.n_lines :])
+
+    def _lines(self, handle: ReplicaHandle, query: LogQuery) -> Iterator[tuple[float, str]]:
+        names = (handle.metadata["name"], handle.metadata["uid"])
+        reader, place = LineReader(), 0
+        while True:
+            # Asked before reading: what was written before the end is then in the log.
+            over = not self._job(handle).live or (
+                query.until is not None and self.cloud.clock() >= query.until
+            )
+            chunks = ask(lambda: self.cloud.log(*names, place))  # noqa: B023 - called at once
+            place += len(chunks)
+            yield from reader.feed(of_stream(chunks, query.streams))
+            if over or not query.follow:
+                break
+            self._backoff.sleep(self._backoff.first)
+        yield from reader.finish()
 
     # --- ending and finding ---
 
-    def _check(self, handle: ReplicaHandle) -> None:
-        super()._check(handle)
-        if handle.metadata["account"] != self.cloud.account:
-            raise InvalidRequestError(
-                f"this handle belongs to the account {handle.metadata['account']!r}, and this executor works in "
-                f"{self.cloud.account!r}"
-            )
-
     def _stop(self, handle: ReplicaHandle) -> None:
-        try:
-            self.cloud.stop(handle.metadata["name"], handle.metadata["uid"])
-        except CloudError as error:
-            if error.code != "NotFound":
-                raise translated(error) from error
+        names = (handle.metadata["name"], handle.metadata["uid"])
+        with contextlib.suppress(ReplicaNotFoundError):  # what is gone has ended
+            ask(lambda: self.cloud.stop(*names))
 
     def _purge(self, handle: ReplicaHandle) -> None:
-        jobs = ask(lambda: self.cloud.describe(handle.run_id, "purge"))
-        if self._find_in(jobs, handle) is None:
-            return
-        if alive := [name for name, job in jobs.items() if job.live]:
-            raise InvalidRequestError(f"{', '.join(alive)} have not ended: cancel them first")
-        ask(lambda: self.cloud.delete(handle.run_id))
+        jobs = self._jobs(handle.run_id)
+        if handle not in jobs:
+            return  # it is gone, and what has its name now is another run
+        if alive := [one.rank for one, job in jobs.items() if job.live]:
+            raise InvalidRequestError(
+                f"ranks {alive} of run {handle.run_id!r} have not ended: cancel them first"
+            )
+        for one in [
+            *(one for one in jobs if one != handle),
+            handle,
+        ]:  # if it breaks off, the handle still finds the rest
+            self._delete(one)
+
+    def _delete(self, handle: ReplicaHandle) -> None:
+        names = (handle.metadata["name"], handle.metadata["uid"])
+        with contextlib.suppress(ReplicaNotFoundError):
+            ask(lambda: self.cloud.delete(*names))
 
     def _list_runs(self) -> list[str]:
-        return ask(self.cloud.runs)
+        runs, after = ask(self.cloud.runs)
+        while after is not None:
+            page, after = ask(lambda: self.cloud.runs(after))  # noqa: B023 - called at once
+            runs += page
+        return runs
 
     def _attach(self, run_id: str) -> list[ReplicaHandle]:
-        jobs = ask(lambda: self.cloud.describe(run_id, "find"))
+        jobs = self._jobs(run_id)
         if not jobs:
             raise ReplicaNotFoundError(f"the toy cloud has no run {run_id!r}")
-        uids = {
-            name: job.uid
-            for name, job in sorted(jobs.items(), key=lambda item: item[1].body["spec"]["rank"])
-        }
-        return self._handles(run_id, next(iter(jobs.values())).body["spec"]["world_size"], uids)
+        return sorted(jobs, key=lambda handle: handle.rank)

@@ -45,6 +45,16 @@ class Restating(ToyExecutor):
         return {handle: self.restate(handle, status, seen) for handle, status in seen.items()}
 
 
+class Telling(ToyExecutor):
+    """Base of those that send something else than what they were given."""
+
+    def _bodies(self, request):
+        bodies = super()._bodies(request)
+        for body in bodies:
+            self.tell(body)
+        return bodies
+
+
 class Remembering(ToyExecutor):
     """Base of those that keep by rank what they should read from the handle."""
 

@@ -2,14 +2,14 @@
 
 import contextlib
 import threading
+from dataclasses import replace
 
 from toy_cloud import CloudError
-from toy_executor import ToyExecutor, ask, translated
+from toy_executor import ToyExecutor, translated
 from wrong import mutant
 
 from diloco_protocol import (
     BackendError,
-    Capabilities,
     ReplicaNotFoundError,
     ReplicaState,
 )
@@ -38,21 +38,21 @@ class CancelOverwritesTerminal(ToyExecutor):
         super()._stop(handle)
         job = self.cloud.jobs.get(handle.metadata["name"])
         if job is not None and not job.live:
-            self.cloud.end(handle.metadata["name"], "STOPPED", 143)
+            self.cloud._end(job, "STOPPED", 143)
 
 
 @mutant("c3_cancel_has_the_declared_scope", "C3", gang=True)
 class UndeclaredGang(ToyExecutor):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.capabilities = Capabilities("replica", "gang", preemptible=True)
+        self.capabilities = replace(self.capabilities, cancel_scope="replica")
 
 
 @mutant("c1_cancelling_twice_is_cancelling_once", "C5")
 class DeclaredGangThatIsNone(ToyExecutor):
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
-        self.capabilities = Capabilities("gang", "replica", preemptible=True)
+        self.capabilities = replace(self.capabilities, cancel_scope="gang")
 
 
 @mutant("c1_cancelling_what_is_gone_is_no_error", "C1")
@@ -66,13 +66,14 @@ class CancelOfWhatIsGoneRaises(ToyExecutor):
 class CancelDeletes(ToyExecutor):
     def _stop(self, handle):
         super()._stop(handle)
-        self.cloud.delete(handle.run_id)
+        self._delete(handle)
 
 
 @mutant("c6_purge_is_refused_while_something_lives", "C6", "S4")
 class PurgesTheLiving(ToyExecutor):
     def _purge(self, handle):
-        ask(lambda: self.cloud.delete(handle.run_id))
+        for each in self._jobs(handle.run_id):
+            self._delete(each)
 
 
 @mutant("r3_collecting_again_gives_the_same", "R3", "R5", "S2", "S4", "R7")

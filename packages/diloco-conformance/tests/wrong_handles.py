@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from toy_executor import ToyExecutor, ask
-from wrong import Remembering, mutant
+from wrong import Remembering, Telling, mutant
 
 from diloco_protocol import (
     BackendError,
@@ -42,8 +42,8 @@ class SameSecondNames(ToyExecutor):
 
 @mutant("l1_handles_are_distinct", "L1", "H1")
 class HandlesWithoutTheRun(ToyExecutor):
-    def _handles(self, *arguments):
-        return [replace(handle, run_id="") for handle in super()._handles(*arguments)]
+    def _handle(self, *names):
+        return replace(super()._handle(*names), run_id="")
 
 
 @mutant("r7_a_lost_replica_has_failed", "R7", "S4", "H2", "S6", "S5", "S2")
@@ -80,19 +80,20 @@ class ListsOnlyItsOwnRuns(Remembering):
 
 @mutant("l2_a_refused_launch_leaves_nothing", "L2")
 class LeakyLaunch(ToyExecutor):
-    def _stop_all(self, request):
+    def _withdraw(self, request, uid):
         return []
 
 
 @mutant("l3_a_launch_whose_answer_is_lost_is_found_again", "L3", "L2")
 class TwiceOnAmbiguity(ToyExecutor):
-    def _create(self, body):
+    def _create(self, request, body, uid):
         try:
-            return ask(lambda: self.cloud.create(body["name"], body))
+            ask(lambda: self.cloud.create(body["name"], body, uid))
         except BackendError as error:
             if not error.retryable:
                 raise
-            return self.cloud.create(body["name"] + "-again", body)
+            run_id = body["run_id"] + "-again"
+            self.cloud.create(f"{run_id}-0", {**body, "run_id": run_id}, uid)
 
 
 @mutant("l3_another_launch_under_the_same_run_id_is_refused", "L3")
@@ -106,11 +107,11 @@ class AnyLaunchUnderOneName(ToyExecutor):
 
 @mutant("l4_wrong_arguments_are_refused_before_anything_is_called", "L4")
 class UnknownGpuIsIgnored(ToyExecutor):
-    def _plan(self, request):
-        return super()._plan(replace(request, gpu=None))
+    def _check_request(self, request):
+        super()._check_request(replace(request, gpu=None))
 
 
-@mutant("l4_wrong_arguments_are_refused_before_anything_is_called", "L4", "L5")
+@mutant("l5_a_plan_calls_nothing", "L5")
 class PlanAsks(ToyExecutor):
     def _plan(self, request):
         self.cloud.runs()
@@ -121,41 +122,35 @@ class PlanAsks(ToyExecutor):
 class PlanIsSomethingElse(ToyExecutor):
     def plan(self, *args, **options):
         plan = super().plan(*args, **options)
-        return Plan(plan.run_id, tuple({**body, "tags": {}} for body in plan.requests))
+        return Plan(plan.run_id, tuple({**body, "restarts": 7} for body in plan.requests))
 
 
 @mutant("l6_any_arguments_arrive", "L6", "L5")
-class NestedArgumentsAreDropped(ToyExecutor):
-    def _plan(self, request):
-        flat = {
-            key: value
-            for key, value in request.kwargs.items()
-            if not isinstance(value, (dict, list))
+class NestedArgumentsAreDropped(Telling):
+    def tell(self, body):
+        kwargs = body["spec"]["kwargs"].items()
+        body["spec"]["kwargs"] = {
+            key: value for key, value in kwargs if not isinstance(value, (dict, list))
         }
-        return super()._plan(replace(request, kwargs=flat))
 
 
 @mutant("l6_replicas_are_told_who_they_are", "L6")
-class NumbersBecomeText(ToyExecutor):
-    def _plan(self, request):
-        texts = {
-            key: str(value) if isinstance(value, float) else value
-            for key, value in request.kwargs.items()
+class NumbersBecomeText(Telling):
+    def tell(self, body):
+        kwargs = body["spec"]["kwargs"].items()
+        body["spec"]["kwargs"] = {
+            key: str(value) if isinstance(value, float) else value for key, value in kwargs
         }
-        return super()._plan(replace(request, kwargs=texts))
 
 
 @mutant("l6_replicas_are_told_who_they_are", "L6")
-class WorldSizeIsNotTold(ToyExecutor):
-    def _plan(self, request):
-        plan = super()._plan(request)
-        for body in plan:
-            del body["env"]["REPLICA_WORLD_SIZE"]
-        return plan
+class WorldSizeIsNotTold(Telling):
+    def tell(self, body):
+        del body["env"]["REPLICA_WORLD_SIZE"]
 
 
 @mutant("l1_handles_are_distinct", "L1")
 class OneReplicaTooFew(ToyExecutor):
-    def _handles(self, *arguments):
-        handles = super()._handles(*arguments)
+    def _submit(self, request):
+        handles = super()._submit(request)
         return handles[: max(1, len(handles) - 1)]

@@ -41,6 +41,7 @@ class Operation(StrEnum):
     LAUNCH = "launch"
     OBSERVE = "observe"
     CANCEL = "cancel"
+    LOGS = "logs"
 
 
 class Fault(StrEnum):
@@ -77,6 +78,14 @@ class Ability(StrEnum):
     """What was sent can be read."""
     TOLD = "told"
     """What a replica was told can be read."""
+    WRITE = "write"
+    """A program can be made to write any bytes, to standard output and to standard error."""
+    SECRETS = "secrets"
+    """There is a store of secrets. Without one, launches with secrets are refused."""
+    LABELS = "labels"
+    """The labels of what was launched can be read."""
+    RESTART = "restart"
+    """A failed replica of a run with restarts is started again. START and FAIL are then for its next attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +138,8 @@ class Harness(ABC):
         overrun: Seconds beyond it after which they must have been ended, or be about to.
         slack: Seconds by which collect may come back late.
         patience: Real seconds that one call may take before it counts as hung.
+        ranks: How many replicas a large run of the suite has; more than ten, unless that is too much for this world.
+        runs: How many runs are more than one page of the backend's lists, or as many as this world can bear.
         run_prefix: Begin of the run_ids that the suite gives; where runs outlive a world, it must be new each time.
         time: The clock of the world, if it is virtual.
     """
@@ -142,6 +153,8 @@ class Harness(ABC):
     overrun: float = 5.0
     slack: float = 1.0
     patience: float = 30.0
+    ranks: int = 12
+    runs: int = 12
     run_prefix: str = "conf"
 
     def __init__(self) -> None:
@@ -208,6 +221,27 @@ class Harness(ABC):
             f"{type(self).__name__} has no told(); declare Ability.TOLD in cannot"
         )
 
+    def write(self, handle: ReplicaHandle, data: bytes, stream: str = "stdout") -> None:
+        """Make a replica's program write these very bytes to ``"stdout"`` or ``"stderr"``."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no write(); declare Ability.WRITE in cannot"
+        )
+
+    def secret(self, value: str) -> str:
+        """Keep a secret in the backend's store, and give the reference that a launch takes.
+
+        The same with ``-missing`` behind it refers to nothing.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} has no secret(); declare Ability.SECRETS in cannot"
+        )
+
+    def labels(self, handle: ReplicaHandle) -> Mapping[str, str]:
+        """The labels that the backend's own records have of a replica, or of its run."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no labels(); declare Ability.LABELS in cannot"
+        )
+
     def close(self) -> None:  # noqa: B027 - a world in memory needs none
         """Let go of the world; nothing of it may be left running."""
 
@@ -219,7 +253,8 @@ class Harness(ABC):
 
     def sleep(self, seconds: float) -> None:
         """What executors on this world sleep with: the world goes on meanwhile. Override it where time is real."""
-        self.advance(seconds)
+        if not self.time.idle():
+            self.advance(seconds)
 
     def backoff(self) -> Backoff:
         """Pauses on this world's clock, without randomness."""

@@ -120,12 +120,13 @@ class Lab(Checks):
             options.get("run_id", ""),
             options["timeout"],
             {"number": number, **(kwargs or {})},
+            options,
         )
         shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
         self.note(f"launch_replicas({n}, {shown}) is {run.name}", "launch")
         handles = self.verb("L1", lambda: self._launch(n, run, options))
         self.check_launched(n, run, handles)
-        run.run_id = handles[0].run_id
+        run.run_id = options["run_id"] = handles[0].run_id
         run.replicas = [Replica(handle, run) for handle in handles]
         self.runs.append(run)
         if self.harness.starts_by_itself:
@@ -141,8 +142,7 @@ class Lab(Checks):
     def relaunch(self, run: Run) -> list[ReplicaHandle]:
         """Launch the same once more."""
         self.note(f"launch_replicas again, as {run.name}", "launch")
-        options = {"run_id": run.run_id, "timeout": run.timeout}
-        return self.verb("L3", lambda: self._launch(len(run.replicas), run, options))
+        return self.verb("L3", lambda: self._launch(len(run.replicas), run, run.options))
 
     def cancel(self, replica: Replica) -> None:
         """Cancel a replica."""
@@ -197,26 +197,39 @@ class Lab(Checks):
         elif step is Step.SUCCEED:
             replica.end(ReplicaState.SUCCEEDED, Reason.COMPLETED, 0, value)
         elif step is Step.FAIL:
-            replica.end(ReplicaState.FAILED, Reason.ERROR, value)
-            _model.failed(replica, self.capabilities)
+            self._failed(replica, Reason.ERROR, value)
         elif step is Step.OOM:
-            replica.end(ReplicaState.FAILED, Reason.OOM, 137)
-            _model.failed(replica, self.capabilities)
+            self._failed(replica, Reason.OOM, 137)
         elif step is Step.PREEMPT:
-            replica.state, replica.started_at = ReplicaState.PENDING, None
-            replica.attempt += self.capabilities.counts_attempts
-            replica.before += replica.lines
-            replica.lines = []
-            if self.harness.starts_by_itself:
-                replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
+            self._again(replica)
         elif step is Step.PRINT:
-            replica.lines += value
+            replica.write("".join(f"{line}\n" for line in value).encode())
         truth = self.harness.truth(replica.handle)
         allowed = replica.possible(self.harness.clock())
         if truth.state not in allowed or (replica.state.terminal and truth.alive):
             raise HarnessFault(
                 f"the world was to make {replica} {step}, but tells {truth} after it"
             )
+
+    def _failed(self, replica: Replica, reason: Reason, exit_code: int) -> None:
+        if replica.restarts < (replica.run.options.get("max_restarts") or 0):
+            replica.restarts += 1
+            self._again(replica)
+        else:
+            replica.end(ReplicaState.FAILED, reason, exit_code)
+            _model.failed(replica, self.capabilities)
+
+    def _again(self, replica: Replica) -> None:
+        replica.again(counted=self.capabilities.counts_attempts)
+        if self.harness.starts_by_itself:
+            replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
+
+    def write(self, replica: Replica, data: bytes, stream: str = "stdout") -> None:
+        """Make a replica write bytes."""
+        shown = repr(data) if len(data) < 80 else f"{data[:60]!r}… ({len(data)} bytes)"
+        self.note(f"{replica} writes {shown} to {stream}", "drive")
+        self.harness.write(replica.handle, data, stream)
+        replica.write(data, stream)
 
     def up(self, n: int = 1, **options: Any) -> Run:
         """Launch a run and start all of it."""
@@ -276,4 +289,5 @@ class Lab(Checks):
                 self.harness.settle()
             self.executor.close()
         finally:
+            self.harness.time.end()
             self.harness.close()

@@ -26,8 +26,11 @@ class Replica:
         stopping: A cancel of it was accepted.
         doomed: A sibling has failed in a backend whose failure scope is the gang.
         started_at: When it was started, on the world's clock.
-        lines: What it has written in this attempt.
+        lines: The lines that it has written in this attempt, to both streams.
+        streams: The same, apart.
+        rest: What it has begun to write, and not finished, on each stream.
         before: What it has written in earlier attempts.
+        restarts: How often it has been started again after a failure.
         gone: Its records were removed.
         said: What the executors have said of it last.
         answer: Its first terminal result from collect.
@@ -44,7 +47,10 @@ class Replica:
     doomed: bool = False
     started_at: float | None = None
     lines: list[str] = field(default_factory=list)
+    streams: dict[str, list[str]] = field(default_factory=dict)
+    rest: dict[str, bytes] = field(default_factory=dict)
     before: list[str] = field(default_factory=list)
+    restarts: int = 0
     gone: bool = False
     said: ReplicaStatus | None = None
     answer: ReplicaResult | None = None
@@ -63,6 +69,26 @@ class Replica:
             self.live and self.started_at is not None and now - self.started_at > self.run.timeout
         )
 
+    def write(self, data: bytes, stream: str = "stdout") -> None:
+        """It has written something."""
+        *lines, self.rest[stream] = (self.rest.get(stream, b"") + data).split(b"\n")
+        texts = [line.decode(errors="replace") for line in lines]
+        self.lines += texts
+        self.streams.setdefault(stream, []).extend(texts)
+
+    def finish_lines(self) -> None:
+        """It writes no more in this attempt: what was not finished is a line."""
+        for stream in [stream for stream, rest in self.rest.items() if rest]:
+            self.write(b"\n", stream)
+
+    def again(self, *, counted: bool) -> None:
+        """Its next attempt waits for its start."""
+        self.finish_lines()
+        self.state, self.started_at = ReplicaState.PENDING, None
+        self.attempt += counted
+        self.before += self.lines
+        self.lines, self.streams = [], {}
+
     def end(
         self,
         state: ReplicaState,
@@ -73,6 +99,7 @@ class Replica:
         """It has ended."""
         self.state, self.reason, self.exit_code, self.result = state, reason, exit_code, result
         self.stopping = self.doomed = False
+        self.finish_lines()
 
     def possible(self, now: float) -> dict[ReplicaState, Reason | None]:
         """The states that may be true now, with the reason of the terminal ones."""
@@ -97,6 +124,7 @@ class Run:
         run_id: Its run_id.
         timeout: Its timeout in seconds.
         kwargs: The arguments its replicas were given.
+        options: The other arguments of its launch.
         replicas: In rank order.
     """
 
@@ -104,12 +132,18 @@ class Run:
     run_id: str
     timeout: float
     kwargs: dict[str, Any]
+    options: dict[str, Any] = field(default_factory=dict)
     replicas: list[Replica] = field(default_factory=list)
 
     @property
     def handles(self) -> list[ReplicaHandle]:
         """The handles in rank order."""
         return [replica.handle for replica in self.replicas]
+
+    @property
+    def first_rank(self) -> int:
+        """Its lowest rank."""
+        return int(self.options.get("rank_offset", 0))
 
     @property
     def live(self) -> bool:

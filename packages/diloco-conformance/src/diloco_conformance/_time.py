@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
+from collections.abc import Iterator
 
 
 class Overslept(AssertionError):  # noqa: N818 - it says what happened
@@ -19,6 +22,8 @@ class VirtualTime:
     def __init__(self, now: float = 1_000.0) -> None:
         self._now = now
         self._lock = threading.Lock()
+        self._held = False
+        self._over = False
         self.limit: float | None = None
 
     def clock(self) -> float:
@@ -36,3 +41,28 @@ class VirtualTime:
             if self.limit is not None and self._now > self.limit:
                 raise Overslept(f"still asleep {self._now - self.limit:g} s after the deadline")
             self._now += max(0.0, seconds)
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Time stands still for whoever sleeps, while the test and another thread of its do something together."""
+        self._held = True
+        try:
+            yield
+        finally:
+            self._held = False
+
+    def idle(self) -> bool:
+        """For a sleep: whether time is held; then a real moment has passed instead.
+
+        Raises:
+            Overslept: The world is gone, and whoever still sleeps in it is not to go on.
+        """
+        if self._over:
+            raise Overslept("still asleep after the end of the test")
+        if self._held:
+            time.sleep(0.001)
+        return self._held
+
+    def end(self) -> None:
+        """The world is gone: whoever sleeps from now on is woken by an exception."""
+        self._over = True

@@ -1,0 +1,56 @@
+"""From the bytes of a log to the lines that were asked for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+
+from toy_cloud import Chunk
+
+from diloco_protocol import LogQuery
+
+
+class LineReader:
+    """Lines with the time of their last byte, from chunks that begin and end anywhere.
+
+    Only a newline ends a line. What an attempt leaves unfinished is a line of its own, not the begin of the next attempt's.
+    """
+
+    def __init__(self) -> None:
+        self._rest: dict[str, tuple[float, bytes]] = {}
+        self._attempt = 1
+
+    def feed(self, chunks: Iterable[Chunk]) -> Iterator[tuple[float, str]]:
+        """The lines that these chunks complete."""
+        for chunk in chunks:
+            if chunk.attempt != self._attempt:
+                yield from self.finish()
+                self._attempt = chunk.attempt
+            _, begun = self._rest.pop(chunk.stream, (0.0, b""))
+            *lines, rest = (begun + chunk.data).split(b"\n")
+            for line in lines:
+                # Decoded as a whole line, since a character may lie across the border of two chunks.
+                yield chunk.time, line.decode(errors="replace")
+            if rest:
+                self._rest[chunk.stream] = (chunk.time, rest)
+
+    def finish(self) -> Iterator[tuple[float, str]]:
+        """The lines that nobody will finish."""
+        for time, rest in self._rest.values():
+            yield time, rest.decode(errors="replace")
+        self._rest.clear()
+
+
+def of_stream(chunks: Iterable[Chunk], streams: str) -> Iterator[Chunk]:
+    """The chunks of a stream, or of both."""
+    return (chunk for chunk in chunks if streams in {"combined", chunk.stream})
+
+
+def chosen(lines: Iterable[tuple[float, str]], query: LogQuery) -> Iterator[str]:
+    """The lines of the right time in which the expression is found."""
+    pattern = re.compile(query.regex or "")
+    for time, line in lines:
+        early = query.since is not None and time < query.since
+        late = query.until is not None and time >= query.until
+        if not early and not late and pattern.search(line):
+            yield line
