@@ -38,7 +38,10 @@ class Chunk:
 
 @dataclass
 class Job:
-    """One job. ``status`` is QUEUED, RUNNING, SUCCEEDED, FAILED, TIMED_OUT or STOPPED; ``uid`` is what its creator has marked it with."""
+    """One job; ``uid`` is what its creator has marked it with.
+
+    ``status`` is QUEUED, RUNNING, SUCCEEDED, FAILED, TIMED_OUT or STOPPED.
+    """
 
     body: dict[str, Any]
     uid: str
