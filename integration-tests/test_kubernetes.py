@@ -38,6 +38,16 @@ def square(folder, seconds):
     while time.monotonic() < deadline and not Path(folder, "go").exists():
         time.sleep(0.01)
     return rank * rank
+
+
+def mean():
+    import torch
+    from diloco_core import ObjectStoreAllReduce
+
+    value = torch.tensor([float(os.environ["REPLICA_RANK"])])
+    with ObjectStoreAllReduce() as reduce:
+        reduce.mean([value])
+    return value.tolist()
 """
 ELASTIC = """
 import time
@@ -205,6 +215,46 @@ def test_pods_train_what_local_processes_train(rehearsal, training, tmp_path, co
     assert [result["result"] for result in again] == [result["result"] for result in results]
     here, there = (torch.load(tmp_path / f"{name}.pt") for name in ("local", "pods"))
     assert all(torch.equal(here[name], there[name]) for name in here)
+
+
+def test_a_strict_run_has_replicas_of_two_kinds(rehearsal, tmp_path):
+    options = {"world_size": 4, "cohort": "both", "timeout": PATIENCE}
+    where = {"trainer_module": "small_trainer", "trainer_fn": "mean"}
+    where["rendezvous_uri"] = str(tmp_path / "store")
+    entrypoint = "diloco_core.replica_entrypoint:run"
+    local = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
+    with rehearsal.executor() as executor:
+        pods = executor.launch_replicas(2, entrypoint, where, run_id="pods", **options)
+        processes = local.launch_replicas(
+            2, entrypoint, where, run_id="processes", rank_offset=2, **options
+        )
+        try:
+            results = executor.collect(pods, timeout=PATIENCE)
+            results += local.collect(processes, timeout=PATIENCE)
+        finally:
+            local.cancel_run("processes")
+    assert [(result["rank"], result["result"]) for result in results] == [
+        (rank, [1.5]) for rank in range(4)
+    ], results
+
+
+def test_a_strict_run_is_several_launches_of_one_executor(rehearsal, tmp_path):
+    where = {"trainer_module": "small_trainer", "trainer_fn": "mean"}
+    where["rendezvous_uri"] = str(tmp_path / "store")
+    executor = LocalProcessExecutor(root=tmp_path / "local", env=rehearsal.variables)
+    handles = [
+        executor.launch_replicas(
+            1, "diloco_core.replica_entrypoint:run", where, run_id=f"part-{rank}",
+            rank_offset=rank, world_size=2, cohort="whole", timeout=PATIENCE,
+        )[0]
+        for rank in range(2)
+    ]  # fmt: skip
+    try:
+        results = executor.collect(handles, timeout=PATIENCE)
+    finally:
+        for handle in handles:
+            executor.cancel(handle)
+    assert [result["result"] for result in results] == [[0.5], [0.5]], results
 
 
 def test_a_lost_replica_ends_a_strict_run_and_is_named(rehearsal, training):

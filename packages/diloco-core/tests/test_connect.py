@@ -43,6 +43,12 @@ def test_everything_from_the_environment(environ, monkeypatch):
     exchange.leave()
 
 
+def test_parts_of_a_run_are_one_run(environ):
+    exchange = connect(environ={**environ, "DILOCO_COHORT": "week"})
+    assert exchange.run_id == "week"
+    exchange.leave()
+
+
 def test_arguments_win(environ, tmp_path):
     exchange = connect(str(tmp_path / "b"), rank=0, world_size=2, run_id="tuesday", environ=environ)
     assert (exchange.rank, exchange.world_size, exchange.run_id) == (0, 2, "tuesday")

@@ -15,7 +15,8 @@ TRAINER = """
 import os
 
 def train(**kwargs):
-    names = ("REPLICA_RANK", "REPLICA_WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_ATTEMPT", "PRICE", "MY_RANK")
+    names = ("REPLICA_RANK", "REPLICA_WORLD_SIZE", "RENDEZVOUS_URI", "DILOCO_RUN_ID", "DILOCO_COHORT", "DILOCO_ATTEMPT",
+             "PRICE", "MY_RANK")
     print("rank", os.environ["REPLICA_RANK"], "of", os.environ["REPLICA_WORLD_SIZE"])
     return {"kwargs": kwargs, "env": {name: os.environ.get(name) for name in names}}
 
@@ -81,7 +82,9 @@ def test_a_replica_is_told_who_it_is(bench, kubelet):
         "rank_env": "MY_RANK",
     }
     executor = bench.executor(env={"PRICE": "$5 $(REPLICA_RANK) $$"})
-    run = bench.launch(2, executor=executor, kwargs=kwargs, rank_offset=3, world_size=9)
+    run = bench.launch(
+        2, executor=executor, kwargs=kwargs, rank_offset=3, world_size=9, cohort="whole"
+    )
     for pod in bench.pods(run.handles[0]):
         kubelet(pod)
     results = executor.collect(run.handles, timeout=60)
@@ -95,6 +98,7 @@ def test_a_replica_is_told_who_it_is(bench, kubelet):
             "REPLICA_WORLD_SIZE": "9",
             "RENDEZVOUS_URI": "s3://b/$run",
             "DILOCO_RUN_ID": "run-1",
+            "DILOCO_COHORT": "whole",
             "DILOCO_ATTEMPT": "1",
             "PRICE": "$5 $(REPLICA_RANK) $$",
             "MY_RANK": str(rank),

@@ -381,9 +381,9 @@ def test_exit_codes_reasons_and_messages_of_the_pods_are_told(bench, report):
 
 def test_a_run_can_be_found_by_its_id_and_its_labels(bench):
     """Pods carry the run, its owner and our version."""
-    run = bench.launch(2, executor=bench.executor(owner="ada"))
+    run = bench.launch(2, executor=bench.executor(owner="ada"), cohort="whole")
     labels = run.pod(0).json["metadata"]["labels"]
-    assert labels["diloco.dev/run-id"] == "run-1"
+    assert (labels["diloco.dev/run-id"], labels["diloco.dev/cohort"]) == ("run-1", "whole")
     assert labels["diloco.dev/owner"] == "ada"
     assert labels["app.kubernetes.io/version"]
     assert bench.executor().attach("run-1") == run.handles

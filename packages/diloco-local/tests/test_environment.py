@@ -21,6 +21,7 @@ LAUNCHER = {
     "TORCHELASTIC_RUN_ID": "none",
     "RENDEZVOUS_URI": "s3://outer",
     "DILOCO_RUN_ID": "outer",
+    "DILOCO_COHORT": "outer",
     "DILOCO_ATTEMPT": "2",
     MARKER: "outer/3",
 }

@@ -112,13 +112,16 @@ def test_rank_offset_and_world_size(make, monkeypatch):
     for name in ("WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"):
         monkeypatch.setenv(name, "8")
     executor = make()
-    handles = executor.launch_replicas(2, "trainer:environment", {}, rank_offset=3, world_size=8)
+    handles = executor.launch_replicas(
+        2, "trainer:environment", {}, rank_offset=3, world_size=8, cohort="whole"
+    )
     seen = [r["result"] for r in results_of(executor, handles)]
     assert [(handle.rank, handle.world_size) for handle in handles] == [(3, 8), (4, 8)]
     assert [(env["REPLICA_RANK"], env["REPLICA_WORLD_SIZE"]) for env in seen] == [
         ("3", "8"),
         ("4", "8"),
     ]
+    assert {env["DILOCO_COHORT"] for env in seen} == {"whole"}
     assert not seen[0].keys() & {"WORLD_SIZE", "LOCAL_RANK", "TORCHELASTIC_RUN_ID"}
     assert executor.attach(handles[0].run_id) == handles
 

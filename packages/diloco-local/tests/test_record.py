@@ -14,7 +14,9 @@ from diloco_local._record import (
 from diloco_local._rundir import AttemptDir, RunDir
 from diloco_protocol import Outcome, Reason, ReplicaState, ReplicaStatus, SpecVersionError
 
-RECORD = RunRecord("u", "run", "f", (3, 4), 8, 1.5, None, 2, 1.0, "host", "pid:[1]", {"a": "b"})
+RECORD = RunRecord(
+    "u", "run", "f", (3, 4), 8, "whole", 1.5, None, 2, 1.0, "host", "pid:[1]", {"a": "b"}
+)
 
 
 @given(

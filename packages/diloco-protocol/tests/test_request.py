@@ -47,6 +47,15 @@ class TestRequest:
         assert [spec.world_size for spec in made.specs()] == [8, 8]
         assert request(2, rank_offset=3).world_size == 5
 
+    def test_a_run_may_be_several_launches(self):
+        made = request(2, run_id="a", cohort="b")
+        assert [(spec.run_id, spec.cohort) for spec in made.specs()] == [("a", "b")] * 2
+        assert request(1, run_id="a").specs()[0].cohort == "a"
+        assert made.fingerprint() != request(2, run_id="a").fingerprint()
+        assert (
+            request(1, run_id="a").fingerprint() == request(1, run_id="a", cohort="a").fingerprint()
+        )
+
     @given(st.integers(1, 20), st.integers(0, 20), st.integers(1, 30))
     def test_ranks_fit_into_the_world(self, count, offset, world):
         try:
@@ -126,6 +135,9 @@ class TestRequest:
             ({"run_id": ""}, "run_id"),
             ({"run_id": "-a"}, "run_id"),
             ({"run_id": "a" * 49}, "run_id"),
+            ({"cohort": "My_Run"}, "cohort must be a name such as a run_id .*, not 'My_Run'"),
+            ({"cohort": ""}, "cohort"),
+            ({"cohort": 1}, "cohort"),
             ({"run_prefix": "a" * 25}, "the executor's run_id 'a+' cannot begin"),
             ({"run_prefix": "My_Runs"}, "the executor's run_id 'My_Runs' cannot begin"),
             ({"run_prefix": "-"}, "cannot begin"),

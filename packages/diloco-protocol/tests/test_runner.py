@@ -51,6 +51,7 @@ class TestOutcomes:
         assert seen == {
             "RENDEZVOUS_URI": "/tmp/somewhere",
             "DILOCO_RUN_ID": "a-run",
+            "DILOCO_COHORT": "a-run",
             "DILOCO_ATTEMPT": "2",
         }
 

@@ -37,6 +37,7 @@ specs = st.builds(
     world_size=st.integers(100, 200),
     attempt=st.integers(1, 9),
     run_id=text,
+    cohort=text,
     rendezvous_uri=st.none() | text,
     timeout=st.none() | st.floats(0.1, 1e6),
     grace=st.floats(0.0, 60.0),
@@ -117,10 +118,12 @@ class TestSpec:
             "REPLICA_RANK": "3",
             "REPLICA_WORLD_SIZE": "8",
             "DILOCO_RUN_ID": "a",
+            "DILOCO_COHORT": "a",
             "DILOCO_ATTEMPT": "2",
             "RENDEZVOUS_URI": "s3://b/c",
         }
         assert "RENDEZVOUS_URI" not in environment(replace(spec, rendezvous_uri=None))
+        assert environment(replace(spec, cohort="b"))["DILOCO_COHORT"] == "b"
         assert environment(replace(spec, world_size_env="WORLD_SIZE"))["WORLD_SIZE"] == "8"
 
     @pytest.mark.parametrize(

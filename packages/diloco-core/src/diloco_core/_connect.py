@@ -85,12 +85,13 @@ def connect(
     """Connect this replica to the others through an object store.
 
     Arguments that are left out are taken from the environment, where a launcher sets them: ``RENDEZVOUS_URI``,
-    ``REPLICA_RANK``, ``REPLICA_WORLD_SIZE``, ``DILOCO_RUN_ID``. An argument takes precedence over its variable. ``WORLD_SIZE``
+    ``REPLICA_RANK``, ``REPLICA_WORLD_SIZE``, ``DILOCO_COHORT``. An argument takes precedence over its variable. ``WORLD_SIZE``
     is taken, with a warning, where ``REPLICA_WORLD_SIZE`` is missing and neither ``LOCAL_RANK`` nor ``TORCHELASTIC_RUN_ID``
-    is set: those are set by torchrun, whose ``WORLD_SIZE`` counts the processes of one replica. A second call in the same
-    process for the same URI and rank returns the same exchange, until that exchange has left its run; settings
-    that are given in the second call must equal those of the first. Thread-safe. A forked process has to connect by itself:
-    it cannot use the connection of its parent.
+    is set: those are set by torchrun, whose ``WORLD_SIZE`` counts the processes of one replica.
+
+    A second call in the same process for the same URI and rank returns the same exchange, until that exchange has left its
+    run; settings that are given in the second call must equal those of the first. Thread-safe. A forked process has to
+    connect by itself: it cannot use the connection of its parent.
 
     This function opens the store and tries it out. An endpoint that does not answer is reported within two minutes. The
     replicas meet later, when the outer loop is entered. From then on, replicas wait up to ``sync_timeout`` seconds for a
@@ -114,7 +115,8 @@ def connect(
             that their drivers read. Passwords in URIs of other schemes are never shown in messages.
         rank: The number of this replica, from 0 to world_size - 1.
         world_size: Number of replicas.
-        run_id: Name of the launch; replicas of different launches refuse each other.
+        run_id: Name of the run; replicas of different runs refuse each other. ``DILOCO_COHORT`` if left out, or ``DILOCO_RUN_ID``
+            if that is not set.
         join_timeout: Seconds to wait for all replicas at the start; 1800 if left out.
         sync_timeout: Seconds to wait for the others in a sync, and for a store that is unavailable; 1800 if left out.
         beat_interval: Seconds between two signs of life; 10 if left out.
@@ -152,7 +154,8 @@ def connect(
         number_of(rank, "rank", "REPLICA_RANK", environ),
         world_size_of(world_size, environ),
     )
-    run_id = environ.get("DILOCO_RUN_ID", "") if run_id is None else run_id
+    if run_id is None:  # launchers by hand may set only the second
+        run_id = environ.get("DILOCO_COHORT") or environ.get("DILOCO_RUN_ID", "")
     if not isinstance(run_id, str):
         raise ConfigurationError(f"run_id must be text, not {run_id!r}")
     limits = given(

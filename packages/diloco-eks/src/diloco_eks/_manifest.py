@@ -131,6 +131,7 @@ def _labels(request: RunRequest, options: EKSOptions) -> dict[str, str]:
         names.MANAGED_BY: names.MANAGER,
         names.VERSION: __version__,
         names.RUN: request.run_id,
+        names.COHORT: request.cohort,
     }
 
 

@@ -15,6 +15,7 @@ MANAGED_BY = "app.kubernetes.io/managed-by"
 VERSION = "app.kubernetes.io/version"
 APPLICATION = "app.kubernetes.io/name"
 RUN = "diloco.dev/run-id"
+COHORT = "diloco.dev/cohort"
 OWNER = "diloco.dev/owner"
 # Annotations of ours.
 FINGERPRINT = "diloco.dev/fingerprint"
@@ -35,7 +36,9 @@ _DNS_LABEL = re.compile(_LABEL)
 _DNS_SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*")
 _QUALIFIED = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
 _SECRET_KEY = re.compile(r"[-._a-zA-Z0-9]{1,253}")
-_OURS = frozenset({MANAGED_BY, VERSION, APPLICATION, RUN, OWNER, "job-name", "controller-uid"})
+_OURS = frozenset(
+    {MANAGED_BY, VERSION, APPLICATION, RUN, COHORT, OWNER, "job-name", "controller-uid"}
+)
 
 
 def job_name(run_id: str, n_replicas: int) -> str:

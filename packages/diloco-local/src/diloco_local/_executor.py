@@ -139,6 +139,7 @@ class LocalProcessExecutor(BaseExecutor):
             fingerprint=digest,
             ranks=request.ranks,
             world_size=request.world_size,
+            cohort=request.cohort,
             grace=setting.grace,
             timeout=request.timeout,
             max_restarts=request.max_restarts,

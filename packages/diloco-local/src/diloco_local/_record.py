@@ -17,7 +17,7 @@ from diloco_protocol import (
 from ._files import read_json
 from ._rundir import AttemptDir, RunDir
 
-RECORD_VERSION = 1
+RECORD_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +30,7 @@ class RunRecord:
         fingerprint: Digest of everything the launch asked for.
         ranks: The ranks launched here, ascending.
         world_size: The replicas of the whole cohort, which may be more.
+        cohort: The cohort's name.
         grace: Seconds between SIGTERM and SIGKILL.
         timeout: Seconds an attempt may last, or None.
         max_restarts: How often a failed attempt is started again.
@@ -44,6 +45,7 @@ class RunRecord:
     fingerprint: str
     ranks: tuple[int, ...]
     world_size: int
+    cohort: str
     grace: float
     timeout: float | None
     max_restarts: int

@@ -79,6 +79,7 @@ class BaseExecutor(Hooks):
         max_restarts: int | None = None,
         rank_offset: int = 0,
         world_size: int | None = None,
+        cohort: str | None = None,
     ) -> list[ReplicaHandle]:
         """Start a cohort: all of it, or nothing.
 
@@ -90,7 +91,7 @@ class BaseExecutor(Hooks):
                 the rank and the number of replicas too; ``rendezvous_uri`` is exported as ``RENDEZVOUS_URI`` too.
             gpu: GPUs of one replica, such as ``"H100"`` or ``"A100:8"``; None: no GPU.
             timeout: Seconds for which an attempt may run, from its start; None for no limit.
-            run_id: Name of the run and idempotency key: the same name and the same launch give the same handles. A new
+            run_id: Name of the launch and idempotency key: the same name and the same launch give the same handles. A new
                 name is made if it is left out.
             cpu: CPU of one replica.
             memory: Memory of one replica.
@@ -99,8 +100,10 @@ class BaseExecutor(Hooks):
             labels: Labels to find the run by.
             spot: Whether interruptible capacity is wanted.
             max_restarts: How often a failed attempt is started again.
-            rank_offset: First rank, where one run spans several backends.
-            world_size: Number of replicas of the whole run, where it spans several backends.
+            rank_offset: First rank, where a run is more than one launch.
+            world_size: Number of replicas of the whole run, where it is more than one launch.
+            cohort: Name that all replicas of the whole run share, where it is more than one launch: replicas that meet compare
+                it. The run_id if it is left out.
 
         Returns:
             One handle per replica, in rank order.
@@ -114,7 +117,7 @@ class BaseExecutor(Hooks):
         request = self._request(
             n_replicas, entrypoint, entrypoint_args, gpu=gpu, timeout=timeout, run_id=run_id, cpu=cpu, memory=memory,
             env=env, secrets=secrets, labels=labels, spot=spot, max_restarts=max_restarts, rank_offset=rank_offset,
-            world_size=world_size,
+            world_size=world_size, cohort=cohort,
         )  # fmt: skip
         handles = self._submit(request)
         if self._journal is not None:

@@ -43,6 +43,7 @@ class LaunchOptions(TypedDict, total=False):
     max_restarts: int | None
     rank_offset: int
     world_size: int | None
+    cohort: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,12 @@ class RunRequest:
     """The arguments of one launch: validated, normalised, immutable by convention.
 
     Attributes:
-        run_id: Name of the run: its idempotency key.
+        run_id: Name of the launch: its idempotency key.
         ranks: The ranks to launch, ascending.
-        world_size: Number of replicas of the whole run, which may span several backends.
+        world_size: Number of replicas of the whole run, which may be more than one launch.
         entrypoint: ``"package.module:function"``.
         kwargs: Its keyword arguments, a JSON object.
+        cohort: Name that all replicas of the whole run share.
         rendezvous_uri: Where the replicas meet, if the arguments say so.
         rank_env: Name of a variable that is to hold the rank.
         world_size_env: Name of a variable that is to hold the number of replicas.
@@ -76,6 +78,7 @@ class RunRequest:
     world_size: int
     entrypoint: str
     kwargs: dict[str, Any]
+    cohort: str
     rendezvous_uri: str | None = None
     rank_env: str = RANK_VARIABLE
     world_size_env: str = WORLD_SIZE_VARIABLE
@@ -99,6 +102,7 @@ class RunRequest:
                 rank=rank,
                 world_size=self.world_size,
                 run_id=self.run_id,
+                cohort=self.cohort,
                 rendezvous_uri=self.rendezvous_uri,
                 rank_env=self.rank_env,
                 world_size_env=self.world_size_env,
@@ -147,6 +151,7 @@ def make_request(
     max_restarts: int | None = None,
     rank_offset: int = 0,
     world_size: int | None = None,
+    cohort: str | None = None,
     token: Callable[[], str] | None = None,
 ) -> RunRequest:
     """Check the arguments of a launch; see :meth:`BaseExecutor.launch_replicas` for what they mean.
@@ -164,7 +169,7 @@ def make_request(
     if offset + count > world:
         raise InvalidRequestError(
             f"ranks {offset} to {offset + count - 1} do not fit into a world_size of {world}: "
-            "world_size counts the replicas of the whole run, on all backends"
+            "world_size counts the replicas of the whole run, of all its launches"
         )
     if entrypoint_args is not None and not isinstance(entrypoint_args, Mapping):
         raise InvalidRequestError(
@@ -208,12 +213,19 @@ def make_request(
         raise InvalidRequestError(f"spot must be True, False or None, not {spot!r}")
     if gpu is not None:
         parse_gpu(check_text("gpu", gpu))
+    name = _run_id(run_id, run_prefix, token or _token)
+    if cohort is not None and not (isinstance(cohort, str) and is_run_id(cohort)):
+        raise InvalidRequestError(
+            f"cohort must be a name such as a run_id (1 to 48 lower-case letters, digits and dashes, with a letter or digit at "
+            f"both ends) or None, not {cohort!r}"
+        )
     return RunRequest(
-        run_id=_run_id(run_id, run_prefix, token or _token),
+        run_id=name,
         ranks=tuple(range(offset, offset + count)),
         world_size=world,
         entrypoint=entrypoint_name(entrypoint),
         kwargs=kwargs,
+        cohort=name if cohort is None else cohort,
         rendezvous_uri=rendezvous,
         rank_env=rank_env,
         world_size_env=world_size_env,

@@ -11,6 +11,7 @@ from ._errors import InvalidRequestError, SpecVersionError
 from ._json import canonical, check_json, dumps, loads
 from ._variables import (
     ATTEMPT_VARIABLE,
+    COHORT_VARIABLE,
     RANK_VARIABLE,
     RENDEZVOUS_VARIABLE,
     RUN_ID_VARIABLE,
@@ -41,6 +42,7 @@ class ReplicaSpec:
         world_size: Number of replicas of the run.
         attempt: The rank's n-th life, from 1.
         run_id: The launch it belongs to.
+        cohort: Name that all replicas of the run share, whichever launch they belong to; the run_id if it is "".
         rendezvous_uri: Where the replicas meet, if the launch said so.
         rank_env: Name of a variable that is to hold the rank, besides ``REPLICA_RANK``.
         world_size_env: Name of a variable that is to hold the number of replicas, besides ``REPLICA_WORLD_SIZE``.
@@ -58,6 +60,7 @@ class ReplicaSpec:
     world_size: int
     attempt: int = 1
     run_id: str = ""
+    cohort: str = ""
     rendezvous_uri: str | None = None
     rank_env: str = RANK_VARIABLE
     world_size_env: str = WORLD_SIZE_VARIABLE
@@ -80,6 +83,7 @@ class ReplicaSpec:
         texts = {
             "entrypoint": self.entrypoint,
             "run_id": self.run_id,
+            "cohort": self.cohort,
             "rank_env": self.rank_env,
             "world_size_env": self.world_size_env,
         }
@@ -150,6 +154,7 @@ def environment(spec: ReplicaSpec) -> dict[str, str]:
         RANK_VARIABLE: str(spec.rank),
         WORLD_SIZE_VARIABLE: str(spec.world_size),
         RUN_ID_VARIABLE: spec.run_id,
+        COHORT_VARIABLE: spec.cohort or spec.run_id,
         ATTEMPT_VARIABLE: str(spec.attempt),
     }
     if spec.rendezvous_uri is not None:
