@@ -52,8 +52,43 @@ def test_a_pause_ends_at_the_next_alarm_and_at_the_deadline():
         if clock.now > 109.999:
             break
         wait.pause()
+    wait.pause()
     with pytest.raises(TimeoutError, match="over"):
         wait.pause()
     assert clock.now == pytest.approx(110.0)
     assert looks[0] == pytest.approx(102.0)
+    assert looks[-1] == pytest.approx(110.0)
     assert max(clock.slept) <= 0.5
+
+
+@pytest.mark.parametrize("late", [0.0, 1.0, 1000.0])
+@pytest.mark.parametrize("slow", [0.0, 60.0])
+def test_a_wait_looks_around_once_past_the_deadline_and_then_it_is_over(late, slow):
+    """Even if looking around takes so long that it is due again."""
+    clock, looks = _Clock(), []
+
+    def look_around():
+        looks.append(clock.now)
+        clock.now += slow
+
+    wait = _wait(clock, look_around=look_around)
+    clock.now += 10.0 + late
+    wait.pause()
+    assert looks == [110.0 + late]
+    with pytest.raises(TimeoutError, match="over"):
+        wait.pause()
+    assert len(looks) == 1
+
+
+def test_progress_in_the_last_moment_gives_the_whole_time_again():
+    clock = _Clock()
+    wait = _wait(clock, look_around=lambda: None)
+    clock.now += 11.0
+    wait.pause()
+    wait.extend()
+    clock.now += 9.0
+    wait.pause()
+    clock.now += 2.0
+    wait.pause()
+    with pytest.raises(TimeoutError, match="over"):
+        wait.pause()

@@ -16,9 +16,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 WATCH_EVERY = 8
-"""A life of an elastic run checks once in so many syncs that its claim and the manifest are still in the store.
+"""Once in so many syncs, replicas check what has to stay in the store while a run goes on.
 
-Each check is one small request. The planner counts these requests too.
+Each life of an elastic run checks its claim and the manifest, and rank 0 of a strict run checks the manifest. Each check is one
+small request. The planner counts these requests too.
 """
 
 _STOP_SECONDS = 5.0
@@ -55,6 +56,7 @@ class Timing:
         sync_timeout: How long to wait for the others in one sync.
         beat_interval: Time between two signs of life of a replica.
         lost_after: A replica whose sign of life has not changed for this long, by the observer's clock, counts as lost.
+            In strict runs, a replica that was given a longer ``beat_interval`` counts as lost after twice that at the earliest.
         clock: A monotonic clock; replaced in tests.
         sleep: Waits for a number of seconds; replaced in tests.
         repeat: Calls a function every so many seconds in the background, and returns a function that ends this; replaced in
@@ -136,18 +138,24 @@ class Wait:
         self._timeout = timeout
         self._start = self._now()
         self._deadline = self._start + timeout
+        self._overdue = False
         self._looked = self._start
         self._notice = notice
         self._notice_at = self._start + notice_after
         self._alarms = sorted(self._start + alarm for alarm in alarms)
 
     def pause(self) -> None:
-        """Sleep once. Calls ``look_around`` when that is due, and raises the error of ``expired`` past the deadline."""
+        """Sleep once. Calls ``look_around`` when that is due, and raises the error of ``expired`` past the deadline.
+
+        The first pause past the deadline only looks around, so that the caller checks once more whether it has to wait: if this
+        process stood still, everything may have arrived in the meantime.
+        """
         moment = self.moment()
-        if moment.look:
-            self._look_around()
-        if moment.expired:
+        if moment.expired and self._overdue:
             raise self._expired()
+        self._overdue = moment.expired
+        if moment.look or moment.expired:
+            self._look_around()
         self.sleep(moment)
 
     def moment(self) -> Moment:

@@ -19,6 +19,8 @@ from diloco_core._allreduce import Mean
 from diloco_core._arithmetic._sharded import Scratch
 from diloco_core._exchange._base import Schema
 from diloco_core._exchange._endings import Progress
+from diloco_core._store._open import open_store
+from diloco_core._store._patient import Patient
 from diloco_core._strict._participant import Participant
 from diloco_core._strict._sync._sync import StoreSync
 from diloco_core.testing import run_replicas
@@ -44,6 +46,7 @@ class TestWaits:
         sync.clock.now, sync.store.downtime = 80.0, 40.0
         wait.pause()
         sync.clock.now, sync.store.downtime = 131.0, 81.0
+        wait.pause()
         with pytest.raises(SyncTimeoutError, match="waiting for rank 1") as caught:
             wait.pause()
         assert caught.value.missing == (1,)
@@ -51,6 +54,7 @@ class TestWaits:
     def test_a_process_that_stood_still_itself_does_not_name_nobody(self, sync):
         wait = sync.one._wait(lambda: None, list)
         sync.clock.now = 51.0
+        wait.pause()
         with pytest.raises(
             SyncTimeoutError, match="within 50 s; no rank is missing, so this process itself stood"
         ) as caught:
@@ -80,6 +84,7 @@ class TestWaits:
             "state/00000000/00001.safetensors: the checksum is wrong"
         )
         sync.clock.now = 51.0
+        wait.pause()
         with pytest.raises(CorruptedObjectError, match="the checksum is wrong"):
             wait.pause()
 
@@ -99,6 +104,37 @@ class TestWaits:
         while sync.clock.now < 49.0:
             wait.pause()
         assert len(looks) >= 100
+
+
+def test_who_wakes_up_past_the_deadline_takes_what_has_arrived(tmp_path):
+    """Rank 1 contributes while rank 0 stands still, and stands still itself before it can write the record of the sync."""
+    now, later = [0.0], []
+
+    def sleep(seconds):
+        now[0] += seconds
+        if later:
+            later.pop(0)()
+
+    timing = Timing(sync_timeout=50.0, clock=lambda: now[0], sleep=sleep)
+    liveness = SimpleNamespace(check=lambda *_: None, ending=lambda _: None)
+    tensors, syncs = [torch.full((4,), float(rank)) for rank in range(2)], []
+    for rank in range(2):
+        job = Mean([tensors[rank]], 2)
+        job.begin()
+        store = Patient(open_store(str(tmp_path / "run")), timing)
+        participant = Participant(
+            store, rank, 2, 32 * "0", timing, liveness, 64, Scratch(64), bool, bool
+        )
+        syncs.append(StoreSync(participant, Progress(), job))
+
+    def stand_still():
+        syncs[1].contribute()
+        now[0] += 5000.0
+
+    syncs[0].contribute()
+    later = [stand_still, lambda: None, lambda: syncs[1].finish([])]
+    assert syncs[0].finish([]).committed
+    assert all(torch.equal(tensor, torch.full((4,), 0.5)) for tensor in tensors)
 
 
 def test_the_log_says_once_a_minute_who_has_not_come(lab, tmp_path, caplog):
