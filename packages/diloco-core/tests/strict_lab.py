@@ -12,7 +12,7 @@ from training_lab import fill, push, values
 from diloco_core import DiLoCo, ObjectStoreExchange, Timing
 from diloco_core._strict._liveness import Liveness
 from diloco_core._strict._manifest import Manifest
-from diloco_core._strict._records import beat_key
+from diloco_core._strict._records import Claim, beat_key
 from diloco_core.testing._scheduler import Killed, Scheduler
 from diloco_core.testing._store import Connection, Fault, SimulatedStore
 
@@ -150,6 +150,12 @@ def refused(run, error, match, **options):
         with pytest.raises(error, match=match):
             raise result
     assert run.store.objects == before
+
+
+def claim(rank, nonce, life=1, *, world_size=2, beat=10.0):
+    """The claim of a process that gives a sign of life every so many seconds."""
+    digest, milliseconds = 32 * "0", round(1000 * beat)
+    return Claim(rank, world_size, "", 64, digest, nonce, "host", 7, milliseconds, life)
 
 
 def manifest(earlier=(), ranks=2, fragments=1):

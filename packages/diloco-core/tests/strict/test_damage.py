@@ -302,6 +302,7 @@ RECORDS = {
             "0f",
             "host",
             7,
+            10_000,
         ).to_bytes(),
         lambda data: Claim.from_bytes(data, 1, "x"),
     ),

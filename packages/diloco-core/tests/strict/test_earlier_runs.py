@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from strict_lab import claim
 from training_lab import PATIENCE
 
 from diloco_core import (
@@ -117,7 +118,7 @@ def test_its_notes_and_beats_are_no_signs_of_its_successor(lab, tmp_path, caplog
     store, clock = open_store(str(tmp_path)), lab.Clock()
     timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
     observer = Liveness(Patient(store, timing), 0, 2, timing, "observer")
-    observer.know(1, "successor")
+    observer.know(claim(1, "successor"))
     store.put("notes/00001.json", [note(Ending(1, "failed", Progress(3, 3), "x"), "sleeper")])
     store.put("beats/00001", [b"successor 0"])
     observer.check([1], Progress(), "sync 1")

@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from strict_lab import claim
 from training_lab import PATIENCE
 
 from diloco_core import (
@@ -94,6 +95,23 @@ class TestSyncing:
         observer.check([1], Progress(), "sync 1")
         clock.sleep(91)
         with pytest.raises(ReplicaLostError, match="rank 1"):
+            observer.check([1], Progress(), "sync 1")
+
+    def test_a_replica_that_beats_less_often_is_lost_later(self, lab, tmp_path):
+        """As its claim says; it may have been connected with other limits."""
+        clock = lab.Clock()
+        timing = Timing(beat_interval=10.0, lost_after=60.0, clock=clock, sleep=clock.sleep)
+        observer = Liveness(Patient(open_store(str(tmp_path)), timing), 0, 3, timing, "n")
+        observer.know(claim(1, "one", beat=600.0))
+        observer.know(claim(2, "two", beat=1.0))
+        observer.check([1, 2], Progress(), "sync 1")
+        clock.sleep(61)
+        with pytest.raises(ReplicaLostError, match="rank 2 has shown no sign of life for 61 s"):
+            observer.check([1, 2], Progress(), "sync 1")
+        clock.sleep(1139)
+        observer.check([1], Progress(), "sync 1")
+        clock.sleep(1)
+        with pytest.raises(ReplicaLostError, match="rank 1 has shown no sign of life for 1201 s"):
             observer.check([1], Progress(), "sync 1")
 
     def test_of_many_that_are_missing_some_are_looked_at_each_time(

@@ -4,6 +4,7 @@ import time
 
 import pytest
 import torch
+from strict_lab import claim
 
 from diloco_core import (
     ConfigurationError,
@@ -20,7 +21,16 @@ from diloco_core import (
 from diloco_core._exchange._base import Schema
 from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._store._open import open_store
-from diloco_core._strict._records import Claim, note, read_note, schema_digest, schema_key
+from diloco_core._strict._records import (
+    Claim,
+    claim_key,
+    note,
+    read_note,
+    schema_digest,
+    schema_key,
+)
+from diloco_core._strict._version import VERSION
+from diloco_core._wire._fields import LARGEST
 from diloco_core._wire._sealed import seal, unseal
 from diloco_core.testing import run_replicas
 
@@ -211,7 +221,17 @@ class TestMeeting:
             exchange.join(Schema({}, {}))
 
     @pytest.mark.parametrize(
-        "field", ["rank", "world_size", "chunk_bytes", "run_id", "schema", "nonce", "pid"]
+        "field",
+        [
+            "rank",
+            "world_size",
+            "chunk_bytes",
+            "run_id",
+            "schema",
+            "nonce",
+            "pid",
+            "beat_milliseconds",
+        ],
     )
     @pytest.mark.parametrize("value", [None, -1, 10**30, 1.5, True, "x", [], {"a": 1}, ...])
     def test_every_field_of_a_claim_is_checked(self, field, value):
@@ -220,7 +240,7 @@ class TestMeeting:
         fields = unseal(
             "claim",
             key,
-            Claim(1, 2, "a", 64, schema_digest(Schema({"t": "1"}, {})), "n", "h", 7).to_bytes(),
+            Claim(1, 2, "a", 64, schema_digest(Schema({"t": "1"}, {})), "n", "h", 7, 9).to_bytes(),
             "x",
         )
         assert Claim.from_bytes(seal("claim", key, fields), 1, "x").pid == 7
@@ -255,7 +275,7 @@ class TestMeeting:
             read_note(seal("note", key, fields), 1, "x")
 
     def test_a_claim_of_another_rank_under_this_key_is_refused(self):
-        data = Claim(2, 3, "a", 64, schema_digest(Schema({}, {})), "n", "h", 7).to_bytes()
+        data = Claim(2, 3, "a", 64, schema_digest(Schema({}, {})), "n", "h", 7, 9).to_bytes()
         with pytest.raises(CorruptedObjectError, match="another key"):
             Claim.from_bytes(data, 1, "x")
 
@@ -266,6 +286,34 @@ class TestMeeting:
             FormatError, match=r"claims/00001.json has format 1.*reads format 5 only"
         ):
             exchange.join(Schema({}, {}))
+
+    @pytest.mark.parametrize(
+        ("version", "named"),
+        [(None, "an earlier version"), (VERSION + 1, f"version {VERSION + 1}")],
+    )
+    def test_a_claim_of_a_strict_run_of_another_version_is_named(
+        self, lab, tmp_path, version, named
+    ):
+        (exchange,) = lab.store_exchanges(tmp_path, 2, ranks=[0], join_timeout=50.0)
+        key = claim_key(1)
+        fields = unseal("claim", key, claim(1, "n").to_bytes(), "x")
+        del fields["version"]
+        if version is not None:
+            fields["version"] = version
+        exchange.store.put(key, [seal("claim", key, fields)])
+        with pytest.raises(
+            FormatError, match=rf"claims/00001.json is the claim of a strict run of {named}, and"
+        ):
+            exchange.join(Schema({}, {}))
+
+    @pytest.mark.parametrize(
+        ("seconds", "milliseconds"), [(10.0, 10_000), (0.0004, 1), (1e308, LARGEST)]
+    )
+    def test_a_claim_says_how_often_its_process_beats(self, seconds, milliseconds):
+        new = Claim.of_this_process(0, 1, "", 64, Schema({}, {}), "n", seconds)
+        stored = Claim.from_bytes(new.to_bytes(), 0, "x")
+        assert stored == new
+        assert stored.beat_milliseconds == milliseconds
 
     def test_what_else_lies_in_the_prefix_is_passed_over(self, lab, tmp_path):
         """Placeholders of consoles, leftovers of copies, files of other tools, in every folder of the run."""

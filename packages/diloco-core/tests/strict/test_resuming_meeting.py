@@ -23,7 +23,8 @@ from diloco_core._wire._sealed import seal
 def claimed(store, world_size, rank, life, nonce, timing):
     """The claim of a process that has just taken a rank."""
     schema = Schema({}, {})
-    own_claim = replace(Claim.of_this_process(rank, world_size, "", 64, schema, nonce), life=life)
+    new = Claim.of_this_process(rank, world_size, "", 64, schema, nonce, 10.0)
+    own_claim = replace(new, life=life)
     claim_again(store, own_claim, schema, timing)
     return own_claim
 

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 from inner_lab import Loader
-from strict_lab import Run, manifest, refused
+from strict_lab import Run, claim, manifest, refused
 from training_lab import Clock, fill, identical
 
 from diloco_core import (
@@ -26,7 +26,7 @@ from diloco_core._loop._membership import FixedMembership
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._strict._manifest import MANIFEST
-from diloco_core._strict._records import beat_key, note, note_key
+from diloco_core._strict._records import beat_key, claim_key, note, note_key
 from diloco_core._strict._resume._ended import check_ended
 from diloco_core._wire._sealed import seal, unseal
 
@@ -36,9 +36,9 @@ class TestWhatLives:
 
     @pytest.fixture
     def watch(self, tmp_path):
-        """Watches two processes, of which those in ``alive`` beat all the time, and returns the seconds that it took."""
+        """Watches two processes, of which those in ``alive`` beat, and returns the seconds that it took."""
 
-        def watched(*alive, notes=(), downtime=lambda now: 0.0, before=2):
+        def watched(*alive, notes=(), downtime=lambda now: 0.0, before=2, claims=(), every=1.0):
             clock, store = Clock(), open_store(str(tmp_path / "run"))
 
             class Away(Patient):
@@ -51,10 +51,13 @@ class TestWhatLives:
                 record = note(Ending(rank, "failed", Progress(3, 3), "x"), nonce)
                 store.put(note_key(rank), [record])
 
+            for (rank, life), data in claims:
+                store.put(claim_key(rank, life), [data])
+
             def sleep(seconds):
                 clock.sleep(seconds)
                 for rank in alive:
-                    store.put(beat_key(rank, before - 1), [str(clock.now).encode()])
+                    store.put(beat_key(rank, before - 1), [b"%d" % (clock.now // every)])
 
             timing = Timing(lost_after=90.0, clock=clock, sleep=sleep)
             check_ended(Away(store, timing), timing, manifest(), 0, before)
@@ -71,6 +74,30 @@ class TestWhatLives:
 
     def test_whose_beat_stands_still_is_dead_after_lost_after(self, watch):
         assert 90.0 < watch() <= 110.0
+
+    def test_who_beats_less_often_is_watched_for_longer(self, watch):
+        """By the claim of its process; this one would call it dead after 90 seconds."""
+        claims = [((1, 1), claim(1, "nonce 1", beat=600.0).to_bytes())]
+        assert 1200.0 < watch(claims=claims) <= 1210.0
+        with pytest.raises(RunExistsError, match=r"rank 1 of the run at .* is alive"):
+            watch(1, claims=claims, every=600.0)
+
+    @pytest.mark.parametrize(
+        "data",
+        [
+            claim(1, "of another run", beat=600.0).to_bytes(),
+            claim(1, "nonce 1", beat=600.0).to_bytes()[:-20],
+            claim(1, "nonce 1", beat=1.0).to_bytes(),
+        ],
+        ids=["of another process", "damaged", "of one that beats more often"],
+    )
+    def test_what_a_claim_says_counts_only_where_it_makes_the_time_longer(self, watch, data):
+        assert 90.0 < watch(claims=[((1, 1), data)]) <= 110.0
+
+    def test_an_earlier_attempt_that_beats_less_often_is_watched_for_longer(self, watch):
+        notes = [(0, "nonce 0"), (1, "nonce 1")]
+        claims = [((0, 2), claim(0, "attempt", 2, beat=600.0).to_bytes())]
+        assert watch(notes=notes, before=3, claims=claims) > 1200.0
 
     def test_who_has_left_a_note_need_not_be_watched(self, watch):
         assert watch(notes=[(0, "nonce 0"), (1, "nonce 1")]) == 0.0
@@ -233,7 +260,9 @@ class TestWhatDiffers:
         del fields["version"]
         stopped.store.objects[MANIFEST] = seal("manifest", MANIFEST, fields)
         refused(
-            stopped, FormatError, "of version 1, and this version of diloco-core reads version 3"
+            stopped,
+            FormatError,
+            "of an earlier version, and this version of diloco-core reads version 4",
         )
 
     def test_a_loaded_state(self, tmp_path):

@@ -1,8 +1,10 @@
 """Rank 0 of a living strict run writes its manifest again when that is lost or damaged, and nobody else's."""
 
+import re
+
 import pytest
 from damage_lab import flip
-from strict_lab import Run
+from strict_lab import Run, claim
 from training_lab import Clock, identical
 
 from diloco_core import ReplicaLostError, Timing
@@ -10,7 +12,7 @@ from diloco_core._exchange._base import Schema
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._strict._manifest import MANIFEST, Manifest, manifest_key
-from diloco_core._strict._records import Claim, claim_key
+from diloco_core._strict._records import claim_key
 from diloco_core._strict._watch import Watch
 from diloco_core.testing._store import SimulatedStore
 
@@ -29,7 +31,7 @@ def _at_once(monkeypatch):
 class TestInALivingRun:
     @pytest.fixture
     def harmed(self, stopped, monkeypatch):
-        """Harms the manifest of the second life when the fourth sync is published. Later manifests, as they were then found."""
+        """Harms the manifest of the second life when sync 4 is published. For each later sync: whether the manifest was whole."""
         write, key, found, whole = SimulatedStore.write, manifest_key(2), [], []
 
         def harmful(harm):
@@ -37,11 +39,13 @@ class TestInALivingRun:
                 write(store, written, data)
                 if written == key and not whole:
                     whole.append(bytes(data))
-                if written.startswith("state/00000004/00000."):
+                published = re.match("state/([0-9]{8})/00000[.]", written)
+                sync = int(published[1]) if published else 0
+                if sync == 4:
                     store.remove(key)
                     if (harmed := HARM[harm](whole[0])) is not None:
                         write(store, key, harmed)
-                if written.startswith("state/00000005/00000."):
+                if sync > 4:
                     found.append(store.objects.get(key) == whole[0])
 
             monkeypatch.setattr(SimulatedStore, "write", writing)
@@ -50,21 +54,22 @@ class TestInALivingRun:
         return harmful
 
     def is_whole(self, run):
-        return identical(run.live(resume=True, until=7))
+        return identical(run.live(resume=True, until=10))
 
     @pytest.mark.parametrize("harm", HARM)
-    def test_when_inner_state_is_saved(self, stopped, harmed, harm, caplog):
+    @pytest.mark.parametrize("every", [0, 1], ids=["nothing saved", "inner state saved"])
+    def test_at_every_eighth_sync(self, stopped, harmed, harm, every, caplog):
         found = harmed(harm)
-        assert identical(stopped.live(resume=True))
-        assert found == [True]
+        assert identical(stopped.live(resume=True, until=9, save_inner_every=every))
+        assert found == [False, False, False, True, True], "eight syncs are done after sync 7"
         assert "manifests/0002.json" in caplog.text
         assert "It is written again with the same content" in caplog.text
         assert self.is_whole(stopped)
 
     def test_when_it_leaves(self, stopped, harmed):
         found = harmed("gone")
-        assert identical(stopped.live(resume=True, save_inner_every=0))
-        assert found == [False], "nothing was saved in between"
+        assert identical(stopped.live(resume=True))
+        assert found == [False, False]
         assert self.is_whole(stopped)
 
     def test_when_it_fails(self, stopped, harmed, monkeypatch):
@@ -75,7 +80,7 @@ class TestInALivingRun:
             if exchange.rank:
                 exchange._liveness.tell = lambda ending: None  # as if it were killed
                 until = 5
-            return train(run, exchange, until, save_inner_every=0, **more)
+            return train(run, exchange, until, **more)
 
         with monkeypatch.context() as patch:
             patch.setattr(type(stopped), "train", loses_rank_1)
@@ -91,13 +96,18 @@ class TestWhatIsNotWrittenAgain:
         clock, schema, life = Clock(), Schema({}, {}), request.param
         timing = Timing(clock=clock, sleep=clock.sleep)
         store = Patient(open_store(str(tmp_path / "run")), timing)
-        claim = Claim(0, 1, "", 64, 32 * "0", "mine", "host", 1, life)
+        own_claim = claim(0, "mine", life, world_size=1)
         earlier = [(32 * "a", 3)] if life > 1 else []
         manifest = Manifest(
             "", 32 * "c", 1, {"committed": "0"}, {}, [], {}, [(life, "mine")], earlier
         )
-        store.put(claim_key(0, life), lambda: [claim.to_bytes()])
-        return store, claim, manifest, Watch(store, timing, claim, manifest, schema.unsynced)
+        store.put(claim_key(0, life), lambda: [own_claim.to_bytes()])
+        return (
+            store,
+            own_claim,
+            manifest,
+            Watch(store, timing, own_claim, manifest, schema.unsynced),
+        )
 
     def look(self, watched):
         store, _, manifest, watch = watched
@@ -108,15 +118,15 @@ class TestWhatIsNotWrittenAgain:
         assert self.look(watched) == watched[2].to_bytes()
 
     def test_after_the_prefix_was_emptied(self, watched):
-        store, claim, *_ = watched
-        store.delete([claim_key(0, claim.life)])
+        store, own_claim, *_ = watched
+        store.delete([claim_key(0, own_claim.life)])
         assert self.look(watched) is None
 
     @pytest.mark.parametrize("later", [0, 1], ids=["of another run", "by a later process"])
     def test_after_the_rank_was_claimed(self, watched, later):
-        store, claim, *_ = watched
-        life = claim.life + later
-        other = Claim(0, 1, "", 64, 32 * "0", "another", "host", 2, life)
+        store, own_claim, *_ = watched
+        life = own_claim.life + later
+        other = claim(0, "another", life, world_size=1)
         store.put(claim_key(0, life), lambda: [other.to_bytes()])
         assert self.look(watched) is None
 

@@ -39,6 +39,7 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     costs.meet()
     costs.list(n)
     costs.read(model.adopted.times(n - 1), budget)
+    costs.ask("GET", by=1, times=1 / WATCH_EVERY)  # the manifest, by rank 0
     costs.requests["PUT"] += costs.seconds / Timing().beat_interval
     return costs
 

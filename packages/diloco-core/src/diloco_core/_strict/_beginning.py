@@ -78,7 +78,7 @@ def _meet(
             if other is not None:
                 compare(store, own_claim, schema, other, timing)
                 claims[other.rank] = other
-                liveness.know(other.rank, other.nonce)
+                liveness.know(other)
 
     def look_around() -> None:
         try:

@@ -23,7 +23,7 @@ from .._exchange._resumable import Position, RestartableExchange
 from .._planner._warning import fragment_bytes, warn_of_long_syncs
 from .._store._api import check_size
 from .._store._patient import Patient
-from .._timing import Timing
+from .._timing import WATCH_EVERY, Timing
 from ._beginning import begin_run
 from ._claims import claim
 from ._ending import leave_run, tell_failure
@@ -134,7 +134,13 @@ class ObjectStoreExchange(RestartableExchange):
             outer_state=schema.outer_state,
         )
         own_claim = Claim.of_this_process(
-            self.rank, self.world_size, self.run_id, self._chunk_bytes, schema, self._nonce
+            self.rank,
+            self.world_size,
+            self.run_id,
+            self._chunk_bytes,
+            schema,
+            self._nonce,
+            self._timing.beat_interval,
         )
         if self.resumes:
             self._resume_run(own_claim, schema)
@@ -205,8 +211,6 @@ class ObjectStoreExchange(RestartableExchange):
         self._check_open()
         if self._participant is not None:
             save_inner(self._participant, self._progress.number - 1, parts)
-            if self._watch is not None:
-                self._watch.look_at_manifest()
 
     def saved_inner(self) -> Iterator[SavedInner]:
         """The states that this rank has saved in all of its lives, the newest first."""
@@ -265,6 +269,8 @@ class ObjectStoreExchange(RestartableExchange):
         self._last = sync
         self._progress = self._progress.plus(job.kind)
         self._steps_counted = self._steps
+        if self._watch is not None and self._progress.number % WATCH_EVERY == 0:
+            self._watch.look_at_manifest()
         return report
 
     def shards(self, size: int) -> int:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .._exchange._endings import Ending
     from .._store._patient import Patient
     from .._timing import Timing
+    from ._records import Claim
 
 _log = logging.getLogger("diloco_core")
 
@@ -48,8 +49,7 @@ class Liveness:
         self._store = store
         self._rank = rank
         self._nonce = nonce
-        self._nonces: dict[int, str] = {}
-        self._lives: dict[int, int] = {}
+        self._claims: dict[int, Claim] = {}
         self.life = 1
         self._world_size = world_size
         self._timing = timing
@@ -63,13 +63,12 @@ class Liveness:
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def know(self, rank: int, nonce: str, life: int = 1) -> None:
+    def know(self, claim: Claim) -> None:
         """Remember which process holds another rank. From now on, beats and notes of other processes for it are ignored.
 
         Such a process belongs to an earlier run: the prefix was emptied while the process was still running.
         """
-        self._nonces[rank] = nonce
-        self._lives[rank] = life
+        self._claims[claim.rank] = claim
 
     def start(self) -> None:
         """Begin to write the beat, from a daemon thread."""
@@ -113,7 +112,7 @@ class Liveness:
             of_this_run = self._is_of(rank, beat.partition(b" ")[0].decode("ascii", "replace"))
             if last_beat is None or (of_this_run and beat != last_beat):
                 self._seen[rank] = (beat, now)
-            elif now - since > self._timing.lost_after:
+            elif now - since > self._silence(rank):
                 damaged_note = (
                     " It has written a note of how it ended, but that note is damaged."
                     if rank in self._unreadable
@@ -189,7 +188,12 @@ class Liveness:
 
     def _is_of(self, rank: int, nonce: str) -> bool:
         """Whether a beat or a note with this nonce is of the process that holds the rank; True if that is not known yet."""
-        return self._nonces.get(rank, nonce) == nonce
+        return rank not in self._claims or self._claims[rank].nonce == nonce
+
+    def _silence(self, rank: int) -> float:
+        """Seconds without a changed beat after which a rank counts as lost. Its process may beat less often than this one."""
+        lost_after = self._timing.lost_after
+        return self._claims[rank].silence(lost_after) if rank in self._claims else lost_after
 
     def _life_of(self, rank: int) -> int:
         """The life of another rank whose beats and notes count.
@@ -197,7 +201,9 @@ class Liveness:
         As long as it is not known: in a new run the first one, and in a run that is resumed 0, which no rank has. So a replica
         that resumes a run sees no note of another one before it has met it.
         """
-        return self._lives.get(rank, 1 if self.life == 1 else 0)
+        if rank in self._claims:
+            return self._claims[rank].life
+        return 1 if self.life == 1 else 0
 
     def _ranks_to_read(self, missing: Collection[int]) -> list[int]:
         """The missing ranks whose beats are read now: a limited number, the next ones each time.

@@ -12,20 +12,15 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .._checks import MOST_RANKS
-from .._errors import CorruptedObjectError, FormatError
+from .._errors import CorruptedObjectError
 from .._wire._fields import Fields
 from .._wire._sealed import seal, unseal
+from ._version import VERSION, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 MANIFEST = "manifest.json"
-
-VERSION = 3
-"""Version of the records of strict runs. In version 1, commit records did not name the run, and it could not be resumed.
-
-Version 2 did not name what was given up when the run was resumed.
-"""
 
 _LATER = re.compile(r"manifests/([0-9]{4,7})\.json")
 
@@ -140,12 +135,7 @@ class Manifest:
         record = unseal("manifest", manifest_key(life), data, origin)
         fields = Fields(record, origin)
         fields.text("membership", "strict")
-        if record.get("version") != VERSION:
-            raise FormatError(
-                f"{origin} is the manifest of a strict run of version {record.get('version', 1)!r}, and this version of "
-                f"diloco-core reads version {VERSION} only. Use the version that the run was begun with, or begin a new run on "
-                "another prefix."
-            )
+        check_version(record, "manifest", origin)
         world_size = fields.whole("world_size", 1, MOST_RANKS)
         fields.parts("fragments")
         fields.part("unsynced")

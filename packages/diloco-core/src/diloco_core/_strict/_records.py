@@ -5,6 +5,7 @@ Each record is sealed (:mod:`._sealed`), and fields that repeat a part of its ke
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import socket
@@ -15,9 +16,10 @@ from .._checks import MOST_RANKS
 from .._errors import CorruptedObjectError, MismatchError
 from .._exchange._base import Schema
 from .._exchange._endings import Ending, Progress
-from .._wire._fields import Fields
+from .._wire._fields import LARGEST, Fields
 from .._wire._sealed import seal, unseal
 from .._wire._sections import fingerprint
+from ._version import VERSION, check_version
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -40,6 +42,7 @@ class Claim:
         nonce: Distinguishes processes that claim the same rank.
         host: The name of its machine.
         pid: The id of its process on that machine.
+        beat_milliseconds: The time between two of its signs of life.
         life: Which life of its rank it is: 1 for the process that began the run, and one more for each that resumes it.
     """
 
@@ -51,6 +54,7 @@ class Claim:
     nonce: str
     host: str
     pid: int
+    beat_milliseconds: int
     life: int = 1
 
     @classmethod
@@ -62,10 +66,23 @@ class Claim:
         chunk_bytes: int,
         schema: Schema,
         nonce: str,
+        beat_interval: float,
     ) -> Claim:
-        """The claim with which this process takes a rank of a new run; the arguments are as in the attributes."""
-        digest, host = schema_digest(schema), socket.gethostname()
-        return cls(rank, world_size, run_id, chunk_bytes, digest, nonce, host, os.getpid())
+        """The claim with which this process takes a rank of a new run.
+
+        The arguments are as in the attributes, but ``beat_interval`` is in seconds.
+        """
+        digest, host, pid = schema_digest(schema), socket.gethostname(), os.getpid()
+        beat = math.ceil(min(1000 * beat_interval, LARGEST))
+        return cls(rank, world_size, run_id, chunk_bytes, digest, nonce, host, pid, beat)
+
+    def silence(self, lost_after: float) -> float:
+        """Seconds without a changed beat after which the process counts as lost.
+
+        Args:
+            lost_after: The same for a process that beats as often as the observer does.
+        """
+        return max(lost_after, 2 * self.beat_milliseconds / 1000)
 
     def to_bytes(self) -> bytes:
         """The claim as stored."""
@@ -73,6 +90,7 @@ class Claim:
             "claim",
             claim_key(self.rank, self.life),
             {
+                "version": VERSION,
                 "rank": self.rank,
                 "world_size": self.world_size,
                 "run_id": self.run_id,
@@ -81,6 +99,7 @@ class Claim:
                 "nonce": self.nonce,
                 "host": self.host,
                 "pid": self.pid,
+                "beat_milliseconds": self.beat_milliseconds,
             },
         )
 
@@ -92,7 +111,9 @@ class Claim:
             CorruptedObjectError: The claim is damaged, or it is not that of this rank and life.
             FormatError: Another version of diloco-core has written the record.
         """
-        fields = Fields(unseal("claim", claim_key(rank, life), data, origin), origin)
+        record = unseal("claim", claim_key(rank, life), data, origin)
+        check_version(record, "claim", origin)
+        fields = Fields(record, origin)
         fields.agree("rank", rank)
         return cls(
             rank,
@@ -103,6 +124,7 @@ class Claim:
             fields.text("nonce"),
             fields.text("host"),
             fields.whole("pid"),
+            fields.whole("beat_milliseconds", 1),
             life,
         )
 

@@ -1,25 +1,29 @@
 """Whether a run has stopped: whether the processes have ended that its newest manifest names. No rank is taken over before.
 
 A process has ended if it has left a note that says so, or if its beat has not changed for ``lost_after`` seconds by the clock
-of this process. Time in which this process cannot reach the store does not count.
+of this process. A process that beats less often, according to its claim, gets twice the time between its beats. Time in which
+this process cannot reach the store does not count.
 """
 
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, FormatError, RunExistsError
 from ..._exchange._endings import named_ranks
-from .._claims import read_claim
+from ..._store._parallel import in_parallel
+from .._claims import READS_AT_ONCE, read_claim
 from .._records import beat_key, claimed, note_key, read_note
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from ..._store._patient import Patient
     from ..._timing import Timing
     from .._manifest import Manifest
+    from .._records import Claim
 
 _log = logging.getLogger("diloco_core")
 
@@ -53,7 +57,7 @@ def check_ended(store: Patient, timing: Timing, manifest: Manifest, rank: int, b
 
     Args:
         store: The run's prefix.
-        timing: ``lost_after``, and the clock.
+        timing: ``lost_after`` and ``beat_interval``, and the clock.
         manifest: The newest manifest.
         rank: The rank of this replica.
         before: The life of its rank that this process will be.
@@ -65,29 +69,51 @@ def check_ended(store: Patient, timing: Timing, manifest: Manifest, rank: int, b
         (other, life): nonce for other, (life, nonce) in enumerate(manifest.members)
     }
     if (rank, before - 1) not in processes:
-        processes[rank, before - 1] = _nonce(store, timing, rank, before - 1)
-    open_ones = [
-        process for process, nonce in processes.items() if not _noted(store, *process, nonce)
-    ]
+        claim = _claim(store, timing, rank, before - 1)
+        processes[rank, before - 1] = None if claim is None else claim.nonce
+    open_ones = {
+        process: nonce for process, nonce in processes.items() if not _noted(store, *process, nonce)
+    }
     if not open_ones:
         return
+    seconds = _silence(store, timing, open_ones)
     _log.warning(
         "rank %d: the run at %s is resumed. These ranks have not said how they ended, so their signs of life are watched for "
         "%g s: %s",
         rank,
         store.uri,
-        timing.lost_after,
+        seconds,
         named_ranks(sorted({other for other, _ in open_ones})),
     )
-    _watch(store, timing, open_ones)
+    _watch(store, timing, open_ones, seconds)
 
 
-def _watch(store: Patient, timing: Timing, processes: Iterable[tuple[int, int]]) -> None:
-    """Wait until no beat of these processes has changed for ``lost_after`` seconds."""
+def _silence(
+    store: Patient, timing: Timing, processes: Mapping[tuple[int, int], str | None]
+) -> float:
+    """Seconds for which the beats of these processes, given with their nonces, have to stand still."""
+    claims = in_parallel(
+        store.store,
+        (partial(_claim, store, timing, *process) for process in processes),
+        READS_AT_ONCE,
+    )
+    # A claim that cannot be read, or is not that of the process, says nothing about how often the process beats.
+    return max(
+        claim.silence(timing.lost_after)
+        if claim is not None and nonce in {None, claim.nonce}
+        else timing.lost_after
+        for claim, nonce in zip(claims, processes.values(), strict=True)
+    )
+
+
+def _watch(
+    store: Patient, timing: Timing, processes: Iterable[tuple[int, int]], seconds: float
+) -> None:
+    """Wait until no beat of these processes has changed for so many seconds."""
     beats = {process: _beat(store, *process) for process in processes}
     downtime = store.downtime
     start = timing.clock() - downtime
-    while timing.clock() - store.downtime - start <= timing.lost_after:
+    while timing.clock() - store.downtime - start <= seconds:
         timing.sleep(min(timing.beat_interval, timing.lost_after / 10))
         for (rank, life), beat in beats.items():
             if _beat(store, rank, life) != beat:
@@ -117,12 +143,12 @@ def _noted(store: Patient, rank: int, life: int, nonce: str | None) -> bool:
     return nonce is None or writer == nonce
 
 
-def _nonce(store: Patient, timing: Timing, rank: int, life: int) -> str | None:
+def _claim(store: Patient, timing: Timing, rank: int, life: int) -> Claim | None:
+    """The claim of a process; None if it is gone or cannot be read."""
     try:
-        claim = read_claim(store, rank, timing, life)
+        return read_claim(store, rank, timing, life)
     except (CorruptedObjectError, FormatError):
         return None
-    return None if claim is None else claim.nonce
 
 
 def _beat(store: Patient, rank: int, life: int) -> bytes:

@@ -164,7 +164,7 @@ class Meeting:
         for rank, life in noted(self._store.list("notes/")).difference(self._noted_before):
             claim = self._claims.get(rank)
             if claim is not None and claim.life == life:
-                self._liveness.know(rank, claim.nonce, life)
+                self._liveness.know(claim)
         self._liveness.check_failures()
 
     def _look(self) -> None:
@@ -183,7 +183,7 @@ class Meeting:
             if nonces is None or nonces[self.own_claim.rank] != self.own_claim.nonce:
                 continue
             # It has named a nonce that did not exist before, so it is there now.
-            self._liveness.know(rank, self._claims[rank].nonce, self._claims[rank].life)
+            self._liveness.know(self._claims[rank])
             if nonces == seen and "" not in seen:
                 self._agreed.add(rank)
 
