@@ -8,6 +8,7 @@ from strict_lab import Run
 from training_lab import identical, push, values
 
 from diloco_core import DiLoCo
+from diloco_core.testing._store import SimulatedStore
 
 
 @dataclass
@@ -79,3 +80,43 @@ def test_a_save_that_is_gone_is_noticed(caplog):
     assert seen[0] == (8, 2)
     assert "was saved after sync 3, 2 inner steps before the state" in caplog.text
     assert "2 of fragment 0. The run was stopped between two saves" in caplog.text
+
+
+@dataclass
+class Scheduled(Run):
+    """A run with a schedule that is stepped after the inner optimizer, and so after the save inside its step."""
+
+    saved: bool = True
+
+    def train(self, exchange, until, seen=None):
+        net = self.net()
+        inner = torch.optim.SGD(net.parameters(), lr=0.1)
+        schedule = torch.optim.lr_scheduler.StepLR(inner, 1)
+        stateful = {"schedule": schedule} if self.saved else {}
+        options = {"sync_every": 1, "flush": "none", "save_inner_every": 1, "stateful": stateful}
+        with DiLoCo(net, inner, exchange, **options) as outer:
+            if seen is not None:
+                seen.append(schedule.last_epoch)
+            while outer.committed < until:
+                push(net, inner, exchange.rank, outer.inner_steps)
+                schedule.step()
+        return values(net)
+
+
+@pytest.mark.parametrize("saved", [False, True], ids=["alone", "with a schedule"])
+def test_what_may_have_changed_since_the_last_save_is_saved_at_the_end_and_nothing_else(
+    monkeypatch, saved
+):
+    """A save is as large as the inner state, so that nobody is to make one for nothing."""
+    run, saves, seen, write = Scheduled(1, saved=saved), [], [], SimulatedStore.write
+
+    def counting(store, key, data):
+        saves.extend([key] if key.startswith("inner/") else [])
+        write(store, key, data)
+
+    monkeypatch.setattr(SimulatedStore, "write", counting)
+    run.live(until=3)
+    assert len(saves) == len(set(saves)) + saved == 3 + saved
+    run.live(until=3, resume=True, seen=seen)
+    assert seen == [3 if saved else 0]
+    assert len(saves) == 3 + saved, "no step was taken"

@@ -10,6 +10,7 @@ from strict_lab import Run
 from training_lab import identical, push, values
 
 from diloco_core import DiLoCo
+from diloco_core.testing._scheduler import Killed
 
 
 @dataclass
@@ -87,3 +88,58 @@ def test_without_its_inner_state_the_model_and_the_outer_state_are_as_they_were(
         if b"momentum_buffer" in run.store.objects[key]
     }
     assert len(momenta) == fragments
+
+
+class Two(torch.optim.Optimizer):
+    """Steps two optimizers, one for each layer."""
+
+    def __init__(self, net):
+        self.both = [torch.optim.Adam(layer.parameters(), lr=0.1) for layer in net]
+
+    def step(self):
+        for optimizer in self.both:
+            optimizer.step()
+
+
+@dataclass
+class TwoOptimizers(Run):
+    """A run with two inner optimizers. Its lives make a checkpoint, or load it and are killed at once."""
+
+    half: bool = False
+    saved: dict = field(default_factory=dict)
+
+    def train(self, exchange, until, load=False, killed=False):
+        net = self.net()
+        inner = Two(net)
+        outer = DiLoCo(net, inner.both, exchange, sync_every=4, flush="none", save_inner_every=10)
+        parts = (net, *inner.both, outer)
+        if load:
+            for part, state in zip(parts, self.saved[exchange.rank], strict=True):
+                part.load_state_dict(copy.deepcopy(state))
+        with outer:
+            if killed:
+                raise Killed
+            self.behind += outer.batches_to_skip
+            while outer.inner_steps < until:
+                push(net, inner, exchange.rank, outer.inner_steps)
+            if not self.saved.get(exchange.rank):
+                if self.half:
+                    push(net, inner.both[0], exchange.rank, outer.inner_steps)
+                self.saved[exchange.rank] = copy.deepcopy([part.state_dict() for part in parts])
+        return values(net)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["between two steps", "in the middle of one"])
+def test_what_was_loaded_is_saved_at_once_if_it_is_between_two_inner_steps(half):
+    """In the middle of a step of two optimizers, one of them has learned what no step counts."""
+    first = TwoOptimizers(1, half=half)
+    first.live(until=6)
+    run = TwoOptimizers(1, saved=first.saved)
+    (result,) = run.live(until=6, load=True, killed=True)
+    assert isinstance(result, Killed)
+    assert len(run.store.below("inner/")) == (not half)
+    resumed = run.live(until=11, resume=True)
+    assert run.behind == (4 if half else 0), "one sync has counted four steps"
+    if not half:
+        wanted = TwoOptimizers(1, saved=first.saved).live(until=11, load=True)
+        assert identical([*resumed, *wanted])
