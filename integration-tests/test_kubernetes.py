@@ -27,7 +27,7 @@ TOOLS = Path(__file__).parents[1] / "tools"
 DEMO = TOOLS / "demo"
 MARK = "DILOCO_REHEARSAL"
 TRAINER = """
-import json, os, time
+import json, os, signal, sys, time
 from pathlib import Path
 
 
@@ -38,6 +38,14 @@ def square(folder, seconds):
     while time.monotonic() < deadline and not Path(folder, "go").exists():
         time.sleep(0.01)
     return rank * rank
+
+
+def polite(folder):
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    Path(folder, "attempt-" + os.environ["DILOCO_ATTEMPT"]).touch()
+    while not Path(folder, "go").exists():
+        time.sleep(0.01)
+    return int(os.environ["DILOCO_ATTEMPT"])
 
 
 def mean():
@@ -289,6 +297,19 @@ def test_cancel_ends_every_process_and_keeps_the_record(rehearsal, tmp_path):
         assert {result["status"] for result in results} == {"cancelled"}
         rehearsal.nothing_runs()
         assert executor.attach(handles[0].run_id) == handles
+
+
+def test_a_pod_that_leaves_with_0_when_it_is_evicted_is_started_again(rehearsal, tmp_path):
+    with rehearsal.executor() as executor:
+        handles = executor.launch_replicas(
+            1, "small_trainer:polite", {"folder": str(tmp_path)}, run_id="spot"
+        )
+        wait_for((tmp_path / "attempt-1").exists, "the first attempt")
+        rehearsal.stand_in.pods.newest("spot", 0).evict()
+        wait_for((tmp_path / "attempt-2").exists, "the second attempt")
+        (tmp_path / "go").touch()
+        (result,) = executor.collect(handles, timeout=PATIENCE)
+        assert (result["status"], result["attempt"], result["result"]) == ("succeeded", 2, 2)
 
 
 def test_a_launcher_that_was_killed_finds_its_run_again(rehearsal, tmp_path):

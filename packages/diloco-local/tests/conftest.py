@@ -107,6 +107,12 @@ def polite(folder):
     return wait(folder)
 
 
+def leaver(folder):
+    """Leaves with 0 when it is told to end, before its work is done."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    return wait(folder)
+
+
 def family(folder):
     """Has a child in its group, one in a session of its own, and an orphan that cleared its environment."""
     program = "import sys, os, time; open(sys.argv[1], 'w').write(str(os.getpid())); time.sleep(600)"

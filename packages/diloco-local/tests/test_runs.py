@@ -12,6 +12,7 @@ from local_lab import results_of
 
 from diloco_local import LocalProcessExecutor
 from diloco_local._identity import ProcessId
+from diloco_local._rundir import Root
 from diloco_protocol import (
     InvalidRequestError,
     Reason,
@@ -52,6 +53,28 @@ def test_a_success_that_wins_the_race_stays(waiting):
     run.executor.cancel(run.handle)
     (result,) = results_of(run.executor, run.handles)
     assert (result["status"], result["exit_code"], result["result"]) == ("succeeded", 0, 0)
+
+
+def test_an_exit_with_0_on_a_cancel_is_no_success(waiting):
+    run = waiting(function="leaver")
+    run.executor.cancel(run.handle)
+    (result,) = results_of(run.executor, run.handles)
+    assert (result["status"], result["result"]) == ("cancelled", None)
+    status = run.executor.describe(run.handle)
+    assert (status.exit_code, status.signal) == (143, "SIGTERM")
+
+
+@pytest.mark.parametrize("how", ["removed", "damaged"])
+def test_a_lost_result_is_said(make, tmp_path, how):
+    executor = make()
+    handles = executor.launch_replicas(2, "trainer:echo", {"a": 1})
+    results_of(executor, handles)
+    files = Root(tmp_path / "state").run(handles[0].run_id).replica(0).attempt(1).outcome
+    files.unlink() if how == "removed" else files.write_text("{")
+    first, second = results_of(executor, handles)
+    assert (first["status"], first["exit_code"], first["result"]) == ("succeeded", 0, None)
+    assert first["error"].startswith("the result is lost: ")
+    assert (second["result"], second["error"]) == ({"a": 1}, None)
 
 
 def test_a_failure_leaves_its_siblings_alone(waiting):

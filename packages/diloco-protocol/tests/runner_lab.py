@@ -66,8 +66,9 @@ def has_children(mark, own_session, wait):
         time.sleep(600)
     return "done"
 
-def leaves_politely(mark):
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+def leaves_politely(mark, how="sys.exit"):
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: sys.exit(0) if how == "sys.exit" else os._exit(0))
     open(mark, "w").write(str(os.getpid()))
     time.sleep(600)
 

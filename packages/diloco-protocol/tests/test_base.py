@@ -19,6 +19,7 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
+    ResultLostError,
     ServerlessExecutor,
     UnavailableError,
 )
@@ -88,6 +89,10 @@ DONE = ReplicaStatus(ReplicaState.SUCCEEDED, reason=Reason.COMPLETED)
 
 def unavailable():
     raise UnavailableError("no result today")
+
+
+def lost():
+    raise ResultLostError("the disk is gone")
 
 
 def test_it_is_an_executor(executor):
@@ -333,6 +338,17 @@ class TestJournal:
         del executor._result
         assert executor.poll(handle) is ReplicaState.SUCCEEDED
         assert executor._journal.end(handle) == (DONE, {"rank": 0})
+
+    def test_a_lost_result_stays_lost(self, tmp_path):
+        executor = Memory({}, journal=FolderJournal(tmp_path))
+        handles = executor.launch_replicas(1, "m:f", run_id="mine")
+        executor.world.update(dict.fromkeys(handles, DONE))
+        executor._result = lambda handle: lost()
+        (result,) = executor.collect(handles)
+        assert (result["status"], result["result"]) == ("succeeded", None)
+        assert result["error"] == "the result is lost: the disk is gone"
+        executor.world.clear()
+        assert Memory({}, journal=FolderJournal(tmp_path)).collect(handles) == [result]
 
     def test_it_finds_runs_that_the_backend_has_forgotten(self, tmp_path):
         executor = Memory({}, journal=FolderJournal(tmp_path))

@@ -10,6 +10,7 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
+    ResultLostError,
     ThrottledError,
     UnavailableError,
     collect,
@@ -234,6 +235,24 @@ def test_one_unreadable_result_does_not_hide_the_siblings():
     )
     assert [result["result"] for result in results] == [0, 1, 2]
     assert seen[0] == 3
+
+
+@pytest.mark.parametrize("error", [ResultLostError, ReplicaNotFoundError])
+def test_a_lost_result_is_said_and_holds_up_nobody(error):
+    world = World({handle(0): [(0, succeeded())], handle(1): [(0, RUNNING), (3, succeeded())]})
+
+    def result_of(replica):
+        if replica.rank == 0:
+            raise error("the disk is gone")
+        return "here"
+
+    backoff = Backoff(clock=lambda: world.now, sleep=world.sleep)
+    first, second = collect(
+        [handle(0), handle(1)], world.observe, result_of, timeout=None, backoff=backoff
+    )
+    assert (first["status"], first["exit_code"], first["result"]) == ("succeeded", 0, None)
+    assert first["error"] == "the result is lost: the disk is gone"
+    assert (second["result"], second["error"]) == ("here", None)
 
 
 def test_a_run_without_any_record_may_be_an_exception():

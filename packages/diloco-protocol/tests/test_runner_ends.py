@@ -82,6 +82,22 @@ class TestEnds:
         assert (outcome.exit_code, outcome.reason) == (0, Reason.COMPLETED)
         assert outcome.result == "finished all the same"
 
+    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+    @pytest.mark.parametrize("how", ["sys.exit", "os._exit"])
+    def test_an_exit_with_0_on_a_signal_is_an_interruption(self, replica, tmp_path, number, how):
+        mark = str(tmp_path / "pid")
+        runner = replica("leaves_politely", grace=PATIENCE, mark=mark, how=how)
+        read_pid(tmp_path / "pid")
+        runner.send_signal(number)
+        outcome = end(runner, tmp_path)
+        assert (outcome.exit_code, outcome.signal) == (128 + number, number.name)
+        assert outcome.reason is Reason.CANCEL_REQUESTED
+        assert "exited with code 0 before its entrypoint had returned" in outcome.error
+
+    def test_without_a_signal_it_is_a_success(self, replica, tmp_path):
+        outcome = end(replica("leaves", code=0), tmp_path)
+        assert (outcome.exit_code, outcome.reason) == (0, Reason.COMPLETED)
+
     def test_a_kill_from_outside_is_told(self, replica, tmp_path):
         runner = replica("sleeps", mark=str(tmp_path / "pid"))
         os.kill(read_pid(tmp_path / "pid"), signal.SIGKILL)

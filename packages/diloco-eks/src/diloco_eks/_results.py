@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from diloco_protocol import BackendError, InvalidRequestError, ReplicaHandle, result_from_lines
+from diloco_protocol import (
+    InvalidRequestError,
+    ReplicaHandle,
+    ResultLostError,
+    result_from_lines,
+)
 
 from ._client import pieces
 from ._cluster import Cluster
@@ -32,18 +37,19 @@ def read_result(
         pods: Lists its pods, the newest last.
 
     Raises:
-        BackendError: It succeeded, but its result can no longer be read.
+        ResultLostError: It succeeded, but its result is gone.
+        BackendError: The cluster could not be asked.
     """
     pod = seen or next((pod for pod in reversed(pods()) if pod.phase == "Succeeded"), None)
     name = f"rank {handle.rank} of run {handle.run_id!r} succeeded"
     if pod is None:
-        raise BackendError(
+        raise ResultLostError(
             f"{name}, but its pod has been removed, and its result with it (Kubernetes removes the pods of a node that goes "
             "away). To keep results, collect during the run with an executor that has a journal="
         )
     report = read_message(pod)
     if report is None:
-        raise BackendError(
+        raise ResultLostError(
             f"{name}, but its container reported no result: command= must end with what starts diloco_protocol.runner, "
             "and the image must have this version of diloco-protocol"
         )
@@ -56,6 +62,6 @@ def read_result(
         )
         return result_from_lines(report, (line.text for line in split_lines(pieces(what, log))))
     except (InvalidRequestError, MissingError) as error:
-        raise BackendError(
+        raise ResultLostError(
             f"{name}, but its result, which is in its log, cannot be read: {error}"
         ) from error

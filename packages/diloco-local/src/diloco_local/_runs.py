@@ -17,6 +17,7 @@ from diloco_protocol import (
     ReplicaNotFoundError,
     ReplicaState,
     ReplicaStatus,
+    ResultLostError,
     RunConflictError,
     UnavailableError,
 )
@@ -303,12 +304,16 @@ def purge(root: Root, run: RunDir, record: RunRecord) -> None:
 
 
 def result_of(run: RunDir, rank: int, status: ReplicaStatus) -> Any:
-    """What the entrypoint of a replica that succeeded returned; None for all others."""
+    """What the entrypoint of a replica that succeeded returned; None for all others.
+
+    Raises:
+        ResultLostError: The file that held it is gone or damaged.
+    """
     if status.state is not ReplicaState.SUCCEEDED:
         return None
     outcome, problem = outcome_of(run.replica(rank).attempt(status.attempt))
     if outcome is None:
-        raise BackendError(
+        raise ResultLostError(
             problem or f"the outcome of replica {rank} in {run.path} has been removed from outside"
         )
     return outcome.result

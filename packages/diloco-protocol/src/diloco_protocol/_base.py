@@ -6,13 +6,20 @@ import contextlib
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, Unpack
 
 from ._backoff import Backoff
 from ._cancel import cancel_all
 from ._checks import check_seconds, check_text, check_whole
-from ._collect import Progress, collect
-from ._errors import BackendError, InvalidRequestError, LaunchError, ReplicaNotFoundError
+from ._collect import RESULT_LOST, Progress, collect
+from ._errors import (
+    BackendError,
+    InvalidRequestError,
+    LaunchError,
+    ReplicaNotFoundError,
+    ResultLostError,
+)
 from ._hooks import Finding, Hooks, LogQuery, Option
 from ._request import LaunchOptions, Plan, RunRequest, check_restarts, is_run_id, make_request
 from ._variables import check_variables
@@ -236,7 +243,8 @@ class BaseExecutor(Hooks):
             progress: Called now and then with what is known so far.
 
         Returns:
-            One result per handle, in the given order; a replica without a record is failed with reason ``lost``.
+            One result per handle, in the given order; a replica without a record is failed with reason ``lost``, and a success
+            whose result is gone has the result None and an ``error`` that says so.
         """
         for handle in handles:
             self._check(handle)
@@ -413,7 +421,10 @@ class BaseExecutor(Hooks):
         self, journal: RunJournal, handle: ReplicaHandle, status: ReplicaStatus
     ) -> None:
         try:
-            result = self._result(handle) if status.state == "succeeded" else None
+            try:
+                result = self._result(handle) if status.state == "succeeded" else None
+            except (ResultLostError, ReplicaNotFoundError) as lost:
+                result, status = None, replace(status, message=f"{RESULT_LOST}{lost}")
             journal.record_end(handle, status, result)
         except BackendError as error:
             # The state is known and true; who looks next tries again to write it down.
@@ -428,4 +439,9 @@ class BaseExecutor(Hooks):
 
     def _result_of(self, handle: ReplicaHandle) -> Any:
         recorded = None if self._journal is None else self._journal.end(handle)
-        return self._result(handle) if recorded is None else recorded[1]
+        if recorded is None:
+            return self._result(handle)
+        status, result = recorded
+        if status.message.startswith(RESULT_LOST):
+            raise ResultLostError(status.message.removeprefix(RESULT_LOST))
+        return result

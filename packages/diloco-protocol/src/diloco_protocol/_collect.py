@@ -6,11 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ._backoff import Backoff
-from ._errors import BackendError, ReplicaNotFoundError, ThrottledError
+from ._errors import BackendError, ReplicaNotFoundError, ResultLostError, ThrottledError
 from ._types import Reason, ReplicaResult, ReplicaState, ReplicaStatus
 
 if TYPE_CHECKING:
     from ._handle import ReplicaHandle
+
+RESULT_LOST = "the result is lost: "
+"""Begins the error of a success whose result is gone."""
 
 Progress = Callable[[Mapping["ReplicaHandle", ReplicaStatus]], None]
 
@@ -32,14 +35,14 @@ def collect(
         handles: In any order, of any runs; duplicates are allowed.
         observe_run: The statuses of some replicas of one run; a handle without a record is left out. May raise
             ReplicaNotFoundError if there is no record of the whole run.
-        result_of: The result of a replica that has succeeded.
+        result_of: The result of a replica that has succeeded; raises ResultLostError or ReplicaNotFoundError if it is gone.
         timeout: Seconds for all of them together; None for no limit.
         backoff: Pauses between ticks, with clock and sleep.
         progress: Called after every tick with the statuses known so far, and whenever the caller should see a change.
 
     Returns:
         One result per handle, in the given order. A replica without a record is failed with reason LOST; one that had not
-        ended by the deadline has its last known state.
+        ended by the deadline has its last known state. A success whose result is gone has none, and an error that says so.
 
     Raises:
         BackendError: A non-retryable error, or a retryable one that still stood at the deadline while a state or the
@@ -51,6 +54,7 @@ def collect(
         runs.setdefault((handle.backend_name, handle.run_id), []).append(handle)
     known: dict[ReplicaHandle, ReplicaStatus] = {}
     results: dict[ReplicaHandle, Any] = {}
+    lost: dict[ReplicaHandle, str] = {}
     delays = backoff.delays()
     while True:
         error: BackendError | None = None
@@ -68,6 +72,8 @@ def collect(
                 if known[handle].state is ReplicaState.SUCCEEDED:
                     try:
                         results[handle] = result_of(handle)
+                    except (ResultLostError, ReplicaNotFoundError) as gone:
+                        results[handle], lost[handle] = None, f"{RESULT_LOST}{gone}"
                     except BackendError as caught:
                         error = _absorb(caught)
         if progress is not None:
@@ -89,7 +95,10 @@ def collect(
                 break
             delay = min(delay, left)
         backoff.sleep(delay)
-    return [to_result(handle, known[handle], results.get(handle)) for handle in handles]
+    return [
+        to_result(handle, known[handle], results.get(handle), lost.get(handle))
+        for handle in handles
+    ]
 
 
 def _look(
@@ -139,8 +148,10 @@ def _answered(
     )
 
 
-def to_result(handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> ReplicaResult:
-    """A status as an entry of what ``collect`` returns."""
+def to_result(
+    handle: ReplicaHandle, status: ReplicaStatus, result: Any, lost: str | None
+) -> ReplicaResult:
+    """A status as an entry of what ``collect`` returns; ``lost`` says why the result of a success is not there."""
     state = status.state
     exit_code = status.exit_code
     if state is ReplicaState.SUCCEEDED:
@@ -150,7 +161,7 @@ def to_result(handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> Repl
     elif exit_code is None or exit_code == 0:
         exit_code = None if exit_code is None else 1
     error = (
-        None
+        lost
         if state is ReplicaState.SUCCEEDED or not state.terminal
         else status.message or f"the replica {state}"
     )

@@ -11,6 +11,7 @@ DilocoError
     ├── QuotaExceededError                    a limit of the account or cluster
     ├── InvalidRequestError (ValueError)      the request is wrong; nothing was started
     ├── RunConflictError                      the run_id is taken by a launch with another spec
+    ├── ResultLostError                       the replica succeeded, but its result is gone
     ├── LaunchError                           the launch failed; ``survivors`` could not be stopped again
     └── ReplicaNotFoundError (LookupError)    there is no record of the replica
 """
@@ -90,6 +91,10 @@ class InvalidRequestError(BackendError, ValueError):
 
 class RunConflictError(BackendError):
     """Raised when a run_id belongs to a launch with another spec."""
+
+
+class ResultLostError(BackendError):
+    """Raised when a replica has certainly succeeded, but its result is gone for good."""
 
 
 class LaunchError(BackendError):

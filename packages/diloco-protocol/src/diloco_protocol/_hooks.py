@@ -106,7 +106,12 @@ class Hooks(ABC):
 
     @abstractmethod
     def _result(self, handle: ReplicaHandle) -> Any:
-        """The result of a replica that has succeeded."""
+        """The result of a replica that has succeeded.
+
+        Raises:
+            ResultLostError: It is gone for good.
+            BackendError: It could not be read this time.
+        """
 
     @abstractmethod
     def _stop(self, handle: ReplicaHandle) -> None:

@@ -106,6 +106,7 @@ class ReplicaResult(TypedDict, total=False):
     exit_code: Required[int | None]
     """0 exactly if it succeeded; None for a cancelled replica or one that has not ended."""
     error: Required[str | None]
+    """What went wrong; of a success only that its result is lost, and why."""
     result: Required[Any]
     """What the entrypoint returned; None unless it succeeded."""
     reason: str | None

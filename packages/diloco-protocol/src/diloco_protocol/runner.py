@@ -8,7 +8,8 @@ Without ``--spec`` the spec is taken from the arguments (:func:`diloco_protocol.
 environment (:func:`diloco_protocol.spec_to_environment`). Where one template serves a whole cohort, ``--index`` is added
 to the spec's rank and every ``--failed`` to its attempt. ``--message`` is for a channel of a few KiB
 (:func:`diloco_protocol.outcome_to_message`). The runner exits with the replica's own exit code, 128 + n if
-signal n ended it, 124 if it exited with 0 but only after its timeout, and 2 if it could not start.
+signal n ended it or came before an exit with 0 without a return, 124 if it exited with 0 but only after its timeout, and 2 if it
+could not start.
 """
 
 from __future__ import annotations
@@ -93,37 +94,39 @@ def run(spec: ReplicaSpec, signals: _Signals, folder: Path | None = None) -> Out
             stdin=subprocess.DEVNULL,
             start_new_session=True,
         )
-        status, reason = _watch(child, spec, signals)
+        status, reason, told = _watch(child, spec, signals)
         report_fields: dict[str, Any] = (
             json.loads(report.read_text(encoding="utf-8")) if report.exists() else {}
         )
-    return _outcome(status, reason, report_fields, spec, started_at)
+    return _outcome(status, reason, told, report_fields, spec, started_at)
 
 
 def _watch(
     child: subprocess.Popen[bytes], spec: ReplicaSpec, signals: _Signals
-) -> tuple[int, Reason | None]:
+) -> tuple[int, Reason | None, signal.Signals | None]:
     """Wait for the child, end it if need be, then end whatever it left behind.
 
-    Returns its wait status, and why it was ended; an end of its own, before any signal was sent, has no reason.
+    Returns its wait status, why it was ended, and the first signal that was passed on to it; an end of its own, before any
+    signal was sent, has no reason.
     """
     deadline = None if spec.timeout is None else time.monotonic() + spec.timeout
     kill_at: float | None = None
     status: int | None = None
     reason: Reason | None = None
+    told: signal.Signals | None = None
     while True:
         status = _reap(child, status)
         now = time.monotonic()
         left = members(os.getpid(), child.pid)
         if status is not None and not left:
-            return status, reason
+            return status, reason, told
         if signals.received:
             number = signals.received.pop(0)
             if number.name in _PASSED_ON:  # a word to the program, whose helpers would die of it
                 send([child.pid] if status is None else [], number)
                 continue
             if status is None:
-                reason = reason or Reason.CANCEL_REQUESTED
+                reason, told = reason or Reason.CANCEL_REQUESTED, told or number
             _signal_tree(child.pid, left, number)
             kill_at = now + spec.grace if kill_at is None else kill_at
             continue
@@ -170,7 +173,12 @@ def _signal_tree(group: int, left: list[Process], number: signal.Signals) -> Non
 
 
 def _outcome(
-    status: int, reason: Reason | None, report: dict[str, Any], spec: ReplicaSpec, started_at: float
+    status: int,
+    reason: Reason | None,
+    told: signal.Signals | None,
+    report: dict[str, Any],
+    spec: ReplicaSpec,
+    started_at: float,
 ) -> Outcome:
     code, name = read_wait_status(status)
     finished_at = time.time()
@@ -179,6 +187,10 @@ def _outcome(
         # Also if it then ended in good order: what was cut short has not succeeded, and no caller may take it for a success.
         code = code or TIMEOUT_CODE
         error = f"rank {spec.rank} ran longer than its timeout of {spec.timeout:g} s"
+    elif code == 0 and told is not None and "result" not in report:
+        # Programs save and leave with 0 when they are told to end. Taken for a success, it would never be started again.
+        code, name = 128 + told, told.name
+        error = f"rank {spec.rank} was told to end by {name}, and exited with code 0 before its entrypoint had returned"
     elif code == 0:
         # It finished its work in spite of a signal: a success that won the race stays one.
         result = report.get("result")
