@@ -85,9 +85,10 @@ class ToyHarness(Harness):
         return list(self.cloud.made)
 
     def told(self, handle):
-        body = self.cloud.find(handle.metadata).body
+        job = self.cloud.find(handle.metadata)
+        body, attempt = job.body, {"DILOCO_ATTEMPT": str(job.attempt)}  # what starts it counts
         secrets = {name: self.cloud.secrets[where] for name, where in body["secrets"].items()}
-        spec, environment = body["spec"], {**body["env"], **secrets}
+        spec, environment = body["spec"], {**body["env"], **secrets, **attempt}
         return Told(spec["rank"], spec["world_size"], spec["kwargs"], environment)
 
     def secret(self, value):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -137,6 +138,7 @@ class Harness(ABC):
         short_timeout: Timeout of the replicas that are to be overdue, in seconds.
         overrun: Seconds beyond it after which they must have been ended, or be about to.
         slack: Seconds by which collect may come back late.
+        resolution: Seconds by which the times in the backend's records may be off.
         patience: Real seconds that one call may take before it counts as hung.
         ranks: How many replicas a large run of the suite has; more than ten, unless that is too much for this world.
         runs: How many runs are more than one page of the backend's lists, or as many as this world can bear.
@@ -152,6 +154,7 @@ class Harness(ABC):
     short_timeout: float = 60.0
     overrun: float = 5.0
     slack: float = 1.0
+    resolution: float = 1.0
     patience: float = 30.0
     ranks: int = 12
     runs: int = 12
@@ -244,6 +247,10 @@ class Harness(ABC):
 
     def close(self) -> None:  # noqa: B027 - a world in memory needs none
         """Let go of the world; nothing of it may be left running."""
+
+    def now(self) -> float:
+        """The time in Unix seconds by which the backend dates its records; override it if it is not the clock."""
+        return self.clock() if type(self).sleep is Harness.sleep else time.time()
 
     # --- for use in make_executor ---
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -108,9 +110,14 @@ class Lab(Checks):
         *,
         named: bool = True,
         kwargs: dict[str, Any] | None = None,
+        refusable: bool = False,
         **options: Any,
     ) -> Run:
-        """Launch a run, and check what the launch gives."""
+        """Launch a run, and check what the launch gives.
+
+        Raises:
+            BackendError: The backend is disturbed, or the launch is ``refusable``.
+        """
         number = len(self.runs) + 1
         options.setdefault("timeout", self.harness.timeout)
         if named:
@@ -122,9 +129,9 @@ class Lab(Checks):
             {"number": number, **(kwargs or {})},
             options,
         )
-        shown = ", ".join(f"{name}={value!r}" for name, value in options.items())
-        self.note(f"launch_replicas({n}, {shown}) is {run.name}", "launch")
-        handles = self.verb("L1", lambda: self._launch(n, run, options))
+        self.note(f"launch_replicas({n}, {_shown(options)}) is {run.name}", "launch")
+        call = partial(self._launch, n, run, options)
+        handles = self.within("L1", call) if refusable else self.verb("L1", call)
         self.check_launched(n, run, handles)
         run.run_id = options["run_id"] = handles[0].run_id
         run.replicas = [Replica(handle, run) for handle in handles]
@@ -136,13 +143,23 @@ class Lab(Checks):
         return run
 
     def _launch(self, n: int, run: Run, options: dict[str, Any]) -> list[ReplicaHandle]:
-        arguments = {**self.harness.entrypoint_args, **run.kwargs}
-        return self.executor.launch_replicas(n, self.harness.entrypoint, arguments, **options)
+        kwargs = {**self.harness.entrypoint_args, **options.get("kwargs", run.kwargs)}
+        entrypoint = options.get("entrypoint", self.harness.entrypoint)
+        others = {key: options[key] for key in options if key not in {"kwargs", "entrypoint"}}
+        return self.executor.launch_replicas(n, entrypoint, kwargs, **others)
 
-    def relaunch(self, run: Run) -> list[ReplicaHandle]:
-        """Launch the same once more."""
-        self.note(f"launch_replicas again, as {run.name}", "launch")
-        return self.verb("L3", lambda: self._launch(len(run.replicas), run, run.options))
+    def relaunch(self, run: Run, *, n: int | None = None, **change: Any) -> list[ReplicaHandle]:
+        """Launch the same once more, or with a change.
+
+        Raises:
+            BackendError: It was refused, which is allowed only with a change.
+        """
+        n = len(run.replicas) if n is None else n
+        self.note(f"launch_replicas({n}, {_shown(change)}) again, as {run.name}", "launch")
+        call = partial(self._launch, n, run, {**run.options, **change})
+        if change or n != len(run.replicas):
+            return self.within("L3", call)
+        return self.verb("L3", call)
 
     def cancel(self, replica: Replica) -> None:
         """Cancel a replica."""
@@ -205,6 +222,9 @@ class Lab(Checks):
         elif step is Step.PRINT:
             replica.write("".join(f"{line}\n" for line in value).encode())
         truth = self.harness.truth(replica.handle)
+        if step is Step.SUCCEED and truth.state is ReplicaState.FAILED and len(str(value)) > 4096:
+            most = self.capabilities.max_result_bytes
+            self.broken("R11", f"max_result_bytes={most}", f"a smaller result made {replica} fail")
         allowed = replica.possible(self.harness.clock())
         if truth.state not in allowed or (replica.state.terminal and truth.alive):
             raise HarnessFault(
@@ -230,6 +250,24 @@ class Lab(Checks):
         self.note(f"{replica} writes {shown} to {stream}", "drive")
         self.harness.write(replica.handle, data, stream)
         replica.write(data, stream)
+
+    def overfill(self, replica: Replica, value: Any) -> None:
+        """Make a replica return more than the backend declares that it carries."""
+        size = len(json.dumps(value, separators=(",", ":")))
+        self.note(f"{replica} returns {size} bytes of JSON", "drive")
+        self.harness.drive(replica.handle, Step.SUCCEED, value)
+        replica.end(ReplicaState.FAILED, Reason.ERROR, 1)
+        _model.failed(replica, self.capabilities)
+        truth = self.harness.truth(replica.handle)
+        if truth.state is not ReplicaState.FAILED:
+            most = self.capabilities.max_result_bytes
+            self.broken("R11", f"max_result_bytes={most}", f"with {size} it is {truth.state}")
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that another thread does, but not longer than a call may take."""
+        end = time.monotonic() + self.harness.patience
+        while not condition() and time.monotonic() < end:
+            time.sleep(0.001)
 
     def up(self, n: int = 1, **options: Any) -> Run:
         """Launch a run and start all of it."""
@@ -291,3 +329,8 @@ class Lab(Checks):
         finally:
             self.harness.time.end()
             self.harness.close()
+
+
+def _shown(options: Mapping[str, Any]) -> str:
+    shown = (f"{name}={value!r}" for name, value in options.items())
+    return ", ".join(text if len(text) < 100 else f"{text[:100]}…" for text in shown)

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
-from diloco_protocol import BackendError, InvalidRequestError, LaunchError, RunConflictError
+from diloco_protocol import (
+    BackendError,
+    InvalidRequestError,
+    LaunchError,
+    ReplicaState,
+    RunConflictError,
+)
 
-from ._harness import Fault, Operation
+from ._harness import Ability, Fault, Operation
 from ._lab import Lab
 from ._model import Replica, Run
 
@@ -137,6 +145,47 @@ def conflicting_launch(lab: Lab, run: Run, n: int, more: dict[str, Any]) -> None
             "it raised RunConflictError",
             f"{lab.harness.living()} replicas live, {living} before",
         )
+
+
+def other_launch(lab: Lab, run: Run, n: int, change: dict[str, Any]) -> None:
+    """A launch under the run_id of a run that differs from it in one argument is refused, and changes nothing."""
+    living, told = lab.harness.living(), _told(lab, run)
+    try:
+        handles = lab.relaunch(run, n=n, **change)
+    except RunConflictError:
+        pass
+    except InvalidRequestError as error:
+        _refused_anyway(lab, run, n, change, error)
+    else:
+        lab.broken("L7", f"it gave {handles}", f"{run.name} was launched without {change}, n={n}")
+    if (lab.harness.living(), _told(lab, run)) != (living, told):
+        lab.broken("L7", "the other launch was refused", f"{run.name} is not what it was")
+
+
+def _told(lab: Lab, run: Run) -> list[Any]:
+    running = [one for one in run.replicas if one.state is ReplicaState.RUNNING]
+    return [lab.harness.told(one.handle) for one in running] if lab.can(Ability.TOLD) else []
+
+
+def _refused_anyway(
+    lab: Lab, run: Run, n: int, change: dict[str, Any], error: InvalidRequestError
+) -> None:
+    """An argument that this backend never takes need not be a conflict."""
+    arguments = {**run.options, **change, "run_id": f"{run.run_id}-other"}
+    entrypoint = arguments.pop("entrypoint", lab.harness.entrypoint)
+    kwargs = {**lab.harness.entrypoint_args, **arguments.pop("kwargs", run.kwargs)}
+    try:
+        lab.within("L7", lambda: lab.executor.plan(n, entrypoint, kwargs, **arguments))
+    except InvalidRequestError:
+        return
+    lab.broken("L7", f"it raised {error!r}", f"{change} is allowed, so it is a RunConflictError")
+
+
+@contextlib.contextmanager
+def fault_if_possible(lab: Lab, operation: Operation, fault: Fault) -> Iterator[None]:
+    """Disturb the calls to the backend meanwhile, if this world can."""
+    with lab.fault(operation, fault) if lab.can(operation, fault) else contextlib.nullcontext():
+        yield
 
 
 def early_purge(lab: Lab, run: Run) -> None:

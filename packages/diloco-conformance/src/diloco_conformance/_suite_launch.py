@@ -1,48 +1,20 @@
-"""Starting replicas, and finding them again: L1 to L6, H1 to H3."""
+"""Starting replicas: L1 to L5, L7 to L9."""
 
 from __future__ import annotations
 
 from typing import Any
-
-from hypothesis import HealthCheck, Phase, given, settings
-from hypothesis import strategies as st
 
 from diloco_protocol import BackendError
 
 from ._check_collect import collect
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
-from ._scenes import conflicting_launch, doubtful_launch, failing_launch
-
-NESTED: dict[str, Any] = {
-    "nothing": None,
-    "flag": True,
-    "number": -17,
-    "large": 2**60 + 1,
-    "tenth": 0.1,
-    "tiny": 5e-324,
-    "text": "naïve 漢字 🙂 $HOME $(HOME) $$ `x` \"quoted\" 'single' \\ \n\t end",
-    "empty": [{}, [], ""],
-    "deep": {"a": {"b": [{"c": [1, [2, [3.5, None]]]}]}},
-    "long": "x" * 3000,
-}
-
-plain = st.one_of(
-    st.none(),
-    st.booleans(),
-    st.integers(-(2**63), 2**63),
-    st.floats(allow_nan=False, allow_infinity=False),
-    st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=20),
-)
-json_values = st.recursive(
-    plain,
-    lambda inner: st.lists(inner, max_size=3)
-    | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-)
+from ._scenes import conflicting_launch, doubtful_launch, failing_launch, other_launch
+from ._suite_told import NESTED, check_told, refused
 
 
 class Launching:
-    """Fixed tests of L1 to L6 and H1 to H3."""
+    """Fixed tests of L1 to L5 and L7 to L9."""
 
     def test_l1_handles_are_distinct(self, lab: Lab) -> None:
         """Within a run, and among runs that were launched in the same second and not named."""
@@ -84,12 +56,122 @@ class Launching:
                 lab.forget()
         collect(lab, run.replicas)
 
+    def test_l3_the_same_in_other_words_is_the_same_run(self, lab: Lab) -> None:
+        """The order of keys means nothing, nor does an empty mapping instead of none, or 60.0 instead of 60."""
+        kwargs, env = {"b": [1], "a": {"y": 1, "x": 2}}, {"ONE": "1", "TWO": "2"}
+        run = lab.up(2, kwargs=kwargs, env=env, timeout=600)
+        again = {"kwargs": {"a": {"x": 2, "y": 1}, "b": [1], "number": run.kwargs["number"]}}
+        for options in (
+            {},
+            again,
+            {"env": dict(reversed(env.items()))},
+            {"timeout": 600.0},
+            {"labels": {}, "secrets": {}, "world_size": 2, "rank_offset": 0},
+        ):
+            living = lab.harness.living()
+            if lab.relaunch(run, **options) != run.handles or lab.harness.living() != living:
+                lab.broken("L3", "it gave other handles, or started more", f"{options} is the same")
+
     def test_l3_another_launch_under_the_same_run_id_is_refused(self, lab: Lab) -> None:
         """And changes nothing."""
         run = lab.up(2)
         for n, more in ((3, {}), (1, {}), (2, {"other": 1})):
             conflicting_launch(lab, run, n, more)
         lab.observe_all()
+
+    def test_l7_every_argument_counts(self, lab: Lab) -> None:
+        """The same run_id with one of them different is refused; pending, running or ended; and changes nothing."""
+        options: dict[str, Any] = {"env": {"A": "1"}, "labels": {"team": "blue"}, "world_size": 5}
+        run = lab.launch(2, kwargs={"x": 1, "y": {"z": [1]}}, **options)
+        for what in ("start", "end", "nothing"):
+            for number, (n, change) in enumerate(self._changes(lab, run.kwargs)):
+                if what == "start" or number % 5 == 0:  # each once, and some of them later on
+                    other_launch(lab, run, n, change)
+            lab.observe_all()
+            for replica in run.replicas:
+                if what != "nothing":
+                    lab.drive(replica, Step.START if what == "start" else Step.SUCCEED)
+            lab.forget()
+
+    def _changes(self, lab: Lab, kwargs: dict[str, Any]) -> list[tuple[int, dict[str, Any]]]:
+        timeout = lab.harness.timeout
+        changes: list[dict[str, Any]] = [
+            {"kwargs": {**kwargs, "x": 2}},
+            {"kwargs": {**kwargs, "x": 1.0}},
+            {"kwargs": {**kwargs, "x": True}},
+            {"kwargs": {**kwargs, "x": "1"}},
+            {"kwargs": {**kwargs, "y": {"z": [1, None]}}},
+            {"kwargs": {**kwargs, "more": None}},
+            {"kwargs": {**kwargs, "rank_env": "MY_RANK"}},
+            {"kwargs": {**kwargs, "rendezvous_uri": "file:///elsewhere"}},
+            {"env": {"A": "2"}},
+            {"env": {"A": "1 "}},
+            {"env": {"a": "1"}},
+            {"env": {"A": "1", "B": "1"}},
+            {"env": None},
+            {"timeout": timeout + 1},
+            {"timeout": timeout - 0.5},
+            {"timeout": None},
+            {"entrypoint": "another_module:another_function"},
+            {"entrypoint": f"{lab.harness.entrypoint}_too"},
+            {"labels": {"team": "red"}},
+            {"labels": None},
+            {"max_restarts": 1},
+            {"spot": True},
+            {"gpu": "2"},
+            {"cpu": 3},
+            {"memory": "3Gi"},
+            {"rank_offset": 1},
+            {"world_size": 6},
+        ]
+        if lab.can(Ability.SECRETS):
+            changes.append({"secrets": {"S": lab.harness.secret("s")}})
+        return [(2, change) for change in changes] + [(1, {}), (3, {})]
+
+    def test_l8_a_part_of_a_run(self, lab: Lab) -> None:
+        """Ranks from an offset on, of a run that is larger; with one replica, and with several."""
+        for n, offset, size in ((2, 3, 8), (1, 11, 12), (3, 0, 100)):
+            run = lab.up(n, rank_offset=offset, world_size=size, kwargs={"part": offset})
+            if lab.can(Ability.TOLD):
+                for replica in run.replicas:
+                    check_told(lab, replica.handle, {**lab.harness.entrypoint_args, **run.kwargs})
+            lab.observe_all()
+            lab.forget()
+            lab.attach(run)
+            if lab.relaunch(run) != run.handles:
+                lab.broken("L8", "launched again, it gave other handles", str(run.handles))
+            for replica in run.replicas:
+                lab.drive(replica, Step.SUCCEED, f"rank {replica.handle.rank}")
+            lab.observe_all()
+            collect(lab, run.replicas)
+        run = lab.up(2, rank_offset=5)  # the last ranks, if nothing else is said
+        lab.cancel(run.replicas[1])
+        lab.settle()
+        lab.observe_all()
+
+    def test_l9_a_failed_attempt_is_started_again(self, lab: Lab) -> None:
+        """As often as the launch says, and no more; a backend that cannot do it refuses."""
+        entrypoint, kwargs = lab.harness.entrypoint, lab.harness.entrypoint_args
+        try:
+            lab.within("L9", lambda: lab.executor.plan(1, entrypoint, kwargs, max_restarts=2))
+        except ValueError:
+            refused(lab, "L9", max_restarts=2)
+            return
+        lab.needs(Ability.RESTART)
+        replica = lab.up(1, max_restarts=2).replicas[0]
+        for code in (3, 4):
+            lab.drive(replica, Step.FAIL, code)
+            lab.observe_all()
+            lab.drive(replica, Step.START)
+            lab.observe_all()
+        lab.drive(replica, Step.FAIL, 5)
+        lab.observe_all()
+        other = lab.up(2, max_restarts=1).replicas[0]
+        lab.drive(other, Step.FAIL, 3)
+        lab.forget()
+        lab.drive(other, Step.START)
+        lab.drive(other, Step.SUCCEED, "in the end")
+        collect(lab, [replica, other])
 
     def test_l3_a_launch_whose_answer_is_lost_is_found_again(self, lab: Lab) -> None:
         """No replica is started twice, none is left behind."""
@@ -185,100 +267,3 @@ class Launching:
         sent = lab.harness.sent()[before:]
         if sent != list(plan.requests):
             lab.broken("L5", f"planned: {plan.requests}", f"sent: {sent}")
-
-    def test_l6_replicas_are_told_who_they_are(self, lab: Lab) -> None:
-        """Rank, world size and exactly the arguments, nested as they are."""
-        lab.needs(Ability.TOLD)
-        run = lab.up(3, kwargs=NESTED, env={"CONFORMANCE": "a b'c\"$(d)$$e"})
-        for replica in run.replicas:
-            self._told(lab, replica.handle, {**lab.harness.entrypoint_args, **run.kwargs})
-            told = lab.harness.told(replica.handle).environment
-            wanted = {
-                "REPLICA_RANK": str(replica.handle.rank),
-                "REPLICA_WORLD_SIZE": "3",
-                "CONFORMANCE": "a b'c\"$(d)$$e",
-            }
-            if wanted.items() - told.items():
-                lab.broken(
-                    "L6",
-                    f"its environment has {[(key, told.get(key)) for key in wanted]}",
-                    str(wanted),
-                )
-
-    def test_l6_any_arguments_arrive(self, lab: Lab) -> None:
-        """Whatever JSON can say."""
-        lab.needs(Ability.TOLD)
-
-        @settings(
-            max_examples=self.examples,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            phases=[Phase.explicit, Phase.generate],
-            suppress_health_check=list(HealthCheck),
-        )
-        @given(
-            kwargs=st.dictionaries(st.sampled_from(["a", "b", "ü", "x1"]), json_values, max_size=3)
-        )
-        def arrive(kwargs: dict[str, Any]) -> None:
-            run = lab.up(1, kwargs=kwargs)
-            self._told(lab, run.handles[0], {**lab.harness.entrypoint_args, **run.kwargs})
-            lab.drive(run.replicas[0], Step.SUCCEED, kwargs)
-            collect(lab, run.replicas)
-            lab.history.clear()
-
-        arrive()
-
-    examples: int = 40
-
-    def _told(self, lab: Lab, handle: Any, kwargs: dict[str, Any]) -> None:
-        told = lab.harness.told(handle)
-        if (told.rank, told.world_size) != (handle.rank, handle.world_size):
-            lab.broken(
-                "L6", f"it is told that it is {told.rank} of {told.world_size}", f"it is {handle}"
-            )
-        if repr(sorted(told.kwargs.items())) != repr(sorted(kwargs.items())):
-            lab.broken("L6", f"it is told {told.kwargs!r}", f"it was given {kwargs!r}")
-
-    def test_h1_handles_survive_json(self, lab: Lab) -> None:
-        """And mean the same afterwards."""
-        run = lab.up(2)
-        lab.forget()
-        lab.observe_all()
-        lab.drive(run.replicas[0], Step.SUCCEED, 1)
-        lab.forget()
-        lab.observe_all()
-        if len(dict.fromkeys([*run.handles, *run.handles], 1)) != 2:
-            lab.broken(
-                "H1",
-                f"{run.handles} are not keys of a dict",
-                "a handle is hashable and equal by value",
-            )
-
-    def test_h2_another_process_knows_as_much(self, lab: Lab) -> None:
-        """At every stage of a life."""
-        run = lab.launch(3)
-        lab.forget()
-        lab.observe_all()
-        for replica in run.replicas:
-            lab.drive(replica, Step.START)
-        lab.forget()
-        lab.observe_all()
-        lab.drive(run.replicas[0], Step.SUCCEED, "x")
-        lab.cancel(run.replicas[1])
-        lab.forget()
-        lab.observe_all()
-        lab.settle()
-        lab.forget()
-        collect(lab, run.replicas)
-        lab.observe_all()
-
-    def test_h3_runs_are_found_again(self, lab: Lab) -> None:
-        """By name, with the same handles, whether they live or not."""
-        runs = [lab.up(2), lab.up(1, named=False), lab.launch(3)]
-        lab.drive(runs[1].replicas[0], Step.FAIL, 1)
-        for _ in range(2):
-            for run in runs:
-                lab.attach(run)
-            lab.forget()
-        lab.observe_all()

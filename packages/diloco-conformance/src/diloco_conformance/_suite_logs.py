@@ -1,12 +1,17 @@
-"""Reading logs: G1."""
+"""Reading logs: G1, G2, G5 to G7."""
 
 from __future__ import annotations
 
-from diloco_protocol import BackendError
+from collections.abc import Callable
+from typing import Any
 
-from ._harness import Step
+from diloco_protocol import BackendError, ReplicaNotFoundError
+
+from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
-from ._logs import check_log
+from ._logs import check_everywhere, check_lines, check_log, read
+from ._model import Replica
+from ._scenes import RETRYABLE, check_error
 
 UGLY = [
     "",
@@ -18,12 +23,32 @@ UGLY = [
     "last",
 ]
 
+#: Every character that some splitter takes for the end of a line, and others that are changed on the way.
+STRANGE = [
+    "10%\r50%\r100%",
+    "carriage return at the end\r",
+    "\rand at the begin",
+    "a NUL\0inside",
+    "form feed\x0c vertical tab\x0b",
+    "separators\x1c\x1d\x1e\x1f",
+    "next line\x85 line\u2028 paragraph\u2029",
+    "\x1b[31mred\x1b[0m\x1b[2K",
+    "\ufeffa byte order mark",
+    "bell\a backspace\b delete\x7f",
+    "2026-01-01T00:00:00.000000000Z this is no time stamp",
+    "stdout F not a prefix",
+    "",
+    " ",
+    "\t",
+    "the end   ",
+]
+
 
 class Logs:
-    """Fixed tests of G1."""
+    """Fixed tests of G1, G2, G5 to G7."""
 
     def test_g1_a_log_has_what_the_replica_wrote(self, lab: Lab) -> None:
-        """While it runs and after every end; the last n lines; nothing of the siblings."""
+        """While it runs and after every end; nothing of the siblings."""
         lab.needs(Step.PRINT)
         run = lab.up(2)
         for number, replica in enumerate(run.replicas):
@@ -43,41 +68,19 @@ class Logs:
         lab.needs(Step.PRINT)
         replica = lab.up().replicas[0]
         lab.drive(replica, Step.PRINT, UGLY)
-        check_log(lab, replica)
+        check_everywhere(lab, replica, "G1")
         lab.drive(replica, Step.SUCCEED)
-        check_log(lab, replica)
+        check_everywhere(lab, replica, "G1")
 
     def test_g1_no_log_is_no_text(self, lab: Lab) -> None:
         """A replica that has written nothing has an empty log, not a sentence about it."""
         run = lab.launch()
-        try:
-            text = lab.within("G1", lambda: lab.executor.stream_logs(run.handles[0]))
-        except BackendError:
-            text = ""
-        if text:
-            lab.broken("G1", repr(text), "it has not written anything")
-        lab.drive(run.replicas[0], Step.START)
-        check_log(lab, run.replicas[0])
-
-    def test_g1_following_ends_with_the_replica(self, lab: Lab) -> None:
-        """log_iter gives all lines once, those that match, and comes to an end."""
-        lab.needs(Step.PRINT)
-        replica = lab.up().replicas[0]
-        lab.drive(replica, Step.PRINT, ["one", "two", "three"])
-        lab.drive(replica, Step.SUCCEED)
-        for options, wanted in (
-            ({"follow": True}, ["one", "two", "three"]),
-            ({"follow": False}, ["one", "two", "three"]),
-            ({"regex": "^t"}, ["two", "three"]),
-            ({"follow": True, "regex": "nothing"}, []),
-        ):
-            lab.note(f"log_iter({replica}, {options})", "logs")
-            lines = lab.within(
-                "G1",
-                lambda options=options: list(lab.executor.log_iter(replica.handle, **options)),  # type: ignore[misc]
-            )
-            if lines != wanted:
-                lab.broken("G1", repr(lines), repr(wanted))
+        for _ in range(2):
+            check_log(lab, run.replicas[0])
+            check_lines(lab, run.replicas[0])
+            lab.drive(run.replicas[0], Step.START)
+        lab.drive(run.replicas[0], Step.SUCCEED)
+        check_everywhere(lab, run.replicas[0], "G1")
 
     def test_g1_a_stream_that_is_not_there_is_an_error(self, lab: Lab) -> None:
         """So is a number of lines that is not from 1."""
@@ -93,3 +96,188 @@ class Logs:
             except ValueError:
                 continue
             lab.broken("G1", "a wrong argument was taken", "it is a ValueError")
+
+    # --- what a line is ---
+
+    def test_g2_only_a_newline_ends_a_line(self, lab: Lab) -> None:
+        """Not a carriage return, a form feed, U+0085 or U+2028; and all of them arrive."""
+        lab.needs(Ability.WRITE)
+        replica = lab.up().replicas[0]
+        lab.write(replica, "".join(f"{line}\n" for line in STRANGE).encode())
+        self._while_it_runs_and_after(lab, replica)
+
+    def test_g2_long_lines_arrive_whole(self, lab: Lab) -> None:
+        """100 KiB, of one byte or of four bytes each, so that borders of blocks lie within characters."""
+        lab.needs(Ability.WRITE)
+        replica = lab.up().replicas[0]
+        for line in ("x" * 102_400, "before " + "🙂" * 25_600, "é" * 51_200, "short"):
+            lab.write(replica, f"{line}\n".encode())
+        self._while_it_runs_and_after(lab, replica)
+
+    def test_g2_characters_arrive_in_pieces(self, lab: Lab) -> None:
+        """Written byte by byte."""
+        lab.needs(Ability.WRITE)
+        replica = lab.up().replicas[0]
+        for byte in "é漢🙂\nü".encode():
+            lab.write(replica, bytes([byte]))
+        lab.write(replica, b"\n")
+        self._while_it_runs_and_after(lab, replica)
+
+    def test_g2_a_last_line_needs_no_newline(self, lab: Lab) -> None:
+        """It may be held back until the end; then it is there."""
+        lab.needs(Ability.WRITE)
+        replica = lab.up().replicas[0]
+        lab.write(replica, b"one\ntwo\nunfinished \xf0\x9f\x99\x82")
+        self._while_it_runs_and_after(lab, replica)
+
+    def _while_it_runs_and_after(self, lab: Lab, replica: Replica) -> None:
+        check_everywhere(lab, replica, "G2")
+        lab.drive(replica, Step.SUCCEED)
+        check_everywhere(lab, replica, "G2")
+
+    # --- how many ---
+
+    def test_g5_the_last_200_lines_by_default(self, lab: Lab) -> None:
+        """And any other number that is asked for."""
+        lab.needs(Step.PRINT)
+        replica = lab.up().replicas[0]
+        lab.drive(replica, Step.PRINT, [f"line {number}" for number in range(250)])
+        for n_lines in (None, 1, 199, 201, 250, 251):
+            check_log(lab, replica, n_lines, promise="G5")
+        lab.drive(replica, Step.SUCCEED)
+        check_log(lab, replica, promise="G5")
+
+    def test_g5_hundreds_of_lines(self, lab: Lab) -> None:
+        """All of them, in order, written in several goes."""
+        lab.needs(Step.PRINT)
+        replica = lab.up().replicas[0]
+        for begin in range(0, 700, 100):
+            lines = [
+                f"line {number}: {'x' * (number % 97)}" for number in range(begin, begin + 100)
+            ]
+            lab.drive(replica, Step.PRINT, lines)
+        check_everywhere(lab, replica, "G5")
+        check_log(lab, replica, promise="G5")
+        lab.drive(replica, Step.SUCCEED)
+        check_everywhere(lab, replica, "G5")
+
+    # --- what cannot be read ---
+
+    def test_g6_a_log_that_is_gone_is_an_exception(self, lab: Lab) -> None:
+        """Purged or forgotten, read in any way, by this process and another."""
+        for ability in (None, Ability.EXPIRE):
+            if ability is not None and not lab.can(ability):
+                continue
+            replica = lab.up().replicas[0]
+            if lab.can(Step.PRINT):
+                lab.drive(replica, Step.PRINT, ["nobody can read this any more"])
+            lab.drive(replica, Step.SUCCEED)
+            check_log(lab, replica)
+            if ability is None:
+                lab.purge(replica.run)
+            else:
+                lab.expire(replica.run)
+            for _ in range(2):
+                self._unreadable(lab, replica)
+                lab.forget()
+
+    def _unreadable(self, lab: Lab, replica: Replica) -> None:
+        executor, handle = lab.executor, replica.handle
+        ways: dict[str, Callable[[], Any]] = {
+            "stream_logs": lambda: executor.stream_logs(handle),
+            "log_iter": lambda: list(executor.log_iter(handle)),
+            "log_iter(follow=True)": lambda: list(executor.log_iter(handle, follow=True)),
+            "log_iter(since=0)": lambda: list(executor.log_iter(handle, since=0.0)),
+        }
+        for name, call in ways.items():
+            lab.note(f"{name} of {replica}", "logs")
+            try:
+                said = lab.within("G6", call)
+            except ReplicaNotFoundError:
+                continue
+            except BackendError as error:
+                lab.broken("G6", f"{name} raised {error!r}", "it is a ReplicaNotFoundError")
+            lab.broken("G6", f"{name} gave {said!r}", "there is no record of it")
+
+    def test_g6_a_log_that_cannot_be_read_is_an_exception(self, lab: Lab) -> None:
+        """Never an empty text, nor half of one."""
+        lab.needs(Operation.LOGS, Step.PRINT)
+        replica = lab.up().replicas[0]
+        lab.drive(replica, Step.PRINT, ["one", "two"])
+        for fault in [*RETRYABLE, Fault.FORBIDDEN]:
+            if not lab.can(fault):
+                continue
+            ways: dict[str, Callable[[], Any]] = {
+                "stream_logs": lambda: lab.executor.stream_logs(replica.handle),
+                "log_iter": lambda: list(lab.executor.log_iter(replica.handle)),
+            }
+            for name, call in ways.items():
+                with lab.fault(Operation.LOGS, fault):
+                    lab.note(f"{name} of {replica}", "logs")
+                    try:
+                        said = lab.within("G6", call)
+                    except BackendError as error:
+                        check_error(lab, "G6", name, error, fault)
+                        if isinstance(error, LookupError):
+                            lab.broken("G6", f"{name} raised {error!r}", f"{fault}: who knows?")
+                    else:
+                        lab.broken("G6", f"{name} gave {said!r}", f"{fault}: it could not be read")
+        check_everywhere(lab, replica, "G6")
+
+    def test_g6_a_backend_that_cannot_be_asked_has_no_empty_logs(self, lab: Lab) -> None:
+        """Even if the log itself could be read."""
+        lab.needs(Operation.OBSERVE, Step.PRINT)
+        replica = lab.up().replicas[0]
+        lab.drive(replica, Step.PRINT, ["one", "two"])
+        for fault in [*RETRYABLE, Fault.FORBIDDEN]:
+            if not lab.can(fault):
+                continue
+            with lab.fault(Operation.OBSERVE, fault):
+                try:
+                    lines = read(lab, replica, promise="G6")
+                except BackendError as error:
+                    check_error(lab, "G6", "log_iter", error, fault)
+                else:
+                    if lines != replica.lines:
+                        lab.broken("G6", f"log_iter gave {lines}", f"it wrote {replica.lines}")
+
+    # --- whose ---
+
+    def test_g7_siblings_are_not_mixed(self, lab: Lab) -> None:
+        """Of more than ten ranks, and of runs whose names begin alike."""
+        lab.needs(Step.PRINT)
+        name = f"{lab.harness.run_prefix}-alike"
+        runs = [lab.up(2, run_id=name), lab.up(lab.harness.ranks, run_id=f"{name}-1")]
+        runs.append(lab.up(1, run_id=f"{name}-1-0"))
+        for run in runs:
+            for replica in run.replicas:
+                lab.drive(replica, Step.PRINT, [f"{replica} writes this", "and this"])
+        for replica in lab.replicas():
+            check_log(lab, replica, promise="G7")
+            check_lines(lab, replica, promise="G7")
+
+    def test_g7_attempts_are_not_mixed(self, lab: Lab) -> None:
+        """The line that the first did not finish is not continued by the second."""
+        lab.needs(Step.PREEMPT, Ability.WRITE)
+        replica = lab.up(2).replicas[1]
+        lab.write(replica, b"first\nunfini")
+        lab.drive(replica, Step.PREEMPT)
+        lab.drive(replica, Step.START)
+        check_log(lab, replica, promise="G7")
+        lab.write(replica, b"shed\nsecond\n")
+        check_everywhere(lab, replica, "G7")
+        lab.drive(replica, Step.SUCCEED)
+        check_everywhere(lab, replica, "G7")
+
+    def test_g7_a_name_that_is_used_again_has_a_new_log(self, lab: Lab) -> None:
+        """And the old handle has none."""
+        lab.needs(Step.PRINT)
+        old = lab.up()
+        lab.drive(old.replicas[0], Step.PRINT, ["of the first run"])
+        lab.drive(old.replicas[0], Step.SUCCEED)
+        lab.purge(old)
+        new = lab.up(run_id=old.run_id)
+        check_log(lab, new.replicas[0], promise="G7")
+        lab.drive(new.replicas[0], Step.PRINT, ["of the second run"])
+        check_everywhere(lab, new.replicas[0], "G7")
+        self._unreadable(lab, old.replicas[0])

@@ -1,0 +1,130 @@
+"""Finding replicas again: H1 to H3, H7, H8."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from ._check_collect import collect
+from ._harness import Step
+from ._lab import Lab
+from ._model import Run
+
+
+class Finding:
+    """Fixed tests of H1 to H3, H7 and H8."""
+
+    def test_h1_handles_survive_json(self, lab: Lab) -> None:
+        """And mean the same afterwards."""
+        run = lab.up(2)
+        lab.forget()
+        lab.observe_all()
+        lab.drive(run.replicas[0], Step.SUCCEED, 1)
+        lab.forget()
+        lab.observe_all()
+        if len(dict.fromkeys([*run.handles, *run.handles], 1)) != 2:
+            lab.broken(
+                "H1",
+                f"{run.handles} are not keys of a dict",
+                "a handle is hashable and equal by value",
+            )
+
+    def test_h2_another_process_knows_as_much(self, lab: Lab) -> None:
+        """At every stage of a life."""
+        run = lab.launch(3)
+        lab.forget()
+        lab.observe_all()
+        for replica in run.replicas:
+            lab.drive(replica, Step.START)
+        lab.forget()
+        lab.observe_all()
+        lab.drive(run.replicas[0], Step.SUCCEED, "x")
+        lab.cancel(run.replicas[1])
+        lab.forget()
+        lab.observe_all()
+        lab.settle()
+        lab.forget()
+        collect(lab, run.replicas)
+        lab.observe_all()
+
+    def test_h3_runs_are_found_again(self, lab: Lab) -> None:
+        """By name, with the same handles, whether they live or not."""
+        runs = [lab.up(2), lab.up(1, named=False), lab.launch(3)]
+        lab.drive(runs[1].replicas[0], Step.FAIL, 1)
+        for _ in range(2):
+            for run in runs:
+                lab.attach(run)
+            lab.forget()
+        lab.observe_all()
+
+    def test_h3_a_run_of_one_is_found_again(self, lab: Lab) -> None:
+        """As the only run, before its start, while it runs and after its end."""
+        run = lab.launch(1)
+        for step in (Step.START, Step.SUCCEED, None):
+            lab.attach(run)
+            if step is not None:
+                lab.drive(run.replicas[0], step)
+            lab.forget()
+
+    def test_h7_runs_are_listed_oldest_first(self, lab: Lab) -> None:
+        """Whatever their names and ends; more than a page of them, each once."""
+        names = [f"{lab.harness.run_prefix}-{name}" for name in ("zebra", "apple", "mango")]
+        names += [f"{lab.harness.run_prefix}-{number}-page" for number in range(lab.harness.runs)]
+        for name in names:
+            run = lab.launch(1, run_id=name)
+            if name.endswith("apple"):
+                lab.cancel(run.replicas[0])
+                lab.settle()
+            lab.advance(1.5 * lab.harness.resolution)
+        for _ in range(2):
+            listed = lab.verb("H7", lab.executor.list_runs)
+            ours = [name for name in listed if name.startswith(lab.harness.run_prefix)]
+            if ours != names:
+                lab.broken("H7", f"list_runs gave {listed}", f"in order of launch: {names}")
+            lab.forget()
+
+    def test_h8_more_than_ten_ranks_are_told_apart(self, lab: Lab) -> None:
+        """And in the order of numbers, in which 10 comes after 2."""
+        run = lab.up(lab.harness.ranks)
+        lab.attach(run)
+        lab.observe_all()
+        replicas = run.replicas
+        for rank in (1, len(replicas) - 1):
+            lab.drive(replicas[rank], Step.SUCCEED, f"result of {rank}")
+            lab.observe_all()
+        collect(lab, replicas)
+        lab.forget()
+        lab.attach(run)
+        if lab.capabilities.cancel_scope == "replica":
+            lab.cancel(replicas[0])
+            lab.settle()
+            lab.observe_all()
+        for rank in range(2, len(replicas) - 1):
+            lab.drive(replicas[rank], Step.SUCCEED, [rank])
+        collect(lab, replicas[::-1])
+
+    def test_h8_names_that_begin_alike_are_different_runs(self, lab: Lab) -> None:
+        """For attach, list_runs, cancel, collect and purge."""
+        name = f"{lab.harness.run_prefix}-x"
+        ends = ("", "-1", "-10", "-1-0")
+        runs = {end: lab.up(2, run_id=f"{name}{end}") for end in ends}
+        for end in ("-1", ""):
+            run = runs[end]
+            lab.cancel(run.replicas[0])
+            lab.settle()
+            lab.observe_all()
+            if lab.capabilities.cancel_scope == "replica":
+                lab.drive(run.replicas[1], Step.SUCCEED, end)
+            collect(lab, lab.replicas())
+            self._all_found(lab, [one for one in runs.values() if not one.replicas[0].gone])
+            lab.purge(run)
+            lab.observe_all()
+            self._all_found(lab, [one for one in runs.values() if not one.replicas[0].gone])
+            lab.forget()
+        for end in ("-10", "-1-0"):
+            for replica in runs[end].replicas:
+                lab.drive(replica, Step.SUCCEED, [end, replica.handle.rank])
+        collect(lab, lab.replicas())
+
+    def _all_found(self, lab: Lab, runs: Iterable[Run]) -> None:
+        for run in runs:
+            lab.attach(run)
