@@ -27,6 +27,14 @@ def check(tmp_path):
     (tmp_path / "dying_trainer.py").write_text(
         "import os, sys\nsys.stderr.write('last words')\nsys.stderr.flush()\nos._exit(7)\n"
     )
+    package = tmp_path / "package_of_trainers"
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / "good.py").write_text(
+        "def main(): raise AssertionError('the check must not call it')"
+    )
+    (package / "broken.py").write_text("import a_module_nobody_has\n")
+    (package / "empty.py").touch()
     (tmp_path / "hanging_trainer.py").write_text("import time\ntime.sleep(600)\n")
 
     def run(entrypoint, **options):
@@ -38,7 +46,9 @@ def check(tmp_path):
     return run
 
 
-@pytest.mark.parametrize("entrypoint", ["good_trainer:train", "good_trainer:Trainer.fit"])
+@pytest.mark.parametrize(
+    "entrypoint", ["good_trainer:train", "good_trainer:Trainer.fit", "package_of_trainers:good"]
+)
 def test_good(check, entrypoint):
     check(entrypoint)
 
@@ -52,6 +62,9 @@ def test_good(check, entrypoint):
         ("dying_trainer:train", "'dying_trainer'.*code 7: last words"),
         ("good_trainer:no_train", "'good_trainer' has no attribute 'no_train'"),
         ("good_trainer:Trainer.fti", "no attribute 'Trainer.fti'"),
+        ("package_of_trainers:none", "'package_of_trainers' has no attribute 'none'"),
+        ("package_of_trainers:broken", "cannot be imported.*a_module_nobody_has"),
+        ("package_of_trainers:empty", "'package_of_trainers.empty' has no attribute 'main'"),
         ("good_trainer:value", "'value'.*cannot be called: it is a int"),
     ],
 )

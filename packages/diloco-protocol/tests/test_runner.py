@@ -9,11 +9,25 @@ import sys
 import pytest
 from runner_lab import MODULE, PATIENCE, end, replica
 
-from diloco_protocol import Outcome, Reason, ReplicaSpec, spec_to_arguments
+from diloco_protocol import Outcome, Reason, ReplicaSpec, entrypoint_name, spec_to_arguments
 
 __all__ = ["replica"]
 
 pytestmark = pytest.mark.processes
+
+
+@pytest.fixture
+def package(tmp_path):
+    """A package with modules that an entrypoint may name."""
+    folder = tmp_path / "package"
+    folder.mkdir()
+    (folder / "__init__.py").write_text(
+        "from . import seen\ndef both(**kwargs): return 'function'\n"
+    )
+    for name in ("seen", "unseen", "both"):
+        (folder / f"{name}.py").write_text(f"def main(**kwargs): return ['{name}', kwargs]\n")
+    (folder / "broken.py").write_text("import no_such_module\n")
+    (folder / "empty.py").touch()
 
 
 class TestOutcomes:
@@ -24,6 +38,14 @@ class TestOutcomes:
         assert (outcome.exit_code, outcome.reason, outcome.error) == (0, Reason.COMPLETED, None)
         assert json.dumps(outcome.result) == json.dumps(kwargs)
         assert outcome.started_at <= outcome.finished_at
+
+    @pytest.mark.parametrize(
+        ("name", "result"),
+        [("seen", ["seen", {"a": 1}]), ("unseen", ["unseen", {"a": 1}]), ("both", "function")],
+    )
+    def test_a_module_may_be_named(self, replica, package, tmp_path, name, result):
+        entry = entrypoint_name(f"package.{name}")
+        assert end(replica("", entry=entry, a=1), tmp_path).result == result
 
     @pytest.mark.parametrize(
         ("more", "inner"), [({}, None), ({"world_size_env": "WORLD_SIZE"}, "4")]
@@ -159,9 +181,12 @@ class TestOutcomes:
         [
             ("no_such_module:f", "importing module 'no_such_module' failed: ModuleNotFoundError"),
             ("entry:no_such_function", "looking up 'no_such_function' in module 'entry' failed"),
+            ("package:none", "looking up 'none' in module 'package' failed: AttributeError"),
+            ("package:empty", "looking up 'main' in module 'package.empty' failed"),
+            ("package:broken", "No module named 'no_such_module'"),
         ],
     )
-    def test_what_cannot_be_found_is_named(self, replica, tmp_path, entry, told):
+    def test_what_cannot_be_found_is_named(self, replica, package, tmp_path, entry, told):
         outcome = end(replica("", entry=entry), tmp_path)
         assert outcome.reason is Reason.START_FAILED
         assert told in outcome.error

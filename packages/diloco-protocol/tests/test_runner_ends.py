@@ -94,10 +94,6 @@ class TestEnds:
         assert outcome.reason is Reason.CANCEL_REQUESTED
         assert "exited with code 0 before its entrypoint had returned" in outcome.error
 
-    def test_without_a_signal_it_is_a_success(self, replica, tmp_path):
-        outcome = end(replica("leaves", code=0), tmp_path)
-        assert (outcome.exit_code, outcome.reason) == (0, Reason.COMPLETED)
-
     def test_a_kill_from_outside_is_told(self, replica, tmp_path):
         runner = replica("sleeps", mark=str(tmp_path / "pid"))
         os.kill(read_pid(tmp_path / "pid"), signal.SIGKILL)

@@ -4,4 +4,7 @@ from .__about__ import __version__
 from ._executor import EKSExecutor
 from ._options import EKSOptions
 
-__all__ = ["EKSExecutor", "EKSOptions", "__version__"]
+K8sExecutor = EKSExecutor
+"""Another name of :class:`EKSExecutor`, for clusters elsewhere."""
+
+__all__ = ["EKSExecutor", "EKSOptions", "K8sExecutor", "__version__"]

@@ -12,7 +12,7 @@ from diloco_protocol import InvalidRequestError
 
 # Writes to a file and not to stdout, which belongs to the modules it imports.
 _PROGRAM = """
-import functools, importlib, json, sys, traceback
+import functools, importlib, json, sys, traceback, types
 module, name, report = sys.argv[1:]
 sys.argv[1:] = []
 answer = {}
@@ -22,11 +22,26 @@ except BaseException as error:
     answer = {"step": "module", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 else:
     try:
-        target = functools.reduce(getattr, name.split("."), target)
+        try:
+            target = functools.reduce(getattr, name.split("."), target)
+        except AttributeError:
+            inner = f"{module}.{name}"
+            try:
+                target = importlib.import_module(inner)
+            except ModuleNotFoundError as error:
+                if not f"{inner}.".startswith(f"{error.name}."):
+                    raise
+                target = None
+            if target is None:
+                raise
+        if isinstance(target, types.ModuleType):
+            target = target.main
         if not callable(target):
             answer = {"step": "callable", "error": f"it is a {type(target).__name__}"}
     except AttributeError as error:
         answer = {"step": "attribute", "error": f"{type(error).__name__}: {error}"}
+    except BaseException as error:
+        answer = {"step": "module", "error": f"{type(error).__name__}: {error}", "traceback": traceback.format_exc()}
 with open(report, "w") as stream:
     json.dump(answer, stream)
 """
@@ -35,7 +50,7 @@ with open(report, "w") as stream:
 def check_entrypoint(
     entrypoint: str, *, python: str, env: Mapping[str, str], cwd: str, timeout: float = 300.0
 ) -> None:
-    """Import ``"package.module:function"`` in a fresh interpreter, as a replica would.
+    """Import ``"package.module:function"`` in a fresh interpreter, as a replica would (``diloco_protocol._child``).
 
     Args:
         entrypoint: What to import.

@@ -92,7 +92,8 @@ class BaseExecutor(Hooks):
 
         Args:
             n_replicas: How many replicas to start here.
-            entrypoint: ``"package.module:function"``, ``"package.module.function"``, or a function that has such a name.
+            entrypoint: ``"package.module:function"``, ``"package.module.function"``, ``"package.module"`` (its function
+                ``main``), or a function that has such a name.
             entrypoint_args: Its keyword arguments; JSON values, nested as you like, arrive exactly as given. Three keys mean
                 something to the launch: ``rank_env`` and ``world_size_env`` (both taken out) name variables that are to hold
                 the rank and the number of replicas too; ``rendezvous_uri`` is exported as ``RENDEZVOUS_URI`` too.

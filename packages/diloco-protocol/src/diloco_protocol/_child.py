@@ -8,6 +8,7 @@ import json
 import sys
 import traceback
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from ._errors import InvalidRequestError
@@ -33,7 +34,15 @@ def _call(spec: ReplicaSpec) -> tuple[int, dict[str, Any]]:
     try:
         imported = importlib.import_module(module)
         step = f"looking up {name!r} in module {module!r}"
-        function: Any = functools.reduce(getattr, name.split("."), imported)
+        try:
+            function: Any = functools.reduce(getattr, name.split("."), imported)
+        except AttributeError:
+            function = _submodule(module, name)
+            if function is None:
+                raise
+        if isinstance(function, ModuleType):  # "package.module" was meant
+            step = f"looking up 'main' in module {function.__name__!r}"
+            function = function.main
         step = ""
         result = function(**spec.kwargs)
     except SystemExit as exit_request:
@@ -56,6 +65,17 @@ def _call(spec: ReplicaSpec) -> tuple[int, dict[str, Any]]:
         print(text, file=sys.stderr, flush=True)  # noqa: T201 - stderr is the replica's log
         return 1, {"error": text, "error_type": "InvalidResult"}
     return 0, {"result": result}
+
+
+def _submodule(module: str, name: str) -> ModuleType | None:
+    """A module inside a package; None if there is none. What that module itself lacks is an error."""
+    full_name = f"{module}.{name}"
+    try:
+        return importlib.import_module(full_name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{full_name}.".startswith(f"{error.name}."):
+            return None
+        raise
 
 
 def _exit_code(request: SystemExit) -> tuple[int, dict[str, Any]]:

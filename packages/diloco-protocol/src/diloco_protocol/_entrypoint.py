@@ -20,7 +20,8 @@ def entrypoint_name(entrypoint: str | Callable[..., Any]) -> str:
     """``"package.module:function"`` for an entrypoint.
 
     Args:
-        entrypoint: That form, or ``"package.module.function"``, or a function that an import can find again.
+        entrypoint: That form, or ``"package.module.function"``, or ``"package.module"`` (whose ``main`` is called, unless the
+            package has a function of that name: the replica finds out), or a function that an import can find again.
 
     Raises:
         InvalidRequestError: It is neither, or a callable that cannot be named (lambda, nested, bound, of ``__main__``).
