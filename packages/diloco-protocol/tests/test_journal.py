@@ -2,6 +2,7 @@
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import pytest
 
@@ -42,6 +43,24 @@ def test_launches(tmp_path):
     again = FolderJournal(tmp_path / "new")
     assert again.runs() == ["a", "b"]
     assert again.handles("b") == handles("b", 11)
+
+
+def test_a_later_launch_of_the_same_name_takes_the_place_of_the_earlier_one(tmp_path):
+    journal = FolderJournal(tmp_path)
+    journal.record_launch(handles("a", 3))
+    later = [replace(handle, metadata={"id": "new"}) for handle in handles("a", 2)]
+    journal.record_launch(later)
+    assert journal.handles("a") == later
+    journal.record_launch(handles("a", 3))
+    assert journal.handles("a") == handles("a", 3)
+
+
+def test_parts_of_a_run_that_stand_on_several_clusters_are_all_kept(tmp_path):
+    journal = FolderJournal(tmp_path)
+    first, second, third = handles("a", 3)
+    journal.record_launch([first, second])
+    journal.record_launch([third])
+    assert journal.handles("a") == [first, second, third]
 
 
 def test_ends_with_results(tmp_path):

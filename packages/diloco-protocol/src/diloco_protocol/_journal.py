@@ -16,7 +16,7 @@ from ._types import Reason, ReplicaState, ReplicaStatus
 if TYPE_CHECKING:
     from pathlib import Path
 
-_VERSION = 1
+_VERSION = 2
 
 
 @runtime_checkable
@@ -62,8 +62,11 @@ class FolderJournal:
 
     def record_launch(self, handles: list[ReplicaHandle]) -> None:
         """Remember the handles of a run; see :class:`RunJournal`."""
+        ranks = sorted(handle.rank for handle in handles)
+        launch = f"{zlib.crc32(''.join(sorted(h.to_json() for h in handles)).encode()):08x}"
         for handle in handles:
-            self._write(self._file(handle, "launched"), {"handle": handle.to_dict()}, replace=True)
+            record = {"handle": handle.to_dict(), "launch": launch, "ranks": ranks}
+            self._write(self._file(handle, "launched"), record, replace=True)
 
     def record_end(self, handle: ReplicaHandle, status: ReplicaStatus, result: Any) -> None:
         """Remember a terminal status; see :class:`RunJournal`."""
@@ -88,8 +91,15 @@ class FolderJournal:
     def handles(self, run_id: str) -> list[ReplicaHandle]:
         """The handles of a run; see :class:`RunJournal`."""
         files = sorted((self.folder / _spell(run_id)).glob("*.launched.json"))
+        launches: dict[str, list[dict[str, Any]]] = {}
+        for record in map(_read, files):
+            launches.setdefault(record["launch"], []).append(record)
+        # Of a launch whose name was used again, only the ranks are left that the later one does not have.
+        whole = [
+            records for records in launches.values() if len(records) == len(records[0]["ranks"])
+        ]
         return sorted(
-            (ReplicaHandle.from_dict(_read(file)["handle"]) for file in files),
+            (ReplicaHandle.from_dict(record["handle"]) for records in whole for record in records),
             key=lambda handle: handle.rank,
         )
 
