@@ -9,6 +9,11 @@ def indexes(text):
     return {number for bounds in ranges for number in range(int(bounds[0]), int(bounds[-1]) + 1)}
 
 
+def index_of(handle):
+    """The index of a replica in its Job."""
+    return handle.rank - int(handle.metadata["first_rank"])
+
+
 def condition(job, kind):
     """A condition that holds."""
     found = job["status"].get("conditions") or []

@@ -6,7 +6,7 @@ import time
 import uuid
 from pathlib import Path
 
-from cluster_truth import condition, lives_of, truth_of
+from cluster_truth import condition, index_of, lives_of, truth_of
 from eks_lab import PATIENCE
 from kubernetes import client, config
 from kubernetes.stream import stream
@@ -26,8 +26,11 @@ class ExecPuppets(Puppets):
         super().__init__(Path("/puppets"), patience=PATIENCE)
         self.api, self.namespace, self.reports = api, namespace, {}
 
+    def name(self, handle, attempt=1):
+        return f"{handle.run_id}-{handle.rank}-{attempt}.0"  # every pod has a folder of its own
+
     def run(self, handle, command):
-        pod = newest(self.api, self.namespace, handle.metadata["job_name"], handle.rank)[
+        pod = newest(self.api, self.namespace, handle.metadata["job_name"], index_of(handle))[
             "metadata"
         ]["name"]
         call = self.api.connect_get_namespaced_pod_exec
@@ -62,7 +65,7 @@ class ExecPuppets(Puppets):
             json.dumps({str(step): value}).replace("'", "'\\''"),
         )
         self.run(handle, f"printf %s '{text}' > {path}.partial && mv {path}.partial {path}")
-        if step is Step.PRINT:
+        if step in {Step.PRINT, "write"}:
             self.wait(
                 lambda: "yes"
                 in self.run(handle, f"test -e /puppets/{name}.done-{number} && echo yes"),
@@ -98,6 +101,8 @@ class RealClusterHarness(Harness):
 
     entrypoint = Puppets.entrypoint
     starts_by_itself = True
+    many_ranks = 11
+    many_runs = 1
     overrun = 0.5
     slack = 10.0
     patience = PATIENCE
@@ -128,6 +133,7 @@ class RealClusterHarness(Harness):
         self.run_prefix = f"c{uuid.uuid4().hex[:10]}"
         self.short_timeout = short_timeout
         self.attempts, self.deadlines, self.started = {}, {}, set()
+        self.failures, self.secrets = {}, []
 
     def make_executor(self):
         options = {
@@ -157,9 +163,7 @@ class RealClusterHarness(Harness):
     def drive(self, handle, step, value=None):
         attempt = self.attempts.get(handle, 1)
         if step is Step.PREEMPT:
-            pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)[
-                "metadata"
-            ]
+            pod = self.pod(handle)["metadata"]
             body = {
                 "apiVersion": "policy/v1",
                 "kind": "Eviction",
@@ -174,7 +178,7 @@ class RealClusterHarness(Harness):
             self.puppets.told(handle, attempt)
             self.wait(handle, lambda truth: truth.state != "pending", "run")
             self.started.add(handle)
-            pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)
+            pod = self.pod(handle)
             env = {
                 entry["name"]: entry.get("value", "")
                 for entry in pod["spec"]["containers"][0]["env"]
@@ -182,9 +186,28 @@ class RealClusterHarness(Harness):
             self.deadlines[handle] = self.clock() + spec_from_environment(env).timeout
             return
         self.puppets.order(handle, step, value, attempt)
-        if step is not Step.PRINT:
+        restarts = self.job(handle)["spec"]["backoffLimitPerIndex"]
+        if step is Step.FAIL and self.failures.get(handle, 0) < restarts:
+            self.failures[handle] = self.failures.get(handle, 0) + 1
+            self.attempts[handle] = attempt + 1
+            self.started.discard(handle)
+            self.drive(handle, Step.START)
+        elif step is not Step.PRINT:
             self.deadlines.pop(handle, None)
             self.wait(handle, lambda truth: truth.state.terminal and not truth.alive, "end")
+
+    def write(self, handle, data, stream="stdout"):
+        self.puppets.write(handle, data, stream, self.attempts.get(handle, 1))
+
+    def secret(self, value):
+        name = f"{self.run_prefix}-{uuid.uuid4().hex[:8]}"
+        body = {"metadata": {"name": name}, "stringData": {"key": value}}
+        self.core.create_namespaced_secret(self.namespace, body, _preload_content=False)
+        self.secrets.append(name)
+        return f"{name}/key"
+
+    def labels(self, handle):
+        return self.pod(handle)["metadata"]["labels"]
 
     def settle(self):
         for handle in {handle.run_id: handle for handle in self.started}.values():
@@ -230,11 +253,15 @@ class RealClusterHarness(Harness):
                 return None
             raise
 
+    def pod(self, handle):
+        name = handle.metadata["job_name"]
+        return newest(self.core, self.namespace, name, index_of(handle))
+
     def truth(self, handle):
-        pod = newest(self.core, self.namespace, handle.metadata["job_name"], handle.rank)
+        pod = self.pod(handle)
         started = handle in self.started
         return truth_of(
-            self.job(handle), pod, handle.rank, self.attempts.get(handle, 1), started=started
+            self.job(handle), pod, index_of(handle), self.attempts.get(handle, 1), started=started
         )
 
     def living(self):
@@ -261,5 +288,7 @@ class RealClusterHarness(Harness):
                 executor.collect(handles, timeout=PATIENCE)
                 executor.purge(handles[0])
         executor.close()
+        for name in self.secrets:
+            self.core.delete_namespaced_secret(name, self.namespace, _preload_content=False)
         if self.folder:
             self.folder.cleanup()

@@ -4,12 +4,19 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from cluster_truth import lives_of, truth_of
+from cluster_truth import index_of, indexes, lives_of, truth_of
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told
 from diloco_eks import EKSExecutor
 from diloco_localcloud import KubernetesStandIn
-from diloco_protocol import Outcome, Reason, environment, outcome_to_message, spec_from_environment
+from diloco_protocol import (
+    InvalidRequestError,
+    Outcome,
+    Reason,
+    environment,
+    outcome_to_message,
+    spec_from_environment,
+)
 
 FAULTS = {
     Fault.THROTTLE: "throttle",
@@ -21,6 +28,7 @@ CALLS = {
     Operation.LAUNCH: [("create", "jobs")],
     Operation.OBSERVE: [("get", "jobs"), ("list", "jobs"), ("list", "pods")],
     Operation.CANCEL: [("patch", "jobs")],
+    Operation.LOGS: [("get", "pods/log")],
 }
 
 
@@ -46,6 +54,8 @@ class ClusterHarness(Harness):
         self.attempts = {}
         self.started = set()
         self.names = []
+        self.begun = {}
+        self.secrets = {}
 
     def make_executor(self):
         harness = self
@@ -76,7 +86,11 @@ class ClusterHarness(Harness):
         if limit is not None and self.clock() > limit:
             self.time.limit = 0
             self.time.sleep(seconds)  # raises
-        self.advance(seconds)
+        if not self.time.idle():
+            self.advance(seconds)
+
+    def now(self):
+        return self.clock()
 
     def advance(self, seconds):
         self.world.advance(seconds)
@@ -122,40 +136,83 @@ class ClusterHarness(Harness):
 
     def drive(self, handle, step, value=None):
         self.world.settle()
-        name, index = handle.metadata["job_name"], handle.rank
+        name, index = handle.metadata["job_name"], index_of(handle)
         pod = self.pod(name, index)
+        if step not in {Step.START, Step.PRINT}:
+            self.flush(pod)
         if step is Step.START:
             pod.start()
             self.started.add((name, index))
             self.deadlines[name, index] = self.clock() + self.spec(handle).timeout
         elif step is Step.PRINT:
-            pod.log("".join(f"{line}\n" for line in value))
+            self.write(handle, "".join(f"{line}\n" for line in value).encode())
             return
         else:
             self.deadlines.pop((name, index), None)
         if step is Step.SUCCEED:
-            pod.succeed(self.message(Outcome(0, result=value, reason=Reason.COMPLETED), pod))
+            self.succeed(pod, value)
         elif step is Step.FAIL:
-            pod.fail(
-                value, self.message(Outcome(value, error=f"exit code {value}", reason=Reason.ERROR))
-            )
+            outcome = Outcome(value, error=f"exit code {value}", reason=Reason.ERROR)
+            pod.fail(value, self.message(outcome))
+            self.again(name, index)
         elif step is Step.OOM:
             pod.oom()
+            self.again(name, index)
         elif step is Step.PREEMPT:
             pod.disrupt()
-            self.started.discard((name, index))
-            self.attempts[name, index] = self.attempts.get((name, index), 1) + 1
+            self.next_attempt(name, index)
             self.world.settle(within=31.0)  # its grace
         self.world.settle()
+
+    def succeed(self, pod, value):
+        try:
+            pod.succeed(self.message(Outcome(0, result=value, reason=Reason.COMPLETED), pod))
+        except InvalidRequestError as error:  # as the runner does
+            pod.fail(1, self.message(Outcome(1, error=str(error), reason=Reason.ERROR)))
+
+    def again(self, name, index):
+        """If the Job has a restart left for it, its next pod comes after a while."""
+        self.world.settle()
+        if index not in indexes(self.job(name)["status"].get("failedIndexes")):
+            self.next_attempt(name, index)
+            self.world.settle(within=60.0)
+
+    def next_attempt(self, name, index):
+        self.started.discard((name, index))
+        self.attempts[name, index] = self.attempts.get((name, index), 1) + 1
+
+    def write(self, handle, data, stream="stdout"):
+        """As a container runtime does, which reads each stream on its own and writes down whole lines."""
+        pod = self.pod(handle.metadata["job_name"], index_of(handle))
+        lines, newline, rest = (self.begun.pop((pod.uid, stream), b"") + data).rpartition(b"\n")
+        pod.log(lines + newline)
+        self.begun[pod.uid, stream] = rest
+
+    def flush(self, pod):
+        """What was begun is a line when nobody writes any more."""
+        for stream in ("stdout", "stderr"):
+            pod.log(self.begun.pop((pod.uid, stream), b""))
+
+    def secret(self, value):
+        reference = f"secrets/key-{len(self.secrets)}"
+        self.secrets[reference] = value
+        return reference
+
+    def labels(self, handle):
+        pod = self.pod(handle.metadata["job_name"], index_of(handle))
+        return pod.json["metadata"]["labels"]
 
     def settle(self):
         self.world.settle(within=15.0)
 
     def spec(self, handle):
-        container = self.pod(handle.metadata["job_name"], handle.rank).json["spec"]["containers"][0]
-        return spec_from_environment(
-            {entry["name"]: entry.get("value", "") for entry in container["env"]}
-        )
+        variables = {entry["name"]: entry.get("value", "") for entry in self.variables(handle)}
+        attempt = self.attempts.get((handle.metadata["job_name"], index_of(handle)), 1)
+        return replace(spec_from_environment(variables), rank=handle.rank, attempt=attempt)
+
+    def variables(self, handle):
+        pod = self.pod(handle.metadata["job_name"], index_of(handle))
+        return pod.json["spec"]["containers"][0]["env"]
 
     def expire(self, handles):
         cluster = self.stand_in._cluster
@@ -166,7 +223,7 @@ class ClusterHarness(Harness):
     # --- the truth ---
 
     def truth(self, handle):
-        name, index = handle.metadata["job_name"], handle.rank
+        name, index = handle.metadata["job_name"], index_of(handle)
         pod = self.pod(name, index) if self.job(name) is not None else None
         pod = pod.json if pod is not None and pod.exists else None
         started = (name, index) in self.started
@@ -183,12 +240,15 @@ class ClusterHarness(Harness):
         )
 
     def told(self, handle):
-        spec = replace(self.spec(handle), rank=handle.rank)
-        container = self.pod(handle.metadata["job_name"], handle.rank).json["spec"]["containers"][0]
-        known = {
-            entry["name"]: entry.get("value", "").replace("$$", "$") for entry in container["env"]
-        }
+        spec = self.spec(handle)
+        known = {entry["name"]: self.value(entry) for entry in self.variables(handle)}
         return Told(spec.rank, spec.world_size, spec.kwargs, {**known, **environment(spec)})
+
+    def value(self, entry):
+        where = entry.get("valueFrom", {}).get("secretKeyRef")
+        if where is not None:
+            return self.secrets[f"{where['name']}/{where['key']}"]
+        return entry.get("value", "").replace("$$", "$")
 
     # --- faults ---
 

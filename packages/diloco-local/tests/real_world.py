@@ -30,6 +30,9 @@ class RealHarness(Harness):
 
     entrypoint = Puppets.entrypoint
     starts_by_itself = True
+    many_ranks = 11
+    many_runs = 1
+    resolution = 0.6  # the supervisor looks at the sizes of logs every half second
     overrun = 0.2
     slack = PATIENCE  # how late this machine is says nothing of the executor; the scripted world knows better
     patience = PATIENCE
@@ -48,6 +51,7 @@ class RealHarness(Harness):
         self.puppets = Puppets(self.folder, patience=PATIENCE)
         self.entrypoint_args = self.puppets.arguments
         self.ends = {}
+        self.attempts = {}
         self.handles = set()
 
     def make_executor(self):
@@ -70,15 +74,28 @@ class RealHarness(Harness):
 
     def drive(self, handle, step, value=None):
         self.handles.add(handle)
+        attempt = self.attempts.get(handle, 1)
         if step is Step.START:
-            self.puppets.told(handle)
+            self.puppets.told(handle, attempt)
             return
-        self.puppets.order(handle, step, value)
-        if step is not Step.PRINT:
+        self.puppets.order(handle, step, value, attempt)
+        if step is Step.FAIL and attempt <= self.record(handle)["max_restarts"]:
+            self.attempts[handle] = attempt + 1
+            self.puppets.told(handle, attempt + 1)
+        elif step is not Step.PRINT:
             self.ends[handle] = "succeeded" if step is Step.SUCCEED else "failed"
             self.puppets.wait(
                 (self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}"
             )
+
+    def write(self, handle, data, stream="stdout"):
+        self.puppets.write(handle, data, stream, self.attempts.get(handle, 1))
+
+    def record(self, handle):
+        return json.loads((self.files(handle).parent / "run.json").read_text())
+
+    def labels(self, handle):
+        return self.record(handle)["labels"]
 
     def settle(self):
         for handle in self.handles:
@@ -97,23 +114,22 @@ class RealHarness(Harness):
 
     def late(self, handle):
         """Whether its timeout has passed."""
-        run = self.files(handle).parent / "run.json"
-        if not run.exists():
+        if not self.files(handle).parent.exists():
             return False
-        started = (self.folder / f"{self.puppets.name(handle)}.told").stat().st_mtime
-        return time.time() > started + json.loads(run.read_text())["timeout"]
+        attempt = self.attempts.get(handle, 1)
+        started = (self.folder / f"{self.puppets.name(handle, attempt)}.told").stat().st_mtime
+        return time.time() > started + self.record(handle)["timeout"]
 
     def truth(self, handle):
         if not self.files(handle).parent.exists():
             return Truth(None, alive=False)
         alive = bool(self.processes(handle))
         if alive or not (self.files(handle) / "final.json").exists():
-            return Truth(
-                "running", alive=True, stopping=(self.files(handle) / "cancel.json").exists()
-            )
+            stopping = (self.files(handle) / "cancel.json").exists()
+            return Truth("running", True, self.attempts.get(handle, 1), stopping)
         # If it was not driven, the executor has ended it: for a cancel, or for its timeout.
         ended = "cancelled" if (self.files(handle) / "cancel.json").exists() else "failed"
-        return Truth(self.ends.get(handle, ended), alive=False)
+        return Truth(self.ends.get(handle, ended), False, self.attempts.get(handle, 1))
 
     def processes(self, handle=None):
         """Those of a replica, or of any in this world."""
@@ -145,7 +161,7 @@ class RealHarness(Harness):
         return len(replicas)
 
     def told(self, handle):
-        return self.puppets.told(handle)
+        return self.puppets.told(handle, self.attempts.get(handle, 1))
 
     def close(self):
         self.puppets.wait(lambda: not self.processes(), "every puppet to be gone")

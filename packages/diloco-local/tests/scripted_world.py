@@ -1,9 +1,11 @@
 """A machine without processes: a supervisor in memory that writes what the real one writes, when the test says so."""
 
 import contextlib
+import json
 import os
 import shutil
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told, Truth
@@ -21,6 +23,7 @@ CANNOT = {
     **dict.fromkeys([*Operation, *Fault], NO_API),
     Ability.CALLS: NO_API,
     Ability.EXPIRE: "runs stay until they are purged",
+    Ability.SECRETS: "this machine has no store of secrets",
 }
 
 #: Passes the check of the entrypoint, so that no interpreter has to start.
@@ -35,6 +38,7 @@ class Life:
         self.phase = "starting"
         self.started_at = None
         self.status = None
+        self.attempt = 1
 
     @property
     def live(self):
@@ -88,7 +92,7 @@ class ScriptedHarness(Harness):
     def save(self, run, rank):
         life = self.runs[run.path][rank]
         state = {
-            "attempt": 1,
+            "attempt": life.attempt,
             "phase": life.phase,
             "runner": None,
             "known": [],
@@ -96,9 +100,18 @@ class ScriptedHarness(Harness):
         }
         write_json(run.replica(rank).state, {**state, "stop": None})
 
+    def failed(self, run, rank, **how):
+        """An attempt has failed: the next one waits for its start, or that was the last."""
+        life = self.runs[run.path][rank]
+        if life.attempt > read_record(run).max_restarts:
+            self.end(run, rank, **how)
+            return
+        life.attempt, life.phase, life.started_at = life.attempt + 1, "starting", None
+        self.save(run, rank)
+
     def end(self, run, rank, *, code=None, signal=None, result=None, stop=None, oom=False):
-        files = run.replica(rank)
-        outcome = None
+        files, number = run.replica(rank), self.runs[run.path][rank].attempt
+        attempt, outcome = files.attempt(number), None
         if code is not None:
             reason = Reason.COMPLETED if code == 0 else Reason.ERROR
             now = self.clock()
@@ -106,10 +119,15 @@ class ScriptedHarness(Harness):
             outcome = Outcome(
                 code, signal, error, result=result, reason=reason, started_at=now, finished_at=now
             )
-            files.attempt(1).path.mkdir(parents=True, exist_ok=True)
-            files.attempt(1).outcome.write_text(outcome.to_json())
+            attempt.path.mkdir(parents=True, exist_ok=True)
+            attempt.outcome.write_text(outcome.to_json())
         status = verdict(
-            attempt=1, outcome=outcome, wait_status=9, stop=stop, oom=oom, finished_at=self.clock()
+            attempt=number,
+            outcome=outcome,
+            wait_status=9,
+            stop=stop,
+            oom=oom,
+            finished_at=self.clock(),
         )
         self.runs[run.path][rank].status = status
         create_json(files.final, status_to_dict(status))
@@ -130,17 +148,26 @@ class ScriptedHarness(Harness):
         run, life = self.find(handle)
         if step is Step.START:
             life.phase, life.started_at = "running", self.clock()
-            run.replica(handle.rank).attempt(1).path.mkdir(parents=True, exist_ok=True)
+            run.replica(handle.rank).attempt(life.attempt).path.mkdir(parents=True, exist_ok=True)
             self.save(run, handle.rank)
         elif step is Step.SUCCEED:
             self.end(run, handle.rank, code=0, result=value)
         elif step is Step.FAIL:
-            self.end(run, handle.rank, code=value)
+            self.failed(run, handle.rank, code=value)
         elif step is Step.OOM:
-            self.end(run, handle.rank, code=137, signal="SIGKILL", oom=True)
+            self.failed(run, handle.rank, code=137, signal="SIGKILL", oom=True)
         elif step is Step.PRINT:
-            with run.replica(handle.rank).attempt(1).log("stdout").open("a") as log:
-                log.write("".join(f"{line}\n" for line in value))
+            self.write(handle, "".join(f"{line}\n" for line in value).encode())
+
+    def write(self, handle, data, stream="stdout"):
+        run, life = self.find(handle)
+        attempt = run.replica(handle.rank).attempt(life.attempt)
+        with attempt.log(stream).open("ab") as log:
+            log.write(data)
+        files = [attempt.log(name) for name in ("stdout", "stderr")]
+        sizes = [file.stat().st_size if file.exists() else 0 for file in files]
+        with attempt.times.open("a") as times:
+            times.write(json.dumps([self.clock(), *sizes]) + "\n")
 
     def settle(self):
         for run, rank, _ in list(self.living_replicas()):
@@ -167,11 +194,10 @@ class ScriptedHarness(Harness):
             return Truth(None, alive=False)
         _, life = self.find(handle)
         if not life.live:
-            return Truth(life.status.state, alive=False)
+            return Truth(life.status.state, False, life.attempt)
         states = {"starting": "pending", "running": "running"}
-        return Truth(
-            states[life.phase], alive=True, stopping=run.replica(handle.rank).cancel.exists()
-        )
+        stopping = run.replica(handle.rank).cancel.exists()
+        return Truth(states[life.phase], True, life.attempt, stopping)
 
     def living(self):
         return len(list(self.living_replicas()))
@@ -181,10 +207,13 @@ class ScriptedHarness(Harness):
 
     def told(self, handle):
         _, life = self.find(handle)
-        spec = life.order.spec
+        spec = replace(life.order.spec, attempt=life.attempt)
         return Told(
             spec.rank, spec.world_size, spec.kwargs, {**life.order.env, **environment(spec)}
         )
+
+    def labels(self, handle):
+        return read_record(self.find(handle)[0]).labels
 
     def close(self):
         for lock in self.locks.values():

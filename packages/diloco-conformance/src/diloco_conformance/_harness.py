@@ -140,8 +140,8 @@ class Harness(ABC):
         slack: Seconds by which collect may come back late.
         resolution: Seconds by which the times in the backend's records may be off.
         patience: Real seconds that one call may take before it counts as hung.
-        ranks: How many replicas a large run of the suite has; more than ten, unless that is too much for this world.
-        runs: How many runs are more than one page of the backend's lists, or as many as this world can bear.
+        many_ranks: How many replicas a large run of the suite has; more than ten, unless that is too much for this world.
+        many_runs: How many runs are more than one page of the backend's lists, or as many as this world can bear.
         run_prefix: Begin of the run_ids that the suite gives; where runs outlive a world, it must be new each time.
         time: The clock of the world, if it is virtual.
     """
@@ -156,8 +156,8 @@ class Harness(ABC):
     slack: float = 1.0
     resolution: float = 1.0
     patience: float = 30.0
-    ranks: int = 12
-    runs: int = 12
+    many_ranks: int = 12
+    many_runs: int = 12
     run_prefix: str = "conf"
 
     def __init__(self) -> None:

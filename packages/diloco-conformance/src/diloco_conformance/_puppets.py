@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import time
 from collections.abc import Callable
@@ -32,6 +33,7 @@ class Puppets:
         self.folder = folder
         self.patience = patience
         self._orders: dict[str, int] = {}
+        self._lives: dict[tuple[str, int], list[ReplicaHandle]] = {}
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -40,7 +42,11 @@ class Puppets:
 
     def name(self, handle: ReplicaHandle, attempt: int = 1) -> str:
         """The begin of the names of a puppet's files."""
-        return f"{handle.run_id}-{handle.rank}-{attempt}"
+        # A run that was purged and launched again under its name has other handles.
+        lives = self._lives.setdefault((handle.run_id, handle.rank), [])
+        if handle not in lives:
+            lives.append(handle)
+        return f"{handle.run_id}-{handle.rank}-{attempt}.{lives.index(handle)}"
 
     def report(self, handle: ReplicaHandle, attempt: int = 1) -> dict[str, Any] | None:
         """What a puppet has said of itself (kwargs, environment, pid, parent); None if it has not come up."""
@@ -66,7 +72,14 @@ class Puppets:
             environment,
         )
 
-    def order(self, handle: ReplicaHandle, step: Step, value: Any, attempt: int = 1) -> None:
+    def write(
+        self, handle: ReplicaHandle, data: bytes, stream: str = "stdout", attempt: int = 1
+    ) -> None:
+        """Make a puppet write bytes; returns when it has."""
+        text = base64.b64encode(data).decode()
+        self.order(handle, "write", {"stream": stream, "data": text}, attempt)
+
+    def order(self, handle: ReplicaHandle, step: str, value: Any, attempt: int = 1) -> None:
         """Make a puppet print (returns when it has), succeed or fail (returns at once)."""
         name = self.name(handle, attempt)
         number = self._orders.get(name, 0)
@@ -74,9 +87,9 @@ class Puppets:
         partial = self.folder / f".{name}.order-{number}"
         partial.write_text(json.dumps({str(step): value}), encoding="utf-8")
         partial.rename(self.folder / f"{name}.order-{number}")
-        if step is Step.PRINT:
+        if step in {Step.PRINT, "write"}:
             done = self.folder / f"{name}.done-{number}"
-            self.wait(done.exists, f"{name} to print")
+            self.wait(done.exists, f"{name} to write")
 
     def wait(self, condition: Callable[[], Any], what: str) -> Any:
         """Wait until a condition holds, and give what it returned.

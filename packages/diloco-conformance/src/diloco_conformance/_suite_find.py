@@ -68,7 +68,9 @@ class Finding:
     def test_h7_runs_are_listed_oldest_first(self, lab: Lab) -> None:
         """Whatever their names and ends; more than a page of them, each once."""
         names = [f"{lab.harness.run_prefix}-{name}" for name in ("zebra", "apple", "mango")]
-        names += [f"{lab.harness.run_prefix}-{number}-page" for number in range(lab.harness.runs)]
+        names += [
+            f"{lab.harness.run_prefix}-{number}-page" for number in range(lab.harness.many_runs)
+        ]
         for name in names:
             run = lab.launch(1, run_id=name)
             if name.endswith("apple"):
@@ -84,7 +86,7 @@ class Finding:
 
     def test_h8_more_than_ten_ranks_are_told_apart(self, lab: Lab) -> None:
         """And in the order of numbers, in which 10 comes after 2."""
-        run = lab.up(lab.harness.ranks)
+        run = lab.up(lab.harness.many_ranks)
         lab.attach(run)
         lab.observe_all()
         replicas = run.replicas

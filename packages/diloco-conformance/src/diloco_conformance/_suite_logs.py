@@ -247,7 +247,7 @@ class Logs:
         """Of more than ten ranks, and of runs whose names begin alike."""
         lab.needs(Step.PRINT)
         name = f"{lab.harness.run_prefix}-alike"
-        runs = [lab.up(2, run_id=name), lab.up(lab.harness.ranks, run_id=f"{name}-1")]
+        runs = [lab.up(2, run_id=name), lab.up(lab.harness.many_ranks, run_id=f"{name}-1")]
         runs.append(lab.up(1, run_id=f"{name}-1-0"))
         for run in runs:
             for replica in run.replicas:

@@ -32,18 +32,18 @@ NESTED: dict[str, Any] = {
 
 #: What shells, YAML files and clusters like to change.
 VARIABLES = {
-    "EMPTY": "",
-    "BLANKS": "  two  ",
-    "QUOTES": "a b'c\"d`e\\f",
-    "DOLLARS": "$HOME $(HOME) $$ ${X} $$(X) %(x)s {{x}}",
-    "LINES": "one\ntwo\r\nthree\t",
-    "UNICODE": "naïve 漢字 🙂",
-    "EQUALS": "a=b=c,d;e:f",
-    "NUMBER": "007",
-    "LONG": "x" * 4000,
-    "case": "small",
-    "CASE": "large",
-    "_UNDER_9": "score",
+    "CONF_EMPTY": "",
+    "CONF_BLANKS": "  two  ",
+    "CONF_QUOTES": "a b'c\"d`e\\f",
+    "CONF_DOLLARS": "$HOME $(HOME) $$ ${X} $$(X) %(x)s {{x}}",
+    "CONF_LINES": "one\ntwo\r\nthree\t",
+    "CONF_UNICODE": "naïve 漢字 🙂",
+    "CONF_EQUALS": "a=b=c,d;e:f",
+    "CONF_NUMBER": "007",
+    "CONF_LONG": "x" * 4000,
+    "conf_CASE": "small",
+    "CONF_CASE": "large",
+    "_CONF_9": "score",
 }
 
 plain = st.one_of(
@@ -105,11 +105,11 @@ class Telling:
     def test_e1_every_variable_arrives_as_it_was_given(self, lab: Lab) -> None:
         """In every replica, with nothing expanded, trimmed or mixed up."""
         lab.needs(Ability.TOLD)
-        one, two = lab.up(2, env=VARIABLES), lab.up(1, env={"CASE": "another run's"})
+        one, two = lab.up(2, env=VARIABLES), lab.up(1, env={"CONF_CASE": "another run's"})
         for handle in one.handles:
             check_environment(lab, "E1", handle, VARIABLES)
-        others = dict.fromkeys(VARIABLES.keys() - {"CASE"})
-        check_environment(lab, "E1", two.handles[0], {**others, "CASE": "another run's"})
+        others = dict.fromkeys(VARIABLES.keys() - {"CONF_CASE"})
+        check_environment(lab, "E1", two.handles[0], {**others, "CONF_CASE": "another run's"})
 
     def test_e2_a_replica_is_told_its_run_and_its_attempt(self, lab: Lab) -> None:
         """Under the names of the protocol, and nothing of a run around the launcher."""

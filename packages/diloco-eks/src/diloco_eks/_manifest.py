@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import InvalidRequestError
-from diloco_protocol.backend import redact
+from diloco_protocol.backend import is_reserved, redact
 
 from . import _names as names
 from .__about__ import __version__
@@ -21,7 +21,7 @@ from ._overlay import apply_overlay
 from ._quantities import check_bytes, check_cpu
 
 if TYPE_CHECKING:
-    from diloco_protocol import RunRequest
+    from diloco_protocol import ReplicaSpec, RunRequest
 
     from ._options import EKSOptions
 
@@ -84,7 +84,7 @@ def job_manifest(request: RunRequest, options: EKSOptions) -> dict[str, Any]:
         },
         "spec": spec,
     }
-    annotations[names.FINGERPRINT] = _fingerprint(manifest)
+    annotations[names.FINGERPRINT] = _fingerprint(manifest, request.specs(grace=options.grace)[0])
     size = len(json.dumps(manifest))
     if size > _MOST_BYTES:
         raise InvalidRequestError(
@@ -115,9 +115,14 @@ def redacted(manifest: Mapping[str, Any]) -> dict[str, Any]:
     return shown
 
 
-def _fingerprint(manifest: Mapping[str, Any]) -> str:
+def _fingerprint(manifest: Mapping[str, Any], spec: ReplicaSpec) -> str:
     """Digest of all that two launches of one run_id must agree on; our own version is left out."""
-    text = json.dumps(manifest, sort_keys=True).replace(f'"{names.VERSION}": "{__version__}"', "")
+    agreed = json.loads(json.dumps(manifest))
+    container = agreed["spec"]["template"]["spec"]["containers"][0]
+    # The encoded spec also tells in which order the keys of the arguments were written, and that means nothing.
+    container["env"] = [entry for entry in container["env"] if not is_reserved(entry["name"])]
+    text = json.dumps([agreed, spec.to_dict()], sort_keys=True)
+    text = text.replace(f'"{names.VERSION}": "{__version__}"', "")
     return hashlib.sha256(text.encode()).hexdigest()
 
 

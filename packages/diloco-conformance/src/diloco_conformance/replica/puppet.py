@@ -5,6 +5,7 @@ Its folder goes onto the replica's import path (or the file into its image), and
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import sys
@@ -23,10 +24,11 @@ def perform(puppets: str, **kwargs: Any) -> Any:
     Returns:
         What it is made to return.
     """
-    name = (
-        f"{os.environ['DILOCO_RUN_ID']}-{os.environ['REPLICA_RANK']}-{os.environ['DILOCO_ATTEMPT']}"
-    )
-    folder = Path(puppets)
+    folder, attempt = Path(puppets), os.environ["DILOCO_ATTEMPT"]
+    replica = f"{os.environ['DILOCO_RUN_ID']}-{os.environ['REPLICA_RANK']}"
+    # Runs of the same name come one after the other, and each has a first attempt.
+    before = len(list(folder.glob(f"{replica}-1.*.told"))) - (attempt != "1")
+    name = f"{replica}-{attempt}.{max(0, before)}"
     told = {
         "kwargs": {"puppets": puppets, **kwargs},
         "environment": dict(os.environ),
@@ -42,15 +44,24 @@ def perform(puppets: str, **kwargs: Any) -> Any:
             time.sleep(0.005)
             continue
         if "print" in order:
-            for line in order["print"]:
-                sys.stdout.write(line + "\n")
-            sys.stdout.flush()
-            _write(folder / f"{name}.done-{number}", {})
+            data = "".join(f"{line}\n" for line in order["print"]).encode()
+            _say(data, "stdout", folder / f"{name}.done-{number}")
+            number += 1
+        elif "write" in order:
+            data = base64.b64decode(order["write"]["data"])
+            _say(data, order["write"]["stream"], folder / f"{name}.done-{number}")
             number += 1
         elif "fail" in order:
             sys.exit(order["fail"])
         else:
             return order["succeed"]
+
+
+def _say(data: bytes, stream: str, done: Path) -> None:
+    output = getattr(sys, stream).buffer
+    output.write(data)
+    output.flush()
+    _write(done, {})
 
 
 def _write(path: Path, value: Any) -> None:

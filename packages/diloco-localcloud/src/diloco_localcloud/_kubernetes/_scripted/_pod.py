@@ -199,7 +199,7 @@ class ScriptedPod:
         with self._kubelet.at(self._meta):
             self._cluster.delete_pod(self._meta["namespace"], self.name)
 
-    def log(self, text: str, container: str | None = None) -> None:
+    def log(self, text: str | bytes, container: str | None = None) -> None:
         """Write to its log, now; lines end with a newline."""
         with self._kubelet.at(self._meta) as pod:
             name = container or pod["spec"]["containers"][0]["name"]
