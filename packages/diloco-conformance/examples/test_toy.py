@@ -89,7 +89,7 @@ class ToyHarness(Harness):
         body, attempt = job.body, {"DILOCO_ATTEMPT": str(job.attempt)}  # what starts it counts
         secrets = {name: self.cloud.secrets[where] for name, where in body["secrets"].items()}
         spec, environment = body["spec"], {**body["env"], **secrets, **attempt}
-        return Told(spec["rank"], spec["world_size"], spec["kwargs"], environment)
+        return Told(spec["rank"], spec["world_size"], spec["kwargs"], environment, spec["timeout"])
 
     def secret(self, value):
         reference = f"secret-{len(self.cloud.secrets)}"

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from test_toy import ToyHarness
+from toy_cloud import ToyCloud
 from toy_executor import ToyExecutor
 
 #: Name → :class:`Mutant`.
@@ -79,5 +80,8 @@ def harness_of(cls, *, gang):
 
         def make_executor(self):
             return cls(self.cloud, backoff=self.backoff())
+
+        def elsewhere(self):
+            return cls(ToyCloud(self.clock, account="somebody-elses"), backoff=self.backoff())
 
     return MutantHarness

@@ -1,9 +1,12 @@
 """All wrong executors."""
 
-import wrong_ends
-import wrong_handles
-import wrong_others
-import wrong_states
+from importlib import import_module
+from pathlib import Path
+
 from wrong import MUTANTS, harness_of
 
-__all__ = ["MUTANTS", "harness_of", "wrong_ends", "wrong_handles", "wrong_others", "wrong_states"]
+for path in sorted(Path(__file__).parent.glob("wrong_*.py")):
+    if path.stem != "wrong_all":
+        import_module(path.stem)
+
+__all__ = ["MUTANTS", "harness_of"]

@@ -160,7 +160,7 @@ class ForbiddenIsNotFound(ToyExecutor):
             return {}
 
 
-@mutant("s1_states_are_the_five_and_poll_agrees_with_describe", "S8")
+@mutant("s4_poll_and_describe_are_one", "S4")
 class PollSaysSomethingElse(ToyExecutor):
     def poll(self, handle):
         state = super().poll(handle)

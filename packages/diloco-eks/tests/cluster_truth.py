@@ -22,6 +22,12 @@ def condition(job, kind):
     )
 
 
+def of_handle(job, handle):
+    """The Job that a handle names: not one of the same name that was created later."""
+    uid = handle.metadata["job_uid"]
+    return job if job is not None and uid in {"", job["metadata"]["uid"]} else None
+
+
 def truth_of(job, pod, index, attempt, *, started):
     """The truth about an index.
 

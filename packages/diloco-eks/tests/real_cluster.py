@@ -6,7 +6,7 @@ import time
 import uuid
 from pathlib import Path
 
-from cluster_truth import condition, index_of, lives_of, truth_of
+from cluster_truth import condition, index_of, lives_of, of_handle, truth_of
 from eks_lab import PATIENCE
 from kubernetes import client, config
 from kubernetes.stream import stream
@@ -261,7 +261,11 @@ class RealClusterHarness(Harness):
         pod = self.pod(handle)
         started = handle in self.started
         return truth_of(
-            self.job(handle), pod, index_of(handle), self.attempts.get(handle, 1), started=started
+            of_handle(self.job(handle), handle),
+            pod,
+            index_of(handle),
+            self.attempts.get(handle, 1),
+            started=started,
         )
 
     def living(self):

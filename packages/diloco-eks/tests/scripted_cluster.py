@@ -1,10 +1,12 @@
 """The standard suite's world for Kubernetes: a stand-in cluster over HTTP, whose pods the suite moves."""
 
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from signal import Signals
 
-from cluster_truth import index_of, indexes, lives_of, truth_of
+from cluster_truth import index_of, indexes, lives_of, of_handle, truth_of
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told
 from diloco_eks import EKSExecutor
@@ -29,6 +31,7 @@ CALLS = {
     Operation.OBSERVE: [("get", "jobs"), ("list", "jobs"), ("list", "pods")],
     Operation.CANCEL: [("patch", "jobs")],
     Operation.LOGS: [("get", "pods/log")],
+    Operation.PURGE: [("delete", "jobs")],
 }
 
 
@@ -50,6 +53,7 @@ class ClusterHarness(Harness):
         self.stand_in = KubernetesStandIn(tls=False).start()
         self.world = self.stand_in.world
         self.kubeconfig = self.stand_in.kubeconfig(Path(self.folder.name) / "kubeconfig")
+        self.other = None
         self.deadlines = {}
         self.attempts = {}
         self.started = set()
@@ -91,6 +95,15 @@ class ClusterHarness(Harness):
 
     def now(self):
         return self.clock()
+
+    def age(self, seconds):
+        self.advance(seconds)
+
+    def elsewhere(self):
+        if self.other is None:
+            self.other = KubernetesStandIn(tls=False).start()
+        kubeconfig = self.other.kubeconfig(Path(self.folder.name) / "elsewhere")
+        return EKSExecutor("any/image:1", kubeconfig=kubeconfig, backoff=self.backoff())
 
     def advance(self, seconds):
         self.world.advance(seconds)
@@ -143,7 +156,8 @@ class ClusterHarness(Harness):
         if step is Step.START:
             pod.start()
             self.started.add((name, index))
-            self.deadlines[name, index] = self.clock() + self.spec(handle).timeout
+            timeout = self.spec(handle).timeout
+            self.deadlines[name, index] = self.clock() + (math.inf if timeout is None else timeout)
         elif step is Step.PRINT:
             self.write(handle, "".join(f"{line}\n" for line in value).encode())
             return
@@ -157,6 +171,11 @@ class ClusterHarness(Harness):
             self.again(name, index)
         elif step is Step.OOM:
             pod.oom()
+            self.again(name, index)
+        elif step is Step.KILL:
+            code = 128 + Signals[value]
+            outcome = Outcome(code, value, error=f"ended by {value}", reason=Reason.ERROR)
+            pod.fail(code, self.message(outcome))
             self.again(name, index)
         elif step is Step.PREEMPT:
             pod.disrupt()
@@ -224,12 +243,11 @@ class ClusterHarness(Harness):
 
     def truth(self, handle):
         name, index = handle.metadata["job_name"], index_of(handle)
-        pod = self.pod(name, index) if self.job(name) is not None else None
+        job = of_handle(self.job(name), handle)
+        pod = self.pod(name, index) if job is not None else None
         pod = pod.json if pod is not None and pod.exists else None
         started = (name, index) in self.started
-        return truth_of(
-            self.job(name), pod, index, self.attempts.get((name, index), 1), started=started
-        )
+        return truth_of(job, pod, index, self.attempts.get((name, index), 1), started=started)
 
     def living(self):
         jobs = {name: self.job(name) for name in self.names}
@@ -242,7 +260,8 @@ class ClusterHarness(Harness):
     def told(self, handle):
         spec = self.spec(handle)
         known = {entry["name"]: self.value(entry) for entry in self.variables(handle)}
-        return Told(spec.rank, spec.world_size, spec.kwargs, {**known, **environment(spec)})
+        variables = {**known, **environment(spec)}
+        return Told(spec.rank, spec.world_size, spec.kwargs, variables, spec.timeout)
 
     def value(self, entry):
         where = entry.get("valueFrom", {}).get("secretKeyRef")
@@ -269,4 +288,6 @@ class ClusterHarness(Harness):
 
     def close(self):
         self.stand_in.stop()
+        if self.other is not None:
+            self.other.stop()
         self.folder.cleanup()

@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from dataclasses import replace
 from pathlib import Path
+from signal import Signals
+from unittest import mock
 
 from diloco_conformance import Ability, Fault, Harness, Operation, Step, Told, Truth
 from diloco_local import LocalProcessExecutor
@@ -24,6 +26,7 @@ CANNOT = {
     Ability.CALLS: NO_API,
     Ability.EXPIRE: "runs stay until they are purged",
     Ability.SECRETS: "this machine has no store of secrets",
+    Step.PREEMPT: "nobody takes the machine away on which the launcher itself runs",
 }
 
 #: Passes the check of the entrypoint, so that no interpreter has to start.
@@ -114,10 +117,10 @@ class ScriptedHarness(Harness):
         attempt, outcome = files.attempt(number), None
         if code is not None:
             reason = Reason.COMPLETED if code == 0 else Reason.ERROR
-            now = self.clock()
+            now, began = self.clock(), self.runs[run.path][rank].started_at
             error = None if code == 0 else f"exited with code {code}"
             outcome = Outcome(
-                code, signal, error, result=result, reason=reason, started_at=now, finished_at=now
+                code, signal, error, result=result, reason=reason, started_at=began, finished_at=now
             )
             attempt.path.mkdir(parents=True, exist_ok=True)
             attempt.outcome.write_text(outcome.to_json())
@@ -127,6 +130,7 @@ class ScriptedHarness(Harness):
             wait_status=9,
             stop=stop,
             oom=oom,
+            started_at=self.runs[run.path][rank].started_at,
             finished_at=self.clock(),
         )
         self.runs[run.path][rank].status = status
@@ -156,6 +160,8 @@ class ScriptedHarness(Harness):
             self.failed(run, handle.rank, code=value)
         elif step is Step.OOM:
             self.failed(run, handle.rank, code=137, signal="SIGKILL", oom=True)
+        elif step is Step.KILL:
+            self.failed(run, handle.rank, code=128 + Signals[value], signal=value)
         elif step is Step.PRINT:
             self.write(handle, "".join(f"{line}\n" for line in value).encode())
 
@@ -184,8 +190,24 @@ class ScriptedHarness(Harness):
         self.time.sleep(seconds)
         for run, rank, life in list(self.living_replicas()):
             timeout = life.order.spec.timeout
-            if life.started_at is not None and self.clock() - life.started_at > timeout:
+            begun = life.started_at
+            if begun is not None and timeout is not None and self.clock() - begun > timeout:
                 self.end(run, rank, code=124, stop=Stop(Reason.TIMEOUT, self.clock()))
+
+    def age(self, seconds):
+        self.advance(seconds)
+
+    def elsewhere(self):
+        """On another host, which is what this one is called until that executor is closed."""
+        renamed = mock.patch("diloco_local._runs.host_name", return_value="another-host")
+        renamed.start()
+
+        class Elsewhere(LocalProcessExecutor):
+            def close(self):
+                super().close()
+                renamed.stop()
+
+        return Elsewhere(root=self.folder / "elsewhere", backoff=self.backoff())
 
     def truth(self, handle):
         run = RunDir(Path(handle.metadata["root"]) / "runs" / handle.run_id)
@@ -209,8 +231,9 @@ class ScriptedHarness(Harness):
         _, life = self.find(handle)
         spec = replace(life.order.spec, attempt=life.attempt)
         return Told(
-            spec.rank, spec.world_size, spec.kwargs, {**life.order.env, **environment(spec)}
-        )
+            spec.rank, spec.world_size, spec.kwargs, {**life.order.env, **environment(spec)},
+            spec.timeout,
+        )  # fmt: skip
 
     def labels(self, handle):
         return read_record(self.find(handle)[0]).labels

@@ -17,6 +17,7 @@ from diloco_protocol import (
     ReplicaStatus,
 )
 
+from ._check_details import attempt_is_known, check_details
 from ._promises import HarnessFault, PromiseBroken
 from ._time import Overslept
 
@@ -103,6 +104,38 @@ class Checks:
             replica.said = said
         return said
 
+    def poll(self, replica: Replica) -> None:
+        """Poll a replica, twice in a row, and judge the answers."""
+        for _ in range(2):
+            before = self.harness.truth(replica.handle)
+            try:
+                state: object = self.executor.poll(replica.handle)
+            except ReplicaNotFoundError:
+                state = None
+            truth = self.harness.truth(replica.handle)
+            if truth != before:
+                continue
+            self.adopt(replica, truth)
+            words = f"poll({replica}) is {state}"
+            if state is not None and type(state) is not ReplicaState:
+                self.broken("S1", f"{words} (a {type(state).__name__})", "it is a ReplicaState")
+            if truth.state is None:
+                seen = replica.said
+                known = seen is not None and seen.state.terminal and seen.state == state
+                if state is not None and not known:
+                    self.broken("S6", words, "there is no record of it")
+            elif state is None:
+                self.broken("S4", f"poll({replica}) raised", f"there is a record of it: {truth}")
+            elif not self.alike(replica, state, truth):
+                self.broken("S4", words, f"{replica} is {truth.state}")
+
+    def alike(self, replica: Replica, state: ReplicaState, truth: Truth) -> bool:
+        """Whether a state may be said of what is true."""
+        if state == truth.state:
+            return True
+        told_apart = self.capabilities.distinguishes_pending or state.terminal
+        return not told_apart and replica.live
+
     def _describe(self, handle: ReplicaHandle) -> tuple[ReplicaStatus | None, Exception | None]:
         try:
             return self.executor.describe(handle), None
@@ -143,6 +176,11 @@ class Checks:
             one.state is truth.state for one in replica.run.replicas
         ):
             return "S9"
+        run, now = replica.run, self.harness.clock()
+        if truth.state is ReplicaState.FAILED and (
+            run.timeout is None or now - run.launched_at > run.timeout
+        ):
+            return "S13"  # its time is up by somebody's count
         promise = {
             "cancel": "C3",
             "collect": "R2",
@@ -183,12 +221,11 @@ class Checks:
         late = truth.state is ReplicaState.FAILED and replica.reason is Reason.TIMEOUT
         if late and (said.state is not ReplicaState.FAILED or said.reason is not Reason.TIMEOUT):
             self.broken("S7", words, f"{replica} was past its timeout and ended for it")
-        same = said.state == truth.state or (
-            not self.capabilities.distinguishes_pending and not said.state.terminal and replica.live
-        )
-        if not same:
+        if not self.alike(replica, said.state, truth) and replica.raced:
+            self.broken("C5", words, f"{true}: it ended before the cancel took effect")
+        if not self.alike(replica, said.state, truth):
             self.broken("S4", words, true)
-        self._details(replica, said, truth, words)
+        check_details(self, replica, said, truth, words)
 
     def _forward(self, replica: Replica, said: ReplicaStatus, words: str, true: str) -> None:
         last = replica.said
@@ -198,59 +235,31 @@ class Checks:
             self.broken("S2", f"first that it is {last.state}, now {words}", true)
         back = last.state is ReplicaState.RUNNING and said.state is ReplicaState.PENDING
         back = back and said.attempt == last.attempt and self.capabilities.counts_attempts
-        if back or (said.attempt < last.attempt and self._attempt_is_known(said)):
+        if back or (said.attempt < last.attempt and attempt_is_known(self, said)):
             self.broken("S3", f"first {self._words(replica, last)}, now {words}", true)
-
-    def _attempt_is_known(self, said: ReplicaStatus) -> bool:
-        ended = said.state is ReplicaState.CANCELLED or said.reason is Reason.GANG_FAILED
-        return self.capabilities.counts_attempts and (
-            self.capabilities.remembers_ended or not ended
-        )
-
-    def _details(self, replica: Replica, said: ReplicaStatus, truth: Truth, words: str) -> None:
-        if self._attempt_is_known(said) and said.attempt != truth.attempt:
-            self.broken("S8", words, f"it is attempt {truth.attempt}")
-        if said.stopping and said.state.terminal:
-            self.broken("S8", words, "what has ended is not stopping")
-        if truth.stopping and not said.stopping:
-            self.broken("S8", f"{words}, not stopping", f"{replica} is being ended")
-        if not said.state.terminal:
-            return
-        if (said.exit_code == 0) != (said.state is ReplicaState.SUCCEEDED):
-            self.broken("R4", words, f"{replica} {said.state}")
-        if replica.reason is not None and said.reason != replica.reason:
-            self.broken("S8", words, f"the reason is {replica.reason}")
-        if replica.reason is Reason.ERROR and said.exit_code != replica.exit_code:
-            self.broken("S8", words, f"its program exited with {replica.exit_code}")
 
     # --- all of them ---
 
     def observe_all(self) -> None:
         """Ask for every replica and judge the answers."""
-        for run in self.runs:
-            for replica in run.replicas:
-                self.observe(replica)
+        for replica in self.replicas():
+            self.observe(replica)
+
+    def poll_all(self) -> None:
+        """Poll every replica, without asking for more, and judge the answers."""
+        for replica in self.replicas():
+            self.poll(replica)
 
     def agree(self) -> None:
-        """Poll says what describe says."""
-        for run in self.runs:
-            for replica in run.replicas:
-                said = self.observe(replica)
-                if said is None:
-                    continue
-                before, state = (
-                    self.harness.truth(replica.handle),
-                    self.executor.poll(replica.handle),
-                )
-                still = (
-                    self.harness.truth(replica.handle) == before and before.state == replica.state
-                )
-                if state != said.state and still:
-                    self.broken(
-                        "S8", f"poll({replica}) is {state}, describe says {said.state}", str(before)
-                    )
-                if type(state) is not ReplicaState:
-                    self.broken("S1", f"poll({replica}) is {state!r}", "it is a ReplicaState")
+        """Poll says what describe says, whichever is asked first."""
+        for replica in self.replicas():
+            self.poll(replica)
+            self.observe(replica)
+            self.poll(replica)
+
+    def replicas(self) -> list[Replica]:
+        """All replicas of all runs."""
+        return [replica for run in self.runs for replica in run.replicas]
 
     def check_settled(self) -> None:
         """After the world has settled, what is to end has ended."""
@@ -262,12 +271,14 @@ class Checks:
                 over = truth.state is None or (truth.state.terminal and not truth.alive)
                 if replica.stopping and not over:
                     self.broken(
-                        "C5", f"the cancel of {replica} was accepted", f"it goes on: {truth}"
+                        replica.cancelled_by,
+                        f"the cancel of {replica} was accepted",
+                        f"it goes on: {truth}",
                     )
                 if replica.overdue(self.harness.clock()) and not over:
                     self.broken(
                         "S7",
-                        f"launched with timeout={run.timeout:g}",
+                        f"launched with timeout={run.timeout}",
                         f"{replica} is past it and goes on: {truth}",
                     )
                 if replica.doomed and not over:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import ReplicaState
 
+from ._check_details import attempt_is_known
 from ._lab import Lab
 
 if TYPE_CHECKING:
@@ -18,27 +19,32 @@ Progress = Callable[[Mapping["ReplicaHandle", "ReplicaStatus"]], None]
 
 
 def collect(
-    lab: Lab, replicas: Sequence[Replica], *, timeout: float = 0.0, progress: Progress | None = None
+    lab: Lab,
+    replicas: Sequence[Replica],
+    *,
+    timeout: float | None = 0.0,
+    progress: Progress | None = None,
 ) -> list[ReplicaResult]:
-    """Collect, and judge time, order and every entry.
+    """Collect, and judge time, order and every entry. Without a timeout, it is left out of the call.
 
     Raises:
         BackendError: collect raised it.
         PromiseBroken: What it returned, or did, is wrong.
     """
-    lab.note(f"collect({', '.join(map(str, replicas))}; timeout={timeout:g})", "collect")
+    lab.note(f"collect({', '.join(map(str, replicas))}; timeout={timeout})", "collect")
     handles = [replica.handle for replica in replicas]
     before = [lab.harness.truth(handle).state for handle in handles]
     begin = lab.harness.clock()
-    lab.harness.time.limit = begin + timeout + lab.harness.slack
+    options: dict[str, Any] = {} if progress is None else {"progress": progress}
+    if timeout is not None:
+        options["timeout"] = timeout
+        lab.harness.time.limit = begin + timeout + lab.harness.slack
     try:
-        results = lab.verb(
-            "R6", lambda: lab.executor.collect(handles, timeout=timeout, progress=progress)
-        )
+        results = lab.verb("R6", lambda: lab.executor.collect(handles, **options))
     finally:
         lab.harness.time.limit = None
     took = lab.harness.clock() - begin
-    if took > timeout + lab.harness.slack:
+    if timeout is not None and took > timeout + lab.harness.slack:
         lab.broken("R2", f"collect came back after {took:g} s", f"its timeout was {timeout:g} s")
     got = [(entry["run_id"], entry["rank"]) for entry in results]
     wanted = [(handle.run_id, handle.rank) for handle in handles]
@@ -47,9 +53,10 @@ def collect(
     for replica, state, result in zip(replicas, before, results, strict=True):
         lab.adopt(replica, lab.harness.truth(replica.handle))
         _judge(lab, replica, state, result)
-    if took < timeout - lab.harness.slack and not all(
-        ReplicaState(entry["status"]).terminal for entry in results
-    ):
+    over = all(ReplicaState(entry["status"]).terminal for entry in results)
+    if timeout is None and not over:
+        lab.broken("R9", f"collect came back after {took:g} s", "not all had ended")
+    if timeout is not None and took < timeout - lab.harness.slack and not over:
         lab.broken(
             "R2",
             f"collect came back after {took:g} s",
@@ -78,7 +85,11 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
         lab.broken("R4", said, true)
     if status != replica.state and not _alike(lab, before, status):
         lab.broken("R3" if answer else "S4", said, true)
+    if status != "succeeded" and result["result"] is not None:
+        lab.broken("R10", said, f"{true}, and has no result")
     if not ReplicaState(status).terminal:
+        if result["exit_code"] is not None:
+            lab.broken("R4", said, "what has not ended has no exit code")
         return
     if status == "succeeded" and not _same(result["result"], replica.result):
         lab.broken("R5", said, f"it returned {str(replica.result)[:200]}")
@@ -92,7 +103,19 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
         lab.broken(
             "S7" if replica.reason == "timeout" else "S8", said, f"the reason is {replica.reason}"
         )
+    _agrees(lab, replica, result, said)
     replica.answer = result
+
+
+def _agrees(lab: Lab, replica: Replica, result: ReplicaResult, said: str) -> None:
+    """An entry has the attempt, the reason and the signal that describe has told."""
+    told = replica.said
+    if told is None or not told.state.terminal:
+        return
+    if attempt_is_known(lab, told) and result["attempt"] != told.attempt:
+        lab.broken("R10", said, f"describe says attempt {told.attempt}")
+    if (result["reason"], result["signal"]) != (told.reason, told.signal):
+        lab.broken("R10", said, f"describe says reason {told.reason}, signal {told.signal}")
 
 
 def repeats(lab: Lab, first: ReplicaResult, again: ReplicaResult) -> bool:

@@ -7,6 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from diloco_protocol import Backoff, BaseExecutor, ReplicaHandle, ReplicaState
@@ -40,9 +41,15 @@ class Operation(StrEnum):
     """The calls to the backend that can be disturbed."""
 
     LAUNCH = "launch"
+    """What creates replicas."""
     OBSERVE = "observe"
+    """What reads states and runs: describe, collect, list_runs, attach."""
     CANCEL = "cancel"
+    """What ends replicas."""
+    PURGE = "purge"
+    """What removes records."""
     LOGS = "logs"
+    """What reads logs."""
 
 
 class Fault(StrEnum):
@@ -87,6 +94,14 @@ class Ability(StrEnum):
     """The labels of what was launched can be read."""
     RESTART = "restart"
     """A failed replica of a run with restarts is started again. START and FAIL are then for its next attempt."""
+    AGE = "age"
+    """Days can be made to pass."""
+    ELSEWHERE = "elsewhere"
+    """There can be an executor of the same backend on another account, cluster or host."""
+
+
+#: Abilities that a harness has if it has the method.
+HOOKS: Mapping[str, str] = {Ability.AGE: "age", Ability.ELSEWHERE: "elsewhere"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +127,21 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """What a replica was told, as its program saw it."""
+    """What a replica was told, as its program saw it.
+
+    Attributes:
+        rank: Its rank.
+        world_size: The number of replicas of the run.
+        kwargs: The arguments of its entrypoint.
+        environment: Its environment variables.
+        timeout: The timeout in its spec, in seconds; None for no limit; ``...`` if the world cannot read it.
+    """
 
     rank: int
     world_size: int
     kwargs: dict[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=dict)
+    timeout: float | EllipsisType | None = ...
 
 
 class Harness(ABC):
@@ -197,8 +221,20 @@ class Harness(ABC):
             f"{type(self).__name__} has no expire(); declare Ability.EXPIRE in cannot"
         )
 
+    def age(self, seconds: float) -> None:
+        """Let days pass, with all that the backend does then by itself, such as forgetting runs after its retention."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no age(); declare Ability.AGE in cannot"
+        )
+
+    def elsewhere(self) -> BaseExecutor:
+        """An executor of the same backend on another account, cluster or host, which has never seen this one's replicas."""
+        raise NotImplementedError(
+            f"{type(self).__name__} has no elsewhere(); declare Ability.ELSEWHERE in cannot"
+        )
+
     def inject(self, operation: Operation, fault: Fault, *, after: int = 0) -> None:
-        """Disturb all calls of an operation, except the first ``after``, until :meth:`clear`."""
+        """Disturb all calls of an operation, except the first ``after``, until :meth:`clear`; several operations add up."""
         raise NotImplementedError(
             f"{type(self).__name__} has no inject(); declare the Faults in cannot"
         )

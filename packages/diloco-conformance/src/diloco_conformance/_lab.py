@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
+from signal import Signals
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
@@ -15,7 +16,7 @@ from diloco_protocol import BackendError, Reason, ReplicaHandle, ReplicaNotFound
 
 from . import _model
 from ._check import Checks
-from ._harness import Ability, Fault, Harness, Operation, Step
+from ._harness import HOOKS, Ability, Fault, Harness, Operation, Step
 from ._model import Replica, Run
 from ._promises import HarnessFault
 
@@ -76,13 +77,17 @@ class Lab(Checks):
         for need in needs:
             if need == Step.PREEMPT and not self.capabilities.preemptible:
                 return "the backend declares that its replicas are not preemptible"
+            hook = HOOKS.get(need)
+            if hook is not None and getattr(type(self.harness), hook) is getattr(Harness, hook):
+                return f"the harness has no {hook}()"
             if need in self.harness.cannot:
                 return f"the harness leaves out {str(need)!r}, and says why: {self.harness.cannot[need]}"
         return None
 
-    def replicas(self) -> list[Replica]:
-        """All replicas of all runs."""
-        return [replica for run in self.runs for replica in run.replicas]
+    @property
+    def unit(self) -> float:
+        """Seconds that are short in this world: a second where the short timeout is a minute."""
+        return self.harness.short_timeout / 60
 
     def note(self, what: str, last: str = "") -> None:
         """Write down what is done now."""
@@ -129,18 +134,40 @@ class Lab(Checks):
             {"number": number, **(kwargs or {})},
             options,
         )
+        began = self.harness.now()
         self.note(f"launch_replicas({n}, {_shown(options)}) is {run.name}", "launch")
         call = partial(self._launch, n, run, options)
         handles = self.within("L1", call) if refusable else self.verb("L1", call)
         self.check_launched(n, run, handles)
-        run.run_id = options["run_id"] = handles[0].run_id
+        self._add(run, handles, began)
+        return run
+
+    def take(self, handles: list[ReplicaHandle], kwargs: dict[str, Any]) -> Run:
+        """Take up a run that was launched by other hands, with the harness's timeout."""
+        run = Run(
+            f"run {len(self.runs) + 1}",
+            handles[0].run_id,
+            self.harness.timeout,
+            kwargs,
+            {"timeout": self.harness.timeout},
+        )
+        self.check_launched(len(handles), run, handles)
+        self._add(run, handles, self.harness.now())
+        return run
+
+    def _add(self, run: Run, handles: list[ReplicaHandle], began: float) -> None:
+        run.run_id = run.options["run_id"] = handles[0].run_id
+        run.launched_at = self.harness.clock()
         run.replicas = [Replica(handle, run) for handle in handles]
         self.runs.append(run)
         if self.harness.starts_by_itself:
             for replica in run.replicas:
                 self.harness.drive(replica.handle, Step.START)
-                replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
-        return run
+                self._started(replica, began)
+
+    def _started(self, replica: Replica, began: float) -> None:
+        replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
+        replica.started = (began, self.harness.now())
 
     def _launch(self, n: int, run: Run, options: dict[str, Any]) -> list[ReplicaHandle]:
         kwargs = {**self.harness.entrypoint_args, **options.get("kwargs", run.kwargs)}
@@ -165,7 +192,19 @@ class Lab(Checks):
         """Cancel a replica."""
         self.note(f"cancel({replica})", "cancel")
         self.verb("C1", lambda: self.executor.cancel(replica.handle))
+        self.accepted(replica)
+
+    def accepted(self, replica: Replica) -> None:
+        """The cancel of a replica was accepted."""
         _model.cancelled(replica, self.capabilities)
+
+    def cancel_run(self, run: Run) -> None:
+        """Cancel a whole run by its name."""
+        self.note(f"cancel_run({run.name})", "cancel")
+        self.verb("C7", lambda: self.executor.cancel_run(run.run_id))
+        for replica in run.replicas:
+            if replica.live and not replica.stopping:
+                replica.stopping, replica.cancelled_by = True, "C7"
 
     def attach(self, run: Run) -> None:
         """Find a run again by its name."""
@@ -185,7 +224,12 @@ class Lab(Checks):
         self.verb("C6", lambda: self.executor.purge(run.handles[0]))
         for replica in run.replicas:
             replica.gone = True
-        self.settle()  # removing may take the backend a moment
+        self.note("everything under way comes to its end", "settle")
+        self.harness.settle()  # removing may take the backend a moment
+        for replica in run.replicas:
+            if (truth := self.harness.truth(replica.handle)).state is not None:
+                self.broken("C9", f"purge({run.name}) returned", f"{replica} is there: {truth}")
+        self.check_settled()
 
     def forget(self) -> None:
         """Go on with an executor that has seen nothing, and handles that went through JSON, as in another process."""
@@ -208,19 +252,25 @@ class Lab(Checks):
         self.adopt(replica, self.harness.truth(replica.handle))
         shown = "" if value is None else f" with {str(value)[:60]}"
         self.note(f"{replica} is made to {step}{shown}", "drive")
+        began = self.harness.now()
+        replica.raced = replica.stopping and step in {Step.SUCCEED, Step.FAIL}
         self.harness.drive(replica.handle, step, value)
         if step is Step.START:
-            replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
+            self._started(replica, began)
         elif step is Step.SUCCEED:
             replica.end(ReplicaState.SUCCEEDED, Reason.COMPLETED, 0, value)
         elif step is Step.FAIL:
             self._failed(replica, Reason.ERROR, value)
         elif step is Step.OOM:
-            self._failed(replica, Reason.OOM, 137)
+            self._failed(replica, Reason.OOM, 137, "SIGKILL")
+        elif step is Step.KILL:
+            self._failed(replica, Reason.ERROR, 128 + Signals[value], value)
         elif step is Step.PREEMPT:
             self._again(replica)
         elif step is Step.PRINT:
             replica.write("".join(f"{line}\n" for line in value).encode())
+        if replica.state.terminal:
+            replica.ended = (began, self.harness.now())
         truth = self.harness.truth(replica.handle)
         if step is Step.SUCCEED and truth.state is ReplicaState.FAILED and len(str(value)) > 4096:
             most = self.capabilities.max_result_bytes
@@ -231,18 +281,21 @@ class Lab(Checks):
                 f"the world was to make {replica} {step}, but tells {truth} after it"
             )
 
-    def _failed(self, replica: Replica, reason: Reason, exit_code: int) -> None:
+    def _failed(
+        self, replica: Replica, reason: Reason, exit_code: int, signal: str | None = None
+    ) -> None:
         if replica.restarts < (replica.run.options.get("max_restarts") or 0):
             replica.restarts += 1
             self._again(replica)
         else:
             replica.end(ReplicaState.FAILED, reason, exit_code)
+            replica.signal = signal
             _model.failed(replica, self.capabilities)
 
     def _again(self, replica: Replica) -> None:
         replica.again(counted=self.capabilities.counts_attempts)
         if self.harness.starts_by_itself:
-            replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
+            self._started(replica, self.harness.now())
 
     def write(self, replica: Replica, data: bytes, stream: str = "stdout") -> None:
         """Make a replica write bytes."""
@@ -289,8 +342,14 @@ class Lab(Checks):
 
     def overrun(self, run: Run) -> None:
         """Let time pass until all of a run that has been started is past its timeout, and see it end."""
+        assert run.timeout is not None
         self.advance(run.timeout + self.harness.overrun)
         self.settle()
+
+    def age(self, seconds: float) -> None:
+        """Let days pass; what the backend has forgotten then is gone."""
+        self.note(f"{seconds:g} s pass", "age")
+        self.harness.age(seconds)
 
     def expire(self, run: Run) -> None:
         """Make the backend forget a run that has ended."""

@@ -22,10 +22,15 @@ class Replica:
         attempt: Its n-th life.
         reason: Why it has ended; None if that is not the suite's doing.
         exit_code: Of a failure, if the suite chose it.
+        signal: The signal that has ended it, if the suite chose it.
         result: What it returned.
         stopping: A cancel of it was accepted.
+        cancelled_by: The promise that this cancel is under.
+        raced: It has ended by itself after a cancel of it was accepted.
         doomed: A sibling has failed in a backend whose failure scope is the gang.
         started_at: When it was started, on the world's clock.
+        started: From when to when that was, in Unix seconds.
+        ended: From when to when it was made to end, in Unix seconds.
         lines: The lines that it has written in this attempt, to both streams.
         streams: The same, apart.
         rest: What it has begun to write, and not finished, on each stream.
@@ -42,10 +47,15 @@ class Replica:
     attempt: int = 1
     reason: Reason | None = None
     exit_code: int | None = None
+    signal: str | None = None
     result: Any = None
     stopping: bool = False
+    cancelled_by: str = "C5"
+    raced: bool = False
     doomed: bool = False
     started_at: float | None = None
+    started: tuple[float, float] | None = None
+    ended: tuple[float, float] | None = None
     lines: list[str] = field(default_factory=list)
     streams: dict[str, list[str]] = field(default_factory=dict)
     rest: dict[str, bytes] = field(default_factory=dict)
@@ -66,7 +76,10 @@ class Replica:
     def overdue(self, now: float) -> bool:
         """Whether it is past its timeout."""
         return (
-            self.live and self.started_at is not None and now - self.started_at > self.run.timeout
+            self.live
+            and self.started_at is not None
+            and self.run.timeout is not None
+            and now - self.started_at > self.run.timeout
         )
 
     def write(self, data: bytes, stream: str = "stdout") -> None:
@@ -84,7 +97,7 @@ class Replica:
     def again(self, *, counted: bool) -> None:
         """Its next attempt waits for its start."""
         self.finish_lines()
-        self.state, self.started_at = ReplicaState.PENDING, None
+        self.state, self.started_at, self.started = ReplicaState.PENDING, None, None
         self.attempt += counted
         self.before += self.lines
         self.lines, self.streams = [], {}
@@ -122,17 +135,19 @@ class Run:
     Attributes:
         name: What the messages call it.
         run_id: Its run_id.
-        timeout: Its timeout in seconds.
+        timeout: Its timeout in seconds; None if it has none.
         kwargs: The arguments its replicas were given.
+        launched_at: When it was launched, on the world's clock.
         options: The other arguments of its launch.
         replicas: In rank order.
     """
 
     name: str
     run_id: str
-    timeout: float
+    timeout: float | None
     kwargs: dict[str, Any]
     options: dict[str, Any] = field(default_factory=dict)
+    launched_at: float = 0.0
     replicas: list[Replica] = field(default_factory=list)
 
     @property

@@ -73,12 +73,22 @@ def broken_cancel(lab: Lab, replica: Replica, fault: Fault) -> None:
             lab.broken("C4", f"cancel({replica}) raised", f"it was {before} and is now {after}")
 
 
-def failing_launch(lab: Lab, after: int, n: int = 3) -> None:
-    """A launch that is refused, at once or in the middle, leaves nothing alive."""
+def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> None:
+    """A launch that is refused, at once or in the middle, leaves nothing alive, or says what.
+
+    Args:
+        lab: Where.
+        after: How many calls go well before.
+        n: How many replicas are asked for.
+        stuck: Whether it cannot end again what it has started.
+    """
     lab.settle()
     living = lab.harness.living()
     run_id = f"{lab.harness.run_prefix}-{len(lab.runs) + 1}-{after}-refused-{len(lab.history)}"
     with lab.fault(Operation.LAUNCH, Fault.FORBIDDEN, after=after):
+        if stuck:
+            lab.note(f"and every {Operation.CANCEL} meets: {Fault.FORBIDDEN}")
+            lab.harness.inject(Operation.CANCEL, Fault.FORBIDDEN)
         try:
             run = lab.launch(n, run_id=run_id)
         except BackendError as error:
@@ -90,9 +100,15 @@ def failing_launch(lab: Lab, after: int, n: int = 3) -> None:
             return
     lab.settle()
     alive = lab.harness.living() - living
-    if alive != len(survivors):
-        lab.broken("L2", said, f"{alive} of its replicas are alive")
+    named = sum(lab.harness.truth(handle).alive for handle in set(survivors))
+    if not alive == len(survivors) == named:
+        lab.broken("L2", said, f"{alive} of its replicas are alive, and {named} of them are named")
     lab.observe_all()
+    for handle in survivors:  # the handle of a survivor is as good as any
+        lab.verb("L2", lambda handle=handle: lab.executor.cancel(handle))  # type: ignore[misc]
+    lab.settle()
+    if lab.harness.living() != living:
+        lab.broken("L2", "every survivor was cancelled", "something of the launch is still alive")
 
 
 def _done(lab: Lab, run: Run, after: int) -> None:

@@ -18,17 +18,33 @@ from ._machine import machine
 from ._promises import HarnessFault
 from ._suite_cancel import Cancelling
 from ._suite_collect import Collecting
+from ._suite_details import Details
 from ._suite_find import Finding
 from ._suite_follow import Following
 from ._suite_launch import Launching
 from ._suite_logs import Logs
+from ._suite_names import Names
 from ._suite_results import Results
+from ._suite_runs import Runs
 from ._suite_states import States
+from ._suite_threads import Threads
 from ._suite_told import Telling
 
 
 class ExecutorConformance(
-    States, Cancelling, Collecting, Results, Launching, Telling, Finding, Logs, Following
+    States,
+    Details,
+    Cancelling,
+    Runs,
+    Collecting,
+    Results,
+    Launching,
+    Telling,
+    Finding,
+    Names,
+    Threads,
+    Logs,
+    Following,
 ):
     """Every promise of the contract, as tests. Subclass it, and give it a :class:`Harness`.
 

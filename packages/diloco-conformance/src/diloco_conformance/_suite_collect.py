@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 from diloco_protocol import BackendError, ReplicaHandle, ReplicaStatus
@@ -191,6 +192,56 @@ class Collecting:
             replica.said = None
         collect(lab, [run.replicas[1], beside.replicas[0], run.replicas[0]])
 
+    def test_r9_without_a_timeout_it_waits_for_all(self, lab: Lab) -> None:
+        """For longer than a minute, and returns as soon as the last one has ended."""
+        run = lab.up(2)
+        begin = lab.harness.clock()
+        last = [begin]
+
+        def progress(_: Mapping[ReplicaHandle, ReplicaStatus]) -> None:
+            passed = lab.harness.clock() - begin
+            for replica, after in zip(run.replicas, (30, 150), strict=True):
+                if replica.live and passed > after * lab.unit:
+                    lab.drive(replica, Step.SUCCEED, str(replica))
+                    last[0] = lab.harness.clock()
+
+        collect(lab, run.replicas, timeout=None, progress=progress)
+        late = lab.harness.clock() - last[0]
+        if late > 15 * lab.unit + lab.harness.slack:
+            lab.broken("R9", f"collect came back {late:g} s later", "all had ended")
+
+    def test_r9_what_has_ended_is_not_waited_for(self, lab: Lab) -> None:
+        """With no argument but the handles, it returns at once."""
+        replicas = ended(lab)
+        begin = lab.harness.clock()
+        collect(lab, replicas, timeout=None)
+        took = lab.harness.clock() - begin
+        if took > lab.harness.slack:
+            lab.broken("R9", f"collect took {took:g} s", "all had ended before")
+
+    def test_r10_it_says_what_describe_says(self, lab: Lab) -> None:
+        """For every end, for the second attempt, here and in another process."""
+        replicas = ended(lab)
+        if lab.can(Step.KILL):
+            replicas.append(lab.up().replicas[0])
+            lab.drive(replicas[-1], Step.KILL, "SIGABRT")
+        if lab.can(Step.PREEMPT):
+            for step, value in ((Step.SUCCEED, 1), (Step.FAIL, 5)):
+                replicas.append(lab.up().replicas[0])
+                lab.drive(replicas[-1], Step.PREEMPT)
+                lab.drive(replicas[-1], Step.START)
+                lab.drive(replicas[-1], step, value)
+        lab.observe_all()
+        collect(lab, replicas)
+        lab.forget()
+        collect(lab, replicas)
+        lab.observe_all()
+        collect(lab, replicas)
+
+    def test_r10_only_a_success_has_a_result(self, lab: Lab) -> None:
+        """Neither a failure, nor what was cancelled, nor what goes on."""
+        collect(lab, [*ended(lab), *lab.launch().replicas, *lab.up().replicas])
+
     def test_r8_the_calls_of_a_look_do_not_grow_with_the_ranks(self, lab: Lab) -> None:
         """Two ranks cost as many as twelve."""
         lab.needs(Ability.CALLS)
@@ -203,5 +254,26 @@ class Collecting:
             counts.append(lab.harness.calls() - before)
             for replica in run.replicas:
                 lab.drive(replica, Step.SUCCEED)
-        if counts[1] > counts[0]:
+        # Of a backend that has to be asked for each rank, twelve cost six times as much as two.
+        most = counts[0] * (1 if lab.capabilities.calls_per_look == "run" else 6)
+        if counts[1] > most:
             lab.broken("R8", f"{counts[1]} calls for 12 ranks", f"{counts[0]} calls for 2 ranks")
+
+    def test_r8_ends_that_were_seen_are_not_asked_for_again(self, lab: Lab) -> None:
+        """Where each rank is asked for, only the ranks that have not ended cost calls, from one look to the next."""
+        lab.needs(Ability.CALLS)
+        run = lab.up(6)
+        for replica in run.replicas[:4]:
+            lab.drive(replica, Step.SUCCEED, str(replica))
+        counts = []
+
+        def progress(_: Mapping[ReplicaHandle, ReplicaStatus]) -> None:
+            counts.append(lab.harness.calls())
+
+        collect(lab, run.replicas, timeout=20.0 * lab.unit, progress=progress)
+        looks = [after - before for before, after in pairwise(counts)]
+        few = 4 * (2 if lab.capabilities.calls_per_look == "rank" else 1)
+        if looks and max(looks) > few:
+            lab.broken("R8", f"later looks cost {looks} calls", f"two ranks go on: {few} at most")
+        elif not looks:
+            lab.broken("R8", "it looked only once", "two ranks go on, and it was to wait")

@@ -34,6 +34,28 @@ class Launching:
         for after in range(4):
             failing_launch(lab, after)
 
+    def test_l2_what_survives_is_named(self, lab: Lab) -> None:
+        """Where what was started cannot be ended again, the error has its handles, and they can be used."""
+        lab.needs(Operation.LAUNCH, Operation.CANCEL, Fault.FORBIDDEN)
+        for after in range(4):
+            failing_launch(lab, after, stuck=True)
+
+    def test_l3_a_refused_launch_of_what_is_there_changes_nothing(self, lab: Lab) -> None:
+        """What an earlier launch has started is not taken back by a later one."""
+        lab.needs(Operation.LAUNCH, Fault.FORBIDDEN)
+        run = lab.up(3)
+        before = [lab.harness.truth(handle) for handle in run.handles]
+        with lab.fault(Operation.LAUNCH, Fault.FORBIDDEN):
+            try:
+                lab.relaunch(run)
+            except BackendError as error:
+                lab.note(f"it raised {type(error).__name__}")
+        after = [lab.harness.truth(handle) for handle in run.handles]
+        if after != before:
+            lab.broken("L3", "launched again, and refused", f"it was {before} and is {after}")
+        lab.settle()
+        lab.observe_all()
+
     def test_l3_the_same_run_id_is_the_same_run(self, lab: Lab) -> None:
         """Launched again at once, when it runs, when it has ended, by another process."""
         run = lab.launch(2)

@@ -1,4 +1,4 @@
-"""What is said of a replica: S1 to S9."""
+"""What is said of a replica: S1 to S9; :mod:`_suite_details` has the rest."""
 
 from __future__ import annotations
 
@@ -38,6 +38,40 @@ class States:
             lab.drive(replica, Step.START)
         lab.agree()
         ended(lab)
+        lab.agree()
+
+    def test_s4_poll_is_true_by_itself(self, lab: Lab) -> None:
+        """Without a describe before it, twice in a row, from one state to the next."""
+        run = lab.launch(3)
+        lab.poll_all()
+        for replica in run.replicas:
+            lab.drive(replica, Step.START)
+            lab.poll_all()
+        lab.drive(run.replicas[0], Step.SUCCEED, 1)
+        lab.poll_all()
+        lab.cancel(run.replicas[1])
+        lab.poll_all()
+        lab.settle()
+        lab.poll_all()
+        beside = lab.up(2)
+        lab.drive(beside.replicas[1], Step.FAIL, 2)
+        lab.poll_all()
+        lab.settle()
+        lab.forget()
+        lab.poll_all()
+
+    def test_s4_poll_and_describe_are_one(self, lab: Lab) -> None:
+        """Whichever is asked first."""
+        run = lab.launch(2)
+        for replica in run.replicas:
+            lab.agree()
+            lab.drive(replica, Step.START)
+        lab.agree()
+        lab.drive(run.replicas[0], Step.SUCCEED, 1)
+        lab.agree()
+        lab.cancel(run.replicas[1])
+        lab.agree()
+        lab.settle()
         lab.agree()
 
     def test_s2_terminal_states_are_never_left(self, lab: Lab) -> None:

@@ -350,7 +350,9 @@ class BaseExecutor(Hooks):
         Raises:
             InvalidRequestError: The launch itself would be refused.
         """
-        return self._findings(self._request(n_replicas, "check:check", None, **options))
+        request = self._request(n_replicas, "check:check", None, **options)
+        self._plan(request)  # it refuses what only this backend can, and calls nothing
+        return self._findings(request)
 
     def options(self) -> list[Option]:
         """What the constructor takes."""

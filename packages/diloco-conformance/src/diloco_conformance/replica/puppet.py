@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -41,6 +42,10 @@ def perform(puppets: str, **kwargs: Any) -> Any:
         try:
             order = json.loads((folder / f"{name}.order-{number}").read_text(encoding="utf-8"))
         except FileNotFoundError:
+            if (
+                not folder.exists()
+            ):  # the test is over, however it ended: nobody is left to give orders
+                sys.exit(f"the folder {folder} is gone")
             time.sleep(0.005)
             continue
         if "print" in order:
@@ -51,6 +56,10 @@ def perform(puppets: str, **kwargs: Any) -> Any:
             data = base64.b64decode(order["write"]["data"])
             _say(data, order["write"]["stream"], folder / f"{name}.done-{number}")
             number += 1
+        elif "kill" in order:
+            sys.stdout.flush()
+            os.kill(os.getpid(), signal.Signals[order["kill"]])
+            signal.pause()
         elif "fail" in order:
             sys.exit(order["fail"])
         else:

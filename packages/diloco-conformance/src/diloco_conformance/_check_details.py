@@ -1,0 +1,138 @@
+"""Everything that describe says besides the state, held against what is true."""
+
+from __future__ import annotations
+
+from signal import Signals
+from typing import TYPE_CHECKING
+
+from diloco_protocol import Reason, ReplicaState
+
+if TYPE_CHECKING:
+    from diloco_protocol import ReplicaStatus
+
+    from ._check import Checks
+    from ._harness import Truth
+    from ._model import Replica
+
+#: Why something is being ended, before it has ended.
+ENDING = {
+    Reason.CANCEL_REQUESTED,
+    Reason.STOPPED_EXTERNALLY,
+    Reason.GANG_FAILED,
+    Reason.TIMEOUT,
+    Reason.PREEMPTED,
+    Reason.EVICTED,
+}
+
+#: The reasons that each state may have.
+REASONS: dict[ReplicaState, set[Reason | None]] = {
+    ReplicaState.PENDING: {
+        None,
+        Reason.QUEUED,
+        Reason.UNSCHEDULABLE,
+        Reason.IMAGE,
+        Reason.STARTING,
+        Reason.PREEMPTED,
+    },
+    ReplicaState.RUNNING: {None},
+    ReplicaState.SUCCEEDED: {Reason.COMPLETED},
+    ReplicaState.FAILED: {
+        Reason.ERROR,
+        Reason.OOM,
+        Reason.TIMEOUT,
+        Reason.EVICTED,
+        Reason.START_FAILED,
+        Reason.GANG_FAILED,
+        Reason.PLATFORM,
+    },
+    ReplicaState.CANCELLED: {Reason.CANCEL_REQUESTED, Reason.STOPPED_EXTERNALLY},
+}
+
+YEAR = 366 * 86_400.0
+
+
+def check_details(
+    lab: Checks, replica: Replica, said: ReplicaStatus, truth: Truth, words: str
+) -> None:
+    """Attempt, stopping, reason, exit code, signal and times."""
+    if not lab.capabilities.counts_attempts and said.attempt != 1:
+        lab.broken("D2", words, "the backend declares that it does not count attempts")
+    if attempt_is_known(lab, said) and said.attempt != truth.attempt:
+        lab.broken("S8", words, f"it is attempt {truth.attempt}")
+    _stopping(lab, replica, said, truth, words)
+    _reason(lab, replica, said, words)
+    _exit(lab, replica, said, words)
+    _times(lab, replica, said, words)
+
+
+def attempt_is_known(lab: Checks, said: ReplicaStatus) -> bool:
+    """Whether the attempt of what is said counts: the backend may have forgotten it, and say so."""
+    ended = said.state is ReplicaState.CANCELLED or said.reason is Reason.GANG_FAILED
+    return lab.capabilities.counts_attempts and (lab.capabilities.remembers_ended or not ended)
+
+
+def _stopping(lab: Checks, replica: Replica, said: ReplicaStatus, truth: Truth, words: str) -> None:
+    if said.stopping and said.state.terminal:
+        lab.broken("S8", words, "what has ended is not stopping")
+    if truth.stopping and not said.stopping:
+        lab.broken("S8", f"{words}, not stopping", f"{replica} is being ended")
+    ending = truth.stopping or replica.doomed or replica.overdue(lab.harness.clock())
+    if said.stopping and not ending:
+        lab.broken("S8", words, f"nobody is ending {replica}")
+
+
+def _reason(lab: Checks, replica: Replica, said: ReplicaStatus, words: str) -> None:
+    allowed = REASONS[said.state]
+    if said.reason not in allowed and not (said.stopping and said.reason in ENDING):
+        names = ", ".join(str(reason or "none") for reason in sorted(allowed, key=str))
+        lab.broken("S10", words, f"the reasons of what is {said.state} are: {names}")
+    if said.state.terminal and replica.reason is not None and said.reason != replica.reason:
+        lab.broken("S8", words, f"the reason is {replica.reason}")
+
+
+def _exit(lab: Checks, replica: Replica, said: ReplicaStatus, words: str) -> None:
+    if not said.state.terminal:
+        if said.exit_code is not None or said.signal is not None:
+            lab.broken("S10", f"{words}, signal {said.signal}", f"{replica} has not ended")
+        return
+    if (said.exit_code == 0) != (said.state is ReplicaState.SUCCEEDED):
+        lab.broken("R4", words, f"{replica} {said.state}")
+    if replica.reason in {Reason.ERROR, Reason.OOM} and said.exit_code != replica.exit_code:
+        promise = "S11" if replica.signal else "S8"
+        lab.broken(promise, words, f"its program ended with {replica.exit_code}")
+    if replica.signal is not None and said.signal != replica.signal:
+        lab.broken("S11", f"{words}, signal {said.signal}", f"{replica.signal} has ended it")
+    if said.signal is None:
+        return
+    if said.signal not in Signals.__members__:
+        lab.broken("S11", f"{words}, signal {said.signal!r}", "a signal's name is like 'SIGKILL'")
+    if said.exit_code != 128 + Signals[said.signal]:
+        number = 128 + Signals[said.signal]
+        lab.broken("S11", f"{words}, signal {said.signal}", f"128 + {said.signal} is {number}")
+
+
+def _times(lab: Checks, replica: Replica, said: ReplicaStatus, words: str) -> None:
+    words = f"{words}, started_at={said.started_at}, finished_at={said.finished_at}"
+    known = attempt_is_known(lab, said)
+    if said.started_at is not None and said.state is ReplicaState.PENDING:
+        lab.broken("S12", words, "what is pending has not started")
+    if said.finished_at is not None and not said.state.terminal:
+        lab.broken("S12", words, f"{replica} has not ended")
+    ran = said.state is not ReplicaState.PENDING and said.state is not ReplicaState.CANCELLED
+    if said.started_at is None and known and ran and replica.started is not None:
+        lab.broken("S12", words, f"{replica} was started")
+    if said.finished_at is None and known and said.state.terminal:
+        lab.broken("S12", words, f"{replica} has ended")
+    for name, value, window in (
+        ("started", said.started_at, replica.started),
+        ("ended", said.finished_at, replica.ended),
+    ):
+        if value is None or window is None:
+            continue
+        least, most = (
+            end + sign * lab.harness.resolution for end, sign in zip(window, (-1, 1), strict=True)
+        )
+        if not least <= value <= most:
+            lab.broken("S12", words, f"{replica} {name} from {window[0]:.1f} to {window[1]:.1f}")
+    if None not in {said.started_at, said.finished_at} and said.started_at > said.finished_at:  # type: ignore[operator]
+        lab.broken("S12", words, "nothing ends before it has started")

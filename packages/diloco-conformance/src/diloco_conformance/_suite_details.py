@@ -1,0 +1,209 @@
+"""What is said of a replica besides its state, time, and what is declared of both: S10 to S14, D2."""
+
+from __future__ import annotations
+
+from types import EllipsisType
+
+import pytest
+
+from diloco_protocol import InvalidRequestError, ReplicaState
+
+from ._check_collect import collect
+from ._harness import Ability, Step
+from ._lab import Lab
+from ._suite_states import ended
+
+
+def needs_patience(lab: Lab) -> None:
+    """Skip where a replica runs as soon as it is launched: what is pending can then not be made to wait."""
+    lab.needs(Ability.TIMEOUT)
+    if lab.harness.starts_by_itself:
+        pytest.skip("here replicas start by themselves, so that nobody can make them wait")
+
+
+class Details:
+    """Fixed tests of S10 to S14 and D2."""
+
+    def test_s10_reasons_belong_to_states(self, lab: Lab) -> None:
+        """Before the start, while it runs, while it is being ended, and at every end."""
+        run = lab.launch(2)
+        lab.observe_all()
+        for replica in run.replicas:
+            lab.drive(replica, Step.START)
+        lab.observe_all()
+        lab.cancel(run.replicas[0])
+        lab.observe_all()
+        lab.settle()
+        lab.observe_all()
+        ended(lab)
+        lab.observe_all()
+        if lab.can(Step.PREEMPT):
+            again = lab.up().replicas[0]
+            lab.drive(again, Step.PREEMPT)
+            lab.observe(again)
+
+    def test_s11_signals_have_their_names_and_numbers(self, lab: Lab) -> None:
+        """For describe and collect, here and in another process."""
+        lab.needs(Step.KILL)
+        for name in ("SIGABRT", "SIGKILL", "SIGSEGV"):
+            replica = lab.up().replicas[0]
+            lab.drive(replica, Step.KILL, name)
+            lab.observe(replica)
+        collect(lab, lab.replicas())
+        lab.forget()
+        lab.observe_all()
+
+    def test_s11_out_of_memory_is_a_signal(self, lab: Lab) -> None:
+        """The kernel sends SIGKILL: 137."""
+        lab.needs(Step.OOM)
+        replica = lab.up().replicas[0]
+        lab.drive(replica, Step.OOM)
+        lab.observe(replica)
+        collect(lab, [replica])
+
+    def test_s12_times_are_those_of_the_attempt(self, lab: Lab) -> None:
+        """None before, Unix seconds after, the start before the end."""
+        run = lab.launch(3)
+        lab.observe_all()
+        lab.advance(3 * lab.unit)
+        for replica in run.replicas:
+            lab.drive(replica, Step.START)
+        lab.observe_all()
+        lab.advance(3 * lab.unit)
+        lab.observe_all()
+        lab.drive(run.replicas[0], Step.SUCCEED)
+        lab.observe_all()
+        lab.cancel(run.replicas[1])
+        lab.advance(3 * lab.unit)
+        lab.settle()
+        lab.observe_all()
+        lab.forget()
+        lab.observe_all()
+
+    def test_s12_the_next_attempt_has_its_own_start(self, lab: Lab) -> None:
+        """And while it is pending, none."""
+        lab.needs(Step.PREEMPT)
+        replica = lab.up().replicas[0]
+        lab.observe(replica)
+        lab.advance(3 * lab.unit)
+        lab.drive(replica, Step.PREEMPT)
+        lab.observe(replica)
+        lab.advance(3 * lab.unit)
+        lab.drive(replica, Step.START)
+        lab.observe(replica)
+        lab.drive(replica, Step.FAIL, 3)
+        lab.observe(replica)
+
+    def test_s13_waiting_uses_up_no_timeout(self, lab: Lab) -> None:
+        """A replica that is pending for longer than its timeout runs as long as any other."""
+        needs_patience(lab)
+        replica = lab.launch(1, timeout=lab.harness.short_timeout).replicas[0]
+        lab.advance(2 * lab.harness.short_timeout + lab.harness.overrun)
+        lab.settle()
+        lab.observe(replica)
+        lab.drive(replica, Step.START)
+        lab.advance(lab.harness.short_timeout * 2 / 3)
+        lab.observe(replica)
+        lab.drive(replica, Step.SUCCEED, "in time")
+        collect(lab, [replica])
+
+    def test_s13_each_attempt_has_the_whole_timeout(self, lab: Lab) -> None:
+        """And the second one, too, is ended when it is over."""
+        needs_patience(lab)
+        lab.needs(Step.PREEMPT)
+        run = lab.up(1, timeout=lab.harness.short_timeout)
+        for _ in range(2):
+            lab.advance(lab.harness.short_timeout * 2 / 3)
+            lab.observe_all()
+            lab.drive(run.replicas[0], Step.PREEMPT)
+            lab.drive(run.replicas[0], Step.START)
+        lab.advance(lab.harness.short_timeout * 2 / 3)
+        lab.settle()
+        lab.observe_all()
+        lab.overrun(run)
+        lab.observe_all()
+
+    def test_s13_without_a_timeout_it_runs_on(self, lab: Lab) -> None:
+        """However long."""
+        lab.needs(Ability.TIMEOUT)
+        try:
+            lab.within(
+                "S13", lambda: lab.executor.plan(1, lab.harness.entrypoint, {}, timeout=None)
+            )
+        except InvalidRequestError:
+            if lab.capabilities.max_timeout is None:
+                lab.broken("S13", "timeout=None was refused", "it declares no max_timeout")
+            pytest.skip("the backend declares a longest timeout")
+        replica = lab.up(1, timeout=None).replicas[0]
+        if lab.can(Ability.AGE):
+            lab.age(14 * 86_400.0)
+        lab.advance(lab.harness.short_timeout + lab.harness.overrun)
+        lab.settle()
+        lab.observe(replica)
+        lab.drive(replica, Step.SUCCEED, "at last")
+        collect(lab, [replica])
+
+    def test_s13_replicas_are_told_their_timeout(self, lab: Lab) -> None:
+        """The runner enforces it, so it has to know."""
+        lab.needs(Ability.TOLD)
+        for timeout in (lab.harness.timeout, lab.harness.timeout + 0.5):
+            run = lab.up(2, timeout=timeout)
+            for replica in run.replicas:
+                told = lab.harness.told(replica.handle).timeout
+                if isinstance(told, EllipsisType):
+                    pytest.skip("this world cannot read the spec of a replica")
+                if told != timeout:
+                    lab.broken("S13", f"{replica} is told {told}", f"its timeout is {timeout}")
+
+    def test_s14_records_are_kept_as_long_as_declared(self, lab: Lab) -> None:
+        """State, result and run; and then nothing is invented."""
+        lab.needs(Ability.AGE)
+        replicas = ended(lab)
+        lab.observe_all()
+        kept = lab.capabilities.retention
+        lab.age(400 * 86_400.0 if kept is None else 0.9 * kept)
+        for replica in replicas:
+            if lab.harness.truth(replica.handle).state is None:
+                lab.broken("S14", f"it declares retention={kept}", f"{replica} is forgotten")
+        lab.forget()
+        self._kept(lab)
+        lab.observe_all()
+        collect(lab, replicas)
+        for replica in replicas:
+            lab.attach(replica.run)
+        lab.age(0.3 * (kept or 0.0))
+        for replica in replicas:
+            replica.gone = lab.harness.truth(replica.handle).state is None
+        lab.observe_all()
+        collect(lab, replicas)
+
+    def _kept(self, lab: Lab) -> None:
+        for replica in lab.replicas():
+            try:
+                lab.executor.describe(replica.handle)
+            except LookupError as error:
+                lab.broken("S14", f"describe({replica}) raised {error!r}", "its record is kept")
+
+    def test_d2_nobody_is_preempted_who_cannot_be(self, lab: Lab) -> None:
+        """A backend whose replicas start again after their machine was taken away declares it."""
+        if lab.capabilities.preemptible:
+            pytest.skip("the backend declares that replicas are preempted")
+        if Step.PREEMPT in lab.harness.cannot:
+            pytest.skip(lab.harness.cannot[Step.PREEMPT])
+        replica = lab.up().replicas[0]
+        lab.note(f"{replica} is made to {Step.PREEMPT}", "drive")
+        lab.harness.drive(replica.handle, Step.PREEMPT)
+        truth = lab.harness.truth(replica.handle)
+        if truth.attempt != 1 or truth.state is ReplicaState.PENDING:
+            lab.broken("D2", "the backend declares preemptible=False", f"{replica} is {truth}")
+
+    def test_d2_attempts_are_counted_only_where_declared(self, lab: Lab) -> None:
+        """Who cannot tell attempts apart says 1."""
+        lab.needs(Step.PREEMPT)
+        replica = lab.up().replicas[0]
+        for _ in range(2):
+            lab.drive(replica, Step.PREEMPT)
+            lab.drive(replica, Step.START)
+            lab.observe(replica)
+        lab.drive(replica, Step.SUCCEED, 1)
+        lab.observe(replica)

@@ -1,0 +1,204 @@
+"""Whose name is whose, and what a name alone finds: H4 to H6."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from diloco_protocol import (
+    BackendError,
+    BaseExecutor,
+    FolderJournal,
+    InvalidRequestError,
+    ReplicaHandle,
+    ReplicaNotFoundError,
+    ReplicaState,
+)
+
+from ._harness import Ability, Fault, Operation, Step
+from ._lab import Lab
+from ._model import Run
+from ._scenes import RETRYABLE, check_error
+
+
+def verbs(executor: BaseExecutor, handle: ReplicaHandle) -> dict[str, Callable[[], Any]]:
+    """Every verb that takes a handle."""
+    return {
+        "poll": lambda: executor.poll(handle),
+        "describe": lambda: executor.describe(handle),
+        "stream_logs": lambda: executor.stream_logs(handle),
+        "log_iter": lambda: list(executor.log_iter(handle)),
+        "collect": lambda: executor.collect([handle], timeout=0),
+        "cancel": lambda: executor.cancel(handle),
+        "purge": lambda: executor.purge(handle),
+    }
+
+
+class Names:
+    """Fixed tests of H4 to H6."""
+
+    def test_h4_an_old_handle_is_not_the_new_run(self, lab: Lab) -> None:
+        """For no verb, also in a process that knows neither: they say that it is gone."""
+        old, _ = self._again(lab)
+        for replica in old.replicas:
+            replica.said = None
+        lab.observe_all()
+        lab.poll_all()
+        for handle in old.handles:
+            for verb in ("stream_logs", "log_iter"):
+                lab.note(f"{verb}(old rank {handle.rank})", "logs")
+                try:
+                    text = lab.within("H4", verbs(lab.executor, handle)[verb])
+                except ReplicaNotFoundError:
+                    continue
+                lab.broken("H4", f"{verb} gave {text!r}", "its log was purged with it")
+            (entry,) = lab.executor.collect([handle], timeout=0)
+            if (entry["status"], entry["reason"]) != ("failed", "lost"):
+                lab.broken("H4", f"collect says {entry}", "there is no record of it")
+        lab.observe_all()
+
+    def test_h4_an_old_handle_ends_nothing_and_removes_nothing(self, lab: Lab) -> None:
+        """Cancel and purge pass it over, while the new run lives and after it."""
+        old, new = self._again(lab)
+        for what in ("lives", "has ended"):
+            before = [lab.harness.truth(handle) for handle in new.handles]
+            for verb in ("cancel", "purge"):
+                lab.note(f"{verb}(old), while the new run {what}", "old")
+                for handle in old.handles:
+                    try:
+                        lab.within("H4", verbs(lab.executor, handle)[verb])
+                    except BackendError as error:
+                        if not isinstance(error, (InvalidRequestError, ReplicaNotFoundError)):
+                            raise
+                lab.harness.settle()
+                after = [lab.harness.truth(handle) for handle in new.handles]
+                if after != before:
+                    lab.broken("H4", f"{verb} with an old handle returned", f"{before}, {after}")
+            for replica in new.replicas:
+                if replica.live:
+                    lab.drive(replica, Step.SUCCEED, "new")
+        lab.observe_all()
+        lab.attach(new)
+
+    def test_h4_a_journal_tells_them_apart(self, lab: Lab) -> None:
+        """The end of the first is in it, and is not that of the second."""
+        with tempfile.TemporaryDirectory() as folder:
+            journal = FolderJournal(Path(folder))
+
+            def journalled() -> BaseExecutor:
+                executor = lab.harness.make_executor()
+                executor._journal = journal  # noqa: SLF001 - which options a constructor takes, is a backend's affair
+                return executor
+
+            lab.executor = journalled()
+            old, new = self._again(lab, journalled)
+            for replica in old.replicas:
+                state = lab.within("H4", lambda r=replica: lab.executor.poll(r.handle))  # type: ignore[misc]
+                if state is not ReplicaState.SUCCEEDED:
+                    lab.broken("H4", f"poll({replica}) is {state}", "its journal knows its end")
+            for replica in new.replicas:
+                state = lab.within("H4", lambda r=replica: lab.executor.poll(r.handle))  # type: ignore[misc]
+                if state is not lab.harness.truth(replica.handle).state:
+                    lab.broken("H4", f"poll({replica}) is {state}", "it is a run of its own")
+                lab.observe(replica)
+
+    def _again(self, lab: Lab, make: Callable[[], BaseExecutor] | None = None) -> tuple[Run, Run]:
+        """A run that was purged, and another of its name that lives."""
+        old = lab.up(2, run_id=f"{lab.harness.run_prefix}-again")
+        for replica in old.replicas:
+            if lab.can(Step.PRINT):
+                lab.drive(replica, Step.PRINT, ["of the old run"])
+            lab.drive(replica, Step.SUCCEED, "old")
+        lab.observe_all()
+        lab.purge(old)
+        new = lab.up(2, run_id=old.run_id, kwargs=old.kwargs)
+        if lab.can(Step.PRINT):
+            for replica in new.replicas:
+                lab.drive(replica, Step.PRINT, ["of the new run"])
+        lab.forget()
+        if make is not None:
+            lab.executor = make()
+        return old, new
+
+    def test_h5_handles_of_another_backend_are_refused(self, lab: Lab) -> None:
+        """By every verb, and nothing changes."""
+        run = lab.up()
+        stranger = replace(run.handles[0], backend_name="another-backend")
+        self._refused(lab, lab.executor, stranger)
+        lab.observe_all()
+
+    def test_h5_handles_of_another_place_are_refused(self, lab: Lab) -> None:
+        """An executor on another account, cluster or host does not answer for this one's replicas."""
+        lab.needs(Ability.ELSEWHERE)
+        run = lab.up(2)
+        lab.drive(run.replicas[0], Step.SUCCEED, 1)
+        lab.note("an executor elsewhere is asked", "elsewhere")
+        elsewhere = lab.harness.elsewhere()
+        for handle in run.handles:
+            self._refused(lab, elsewhere, handle)
+        elsewhere.close()
+        lab.observe_all()
+
+    def _refused(self, lab: Lab, executor: BaseExecutor, handle: ReplicaHandle) -> None:
+        for verb, call in verbs(executor, handle).items():
+            lab.note(f"{verb}(a handle that belongs elsewhere)")
+            try:
+                gave = lab.within("H5", call)
+            except InvalidRequestError:
+                continue
+            except BackendError as error:
+                lab.broken("H5", f"{verb} raised {error!r}", "it is an InvalidRequestError")
+            lab.broken("H5", f"{verb} gave {gave!r}", f"the handle belongs elsewhere: {handle}")
+
+    def test_h6_exists_is_true(self, lab: Lab) -> None:
+        """Of what is pending, runs, has ended, was purged, and never was."""
+        run = lab.launch(1)
+        self._exists(lab, run.run_id, there=True)
+        lab.drive(run.replicas[0], Step.START)
+        self._exists(lab, run.run_id, there=True)
+        lab.drive(run.replicas[0], Step.FAIL, 1)
+        self._exists(lab, run.run_id, there=True)
+        lab.forget()
+        self._exists(lab, run.run_id, there=True)
+        self._exists(lab, f"{run.run_id}-", there=False)
+        self._exists(lab, f"{run.run_id}-0", there=False)
+        self._exists(lab, run.run_id[:-1] + "x", there=False)
+        self._exists(lab, run.run_id[:-1].rstrip("-"), there=False)
+        self._exists(lab, "never-was", there=False)
+        lab.purge(run)
+        self._exists(lab, run.run_id, there=False)
+
+    def _exists(self, lab: Lab, run_id: str, *, there: bool) -> None:
+        lab.note(f"exists({run_id!r})")
+        said = lab.verb("H6", lambda: lab.executor.exists(run_id))
+        if said is not there:
+            lab.broken("H6", f"exists({run_id!r}) is {said!r}", f"it is {there}")
+
+    def test_h6_a_backend_that_cannot_be_asked_is_an_exception(self, lab: Lab) -> None:
+        """No run and an empty list are statements."""
+        lab.needs(Operation.OBSERVE)
+        run = lab.up()
+        for fault in [*RETRYABLE, Fault.FORBIDDEN]:
+            if not lab.can(fault):
+                continue
+            for what, call in (
+                ("list_runs()", lambda: lab.executor.list_runs()),
+                ("attach(run 1)", lambda: lab.executor.attach(run.run_id)),
+                ("exists(run 1)", lambda: lab.executor.exists(run.run_id)),
+                ("attach('never-was')", lambda: lab.executor.attach("never-was")),
+                ("exists('never-was')", lambda: lab.executor.exists("never-was")),
+            ):
+                with lab.fault(Operation.OBSERVE, fault):
+                    lab.note(what)
+                    try:
+                        gave = lab.within("H6", call)
+                    except ReplicaNotFoundError as error:
+                        lab.broken("H6", f"{what} raised {error!r}", f"{fault}: nobody knows")
+                    except BackendError as error:
+                        check_error(lab, "H6", what, error, fault)
+                        continue
+                lab.broken("H6", f"{what} gave {gave!r}", f"{fault}: the backend was not asked")
+        lab.attach(run)

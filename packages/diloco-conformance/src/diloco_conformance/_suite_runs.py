@@ -1,0 +1,198 @@
+"""Ending whole runs, removing them, and letting go of executors: C7 to C9, D3."""
+
+from __future__ import annotations
+
+from diloco_protocol import BackendError, ReplicaNotFoundError
+
+from ._check_collect import collect
+from ._harness import Ability, Fault, Operation, Step
+from ._lab import Lab
+from ._scenes import RETRYABLE, check_error, early_purge
+
+
+class Runs:
+    """Fixed tests of C7 to C9 and D3."""
+
+    def test_c7_all_that_lives_of_a_run_ends(self, lab: Lab) -> None:
+        """What has ended stays; runs whose names begin alike are not touched; another process can do it, again."""
+        name = f"{lab.harness.run_prefix}-x"
+        run = lab.up(3, run_id=name)
+        others = [lab.up(1, run_id=other) for other in (f"{name}-1", f"{name}1", f"{name}-0")]
+        lab.drive(run.replicas[0], Step.SUCCEED, "before")
+        lab.cancel(run.replicas[1])
+        lab.settle()
+        lab.forget()
+        lab.cancel_run(run)
+        lab.observe_all()
+        lab.settle()
+        lab.observe_all()
+        lab.cancel_run(run)
+        lab.settle()
+        lab.observe_all()
+        for other in others:
+            lab.drive(other.replicas[0], Step.SUCCEED, "untouched")
+        collect(lab, lab.replicas())
+
+    def test_c7_what_never_started_ends_too(self, lab: Lab) -> None:
+        """And the one that runs beside it."""
+        run = lab.launch(3)
+        lab.drive(run.replicas[1], Step.START)
+        lab.cancel_run(run)
+        lab.settle()
+        lab.observe_all()
+
+    def test_c7_an_unknown_run_is_not_cancelled(self, lab: Lab) -> None:
+        """One that never was, and one that was purged."""
+        run = lab.up()
+        lab.drive(run.replicas[0], Step.SUCCEED)
+        lab.purge(run)
+        for run_id in ("never-was", run.run_id):
+            lab.note(f"cancel_run({run_id!r})", "cancel")
+            try:
+                lab.within("C7", lambda run_id=run_id: lab.executor.cancel_run(run_id))  # type: ignore[misc]
+            except ReplicaNotFoundError:
+                continue
+            lab.broken("C7", f"cancel_run({run_id!r}) returned", "there is no such run")
+
+    def test_c7_a_cancel_that_is_not_accepted_raises(self, lab: Lab) -> None:
+        """Of all replicas, and of some; it can be repeated, and then all of them end."""
+        lab.needs(Operation.CANCEL, Fault.FORBIDDEN)
+        run = lab.up(3)
+        for after in (0, 1):
+            with lab.fault(Operation.CANCEL, Fault.FORBIDDEN, after=after):
+                lab.note(f"cancel_run({run.name})", "cancel")
+                try:
+                    lab.within("C7", lambda: lab.executor.cancel_run(run.run_id))
+                except BackendError as error:
+                    check_error(lab, "C7", f"cancel_run({run.name})", error, Fault.FORBIDDEN)
+                else:
+                    if not after:
+                        lab.broken("C7", "it returned", "the backend has not accepted it")
+            for replica in run.replicas:
+                replica.stopping |= after > 0 and lab.harness.truth(replica.handle).stopping
+            lab.observe_all()
+        lab.cancel_run(run)
+        lab.settle()
+        lab.observe_all()
+
+    def test_c7_where_the_scope_is_the_run_one_call_is_enough(self, lab: Lab) -> None:
+        """As many for two ranks as for eight."""
+        lab.needs(Ability.CALLS)
+        counts = []
+        for n in (2, 8):
+            run = lab.up(n)
+            before = lab.harness.calls()
+            lab.cancel_run(run)
+            counts.append(lab.harness.calls() - before)
+            lab.settle()
+        each = 0 if lab.capabilities.cancel_scope == "gang" else 6
+        if counts[1] > counts[0] + each:
+            lab.broken("C7", f"{counts[0]} calls for 2 ranks, {counts[1]} for 8", f"{each} more")
+
+    def test_c8_close_ends_nothing(self, lab: Lab) -> None:
+        """And may be repeated; who comes after it finds all as it was."""
+        run = lab.up(2)
+        lab.drive(run.replicas[0], Step.SUCCEED, "kept")
+        lab.observe_all()
+        executor = lab.executor
+        before = [lab.harness.truth(handle) for handle in run.handles]
+        for _ in range(3):
+            lab.note("close()", "close")
+            try:
+                lab.within("C8", executor.close)
+            except Exception as error:
+                if isinstance(error, AssertionError):
+                    raise
+                lab.broken("C8", f"close() raised {error!r}", "it never raises")
+            after = [lab.harness.truth(handle) for handle in run.handles]
+            if after != before:
+                lab.broken("C8", f"after close(): {after}", f"before: {before}")
+        with executor:
+            pass
+        lab.forget()
+        lab.observe_all()
+        lab.attach(run)
+        collect(lab, run.replicas)
+
+    def test_c9_a_purge_that_fails_raises(self, lab: Lab) -> None:
+        """It can be repeated, and other runs stay."""
+        lab.needs(Operation.PURGE)
+        for fault in (Fault.FORBIDDEN, Fault.SERVER_ERROR, Fault.CONFLICT):
+            if not lab.can(fault):
+                continue
+            run, beside = lab.up(2), lab.up()
+            for replica in run.replicas:
+                lab.drive(replica, Step.SUCCEED, "kept")
+            with lab.fault(Operation.PURGE, fault):
+                lab.note(f"purge({run.name})", "purge")
+                try:
+                    lab.within("C9", lambda run=run: lab.executor.purge(run.handles[0]))  # type: ignore[misc]
+                except BackendError as error:
+                    check_error(lab, "C9", f"purge({run.name})", error, fault)
+                else:
+                    lab.broken("C9", "purge returned", f"{fault}: nothing was removed")
+            lab.purge(run)
+            lab.observe_all()
+            lab.drive(beside.replicas[0], Step.SUCCEED)
+        lab.observe_all()
+
+    def test_c9_who_cannot_see_whether_something_lives_does_not_purge(self, lab: Lab) -> None:
+        """A run that lives is not removed because the backend could not be asked."""
+        lab.needs(Operation.OBSERVE)
+        run = lab.up(2)
+        lab.drive(run.replicas[0], Step.SUCCEED)
+        before = [lab.harness.truth(handle) for handle in run.handles]
+        for fault in [*RETRYABLE, Fault.FORBIDDEN]:
+            if not lab.can(fault):
+                continue
+            with lab.fault(Operation.OBSERVE, fault):
+                lab.note(f"purge({run.name})", "purge")
+                try:
+                    lab.within("C9", lambda: lab.executor.purge(run.handles[0]))
+                except BackendError as error:
+                    raised = error
+                else:
+                    lab.broken("C9", "purge returned", f"{run.replicas[1]} has not ended")
+            after = [lab.harness.truth(handle) for handle in run.handles]
+            if after != before:
+                lab.broken("C9", f"purge raised {raised!r}", f"it was {before} and is {after}")
+        early_purge(lab, run)
+        lab.observe_all()
+
+    def test_c9_runs_whose_names_begin_alike_are_not_purged(self, lab: Lab) -> None:
+        """Nor is their evidence."""
+        name = f"{lab.harness.run_prefix}-x"
+        runs = [
+            lab.up(1, run_id=run_id) for run_id in (name, f"{name}-1", f"{name}1", f"{name}-10")
+        ]
+        for run in runs:
+            lab.drive(run.replicas[0], Step.SUCCEED, run.name)
+        lab.purge(runs[0])
+        lab.purge(runs[1])
+        lab.forget()
+        lab.observe_all()
+        for run in runs[2:]:
+            lab.attach(run)
+        collect(lab, lab.replicas())
+        for run in runs[:2]:
+            if run.run_id in lab.executor.list_runs():
+                lab.broken("C9", f"list_runs has {run.run_id!r}", "it was purged")
+
+    def test_d3_check_starts_nothing(self, lab: Lab) -> None:
+        """It says what it has found, twice the same; what a launch would refuse, it refuses."""
+        living, runs = lab.harness.living(), lab.executor.list_runs()
+        lab.note("check()", "check")
+        first = lab.within("D3", lab.executor.check)
+        for finding in first:
+            if type(finding).__name__ != "Finding" or not (finding.subject and finding.message):
+                lab.broken("D3", f"check() gave {finding!r}", "a Finding says what it is about")
+            if finding.ok not in {True, False, None}:
+                lab.broken("D3", f"check() gave {finding!r}", "ok is True, False or None")
+        lab.within("D3", lambda: lab.executor.check(3, timeout=60.0))
+        if lab.harness.living() != living or lab.executor.list_runs() != runs:
+            lab.broken("D3", "check() returned", "something was launched")
+        try:
+            lab.within("D3", lambda: lab.executor.check(1, gpu="NO-SUCH-GPU:3"))
+        except ValueError:
+            return
+        lab.broken("D3", "check(gpu='NO-SUCH-GPU:3') returned", "a launch refuses that")
