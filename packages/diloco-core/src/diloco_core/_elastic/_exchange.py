@@ -312,15 +312,13 @@ class ElasticExchange(ResumableExchange):
         """What earlier lives of this rank have saved, the newest first."""
         return saved_inner(self._running())
 
-    def given_up(self, sync: int, rollback: int) -> bool:
-        """Whether the run has since given up something that the model held after a sync; also true if that cannot be told.
+    def given_up(self, saved: SavedInner) -> bool:
+        """Whether the run has since given up something that the model held then; also true if that cannot be told.
 
-        Args:
-            sync: Number of the sync in the log.
-            rollback: Number of the newest rollback at that time.
+        Raises:
+            CorruptedObjectError: The state is damaged.
         """
-        life = self._running()
-        return given_up_since(life, sync, rollback)
+        return given_up_since(self._running(), saved.sync, saved.rollback())
 
     def shards(self, size: int) -> int:
         """The number of shards for ``size`` bytes: a multiple of the number of ranks.

@@ -101,12 +101,11 @@ class KeepingExchange(Exchange):
         """The states that earlier lives of this rank have saved, the newest first."""
 
     @abstractmethod
-    def given_up(self, sync: int, rollback: int) -> bool:
-        """Whether a part of what the model held after a sync was given up since, or may have been.
+    def given_up(self, saved: SavedInner) -> bool:
+        """Whether a part of what the model held when a state was saved was given up since, or may have been.
 
-        Args:
-            sync: Number of the sync in the log.
-            rollback: Number of the newest rollback at that time.
+        Raises:
+            CorruptedObjectError: The state is damaged.
         """
 
 

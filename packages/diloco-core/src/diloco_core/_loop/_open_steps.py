@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._model._values import as_bytes
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -58,7 +60,7 @@ class OpenSteps:
             inner_steps: How many inner steps the replica had taken when it saved them.
         """
         steps, values = self._loaded["since_sync"], self._loaded["values"]
-        if self._count is None or len(steps) != len(self._fragments):
+        if self._count is None:
             return
         with torch.no_grad():
             for fragment, since_sync in zip(self._fragments, steps, strict=True):
@@ -70,8 +72,3 @@ class OpenSteps:
         self._count.inner_steps = inner_steps
         self._count.since_sync = [int(number) for number in steps]
         self._count.since_event = int(self._loaded["since_event"])
-
-
-def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """The values of a tensor as bytes: inner state holds only tensors of some dtypes, and a buffer may have any."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from .._model._names import plain_name
-from .._model._values import named_buffers
-from ._open_steps import as_bytes
+from .._model._values import as_bytes, named_buffers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

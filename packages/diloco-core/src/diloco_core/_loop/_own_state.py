@@ -99,7 +99,7 @@ class OwnState:
         passed_over = False
         for saved in exchange.saved_inner() if self._every else ():
             try:
-                if exchange.given_up(saved.sync, saved.rollback()):
+                if exchange.given_up(saved):
                     _log.warning(
                         "rank %d: the inner state in %s is not restored: it was saved after sync %d, which the run has since "
                         "given up",

@@ -1,4 +1,4 @@
-"""The tensors of a model that are not synced, and checksums of values."""
+"""The tensors of a model that are not synced, and values as bytes and checksums."""
 
 from __future__ import annotations
 
@@ -36,6 +36,11 @@ def named_buffers(model: torch.nn.Module, *, persistent: bool) -> dict[str, torc
             if buffer is not None and (name not in not_persistent) == persistent:
                 buffers[f"{prefix}.{name}" if prefix else name] = buffer
     return buffers
+
+
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The values of a tensor as bytes: inner state holds only tensors of some dtypes, and a buffer may have any."""
+    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
 
 
 def compared_tensors(

@@ -27,7 +27,7 @@ from .._timing import WATCH_EVERY, Timing
 from ._beginning import begin_run
 from ._claims import claim
 from ._ending import leave_run, tell_failure
-from ._inner import save_inner, saved_inner
+from ._inner import GivenUp, save_inner, saved_inner
 from ._liveness import Liveness
 from ._old_states import OldStates
 from ._participant import Participant
@@ -218,9 +218,9 @@ class ObjectStoreExchange(RestartableExchange):
             return iter(())
         return saved_inner(self._participant, self._progress.number - self._progress.syncs)
 
-    def given_up(self, sync: int, rollback: int) -> bool:  # noqa: ARG002 - the signature of KeepingExchange
-        """Whether the state was saved after a sync that does not count; see :class:`._inner.GivenUp`."""
-        return bool(rollback)
+    def given_up(self, saved: SavedInner) -> bool:
+        """Whether the state was saved after a sync that does not count."""
+        return isinstance(saved, GivenUp)
 
     @contextlib.contextmanager
     def _aborting(self) -> Iterator[None]:

@@ -58,11 +58,7 @@ def saved_inner(participant: Participant, initial: int) -> Iterator[SavedInner]:
 
 
 class GivenUp(SavedInner):
-    """An inner state that was saved after a sync that the run has since given up."""
-
-    def rollback(self) -> int:
-        """Always 1, while states that count have 0: there are no rollbacks in the log of a strict run."""
-        return 1
+    """An inner state that was saved after a sync that the run has since given up. Its data is not read."""
 
 
 def _known(participant: Participant, listed: Iterable[str]) -> list[tuple[int, bool, str]]:
