@@ -2,11 +2,10 @@
 
 from dataclasses import replace
 
-from toy_executor import ToyExecutor, ask
-from wrong import Remembering, Telling, mutant
+from toy_executor import ToyExecutor
+from wrong import Remembering, mutant
 
 from diloco_protocol import (
-    BackendError,
     Plan,
     ReplicaState,
     ReplicaStatus,
@@ -84,18 +83,6 @@ class LeakyLaunch(ToyExecutor):
         return []
 
 
-@mutant("l3_a_launch_whose_answer_is_lost_is_found_again", "L3", "L2")
-class TwiceOnAmbiguity(ToyExecutor):
-    def _create(self, request, body, uid):
-        try:
-            ask(lambda: self.cloud.create(body["name"], body, uid))
-        except BackendError as error:
-            if not error.retryable:
-                raise
-            run_id = body["run_id"] + "-again"
-            self.cloud.create(f"{run_id}-0", {**body, "run_id": run_id}, uid)
-
-
 @mutant("l3_another_launch_under_the_same_run_id_is_refused", "L3")
 class AnyLaunchUnderOneName(ToyExecutor):
     def _submit(self, request):
@@ -123,30 +110,6 @@ class PlanIsSomethingElse(ToyExecutor):
     def plan(self, *args, **options):
         plan = super().plan(*args, **options)
         return Plan(plan.run_id, tuple({**body, "restarts": 7} for body in plan.requests))
-
-
-@mutant("l6_any_arguments_arrive", "L6", "L5")
-class NestedArgumentsAreDropped(Telling):
-    def tell(self, body):
-        kwargs = body["spec"]["kwargs"].items()
-        body["spec"]["kwargs"] = {
-            key: value for key, value in kwargs if not isinstance(value, (dict, list))
-        }
-
-
-@mutant("l6_replicas_are_told_who_they_are", "L6")
-class NumbersBecomeText(Telling):
-    def tell(self, body):
-        kwargs = body["spec"]["kwargs"].items()
-        body["spec"]["kwargs"] = {
-            key: str(value) if isinstance(value, float) else value for key, value in kwargs
-        }
-
-
-@mutant("l6_replicas_are_told_who_they_are", "L6")
-class WorldSizeIsNotTold(Telling):
-    def tell(self, body):
-        del body["env"]["REPLICA_WORLD_SIZE"]
 
 
 @mutant("l1_handles_are_distinct", "L1")

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn, TypeVar
 
 from _pytest.outcomes import OutcomeException
@@ -43,6 +44,14 @@ class Checks:
     def broken(self, promise: str, said: str, true: str) -> NoReturn:
         """Raise that a promise is broken."""
         raise PromiseBroken(promise, said, true, self.history)
+
+    @contextlib.contextmanager
+    def part_of(self, promise: str) -> Iterator[None]:
+        """Whatever is broken meanwhile is this promise, since it was only for its sake that it was tried."""
+        try:
+            yield
+        except PromiseBroken as error:
+            self.broken(promise, error.said, f"{error.true} ({error.promise})")
 
     def within(self, promise: str, call: Callable[[], T]) -> T:
         """What a call of the executor returns or raises.

@@ -276,6 +276,10 @@ class Lab(Checks):
             most = self.capabilities.max_result_bytes
             self.broken("R11", f"max_result_bytes={most}", f"a smaller result made {replica} fail")
         allowed = replica.possible(self.harness.clock())
+        if step in {Step.FAIL, Step.OOM} and truth.state is not replica.state:
+            limit = replica.run.options.get("max_restarts")
+            said = f"{replica} is {truth.state} in attempt {truth.attempt}"
+            self.broken("L9", said, f"it was launched with max_restarts={limit}")
         if truth.state not in allowed or (replica.state.terminal and truth.alive):
             raise HarnessFault(
                 f"the world was to make {replica} {step}, but tells {truth} after it"

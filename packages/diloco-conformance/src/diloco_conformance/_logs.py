@@ -28,7 +28,7 @@ def check_log(
     if replica.state is ReplicaState.CANCELLED and not lab.capabilities.remembers_ended:
         _gone(lab, replica)
         return
-    text = lab.within(promise, lambda: lab.executor.stream_logs(replica.handle, **options))
+    text = lab.verb(promise, lambda: lab.executor.stream_logs(replica.handle, **options))
     if not isinstance(text, str):
         lab.broken("G1", repr(text), "stream_logs returns text")
     written = [lines[-(n_lines or 200) :] for lines in allowed(replica)]

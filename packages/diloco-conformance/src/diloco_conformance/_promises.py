@@ -84,6 +84,7 @@ class PromiseBroken(AssertionError):  # noqa: N818 - it says what happened
 
     def __init__(self, promise: str, said: str, true: str, history: list[str]) -> None:
         self.promise = promise
+        self.said, self.true = said, true
         steps = (
             "\n".join(f"    {number}. {step}" for number, step in enumerate(history, 1))
             or "    (nothing)"

@@ -73,7 +73,7 @@ def broken_cancel(lab: Lab, replica: Replica, fault: Fault) -> None:
             lab.broken("C4", f"cancel({replica}) raised", f"it was {before} and is now {after}")
 
 
-def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> None:
+def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> str | None:
     """A launch that is refused, at once or in the middle, leaves nothing alive, or says what.
 
     Args:
@@ -81,6 +81,9 @@ def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> 
         after: How many calls go well before.
         n: How many replicas are asked for.
         stuck: Whether it cannot end again what it has started.
+
+    Returns:
+        The run_id, if nothing is left of the launch.
     """
     lab.settle()
     living = lab.harness.living()
@@ -97,7 +100,7 @@ def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> 
         else:
             # The backend needs fewer calls than were let through.
             _done(lab, run, after)
-            return
+            return None
     lab.settle()
     alive = lab.harness.living() - living
     named = sum(lab.harness.truth(handle).alive for handle in set(survivors))
@@ -109,6 +112,7 @@ def failing_launch(lab: Lab, after: int, n: int = 3, *, stuck: bool = False) -> 
     lab.settle()
     if lab.harness.living() != living:
         lab.broken("L2", "every survivor was cancelled", "something of the launch is still alive")
+    return None if survivors else run_id
 
 
 def _done(lab: Lab, run: Run, after: int) -> None:

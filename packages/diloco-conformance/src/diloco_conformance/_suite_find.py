@@ -86,6 +86,10 @@ class Finding:
 
     def test_h8_more_than_ten_ranks_are_told_apart(self, lab: Lab) -> None:
         """And in the order of numbers, in which 10 comes after 2."""
+        with lab.part_of("H8"):
+            self._many_ranks(lab)
+
+    def _many_ranks(self, lab: Lab) -> None:
         run = lab.up(lab.harness.many_ranks)
         lab.attach(run)
         lab.observe_all()
@@ -106,9 +110,15 @@ class Finding:
 
     def test_h8_names_that_begin_alike_are_different_runs(self, lab: Lab) -> None:
         """For attach, list_runs, cancel, collect and purge."""
+        with lab.part_of("H8"):
+            self._alike(lab)
+
+    def _alike(self, lab: Lab) -> None:
         name = f"{lab.harness.run_prefix}-x"
         ends = ("", "-1", "-10", "-1-0")
         runs = {end: lab.up(2, run_id=f"{name}{end}") for end in ends}
+        for replica in runs["-10"].replicas:
+            lab.drive(replica, Step.SUCCEED, ["-10", replica.handle.rank])
         for end in ("-1", ""):
             run = runs[end]
             lab.cancel(run.replicas[0])
@@ -122,9 +132,8 @@ class Finding:
             lab.observe_all()
             self._all_found(lab, [one for one in runs.values() if not one.replicas[0].gone])
             lab.forget()
-        for end in ("-10", "-1-0"):
-            for replica in runs[end].replicas:
-                lab.drive(replica, Step.SUCCEED, [end, replica.handle.rank])
+        for replica in runs["-1-0"].replicas:
+            lab.drive(replica, Step.SUCCEED, ["-1-0", replica.handle.rank])
         collect(lab, lab.replicas())
 
     def _all_found(self, lab: Lab, runs: Iterable[Run]) -> None:

@@ -29,10 +29,17 @@ class Launching:
         lab.observe_all()
 
     def test_l2_a_refused_launch_leaves_nothing(self, lab: Lab) -> None:
-        """Refused at the first call, and at later ones."""
+        """Refused at the first call, and at later ones; nor does it stand in the way of the next try."""
         lab.needs(Operation.LAUNCH, Fault.FORBIDDEN)
         for after in range(4):
-            failing_launch(lab, after)
+            run_id = failing_launch(lab, after)
+            if run_id is None:
+                continue
+            run = lab.launch(3, run_id=run_id)
+            living = [one for one in run.replicas if lab.harness.truth(one.handle).alive]
+            if len(living) != 3:
+                lab.broken("L2", f"{run.name} was launched again", f"{len(living)} replicas live")
+            lab.observe_all()
 
     def test_l2_what_survives_is_named(self, lab: Lab) -> None:
         """Where what was started cannot be ended again, the error has its handles, and they can be used."""
@@ -91,7 +98,11 @@ class Launching:
             {"labels": {}, "secrets": {}, "world_size": 2, "rank_offset": 0},
         ):
             living = lab.harness.living()
-            if lab.relaunch(run, **options) != run.handles or lab.harness.living() != living:
+            try:
+                same = lab.relaunch(run, **options) == run.handles
+            except BackendError as error:
+                lab.broken("L3", f"it raised {error!r}", f"{options} is the same launch")
+            if not same or lab.harness.living() != living:
                 lab.broken("L3", "it gave other handles, or started more", f"{options} is the same")
 
     def test_l3_another_launch_under_the_same_run_id_is_refused(self, lab: Lab) -> None:
@@ -107,7 +118,7 @@ class Launching:
         run = lab.launch(2, kwargs={"x": 1, "y": {"z": [1]}}, **options)
         for what in ("start", "end", "nothing"):
             for number, (n, change) in enumerate(self._changes(lab, run.kwargs)):
-                if what == "start" or number % 5 == 0:  # each once, and some of them later on
+                if what == "end" or number % 5 == 0:  # all while it runs, some before and after
                     other_launch(lab, run, n, change)
             lab.observe_all()
             for replica in run.replicas:
@@ -145,6 +156,7 @@ class Launching:
             {"memory": "3Gi"},
             {"rank_offset": 1},
             {"world_size": 6},
+            {"cohort": "another"},
         ]
         if lab.can(Ability.SECRETS):
             changes.append({"secrets": {"S": lab.harness.secret("s")}})
@@ -152,6 +164,10 @@ class Launching:
 
     def test_l8_a_part_of_a_run(self, lab: Lab) -> None:
         """Ranks from an offset on, of a run that is larger; with one replica, and with several."""
+        with lab.part_of("L8"):
+            self._parts(lab)
+
+    def _parts(self, lab: Lab) -> None:
         for n, offset, size in ((2, 3, 8), (1, 11, 12), (3, 0, 100)):
             run = lab.up(n, rank_offset=offset, world_size=size, kwargs={"part": offset})
             if lab.can(Ability.TOLD):

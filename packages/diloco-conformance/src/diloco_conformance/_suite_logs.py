@@ -275,6 +275,7 @@ class Logs:
         old = lab.up()
         lab.drive(old.replicas[0], Step.PRINT, ["of the first run"])
         lab.drive(old.replicas[0], Step.SUCCEED)
+        check_log(lab, old.replicas[0], promise="G7")
         lab.purge(old)
         new = lab.up(run_id=old.run_id)
         check_log(lab, new.replicas[0], promise="G7")

@@ -36,21 +36,23 @@ class Results:
 
     def test_r11_results_arrive_as_they_were_returned(self, lab: Lab) -> None:
         """Keys that differ in case or blanks, deep nesting, integers of any size."""
-        for value in DIFFICULT:
-            replica = lab.up().replicas[0]
-            lab.drive(replica, Step.SUCCEED, value)
-            collect(lab, [replica])
-        lab.forget()
-        collect(lab, lab.replicas())
+        with lab.part_of("R11"):
+            for value in DIFFICULT:
+                replica = lab.up().replicas[0]
+                lab.drive(replica, Step.SUCCEED, value)
+                collect(lab, [replica])
+            lab.forget()
+            collect(lab, lab.replicas())
 
     def test_r11_the_declared_size_is_the_limit(self, lab: Lab) -> None:
         """So much arrives; a byte more is a failure that says how large it was and may be."""
         most = lab.capabilities.max_result_bytes
         if most is None:
             pytest.skip("the backend declares no limit")
-        run = lab.up(1)
-        lab.drive(run.replicas[0], Step.SUCCEED, "x" * (most - 2))
-        collect(lab, run.replicas, timeout=8.0)
+        with lab.part_of("R11"):
+            run = lab.up(1)
+            lab.drive(run.replicas[0], Step.SUCCEED, "x" * (most - 2))
+            collect(lab, run.replicas, timeout=8.0)
         other = lab.up(1)
         lab.overfill(other.replicas[0], "x" * (most - 1))
         (entry,) = collect(lab, other.replicas, timeout=8.0)

@@ -119,8 +119,11 @@ class Telling:
             run = lab.up(2)
         for handle in run.handles:
             wanted = {"DILOCO_RUN_ID": run.run_id, "REPLICA_RANK": str(handle.rank)}
-            check_environment(lab, "E2", handle, {**wanted, "DILOCO_ATTEMPT": "1"})
-            check_environment(lab, "E2", handle, {"RENDEZVOUS_URI": None})
+            wanted |= {"DILOCO_ATTEMPT": "1", "DILOCO_COHORT": run.run_id}
+            check_environment(lab, "E2", handle, {**wanted, "RENDEZVOUS_URI": None})
+        part = lab.up(1, cohort="the-cohort", rank_offset=3, world_size=4)
+        names = {"DILOCO_RUN_ID": part.run_id, "DILOCO_COHORT": "the-cohort", "REPLICA_RANK": "3"}
+        check_environment(lab, "E2", part.handles[0], names)
 
     def test_e2_the_arguments_may_name_the_variables(self, lab: Lab) -> None:
         """``rank_env`` and ``world_size_env`` are no arguments of the program, ``rendezvous_uri`` is one."""
@@ -174,7 +177,7 @@ class Telling:
             if error.retryable:
                 lab.broken("E3", f"{error!r} is retryable", "the secret will not come by itself")
             return
-        lab.settle()
+        lab.harness.settle()
         for replica in run.replicas:
             truth = lab.harness.truth(replica.handle)
             if truth.state is not ReplicaState.PENDING:

@@ -1,0 +1,273 @@
+"""Wrong following and choosing: G3 and G4."""
+
+import re
+import threading
+from dataclasses import replace
+
+from toy_executor import ToyExecutor
+from wrong import mutant
+
+from diloco_protocol import BackendError
+
+ENDED = "g3_what_has_ended_is_followed_to_its_end"
+LIVES = "g3_what_lives_is_followed"
+PREEMPTED = "g3_it_goes_on_through_a_preemption"
+TIMES = "g4_since_and_until"
+ANYWHERE = "g4_an_expression_is_found_anywhere_in_a_line"
+APART = "g4_the_streams_are_kept_apart"
+
+
+@mutant(LIVES, "G3")
+class FollowsNothing(ToyExecutor):
+    def _logs(self, handle, query):
+        return super()._logs(handle, replace(query, follow=False))
+
+
+@mutant(LIVES, "G3")
+class WaitsForTheEnd(ToyExecutor):
+    def _logs(self, handle, query):
+        return iter(list(super()._logs(handle, query)))
+
+
+@mutant(LIVES, "G3")
+class FollowsOnlyWhatRuns(ToyExecutor):
+    def _logs(self, handle, query):
+        running = self._job(handle).status == "RUNNING"
+        return super()._logs(handle, replace(query, follow=query.follow and running))
+
+
+@mutant(LIVES, "G3")
+class GivesEverythingAgain(ToyExecutor):
+    def _lines(self, handle, query):
+        while query.follow and self._job(handle).live:
+            yield from super()._lines(handle, replace(query, follow=False))
+            self._backoff.sleep(1.0)
+        yield from super()._lines(handle, replace(query, follow=False))
+
+
+@mutant(LIVES, "G3")
+class FollowsTheWholeRun(ToyExecutor):
+    def _lines(self, handle, query):
+        if not query.follow:
+            yield from super()._lines(handle, query)
+            return
+        places = {}
+        while True:
+            jobs = self._jobs(handle.run_id)
+            for one in jobs:
+                log = self.cloud.log(one.metadata["name"], one.metadata["uid"])
+                for chunk in log[places.get(one, 0) :]:
+                    yield from ((chunk.time, line) for line in chunk.data.decode().split("\n")[:-1])
+                places[one] = len(log)
+            if not jobs[handle].live:
+                return
+            self._backoff.sleep(1.0)
+
+
+@mutant(ENDED, "G3")
+class NeverEnds(ToyExecutor):
+    def _lines(self, handle, query):
+        yield from super()._lines(handle, query)
+        if query.follow:
+            threading.Event().wait(60)
+
+
+@mutant(ENDED, "G3")
+class BeginsAtTheEnd(ToyExecutor):
+    def _lines(self, handle, query):
+        before = len(self._job(handle).log) if query.follow else 0
+        for number, line in enumerate(super()._lines(handle, query)):
+            if number >= before:
+                yield line
+
+
+@mutant(ENDED, "G3")
+class DoesNotReadOnceItIsOver(ToyExecutor):
+    def _lines(self, handle, query):
+        if not query.follow or self._job(handle).live:
+            yield from super()._lines(handle, query)
+
+
+@mutant(ENDED, "G3")
+class FollowsWhateverIsWritten(ToyExecutor):
+    def _logs(self, handle, query):
+        return super()._logs(handle, replace(query, regex=None) if query.follow else query)
+
+
+@mutant("g3_it_ends_however_the_replica_ends", "G3")
+class EndsWithSuccessAlone(ToyExecutor):
+    def _lines(self, handle, query):
+        yield from super()._lines(handle, query)
+        if query.follow and self._job(handle).status != "SUCCEEDED":
+            threading.Event().wait(60)
+
+
+@mutant("g3_a_last_line_without_a_newline_is_followed", "G3")
+class HalfLinesAtOnce(ToyExecutor):
+    def _lines(self, handle, query):
+        place = 0
+        while True:
+            over = not query.follow or not self._job(handle).live
+            names = (handle.metadata["name"], handle.metadata["uid"])
+            chunks = self.cloud.log(*names, place)
+            place += len(chunks)
+            for chunk in chunks:
+                yield from ((chunk.time, line) for line in chunk.data.decode().splitlines())
+            if over:
+                return
+            self._backoff.sleep(1.0)
+
+
+@mutant(PREEMPTED, "G3")
+class EndsAtAPreemption(ToyExecutor):
+    def _lines(self, handle, query):
+        for line in super()._lines(handle, query):
+            if query.follow and self._job(handle).attempt > 1:
+                return
+            yield line
+
+
+@mutant(PREEMPTED, "G3")
+class FollowsOneAttempt(ToyExecutor):
+    def _lines(self, handle, query):
+        first = sum(chunk.attempt == 1 for chunk in self._job(handle).log)
+        for number, line in enumerate(super()._lines(handle, query)):
+            if not query.follow or number <= first:
+                yield line
+
+
+@mutant(PREEMPTED, "G3")
+class BeginsAnewWithEveryAttempt(ToyExecutor):
+    def _lines(self, handle, query):
+        given = []
+        for line in super()._lines(handle, query):
+            if query.follow and len(given) == 1 and self._job(handle).attempt > 1:
+                yield from given
+            given.append(line)
+            yield line
+
+
+@mutant("g3_a_disturbance_loses_no_line", "G3")
+class EndsQuietlyWhenDisturbed(ToyExecutor):
+    def _lines(self, handle, query):
+        try:
+            yield from super()._lines(handle, query)
+        except BackendError:
+            if not query.follow:
+                raise
+
+
+@mutant("g3_a_disturbance_loses_no_line", "G3")
+class SkipsWhatItCouldNotRead(ToyExecutor):
+    def _lines(self, handle, query):
+        names = (handle.metadata["name"], handle.metadata["uid"])
+        try:
+            yield from super()._lines(handle, query)
+        except BackendError:
+            if not query.follow:
+                raise
+            place = len(self.cloud.jobs[names[0]].log)
+            while self.cloud.jobs[names[0]].live:
+                self._backoff.sleep(1.0)
+            for chunk in self.cloud.jobs[names[0]].log[place:]:
+                yield chunk.time, chunk.data.decode().removesuffix("\n")
+
+
+# --- choosing ---
+
+
+class Asking(ToyExecutor):
+    """Base of those that change the question."""
+
+    def _logs(self, handle, query):
+        return super()._logs(handle, self.ask(query))
+
+
+@mutant(TIMES, "G4")
+class SinceIsIgnored(Asking):
+    def ask(self, query):
+        return replace(query, since=None)
+
+
+@mutant(TIMES, "G4")
+class UntilIsIgnored(Asking):
+    def ask(self, query):
+        return replace(query, until=None)
+
+
+@mutant(TIMES, "G4")
+class SinceIsUntil(Asking):
+    def ask(self, query):
+        return replace(query, since=query.until, until=query.since)
+
+
+@mutant(TIMES, "G4")
+class SinceCountsFromTheStart(ToyExecutor):
+    def _logs(self, handle, query):
+        began = self._job(handle).started_at or 0.0
+        since = None if query.since is None else query.since + began
+        return super()._logs(handle, replace(query, since=since))
+
+
+@mutant(TIMES, "G4")
+class OneBoundOnly(Asking):
+    def ask(self, query):
+        return query if query.since is None else replace(query, until=None)
+
+
+@mutant(ANYWHERE, "G4")
+class OnlyAtTheBegin(Asking):
+    def ask(self, query):
+        return query if query.regex is None else replace(query, regex=f"^(?:{query.regex})")
+
+
+@mutant(ANYWHERE, "G4")
+class OnlyWholeLines(ToyExecutor):
+    def log_iter(self, handle, *, regex=None, **options):
+        lines = super().log_iter(handle, **options)
+        return (line for line in lines if regex is None or re.fullmatch(regex, line))
+
+
+@mutant(ANYWHERE, "G4")
+class TextsAndNotExpressions(ToyExecutor):
+    def log_iter(self, handle, *, regex=None, **options):
+        return (line for line in super().log_iter(handle, **options) if (regex or "") in line)
+
+
+@mutant(ANYWHERE, "G4")
+class AnyCase(ToyExecutor):
+    def log_iter(self, handle, *, regex=None, **options):
+        found = re.compile(regex or "", re.IGNORECASE).search
+        return (line for line in super().log_iter(handle, **options) if found(line))
+
+
+@mutant(ANYWHERE, "G4")
+class ExpressionsAreIgnored(Asking):
+    def ask(self, query):
+        return replace(query, regex=None)
+
+
+@mutant(APART, "G4")
+class OneStreamForAll(Asking):
+    def ask(self, query):
+        return replace(query, streams="combined")
+
+
+@mutant(APART, "G4")
+class StreamsAreSwapped(Asking):
+    def ask(self, query):
+        other = {"stdout": "stderr", "stderr": "stdout"}
+        return replace(query, streams=other.get(query.streams, query.streams))
+
+
+@mutant(APART, "G4")
+class ErrorsAreNotInTheLog(Asking):
+    def ask(self, query):
+        return replace(query, streams="stdout" if query.streams == "combined" else query.streams)
+
+
+@mutant(APART, "G4")
+class DeclaresMoreStreams(ToyExecutor):
+    def _logs(self, handle, query):
+        streams = query.streams if query.streams != "stderr" else "stdout"
+        return super()._logs(handle, replace(query, streams=streams))

@@ -1,0 +1,440 @@
+"""Wrong launches, and lists of them: L2 to L9, H1, H3, H7, H8."""
+
+from dataclasses import replace
+
+from toy_cloud import CloudError
+from toy_executor import ToyExecutor, ask
+from wrong import Telling, mutant
+
+from diloco_protocol import InvalidRequestError, ReplicaHandle, RunConflictError
+
+COUNTS = "l7_every_argument_counts"
+PART = "l8_a_part_of_a_run"
+RESTARTS = "l9_a_failed_attempt_is_started_again"
+OLDEST = "h7_runs_are_listed_oldest_first"
+TEN = "h8_more_than_ten_ranks_are_told_apart"
+ALIKE = "h8_names_that_begin_alike_are_different_runs"
+
+
+@mutant("l2_a_refused_launch_leaves_nothing", "L2")
+class ARefusalStandsInTheWay(ToyExecutor):
+    def _withdraw(self, request, uid):
+        for job in self.cloud.jobs.values():
+            if job.uid == uid:
+                self.cloud._end(job, "STOPPED", 143)
+        return []
+
+
+@mutant("l2_a_refused_launch_leaves_nothing", "L2")
+class WithdrawsAllButTheFirst(ToyExecutor):
+    def _delete(self, handle):
+        if handle.rank:
+            super()._delete(handle)
+
+
+@mutant("l3_the_same_in_other_words_is_the_same_run", "L3")
+class OrderOfKeysCounts(ToyExecutor):
+    def _bodies(self, request):
+        bodies = super()._bodies(request)
+        return [{**body, "fingerprint": str(request.kwargs)} for body in bodies]
+
+    def _same(self, request):
+        jobs = ask(lambda: self.cloud.describe(request.run_id))
+        if any(job.body["fingerprint"] != str(request.kwargs) for job in jobs.values()):
+            raise RunConflictError("other arguments")
+        return jobs
+
+
+@mutant("l3_the_same_run_id_is_the_same_run", "L3")
+class EveryLaunchIsNew(ToyExecutor):
+    def _same(self, request):
+        if any(not job.live for job in self.cloud.describe(request.run_id).values()):
+            return {}
+        return super()._same(request)
+
+    def _create(self, request, body, uid):
+        self.cloud.jobs.pop(body["name"], None)
+        super()._create(request, body, uid)
+
+
+@mutant("l4_wrong_arguments_are_refused_before_anything_is_called", "L4")
+class LooksBeforeItChecks(ToyExecutor):
+    def launch_replicas(self, *args, **options):
+        self.cloud.runs()
+        return super().launch_replicas(*args, **options)
+
+
+# --- idempotency ---
+
+
+class Forgetting(ToyExecutor):
+    """Base of those for whom some argument does not count."""
+
+    forgets = {}
+
+    def blurred(self, request):
+        return replace(request, **self.forgets)
+
+    def _bodies(self, request):
+        agreed = self.blurred(request).fingerprint()
+        return [{**body, "fingerprint": agreed} for body in super()._bodies(request)]
+
+    def _same(self, request):
+        return super()._same(self.blurred(request))
+
+
+@mutant(COUNTS, "L7")
+class VariablesDoNotCount(Forgetting):
+    forgets = {"env": {}}
+
+
+@mutant(COUNTS, "L7")
+class TimeoutDoesNotCount(Forgetting):
+    forgets = {"timeout": None}
+
+
+@mutant(COUNTS, "L7")
+class EntrypointDoesNotCount(Forgetting):
+    forgets = {"entrypoint": "any:thing"}
+
+
+@mutant(COUNTS, "L7")
+class LabelsDoNotCount(Forgetting):
+    forgets = {"labels": {}}
+
+
+@mutant(COUNTS, "L7")
+class SecretsDoNotCount(Forgetting):
+    forgets = {"secrets": {}}
+
+
+@mutant(COUNTS, "L7")
+class RestartsDoNotCount(Forgetting):
+    forgets = {"max_restarts": 0}
+
+
+@mutant(COUNTS, "L7")
+class WorldSizeDoesNotCount(Forgetting):
+    forgets = {"world_size": 100}
+
+
+@mutant(COUNTS, "L7")
+class CohortDoesNotCount(Forgetting):
+    forgets = {"cohort": "any"}
+
+
+@mutant(COUNTS, "L7")
+class NameOfTheRankDoesNotCount(Forgetting):
+    forgets = {"rank_env": "REPLICA_RANK"}
+
+
+@mutant(COUNTS, "L7")
+class OffsetDoesNotCount(Forgetting):
+    def blurred(self, request):
+        return replace(request, ranks=tuple(range(len(request.ranks))))
+
+
+@mutant(COUNTS, "L7")
+class NumberDoesNotCount(Forgetting):
+    def blurred(self, request):
+        return replace(request, ranks=request.ranks[:1])
+
+
+@mutant(COUNTS, "L7")
+class TrueIsOne(Forgetting):
+    def blurred(self, request):
+        kwargs = {key: int(x) if isinstance(x, bool) else x for key, x in request.kwargs.items()}
+        return replace(request, kwargs=kwargs)
+
+
+@mutant(COUNTS, "L7")
+class OneIsOnePointZero(Forgetting):
+    def blurred(self, request):
+        kwargs = {key: float(x) if type(x) is int else x for key, x in request.kwargs.items()}
+        return replace(request, kwargs=kwargs)
+
+
+@mutant(COUNTS, "L7")
+class NestedArgumentsDoNotCount(Forgetting):
+    def blurred(self, request):
+        kwargs = {key: x for key, x in request.kwargs.items() if not isinstance(x, (dict, list))}
+        return replace(request, kwargs=kwargs)
+
+
+@mutant(COUNTS, "L7")
+class AConflictIsWrongInput(ToyExecutor):
+    def _same(self, request):
+        try:
+            return super()._same(request)
+        except RunConflictError as error:
+            raise InvalidRequestError(str(error)) from error
+
+
+@mutant(COUNTS, "L7")
+class AConflictChangesTheRun(ToyExecutor):
+    def _same(self, request):
+        try:
+            return super()._same(request)
+        except RunConflictError:
+            for job in self.cloud.jobs.values():
+                if job.body["run_id"] == request.run_id:
+                    job.body["env"].update(request.env)
+            raise
+
+
+@mutant(COUNTS, "L7")
+class AConflictStartsWhatIsMissing(ToyExecutor):
+    def _same(self, request):
+        try:
+            return super()._same(request)
+        except RunConflictError:
+            body = self._bodies(request)[-1]
+            if body["name"] not in self.cloud.jobs:
+                self.cloud.create(body["name"], body, "by-mistake")
+            raise
+
+
+@mutant(COUNTS, "L7")
+class OnlyTheLivingConflict(ToyExecutor):
+    def _same(self, request):
+        try:
+            return super()._same(request)
+        except RunConflictError:
+            jobs = ask(lambda: self.cloud.describe(request.run_id))
+            if any(job.live for job in jobs.values()):
+                raise
+            return jobs
+
+
+# --- parts ---
+
+
+@mutant(PART, "L8")
+class OffsetIsIgnored(ToyExecutor):
+    def _request(self, *arguments, **options):
+        request = super()._request(*arguments, **options)
+        return replace(request, ranks=tuple(range(len(request.ranks))))
+
+
+@mutant(PART, "L8")
+class WorldSizeIsTheNumberHere(ToyExecutor):
+    def _handle(self, run_id, rank, world_size, uid):
+        here = sum(job.body["run_id"] == run_id for job in self.cloud.jobs.values())
+        return super()._handle(run_id, rank, here, uid)
+
+
+@mutant(PART, "L8")
+class IsToldTheNumberHere(Telling):
+    def _bodies(self, request):
+        return super()._bodies(replace(request, world_size=request.ranks[-1] + 1))
+
+    def _same(self, request):
+        return super()._same(replace(request, world_size=request.ranks[-1] + 1))
+
+    def tell(self, body):
+        pass
+
+
+@mutant(PART, "L8")
+class AttachCountsFromZero(ToyExecutor):
+    def _attach(self, run_id):
+        handles = super()._attach(run_id)
+        first = handles[0].rank
+        return [replace(handle, rank=handle.rank - first) for handle in handles]
+
+
+@mutant(PART, "L8")
+class RanksArePlaces(ToyExecutor):
+    def _observe_run(self, handles):
+        run = self._attach(handles[0].run_id)
+        seen = super()._observe_run(run)
+        places = {handle: run[handle.rank] for handle in handles if handle.rank < len(run)}
+        return {handle: seen[place] for handle, place in places.items()}
+
+
+# --- restarts ---
+
+
+@mutant(RESTARTS, "L9")
+class RestartsAreIgnored(Telling):
+    def tell(self, body):
+        body["restarts"] = 0
+
+
+@mutant(RESTARTS, "L9")
+class OneRestartAtMost(Telling):
+    def tell(self, body):
+        body["restarts"] = min(body["restarts"], 1)
+
+
+@mutant(RESTARTS, "L9")
+class OneRestartTooMany(Telling):
+    def tell(self, body):
+        body["restarts"] += body["restarts"] > 0
+
+
+@mutant(RESTARTS, "L9")
+class RefusesRestartsInPlansAlone(ToyExecutor):
+    def plan(self, *args, **options):
+        if options.get("max_restarts"):
+            raise InvalidRequestError("max_restarts: there are none")
+        return super().plan(*args, **options)
+
+
+@mutant("s8_exit_codes_and_reasons_are_the_true_ones", "L9")
+class AlwaysRestarts(Telling):
+    def tell(self, body):
+        body["restarts"] = max(1, body["restarts"])
+
+
+# --- handles, lists ---
+
+
+class OwnHandle(ReplicaHandle):
+    """Equal to its like alone."""
+
+
+@mutant("h1_handles_survive_json", "H1")
+class HandlesOfItsOwn(ToyExecutor):
+    def _handle(self, *names):
+        plain = super()._handle(*names)
+        return OwnHandle(
+            plain.rank, "toy", plain.metadata, run_id=plain.run_id, world_size=plain.world_size
+        )
+
+
+class Alone(ReplicaHandle):
+    """Equal to nothing else."""
+
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        return self is other
+
+
+@mutant("h1_handles_survive_json", "H1")
+class HandlesThatEqualNothing(ToyExecutor):
+    def _submit(self, request):
+        return [
+            Alone(
+                handle.rank, "toy", handle.metadata, run_id=handle.run_id,
+                world_size=handle.world_size,
+            )
+            for handle in super()._submit(request)
+        ]  # fmt: skip
+
+
+@mutant("h3_a_run_of_one_is_found_again", "H3")
+class OneIsNoRun(ToyExecutor):
+    def _list_runs(self):
+        return [run_id for run_id in super()._list_runs() if len(self._jobs(run_id)) > 1]
+
+
+@mutant("h3_runs_are_found_again", "H3")
+class OnlyTheLivingAreFound(ToyExecutor):
+    def _attach(self, run_id):
+        live = [handle for handle, job in self._jobs(run_id).items() if job.live]
+        return sorted(live, key=lambda handle: handle.rank)
+
+
+@mutant(OLDEST, "H7")
+class OnlyTheFirstPage(ToyExecutor):
+    def _list_runs(self):
+        return ask(self.cloud.runs)[0]
+
+
+@mutant(OLDEST, "H7")
+class NewestFirst(ToyExecutor):
+    def _list_runs(self):
+        return super()._list_runs()[::-1]
+
+
+@mutant(OLDEST, "H7")
+class SortedByName(ToyExecutor):
+    def _list_runs(self):
+        return sorted(super()._list_runs())
+
+
+@mutant(OLDEST, "H7")
+class PagesOverlap(ToyExecutor):
+    def _list_runs(self):
+        runs, after = ask(self.cloud.runs)
+        while after is not None:
+            page, after = self.cloud.runs(after - 1)
+            runs += page
+        return runs
+
+
+@mutant(OLDEST, "H7")
+class CancelledRunsAreNotListed(ToyExecutor):
+    def _list_runs(self):
+        runs = {run_id: self.cloud.describe(run_id).values() for run_id in super()._list_runs()}
+        return [
+            run_id for run_id, jobs in runs.items() if any(job.status != "STOPPED" for job in jobs)
+        ]
+
+
+@mutant(TEN, "H8")
+class RanksInTheOrderOfTexts(ToyExecutor):
+    def _attach(self, run_id):
+        return sorted(super()._attach(run_id), key=lambda handle: str(handle.rank))
+
+
+@mutant(TEN, "H8")
+class RanksByTheLastDigit(ToyExecutor):
+    def _observe_run(self, handles):
+        jobs = {handle.rank: job for handle, job in self._jobs(handles[0].run_id).items()}
+        ranks = {handle: handle.rank % 10 for handle in handles}
+        return {handle: self._status(jobs[rank]) for handle, rank in ranks.items() if rank in jobs}
+
+
+@mutant(TEN, "H8")
+class ResultsByTheBeginOfTheName(ToyExecutor):
+    def _result(self, handle):
+        name = handle.metadata["name"]
+        ended = [job for key, job in sorted(self.cloud.jobs.items()) if key.startswith(name)]
+        return ended[-1].output
+
+
+@mutant(ALIKE, "H8")
+class CancelsWhateverBeginsSo(ToyExecutor):
+    def _stop(self, handle):
+        super()._stop(handle)
+        for name, job in self.cloud.jobs.items():
+            if name.startswith(f"{handle.run_id}-") and name.endswith(f"-{handle.rank}"):
+                job.stopping = job.live
+
+
+@mutant(ALIKE, "H8")
+class PurgesWhateverBeginsSo(ToyExecutor):
+    def _purge(self, handle):
+        super()._purge(handle)
+        for name, job in list(self.cloud.jobs.items()):
+            if name.startswith(handle.run_id) and not job.live:
+                del self.cloud.jobs[name]
+
+
+@mutant(ALIKE, "H8")
+class AttachesWhateverBeginsSo(ToyExecutor):
+    def _attach(self, run_id):
+        jobs = [job for name, job in self.cloud.jobs.items() if name.startswith(f"{run_id}-")]
+        if not jobs:
+            return super()._attach(run_id)
+        return self._handles(jobs)
+
+
+@mutant(ALIKE, "H8")
+class RunsEndAtTheLastDash(ToyExecutor):
+    def _list_runs(self):
+        names = {name.rpartition("-")[0].rpartition("-")[0] or name for name in self.cloud.jobs}
+        return sorted(names)
+
+
+@mutant("l3_a_launch_whose_answer_is_lost_is_found_again", "L3")
+class TwiceOnAmbiguity(ToyExecutor):
+    def _create(self, request, body, uid):
+        try:
+            self.cloud.create(body["name"], body, uid)
+        except CloudError:
+            run_id = body["run_id"] + "-again"
+            self.cloud.create(f"{run_id}-0", {**body, "run_id": run_id}, uid)
