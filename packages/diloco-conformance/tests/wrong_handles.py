@@ -58,11 +58,17 @@ class ForeignProcessSaysCancelled(Remembering):
         return {**others, **seen}
 
 
-@mutant("h2_another_process_knows_as_much", "C5", "H2")
+@mutant("h2_another_process_knows_as_much", "H2", "C5")
 class ForeignProcessCannotCancel(Remembering):
     def _stop(self, handle):
         if handle in self.mine.values():
             super()._stop(handle)
+
+
+@mutant("h2_another_process_knows_as_much", "H2", "R5", "R3")
+class ForeignProcessHasNoResults(Remembering):
+    def _result(self, handle):
+        return super()._result(handle) if handle in self.mine.values() else None
 
 
 @mutant("h3_runs_are_found_again", "H3")

@@ -30,6 +30,10 @@ class Finding:
 
     def test_h2_another_process_knows_as_much(self, lab: Lab) -> None:
         """At every stage of a life."""
+        with lab.part_of("H2"):
+            self._by_another_process(lab)
+
+    def _by_another_process(self, lab: Lab) -> None:
         run = lab.launch(3)
         lab.forget()
         lab.observe_all()
