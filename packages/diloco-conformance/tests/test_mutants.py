@@ -1,11 +1,12 @@
 """The suite is itself tested: every wrong executor is caught, by the right promise."""
 
 import inspect
+from collections import Counter
 
 import pytest
 from wrong_all import MUTANTS, harness_of
 
-from diloco_conformance import ExecutorConformance, PromiseBroken
+from diloco_conformance import PROMISES, ExecutorConformance, PromiseBroken
 from diloco_conformance._lab import Lab
 from diloco_conformance._suite import STANDARD, run_machine
 
@@ -52,6 +53,11 @@ def test_what_other_tests_say_of_it_is_right(name):
     mutant = MUTANTS[name]
     broken = {run_fixed(test, mutant) for test in STANDARD} - {None}
     assert broken & set(mutant.promises), f"it breaks {mutant.promises}, and they say {broken}"
+
+
+def test_every_promise_has_two_wrong_executors_at_least():
+    counts = Counter(mutant.promises[0] for mutant in MUTANTS.values())
+    assert not {promise: counts[promise] for promise in PROMISES if counts[promise] < 2}
 
 
 SHOWN_BY_SEQUENCES = [

@@ -1,9 +1,11 @@
 """What the suite refuses, skips and says."""
 
 import re
+import secrets
 from pathlib import Path
 
 import pytest
+from hypothesis.stateful import rule
 from test_toy import ToyHarness
 from wrong import harness_of
 from wrong_states import CancelledTooEarly
@@ -12,6 +14,7 @@ from diloco_conformance import (
     PROMISES,
     Ability,
     ExecutorConformance,
+    ExecutorMachine,
     Harness,
     HarnessFault,
     PromiseBroken,
@@ -151,6 +154,25 @@ class TestMessages:
         assert len(steps) <= 6, steps  # of thirty; how short, is hypothesis's affair
         assert "cancel" in steps[-1]
 
+    def test_a_seed_chooses_the_sequences_and_is_named(self):
+        def told(seed):
+            make_harness = harness_of(CancelledTooEarly, gang=False)
+            with pytest.raises(PromiseBroken) as caught:
+                run_machine(make_harness, examples=100, steps=30, shrink=False, seed=seed)
+            return str(caught.value), caught.value.__notes__
+
+        assert told(1) == told(1) != told(2)
+        assert told(1)[1][-1] == "--diloco-seed 1 tries these sequences again"
+
+    def test_rules_of_ones_own_are_tried(self):
+        class Mine(ExecutorMachine):
+            @rule()
+            def complain(self):
+                self.lab.broken("D1", "nothing", "my rule was tried")
+
+        with pytest.raises(PromiseBroken, match="my rule was tried"):
+            run_machine(ToyHarness, examples=10, steps=20, shrink=False, rules=Mine)
+
     def test_every_promise_has_a_test(self):
         names = {name.split("_")[1].upper() for name in STANDARD if name.startswith("test_")} - {
             "ANY"
@@ -161,4 +183,5 @@ class TestMessages:
 @pytest.mark.slow
 @pytest.mark.parametrize("gang", [False, True])
 def test_right_executors_pass_many_sequences(gang):
-    run_machine(lambda: ToyHarness(gang=gang), examples=300, steps=50, shrink=True)
+    seed = secrets.randbelow(10**9)
+    run_machine(lambda: ToyHarness(gang=gang), examples=300, steps=50, shrink=True, seed=seed)

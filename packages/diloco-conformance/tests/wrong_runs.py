@@ -12,6 +12,7 @@ from diloco_protocol import (
     InvalidRequestError,
     ReplicaNotFoundError,
     ReplicaState,
+    ThrottledError,
 )
 
 # --- C1, C2, C3, C5, C6: cancel ---
@@ -251,6 +252,30 @@ class TheCancelledHaveExitCodes(ToyExecutor):
             if entry["status"] == "cancelled":
                 entry["exit_code"] = 143
         return entries
+
+
+@mutant("r3_collecting_again_gives_the_same", "R3")
+class CountsHowOftenItWasAsked(ToyExecutor):
+    """In the error, so that no two answers are the same."""
+
+    asked = 0
+
+    def collect(self, handles, **options):
+        self.asked += 1
+        entries = super().collect(handles, **options)
+        return [
+            {**entry, "error": entry["error"] and f"{entry['error']} ({self.asked})"}
+            for entry in entries
+        ]
+
+
+@mutant("r6_errors_that_pass_are_absorbed", "R6")
+class ThrottlingIsFinal(ToyExecutor):
+    def _observe_run(self, handles):
+        try:
+            return super()._observe_run(handles)
+        except ThrottledError as error:
+            raise BackendError(str(error)) from error
 
 
 @mutant("r7_a_lost_replica_has_failed", "R7")

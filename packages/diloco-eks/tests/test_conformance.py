@@ -28,11 +28,13 @@ class TestContinue(ExecutorConformance):
 @pytest.mark.slow
 class TestFailRunLong(TestFailRun):
     examples = 80
+    fresh = True
 
 
 @pytest.mark.slow
 class TestContinueLong(TestContinue):
     examples = 80
+    fresh = True
 
 
 @pytest.mark.processes

@@ -94,6 +94,11 @@ class RealHarness(Harness):
     def record(self, handle):
         return json.loads((self.files(handle).parent / "run.json").read_text())
 
+    def there(self, handle):
+        """Whether the run of a handle is there, and not a later one of its name."""
+        run = self.files(handle).parent / "run.json"
+        return run.exists() and self.record(handle)["uid"] == handle.metadata["uid"]
+
     def labels(self, handle):
         return self.record(handle)["labels"]
 
@@ -114,14 +119,14 @@ class RealHarness(Harness):
 
     def late(self, handle):
         """Whether its timeout has passed."""
-        if not self.files(handle).parent.exists():
+        if not self.there(handle) or self.record(handle)["timeout"] is None:
             return False
         attempt = self.attempts.get(handle, 1)
         started = (self.folder / f"{self.puppets.name(handle, attempt)}.told").stat().st_mtime
         return time.time() > started + self.record(handle)["timeout"]
 
     def truth(self, handle):
-        if not self.files(handle).parent.exists():
+        if not self.there(handle):
             return Truth(None, alive=False)
         alive = bool(self.processes(handle))
         if alive or not (self.files(handle) / "final.json").exists():

@@ -27,9 +27,11 @@ class TestReal(ExecutorConformance):
 @pytest.mark.slow
 class TestScriptedLong(TestScripted):
     examples = 150
+    fresh = True
 
 
 @pytest.mark.slow
 class TestRealLong(TestReal):
     examples = 10
+    fresh = True
     steps = 30

@@ -2,6 +2,7 @@
 
 from .__about__ import __version__ as __version__
 from ._harness import Ability, Fault, Harness, Operation, Step, Told, Truth
+from ._machine import ExecutorMachine
 from ._promises import PROMISES, HarnessFault, PromiseBroken
 from ._puppets import Puppets
 from ._suite import ExecutorConformance
@@ -11,6 +12,7 @@ __all__ = [
     "PROMISES",
     "Ability",
     "ExecutorConformance",
+    "ExecutorMachine",
     "Fault",
     "Harness",
     "HarnessFault",

@@ -142,8 +142,8 @@ class Lab(Checks):
         self._add(run, handles, began)
         return run
 
-    def take(self, handles: list[ReplicaHandle], kwargs: dict[str, Any]) -> Run:
-        """Take up a run that was launched by other hands, with the harness's timeout."""
+    def take(self, handles: list[ReplicaHandle], kwargs: dict[str, Any], began: float) -> Run:
+        """Take up a run that was launched by other hands since ``began``, with the harness's timeout."""
         run = Run(
             f"run {len(self.runs) + 1}",
             handles[0].run_id,
@@ -152,7 +152,7 @@ class Lab(Checks):
             {"timeout": self.harness.timeout},
         )
         self.check_launched(len(handles), run, handles)
-        self._add(run, handles, self.harness.now())
+        self._add(run, handles, began)
         return run
 
     def _add(self, run: Run, handles: list[ReplicaHandle], began: float) -> None:
@@ -167,6 +167,8 @@ class Lab(Checks):
 
     def _started(self, replica: Replica, began: float) -> None:
         replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
+        if self.harness.starts_by_itself and replica.started is not None:
+            began = replica.started[0]  # it has started before it was looked for
         replica.started = (began, self.harness.now())
 
     def _launch(self, n: int, run: Run, options: dict[str, Any]) -> list[ReplicaHandle]:
@@ -260,13 +262,13 @@ class Lab(Checks):
         elif step is Step.SUCCEED:
             replica.end(ReplicaState.SUCCEEDED, Reason.COMPLETED, 0, value)
         elif step is Step.FAIL:
-            self._failed(replica, Reason.ERROR, value)
+            self._failed(replica, began, Reason.ERROR, value)
         elif step is Step.OOM:
-            self._failed(replica, Reason.OOM, 137, "SIGKILL")
+            self._failed(replica, began, Reason.OOM, 137, "SIGKILL")
         elif step is Step.KILL:
-            self._failed(replica, Reason.ERROR, 128 + Signals[value], value)
+            self._failed(replica, began, Reason.ERROR, 128 + Signals[value], value)
         elif step is Step.PREEMPT:
-            self._again(replica)
+            self._again(replica, began)
         elif step is Step.PRINT:
             replica.write("".join(f"{line}\n" for line in value).encode())
         if replica.state.terminal:
@@ -286,20 +288,25 @@ class Lab(Checks):
             )
 
     def _failed(
-        self, replica: Replica, reason: Reason, exit_code: int, signal: str | None = None
+        self,
+        replica: Replica,
+        began: float,
+        reason: Reason,
+        exit_code: int,
+        signal: str | None = None,
     ) -> None:
         if replica.restarts < (replica.run.options.get("max_restarts") or 0):
             replica.restarts += 1
-            self._again(replica)
+            self._again(replica, began)
         else:
             replica.end(ReplicaState.FAILED, reason, exit_code)
             replica.signal = signal
             _model.failed(replica, self.capabilities)
 
-    def _again(self, replica: Replica) -> None:
+    def _again(self, replica: Replica, began: float) -> None:
         replica.again(counted=self.capabilities.counts_attempts)
         if self.harness.starts_by_itself:
-            self._started(replica, self.harness.now())
+            self._started(replica, began)
 
     def write(self, replica: Replica, data: bytes, stream: str = "stdout") -> None:
         """Make a replica write bytes."""

@@ -6,14 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-
-from diloco_protocol import BackendError, ReplicaState
+from hypothesis.stateful import initialize, precondition, rule
 
 from ._check_collect import collect
 from ._harness import Ability, Fault, Harness, Operation, Step
-from ._lab import Lab
-from ._model import Replica, Run
+from ._machine_base import pick
+from ._machine_more import MoreRules
 from ._scenes import (
     broken_cancel,
     broken_look,
@@ -23,63 +21,20 @@ from ._scenes import (
     failing_launch,
 )
 
-MOST_RUNS = 9
-MOST_LIVING = 6
-
-pick = st.integers(0, 1000)
 values = st.one_of(
     st.none(), st.integers(), st.text(max_size=5), st.lists(st.booleans(), max_size=2)
 )
 
 
-def machine(make_harness: Callable[[], Harness]) -> type[RuleBasedStateMachine]:
-    """The state machine of a backend."""
+class ExecutorMachine(MoreRules):
+    """The rules. Purely random ones miss much, so some of them go straight to where executors err.
 
-    class Machine(ExecutorMachine):
-        def __init__(self) -> None:
-            super().__init__(make_harness())
-
-    return Machine
-
-
-class ExecutorMachine(RuleBasedStateMachine):
-    """The rules. Purely random ones miss much, so some of them go straight to where executors err."""
-
-    def __init__(self, harness: Harness) -> None:
-        super().__init__()
-        self.lab = Lab(harness)
-
-    def teardown(self) -> None:
-        """End of an example."""
-        self.lab.close()
-
-    # --- choosing ---
-
-    # A rule that finds nothing to act on does nothing: hypothesis.assume() would throw the whole sequence away.
-
-    def some(self, number: int, test: Callable[[Replica], bool]) -> Replica | None:
-        """One of the replicas that pass, if there is one."""
-        candidates = [
-            replica for replica in self.lab.replicas() if not replica.gone and test(replica)
-        ]
-        return candidates[number % len(candidates)] if candidates else None
-
-    def some_run(self, number: int, *, ended: bool = False) -> Run | None:
-        """One of the runs of which there are records, if there is one."""
-        candidates = [
-            run for run in self.lab.runs if not run.replicas[0].gone and not (ended and run.live)
-        ]
-        return candidates[number % len(candidates)] if candidates else None
+    A backend adds rules of its own in a subclass, which its test class names (``machine = MyMachine``). A rule acts through
+    ``self.lab``, whose methods check and write down; :meth:`some`, :meth:`some_run` and :meth:`running` choose, and a rule
+    for which they find nothing returns.
+    """
 
     # --- launching ---
-
-    @property
-    def room(self) -> bool:
-        """Whether one more run fits in."""
-        return (
-            len(self.lab.runs) < MOST_RUNS
-            and sum(one.live for one in self.lab.replicas()) < MOST_LIVING
-        )
 
     @initialize(n=st.integers(1, 3))
     def first(self, n: int) -> None:
@@ -151,19 +106,6 @@ class ExecutorMachine(RuleBasedStateMachine):
         )
         if replica is not None:
             self.lab.drive(replica, Step.START)
-
-    def running(self, number: int, *, race: bool = False) -> Replica | None:
-        """A replica that runs, if need be a new one, and is not being ended unless the world can do that."""
-        now = self.lab.harness.clock()
-        race = race and self.lab.can(Ability.RACE)
-
-        def fits(one: Replica) -> bool:
-            runs = one.state is ReplicaState.RUNNING and one.started_at is not None
-            return runs and not one.doomed and not one.overdue(now) and (race or not one.stopping)
-
-        if self.room and not any(fits(one) for one in self.lab.replicas()):
-            self.lab.up(1)
-        return self.some(number, fits)
 
     @rule(number=pick, value=values)
     def succeed(self, number: int, value: Any) -> None:
@@ -325,16 +267,14 @@ class ExecutorMachine(RuleBasedStateMachine):
             if replica is not None and self.lab.can(fault, Operation.CANCEL):
                 broken_cancel(self.lab, replica, fault)
 
-    # --- after every step ---
 
-    @invariant()
-    def the_truth_is_told(self) -> None:
-        """Every replica's state is the true one."""
-        try:
-            self.lab.observe_all()
-        except BackendError as error:
-            self.lab.broken(
-                "S4",
-                f"describe raised {error!r}",
-                "the backend is well and has records of every replica",
-            )
+def machine(
+    make_harness: Callable[[], Harness], rules: type[ExecutorMachine] = ExecutorMachine
+) -> type[ExecutorMachine]:
+    """The state machine of a backend, which makes its own worlds."""
+
+    class Machine(rules):  # type: ignore[misc, valid-type]
+        def __init__(self) -> None:
+            super().__init__(make_harness())
+
+    return Machine

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
+import os
 import time
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,6 +35,11 @@ class Puppets:
     def __init__(self, folder: Path, *, patience: float = 30.0) -> None:
         self.folder = folder
         self.patience = patience
+        if folder.is_dir():
+            # Puppets that see the lock gone know that this process has ended, however it did.
+            lock = os.open(folder / "alive", os.O_CREAT | os.O_WRONLY)
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            weakref.finalize(self, os.close, lock)
         self._orders: dict[str, int] = {}
         self._lives: dict[tuple[str, int], list[ReplicaHandle]] = {}
 

@@ -208,6 +208,19 @@ def fault_if_possible(lab: Lab, operation: Operation, fault: Fault) -> Iterator[
         yield
 
 
+def broken_purge(lab: Lab, run: Run, fault: Fault) -> None:
+    """A purge that fails raises; what it has left is removed by the next one."""
+    with lab.fault(Operation.PURGE, fault):
+        lab.note(f"purge({run.name})", "purge")
+        try:
+            lab.within("C9", lambda: lab.executor.purge(run.handles[0]))
+        except BackendError as error:
+            check_error(lab, "C9", f"purge({run.name})", error, fault)
+        else:
+            lab.broken("C9", "purge returned", f"{fault}: nothing was removed")
+    lab.purge(run)
+
+
 def early_purge(lab: Lab, run: Run) -> None:
     """What lives is not purged."""
     lab.note(f"purge({run.name})", "purge")

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import inspect
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+from hypothesis import seed as seeded
 from hypothesis.stateful import run_state_machine_as_test
 
 from diloco_protocol import BaseExecutor, Capabilities
 
 from ._harness import Harness
 from ._lab import Lab
-from ._machine import machine
+from ._machine import ExecutorMachine, machine
 from ._promises import HarnessFault
+from ._self_check import check_harness
 from ._suite_cancel import Cancelling
 from ._suite_collect import Collecting
 from ._suite_details import Details
@@ -55,11 +58,15 @@ class ExecutorConformance(
         examples: Sequences that the state machine tries.
         steps: Steps of each.
         shrink: Whether a sequence that breaks a promise is made as short as can be.
+        fresh: Whether other sequences are tried every time. A failure says how to try the same ones again.
+        machine: The rules of the state machine; a backend may add its own in a subclass.
     """
 
     examples: int = 40
     steps: int = 30
     shrink: bool = True
+    fresh: bool = False
+    machine: type[ExecutorMachine] = ExecutorMachine
 
     def make_harness(self) -> Harness:
         """A fresh world."""
@@ -71,9 +78,28 @@ class ExecutorConformance(
         super().__init_subclass__(**kwargs)
         refuse_overrides(cls)
 
+    def _sound(self) -> None:
+        """Check the harness before the first test of a class; if it cannot judge, no test is run.
+
+        Raises:
+            HarnessFault: Says what to do.
+        """
+        cls = type(self)
+        if "_fault" not in vars(cls):
+            cls._fault = None
+            try:
+                check_harness(self.make_harness, cls.__name__)
+            except HarnessFault as fault:
+                cls._fault = str(fault)
+        if cls._fault is not None:
+            raise HarnessFault(cls._fault)
+
+    _fault: str | None = None
+
     @pytest.fixture
     def lab(self) -> Iterator[Lab]:
         """A fresh world with its executor, for one test."""
+        self._sound()
         lab = Lab(self.make_harness())
         yield lab
         lab.close()
@@ -112,27 +138,62 @@ class ExecutorConformance(
         executor.close()
         executor.close()
 
-    def test_any_sequence_keeps_every_promise(self) -> None:
+    def test_any_sequence_keeps_every_promise(self, request: pytest.FixtureRequest) -> None:
         """The state machine."""
-        run_machine(self.make_harness, examples=self.examples, steps=self.steps, shrink=self.shrink)
+        self._sound()
+        seed = _seed(request.config)
+        if seed is None and self.fresh:
+            seed = secrets.randbelow(10**9)
+        run_machine(
+            self.make_harness,
+            examples=self.examples,
+            steps=self.steps,
+            shrink=self.shrink,
+            rules=self.machine,
+            seed=seed,
+        )
 
 
-def run_machine(make_harness: Any, *, examples: int, steps: int, shrink: bool) -> None:
-    """Try sequences until one breaks a promise; the same ones every time."""
+def _seed(config: pytest.Config) -> int | None:
+    """The seed that was asked for: with our own option, or with that of hypothesis."""
+    for name in ("diloco_seed", "hypothesis_seed"):
+        if (chosen := config.getoption(name, None)) is not None:
+            return int(chosen)
+    return None
+
+
+def run_machine(
+    make_harness: Any,
+    *,
+    examples: int,
+    steps: int,
+    shrink: bool,
+    rules: type[ExecutorMachine] = ExecutorMachine,
+    seed: int | None = None,
+) -> None:
+    """Try sequences until one breaks a promise: the same ones every time, or those of a seed."""
     phases = [Phase.generate, Phase.shrink] if shrink else [Phase.generate]
-    run_state_machine_as_test(
-        machine(make_harness),
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=steps,
-            phases=phases,
-            deadline=None,
-            database=None,
-            derandomize=True,
-            print_blob=False,
-            suppress_health_check=list(HealthCheck),
-        ),
-    )
+    factory = machine(make_harness, rules)
+    if seed is not None:
+        factory = seeded(seed)(factory)
+    try:
+        run_state_machine_as_test(
+            factory,
+            settings=settings(
+                max_examples=examples,
+                stateful_step_count=steps,
+                phases=phases,
+                deadline=None,
+                database=None,
+                derandomize=seed is None,
+                print_blob=False,
+                suppress_health_check=list(HealthCheck),
+            ),
+        )
+    except Exception as error:
+        if seed is not None:
+            error.add_note(f"--diloco-seed {seed} tries these sequences again")
+        raise
 
 
 STANDARD = [name for name in dir(ExecutorConformance) if name.startswith("test_")] + [

@@ -7,7 +7,7 @@ from diloco_protocol import BackendError, ReplicaNotFoundError
 from ._check_collect import collect
 from ._harness import Ability, Fault, Operation, Step
 from ._lab import Lab
-from ._scenes import RETRYABLE, check_error, early_purge
+from ._scenes import RETRYABLE, broken_purge, check_error, early_purge
 
 
 class Runs:
@@ -123,15 +123,7 @@ class Runs:
             run, beside = lab.up(2), lab.up()
             for replica in run.replicas:
                 lab.drive(replica, Step.SUCCEED, "kept")
-            with lab.fault(Operation.PURGE, fault):
-                lab.note(f"purge({run.name})", "purge")
-                try:
-                    lab.within("C9", lambda run=run: lab.executor.purge(run.handles[0]))  # type: ignore[misc]
-                except BackendError as error:
-                    check_error(lab, "C9", f"purge({run.name})", error, fault)
-                else:
-                    lab.broken("C9", "purge returned", f"{fault}: nothing was removed")
-            lab.purge(run)
+            broken_purge(lab, run, fault)
             lab.observe_all()
             lab.drive(beside.replicas[0], Step.SUCCEED)
         lab.observe_all()

@@ -71,13 +71,13 @@ class Threads:
     def test_t1_threads_launch_and_cancel_runs_of_their_own(self, lab: Lab) -> None:
         """Every one of them gets what it asked for, and ends what it named."""
         names = [f"{lab.harness.run_prefix}-t{number}" for number in range(3)]
-        runs = []
+        runs, began = [], lab.harness.now()
         lab.note("three runs are launched at once", "launch")
         launches = [partial(self._launch, lab, name, lab.executor) for name in names]
         for name, handles in zip(names, at_once(lab, "T1", launches), strict=True):
             if isinstance(handles, Exception) or {one.run_id for one in handles} != {name}:
                 lab.broken("T1", f"the launch of {name!r} gave {handles!r}", "it is its own run")
-            runs.append(lab.take(handles, {"number": 0}))
+            runs.append(lab.take(handles, {"number": 0}, began))
         for run in runs:
             for replica in run.replicas:
                 lab.drive(replica, Step.START)
@@ -94,7 +94,7 @@ class Threads:
 
     def test_t2_who_launches_the_same_gets_the_same(self, lab: Lab) -> None:
         """Four launchers that know nothing of each other, and one run."""
-        name = f"{lab.harness.run_prefix}-same"
+        name, began = f"{lab.harness.run_prefix}-same", lab.harness.now()
         living = lab.harness.living()
         executors = [lab.harness.make_executor() for _ in range(4)]
         lab.note("four executors launch the same run at once", "launch")
@@ -104,16 +104,16 @@ class Threads:
                 lab.broken("T2", f"a launch raised {handles!r}", "all of them ask for the same")
             if handles != answers[0]:
                 lab.broken("T2", f"one got {handles}", f"another one got {answers[0]}")
+        run = lab.take(answers[0], {"number": 0}, began)
         alive = lab.harness.living() - living
         if alive != 2:
             lab.broken("T2", "all got the same handles", f"{alive} replicas live, not 2")
-        run = lab.take(answers[0], {"number": 0})
         lab.observe_all()
         lab.attach(run)
 
     def test_t2_who_launches_something_else_is_refused(self, lab: Lab) -> None:
         """Of two that ask for different things, one gets its run, and the other a RunConflictError."""
-        name = f"{lab.harness.run_prefix}-other"
+        name, began = f"{lab.harness.run_prefix}-other", lab.harness.now()
         living = lab.harness.living()
         executors = [lab.harness.make_executor() for _ in range(2)]
         lab.note("two executors launch different runs of one name at once", "launch")
@@ -128,7 +128,7 @@ class Threads:
             lab.broken(
                 "T2", f"they got {answers}", "one gets its run, the other a RunConflictError"
             )
-        lab.take(answers[won[0]], {"number": won[0]})
+        lab.take(answers[won[0]], {"number": won[0]}, began)
         lab.settle()
         alive = lab.harness.living() - living
         if alive != 2:

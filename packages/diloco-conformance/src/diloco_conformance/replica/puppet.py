@@ -6,6 +6,7 @@ Its folder goes onto the replica's import path (or the file into its image), and
 from __future__ import annotations
 
 import base64
+import fcntl
 import json
 import os
 import signal
@@ -37,15 +38,14 @@ def perform(puppets: str, **kwargs: Any) -> Any:
         "parent": os.getppid(),
     }
     _write(folder / f"{name}.told", told)
-    number = 0
+    number = idle = 0
     while True:
         try:
             order = json.loads((folder / f"{name}.order-{number}").read_text(encoding="utf-8"))
         except FileNotFoundError:
-            if (
-                not folder.exists()
-            ):  # the test is over, however it ended: nobody is left to give orders
-                sys.exit(f"the folder {folder} is gone")
+            idle += 1
+            if idle % 200 == 0 and _is_over(folder):
+                sys.exit(f"the test that owns {folder} is over")
             time.sleep(0.005)
             continue
         if "print" in order:
@@ -64,6 +64,24 @@ def perform(puppets: str, **kwargs: Any) -> Any:
             sys.exit(order["fail"])
         else:
             return order["succeed"]
+
+
+def _is_over(folder: Path) -> bool:
+    """Whether nobody is left to give orders: the folder is gone, or who has locked it was killed."""
+    if not folder.exists():
+        return True
+    try:
+        lock = os.open(folder / "alive", os.O_RDONLY)
+    except OSError:
+        return False  # a folder that the test does not share
+    try:
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    else:
+        return True
+    finally:
+        os.close(lock)
 
 
 def _say(data: bytes, stream: str, done: Path) -> None:

@@ -1,0 +1,218 @@
+"""A harness that cannot judge is told so, with what to do, before any test of the executor."""
+
+import subprocess
+import sys
+import time
+
+import pytest
+from test_toy import ToyHarness
+from toy_executor import ToyExecutor
+from wrong_all import MUTANTS, harness_of
+
+from diloco_conformance import (
+    ExecutorConformance,
+    Harness,
+    HarnessFault,
+    Puppets,
+    Step,
+)
+from diloco_conformance._self_check import check_harness
+
+
+def fault(cls):
+    with pytest.raises(HarnessFault) as caught:
+        check_harness(cls, "TestMine")
+    return str(caught.value)
+
+
+def test_a_right_one_passes():
+    check_harness(ToyHarness, "TestMine")
+    check_harness(lambda: ToyHarness(gang=True), "TestMine")
+
+
+@pytest.mark.parametrize("name", ["PollFlips", "PlaceholderLogs", "OnlyRankZeroCanBeCancelled"])
+def test_what_the_executor_does_wrong_is_left_to_the_tests(name):
+    mutant = MUTANTS[name]
+    check_harness(harness_of(mutant.cls, gang=mutant.gang), "TestMine")
+
+
+class TestTheClass:
+    def test_no_harness(self):
+        assert "TestMine.make_harness() returned None: it must" in fault(lambda: None)
+
+    def test_a_method_is_missing(self):
+        class Mine(ToyHarness):
+            truth = Harness.truth
+
+        Mine.__abstractmethods__ = frozenset({"truth"})
+        assert "abstract" in fault(Mine)
+        assert "AUTHORS.md" in fault(Mine)
+
+    def test_an_attribute_is_missing(self):
+        class Mine(ToyHarness):
+            entrypoint = None
+
+        assert "Mine: it lacks entrypoint: set it to" in fault(Mine)
+
+    def test_init_of_the_base_was_forgotten(self):
+        class Mine(ToyHarness):
+            def __init__(self):
+                pass
+
+        assert "must call super().__init__()" in fault(Mine)
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [("patience", "long"), ("slack", -1), ("cannot", ["oom"]), ("short_timeout", 9999.0)],
+    )
+    def test_a_wrong_value(self, name, value):
+        assert f"Mine: {name}" in fault(type("Mine", (ToyHarness,), {name: value}))
+
+    def test_wrong_arguments(self):
+        class Mine(ToyHarness):
+            def drive(self, handle, step):
+                pass
+
+        assert "drive is called as drive(self, handle" in fault(Mine)
+
+    def test_a_method_too_many(self):
+        class Mine(ToyHarness):
+            settle_ = None
+            expire = Harness.expire
+
+            def expires(self, handles):
+                pass
+
+        assert "it has expires, which the suite never uses: is it expire?" in fault(Mine)
+
+
+class TestTheExecutor:
+    def made(self, make):
+        return fault(type("Mine", (ToyHarness,), {"make_executor": make}))
+
+    def test_none_at_all(self):
+        assert "which is no executor: it must be a subclass" in self.made(lambda self: object())
+
+    def test_an_attribute_is_missing(self):
+        class Mine(ToyExecutor):
+            backend_name = None
+
+        said = self.made(lambda self: Mine(self.cloud, backoff=self.backoff()))
+        assert (
+            'Mine has backend_name = None: it must be str, declared on the class, such as backend_name = "'
+            in said
+        )
+
+    def test_capabilities_are_missing(self):
+        class Mine(ToyExecutor):
+            def __init__(self, cloud, **options):
+                super().__init__(cloud, **options)
+                del self.capabilities
+
+        said = self.made(lambda self: Mine(self.cloud, backoff=self.backoff()))
+        assert "Mine lacks capabilities: it must be Capabilities" in said
+
+    def test_the_same_twice(self):
+        kept = []
+
+        def make(self):
+            kept.append(ToyExecutor(self.cloud, backoff=self.backoff()))
+            return kept[0]
+
+        assert "returned the same object twice" in self.made(make)
+
+    def test_the_backoff_was_forgotten(self):
+        assert "pass backoff=self.backoff()" in self.made(lambda self: ToyExecutor(self.cloud))
+
+
+class TestTheWorld:
+    def test_settle_does_nothing(self):
+        class Mine(ToyHarness):
+            def settle(self):
+                pass
+
+        assert "settle() returned while a cancel is still under way" in fault(Mine)
+
+    def test_time_stands_still(self):
+        class Mine(ToyHarness):
+            def advance(self, seconds):
+                self.cloud.pass_time()
+
+        assert "advance(1) let 0 s pass by clock(): call self.time.sleep(seconds)" in fault(Mine)
+
+    def test_a_print_is_not_recorded(self):
+        class Mine(ToyHarness):
+            def drive(self, handle, step, value=None):
+                if step is not Step.PRINT:
+                    super().drive(handle, step, value)
+
+        assert "the log is empty. Either drive writes where the executor" in fault(Mine)
+
+    @pytest.mark.parametrize("verb", ["poll", "describe", "collect"])
+    def test_the_truth_is_what_the_executor_says(self, verb):
+        class Mine(ToyHarness):
+            def truth(self, handle):
+                said = getattr(self.make_executor(), verb)
+                said([handle], timeout=0) if verb == "collect" else said(handle)
+                return super().truth(handle)
+
+        assert f"calls the executor ({'' if verb != 'collect' else 'collect, '}" in fault(Mine)
+
+    def test_the_truth_is_no_truth(self):
+        class Mine(ToyHarness):
+            def truth(self, handle):
+                return super().truth(handle).state
+
+        assert "truth() returned" in fault(Mine)
+
+    def test_drive_does_nothing(self):
+        class Mine(ToyHarness):
+            def drive(self, handle, step, value=None):
+                pass
+
+        assert "the world was to make rank 0 of run" in fault(Mine)
+
+    def test_nobody_is_counted(self):
+        class Mine(ToyHarness):
+            def living(self):
+                return None
+
+        assert "living() returned None: it must return how many" in fault(Mine)
+
+
+def test_no_test_is_run_then():
+    class Mine(ExecutorConformance):
+        def make_harness(self):
+            return None
+
+    for _ in range(2):
+        with pytest.raises(HarnessFault, match="must return a fresh object"):
+            Mine()._sound()
+
+
+@pytest.mark.processes
+def test_puppets_end_with_the_process_that_holds_their_strings(tmp_path):
+    """Killed, it leaves a folder, and its lock is gone."""
+    program = (
+        "import sys, pathlib, subprocess; from diloco_conformance import Puppets\n"
+        "puppets = Puppets(pathlib.Path(sys.argv[1])); print('locked', flush=True); sys.stdin.read()"
+    )
+    holder = subprocess.Popen(
+        [sys.executable, "-c", program, str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    holder.stdout.readline()
+    environment = {"DILOCO_RUN_ID": "run", "REPLICA_RANK": "0", "DILOCO_ATTEMPT": "1"}
+    puppet = subprocess.Popen(
+        [sys.executable, "-c", f"import puppet; puppet.perform({str(tmp_path)!r})"],
+        env={**environment, "PYTHONPATH": str(Puppets.source)},
+        stderr=subprocess.PIPE,
+    )
+    while not list(tmp_path.glob("*.told")):
+        assert puppet.poll() is None
+        time.sleep(0.01)
+    holder.kill()
+    _, said = puppet.communicate(timeout=300)
+    holder.communicate()
+    assert b"is over" in said
