@@ -1,6 +1,7 @@
 """The README is true: its example runs, its table is complete, its message is the real one."""
 
 import os
+import pydoc
 import re
 import subprocess
 import sys
@@ -10,7 +11,7 @@ import pytest
 from table import table
 from wrong_all import MUTANTS
 
-from diloco_conformance import Ability, Fault, Operation, Step
+from diloco_conformance import Ability, Fault, Harness, Operation, Step
 
 PACKAGE = Path(__file__).parents[1]
 README = (PACKAGE / "README.md").read_text(encoding="utf-8")
@@ -71,3 +72,17 @@ def test_the_harness_is_described():
 def test_there_are_as_many_wrong_executors_as_it_says():
     said = int(re.search(r"has more than (\d+) executors", README)[1])
     assert said < len(MUTANTS) < said + 40
+
+
+def test_the_page_of_the_harness_has_every_method_and_every_attribute():
+    page = (PACKAGE / "docs" / "harness.md").read_text(encoding="utf-8")
+    rows = "\n".join(line for line in page.splitlines() if line.startswith("|"))
+    names = {name for name in vars(Harness) if not name.startswith("_")} | {"entrypoint"}
+    assert not {name for name in names - {"time", "backoff"} if f"`{name}" not in rows}
+
+
+def test_help_shows_every_word_with_its_meaning():
+    for words in (Step, Operation, Fault, Ability):
+        shown = pydoc.plain(pydoc.render_doc(words))
+        for word in words:
+            assert f"{word.name}: " in shown

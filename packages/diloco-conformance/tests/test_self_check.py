@@ -46,7 +46,7 @@ class TestTheClass:
 
         Mine.__abstractmethods__ = frozenset({"truth"})
         assert "abstract" in fault(Mine)
-        assert "AUTHORS.md" in fault(Mine)
+        assert "docs/harness.md" in fault(Mine)
 
     def test_an_attribute_is_missing(self):
         class Mine(ToyHarness):

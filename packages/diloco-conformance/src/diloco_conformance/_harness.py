@@ -19,89 +19,106 @@ if TYPE_CHECKING:
 
 
 class Step(StrEnum):
-    """What a replica can be made to do. START, SUCCEED and FAIL are needed; the others may be declared impossible."""
+    """What a replica can be made to do. START, SUCCEED and FAIL are needed; the others may be declared impossible.
+
+    Attributes:
+        START: Its program runs now; value: None.
+        SUCCEED: Its program returns; value: what it returns (JSON).
+        FAIL: Its program exits; value: the exit code, 1 … 255.
+        OOM: It is killed for want of memory; value: None.
+        KILL: Its program is ended by a signal that it sends to itself; value: the signal's name, such as ``"SIGABRT"``.
+        PREEMPT: Its machine is taken away, and the backend will start it again; value: None.
+        PRINT: Its program writes lines to standard output; value: list of text.
+    """
 
     START = "start"
-    """Its program runs now; value: None."""
     SUCCEED = "succeed"
-    """Its program returns; value: what it returns (JSON)."""
     FAIL = "fail"
-    """Its program exits; value: the exit code, 1 … 255."""
     OOM = "oom"
-    """It is killed for want of memory; value: None."""
     KILL = "kill"
-    """Its program is ended by a signal that it sends to itself; value: the signal's name, such as ``"SIGABRT"``."""
     PREEMPT = "preempt"
-    """Its machine is taken away, and the backend will start it again; value: None."""
     PRINT = "print"
-    """Its program writes lines to standard output; value: list of text."""
 
 
 class Operation(StrEnum):
-    """The calls to the backend that can be disturbed."""
+    """The calls to the backend that can be disturbed.
+
+    Attributes:
+        LAUNCH: What creates replicas.
+        OBSERVE: What reads states and runs: describe, collect, list_runs, attach.
+        CANCEL: What ends replicas.
+        PURGE: What removes records.
+        LOGS: What reads logs.
+    """
 
     LAUNCH = "launch"
-    """What creates replicas."""
     OBSERVE = "observe"
-    """What reads states and runs: describe, collect, list_runs, attach."""
     CANCEL = "cancel"
-    """What ends replicas."""
     PURGE = "purge"
-    """What removes records."""
     LOGS = "logs"
-    """What reads logs."""
 
 
 class Fault(StrEnum):
-    """How a call can be disturbed."""
+    """How a call can be disturbed.
+
+    Attributes:
+        THROTTLE: Too many requests: ThrottledError, or retried.
+        SERVER_ERROR: An internal error of the backend, nothing done: a retryable BackendError, or retried.
+        REFUSED: No connection, nothing done: a retryable BackendError, or retried.
+        CUT: The connection is cut before the request is done: a retryable BackendError, or retried.
+        FORBIDDEN: The credentials do not allow it: a BackendError that is not retryable.
+        CONFLICT: The backend refuses because of a conflict: a BackendError.
+        AMBIGUOUS: The request is done, and then the connection is cut. For LAUNCH, once.
+    """
 
     THROTTLE = "throttle"
-    """Too many requests: ThrottledError, or retried."""
     SERVER_ERROR = "server error"
-    """An internal error of the backend, nothing done: a retryable BackendError, or retried."""
     REFUSED = "refused"
-    """No connection, nothing done: a retryable BackendError, or retried."""
     CUT = "cut"
-    """The connection is cut before the request is done: a retryable BackendError, or retried."""
     FORBIDDEN = "forbidden"
-    """The credentials do not allow it: a BackendError that is not retryable."""
     CONFLICT = "conflict"
-    """The backend refuses because of a conflict: a BackendError."""
     AMBIGUOUS = "ambiguous"
-    """The request is done, and then the connection is cut. For LAUNCH, once."""
 
 
 class Ability(StrEnum):
-    """What else a world may be unable to do."""
+    """What else a world may be unable to do.
+
+    Attributes:
+        RACE: SUCCEED and FAIL of a replica that is being cancelled.
+        TIMEOUT: Time can be made to pass until a replica is overdue.
+        EXPIRE: The backend can forget a run that has ended.
+        CALLS: Calls can be counted.
+        SENT: What was sent can be read.
+        TOLD: What a replica was told can be read.
+        WRITE: A program can be made to write any bytes, to standard output and to standard error.
+        SECRETS: There is a store of secrets. Without one, launches with secrets are refused.
+        LABELS: The labels of what was launched can be read.
+        RESTART: A failed replica of a run with restarts is started again. START and FAIL are then for its next attempt.
+        AGE: Days can be made to pass.
+        ELSEWHERE: There can be an executor of the same backend on another account, cluster or host.
+    """
 
     RACE = "race"
-    """SUCCEED and FAIL of a replica that is being cancelled."""
     TIMEOUT = "timeout"
-    """Time can be made to pass until a replica is overdue."""
     EXPIRE = "expire"
-    """The backend can forget a run that has ended."""
     CALLS = "calls"
-    """Calls can be counted."""
     SENT = "sent"
-    """What was sent can be read."""
     TOLD = "told"
-    """What a replica was told can be read."""
     WRITE = "write"
-    """A program can be made to write any bytes, to standard output and to standard error."""
     SECRETS = "secrets"
-    """There is a store of secrets. Without one, launches with secrets are refused."""
     LABELS = "labels"
-    """The labels of what was launched can be read."""
     RESTART = "restart"
-    """A failed replica of a run with restarts is started again. START and FAIL are then for its next attempt."""
     AGE = "age"
-    """Days can be made to pass."""
     ELSEWHERE = "elsewhere"
-    """There can be an executor of the same backend on another account, cluster or host."""
 
 
 #: Abilities that a harness has if it has the method.
-HOOKS: Mapping[str, str] = {Ability.AGE: "age", Ability.ELSEWHERE: "elsewhere"}
+HOOKS: Mapping[str, str] = {
+    Ability.WRITE: "write",
+    Ability.LABELS: "labels",
+    Ability.AGE: "age",
+    Ability.ELSEWHERE: "elsewhere",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +162,7 @@ class Told:
 
 
 class Harness(ABC):
-    """One fresh world for one example.
+    """One fresh world for one example. ``docs/harness.md`` has the duties of every method in a table.
 
     A scripted world is quick and has faults; one with real replicas proves that the script is true. Most backends have
     both. All methods return only when what they do is done and the backend's own records show it, except that a cancel

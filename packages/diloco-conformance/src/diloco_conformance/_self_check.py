@@ -31,6 +31,9 @@ CALLS: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "calls": ((), {}),
     "sent": ((), {}),
     "told": ((None,), {}),
+    "write": ((None, b"", "stdout"), {}),
+    "secret": (("",), {}),
+    "labels": ((None,), {}),
     "age": ((1.0,), {}),
     "elsewhere": ((), {}),
     "now": ((), {}),
@@ -85,7 +88,7 @@ def _make(make_harness: Callable[[], object], owner: str) -> Harness:
     except TypeError as error:
         if "abstract" in str(error):
             raise HarnessFault(
-                f"{error}. A harness supplies each of these methods; AUTHORS.md says what each one does"
+                f"{error}. A harness supplies all of these methods; docs/harness.md of diloco-conformance says how"
             ) from error
         raise
     if not isinstance(harness, Harness):
