@@ -132,6 +132,21 @@ class TestDeclarations:
             Truth("gone", alive=False)
 
 
+class TestDeclaredAndNotSo:
+    """What a harness declares to be impossible is looked at as well, where it can be."""
+
+    def run(self, name, harness):
+        with pytest.raises(PromiseBroken) as caught:
+            getattr(subclass()(), name)(Lab(harness))
+        return caught.value
+
+    def test_a_store_of_secrets(self):
+        harness = ToyHarness()
+        harness.cannot = {Ability.SECRETS: "there is none"}
+        harness.cloud.secrets["anything"] = "there is one"
+        assert self.run("test_e3_secrets_arrive_by_reference", harness).promise == "E3"
+
+
 class TestMessages:
     def test_a_failure_reads_like_a_sentence(self):
         lab = Lab(harness_of(CancelledTooEarly, gang=False)())
