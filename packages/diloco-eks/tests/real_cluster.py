@@ -133,7 +133,7 @@ class RealClusterHarness(Harness):
         self.run_prefix = f"c{uuid.uuid4().hex[:10]}"
         self.short_timeout = short_timeout
         self.attempts, self.deadlines, self.started = {}, {}, set()
-        self.failures, self.secrets = {}, []
+        self.failures, self.secrets, self.lines, self.begun = {}, [], {}, {}
 
     def make_executor(self):
         options = {
@@ -186,6 +186,8 @@ class RealClusterHarness(Harness):
             self.deadlines[handle] = self.clock() + spec_from_environment(env).timeout
             return
         self.puppets.order(handle, step, value, attempt)
+        if step is Step.PRINT:
+            self.logged(handle, attempt, len(value))
         restarts = self.job(handle)["spec"]["backoffLimitPerIndex"]
         if step is Step.FAIL and self.failures.get(handle, 0) < restarts:
             self.failures[handle] = self.failures.get(handle, 0) + 1
@@ -197,7 +199,21 @@ class RealClusterHarness(Harness):
             self.wait(handle, lambda truth: truth.state.terminal and not truth.alive, "end")
 
     def write(self, handle, data, stream="stdout"):
-        self.puppets.write(handle, data, stream, self.attempts.get(handle, 1))
+        attempt = self.attempts.get(handle, 1)
+        self.puppets.write(handle, data, stream, attempt)
+        begun = self.begun.pop((handle, attempt, stream), b"") + data
+        self.begun[handle, attempt, stream] = begun.rpartition(b"\n")[2]
+        self.logged(handle, attempt, begun.count(b"\n"))
+
+    def logged(self, handle, attempt, lines):
+        """Wait until the cluster's own log has so many lines more."""
+        self.lines[handle, attempt] = wanted = self.lines.get((handle, attempt), 0) + lines
+        name = self.pod(handle)["metadata"]["name"]
+        read = self.core.read_namespaced_pod_log
+        self.puppets.wait(
+            lambda: read(name, self.namespace, _preload_content=False).data.count(b"\n") >= wanted,
+            f"{lines} lines to be in the log of {name}",
+        )
 
     def secret(self, value):
         name = f"{self.run_prefix}-{uuid.uuid4().hex[:8]}"

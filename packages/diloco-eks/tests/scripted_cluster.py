@@ -223,6 +223,18 @@ class ClusterHarness(Harness):
 
     def settle(self):
         self.world.settle(within=15.0)
+        for pod in (pod for name in self.names for pod in self.world.pods(name)):
+            wanted = [entry.get("valueFrom", {}) for entry in self.environment(pod)]
+            keys = [where["secretKeyRef"] for where in wanted if "secretKeyRef" in where]
+            missing = [key for key in keys if f"{key['name']}/{key['key']}" not in self.secrets]
+            if missing and pod.json["status"]["phase"] == "Pending":
+                text = (
+                    f"couldn't find key {missing[0]['key']} in Secret default/{missing[0]['name']}"
+                )
+                pod.wait_with("CreateContainerConfigError", text)
+
+    def environment(self, pod):
+        return pod.json["spec"]["containers"][0]["env"]
 
     def spec(self, handle):
         variables = {entry["name"]: entry.get("value", "") for entry in self.variables(handle)}
@@ -231,7 +243,7 @@ class ClusterHarness(Harness):
 
     def variables(self, handle):
         pod = self.pod(handle.metadata["job_name"], index_of(handle))
-        return pod.json["spec"]["containers"][0]["env"]
+        return self.environment(pod)
 
     def expire(self, handles):
         cluster = self.stand_in._cluster

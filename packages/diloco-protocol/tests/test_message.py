@@ -1,6 +1,5 @@
 """Outcomes through a few KiB and log lines: whole, or refused."""
 
-import json
 import os
 import subprocess
 import sys
@@ -103,6 +102,9 @@ def who():
     names = ("REPLICA_RANK", "REPLICA_WORLD_SIZE", "DILOCO_ATTEMPT")
     return [os.environ[name] for name in names]
 
+def leaves(code):
+    raise SystemExit(code)
+
 def large(size):
     print("training")
     return "x" * size
@@ -160,7 +162,15 @@ def test_a_result_over_the_limit_is_a_failure(tmp_path):
     done, message = run(tmp_path, "entry:large", {"size": LIMIT})
     assert done.returncode == 1
     assert (message.outcome.exit_code, message.outcome.error_type) == (1, "InvalidResult")
-    assert json.dumps(message.outcome.error)[1:40] in done.stderr
+    assert f"{LIMIT + 2} bytes" in message.outcome.error
+    assert done.stderr == ""
+
+
+def test_what_the_message_says_is_not_in_the_log(tmp_path):
+    done, message = run(tmp_path, "entry:leaves", {"code": 3})
+    assert done.returncode == message.outcome.exit_code == 3
+    assert "exited with code 3" in message.outcome.error
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 @pytest.mark.processes

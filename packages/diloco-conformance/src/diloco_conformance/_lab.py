@@ -116,9 +116,18 @@ class Lab(Checks):
         named: bool = True,
         kwargs: dict[str, Any] | None = None,
         refusable: bool = False,
+        starts: bool = True,
         **options: Any,
     ) -> Run:
         """Launch a run, and check what the launch gives.
+
+        Args:
+            n: How many replicas.
+            named: Whether the run is given a name.
+            kwargs: Arguments, besides those that the world needs.
+            refusable: Whether it may be refused.
+            starts: Whether its replicas are waited for, where they start by themselves.
+            **options: The other arguments of the launch.
 
         Raises:
             BackendError: The backend is disturbed, or the launch is ``refusable``.
@@ -139,7 +148,7 @@ class Lab(Checks):
         call = partial(self._launch, n, run, options)
         handles = self.within("L1", call) if refusable else self.verb("L1", call)
         self.check_launched(n, run, handles)
-        self._add(run, handles, began)
+        self._add(run, handles, began, starts=starts)
         return run
 
     def take(self, handles: list[ReplicaHandle], kwargs: dict[str, Any], began: float) -> Run:
@@ -152,15 +161,15 @@ class Lab(Checks):
             {"timeout": self.harness.timeout},
         )
         self.check_launched(len(handles), run, handles)
-        self._add(run, handles, began)
+        self._add(run, handles, began, starts=True)
         return run
 
-    def _add(self, run: Run, handles: list[ReplicaHandle], began: float) -> None:
+    def _add(self, run: Run, handles: list[ReplicaHandle], began: float, *, starts: bool) -> None:
         run.run_id = run.options["run_id"] = handles[0].run_id
         run.launched_at = self.harness.clock()
         run.replicas = [Replica(handle, run) for handle in handles]
         self.runs.append(run)
-        if self.harness.starts_by_itself:
+        if self.harness.starts_by_itself and starts:
             for replica in run.replicas:
                 self.harness.drive(replica.handle, Step.START)
                 self._started(replica, began)
@@ -278,7 +287,7 @@ class Lab(Checks):
             most = self.capabilities.max_result_bytes
             self.broken("R11", f"max_result_bytes={most}", f"a smaller result made {replica} fail")
         allowed = replica.possible(self.harness.clock())
-        if step in {Step.FAIL, Step.OOM} and truth.state is not replica.state:
+        if step in {Step.FAIL, Step.OOM, Step.KILL} and truth.state is not replica.state:
             limit = replica.run.options.get("max_restarts")
             said = f"{replica} is {truth.state} in attempt {truth.attempt}"
             self.broken("L9", said, f"it was launched with max_restarts={limit}")

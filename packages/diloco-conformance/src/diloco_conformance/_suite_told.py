@@ -170,7 +170,7 @@ class Telling:
         secrets = {"API_KEY": f"{lab.harness.secret('there')}-missing"}
         living = lab.harness.living()
         try:
-            run = lab.launch(2, secrets=secrets, refusable=True)
+            run = lab.launch(2, secrets=secrets, refusable=True, starts=False)
         except BackendError as error:
             if lab.harness.living() != living:
                 lab.broken("E3", f"launch_replicas raised {error!r}", "some of it lives")
@@ -178,15 +178,21 @@ class Telling:
                 lab.broken("E3", f"{error!r} is retryable", "the secret will not come by itself")
             return
         lab.harness.settle()
-        for replica in run.replicas:
+        replica, said = run.replicas[0], None
+        for _ in range(120):
             truth = lab.harness.truth(replica.handle)
             if truth.state is not ReplicaState.PENDING:
                 lab.broken(
                     "E3", f"{replica} is {truth.state}", "the secret that it needs is missing"
                 )
-        lab.observe_all()
-        for replica in run.replicas:
-            lab.cancel(replica)
+            said = lab.observe(replica)
+            if said is None or "-missing" in said.message:
+                break
+            lab.advance(lab.unit)
+        else:
+            lab.broken("E3", str(said), f"it waits for {secrets}, and describe is to say so")
+        for one in run.replicas:
+            lab.cancel(one)
 
     def test_e4_what_is_secret_is_shown_nowhere(self, lab: Lab) -> None:
         """In no plan, handle, status, result, error or log: neither values of secrets, nor of variables named like some."""

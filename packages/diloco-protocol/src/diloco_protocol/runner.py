@@ -243,7 +243,6 @@ def _write_message(outcome: Outcome, path: Path) -> int:
     try:
         text, lines = outcome_to_message(outcome)
     except InvalidRequestError as error:
-        _tell(str(error))
         outcome = replace(
             outcome,
             exit_code=1,
@@ -312,7 +311,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcome = Outcome(
             START_FAILED_CODE, error=str(error), error_type=name, reason=Reason.START_FAILED
         )
-    if outcome.error is not None and (path is None or outcome.reason is Reason.START_FAILED):
+    carried = path is not None or arguments.message is not None
+    if outcome.error is not None and (not carried or outcome.reason is Reason.START_FAILED):
         # Only where nothing else can carry it: a log has what the replica wrote and nothing else.
         _tell(outcome.error)
     code = outcome.exit_code

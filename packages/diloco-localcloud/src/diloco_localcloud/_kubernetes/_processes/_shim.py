@@ -32,10 +32,11 @@ class Shim:
     def __init__(self, wanted: dict[str, Any]) -> None:
         self._limit = wanted.get("memory")
         self._log = open(wanted["log"], "ab", buffering=0)  # noqa: PTH123, SIM115 - as long as this process
-        self._tail = b""
         self._ended: int | None = None
         self._oom = False
-        self._output, writer = os.pipe()
+        # Each stream on its own, as a container runtime reads them: so no line of one is torn by the other.
+        readers, writers = zip(os.pipe(), os.pipe(), strict=True)
+        self._tails = dict.fromkeys(readers, b"")
         self._wake, wake = os.pipe()
         for end in (self._wake, wake):
             os.set_blocking(end, False)
@@ -57,12 +58,13 @@ class Shim:
                 env=wanted["env"],
                 cwd=wanted["cwd"],
                 stdin=subprocess.DEVNULL,
-                stdout=writer,
-                stderr=writer,
+                stdout=writers[0],
+                stderr=writers[1],
                 start_new_session=True,
             )
         finally:
-            os.close(writer)
+            for writer in writers:
+                os.close(writer)
         self.root = self._child.pid
 
     def run(self) -> dict[str, Any]:
@@ -71,11 +73,14 @@ class Shim:
         self._kill_all()
         deadline = time.monotonic() + DRAIN_SECONDS
         with selectors.DefaultSelector() as ready:
-            ready.register(self._output, selectors.EVENT_READ)
-            while time.monotonic() < deadline and ready.select(0.05) and self._pump():
-                pass
-        if self._tail:
-            self._write(b"P", self._tail)
+            for reader in self._tails:
+                ready.register(reader, selectors.EVENT_READ)
+            while time.monotonic() < deadline:
+                if not any(self._pump(key.fd) for key, _ in ready.select(0.05)):
+                    break
+        tails = [tail for tail in self._tails.values() if tail]
+        for tail in tails:
+            self._write(b"P" if tail is tails[-1] else b"F", tail)
         status = self._ended or 0
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else None
         code = 128 + number if number else os.WEXITSTATUS(status)
@@ -88,14 +93,14 @@ class Shim:
 
     def _wait(self) -> None:
         with selectors.DefaultSelector() as ready:
-            for descriptor in (0, self._output, self._wake):
+            for descriptor in (0, *self._tails, self._wake):
                 ready.register(descriptor, selectors.EVENT_READ)
             while self._ended is None:
                 for key, _ in ready.select(LOOK_SECONDS if self._limit else None):
                     if key.fd == 0:
                         self._obey()
-                    elif key.fd == self._output and not self._pump():
-                        ready.unregister(self._output)
+                    elif key.fd in self._tails and not self._pump(key.fd):
+                        ready.unregister(key.fd)
                     elif key.fd == self._wake:
                         os.read(self._wake, 4096)
                 self._reap()
@@ -152,9 +157,9 @@ class Shim:
     def _memory(self) -> int:
         return sum(private_bytes(pid) for pid in descendants(os.getpid()))
 
-    def _pump(self) -> bool:
-        data = os.read(self._output, 65536)
-        *lines, self._tail = (self._tail + data).split(b"\n")
+    def _pump(self, reader: int) -> bool:
+        data = os.read(reader, 65536)
+        *lines, self._tails[reader] = (self._tails[reader] + data).split(b"\n")
         for line in lines:
             self._write(b"F", line)
         return bool(data)
