@@ -136,6 +136,35 @@ def until_attempt(number):
 '''
 
 
+#: What of the standard suite is tried with real processes at every change; the slow lane tries all of it.
+SAMPLE = {
+    "test_any_sequence_keeps_every_promise",
+    "test_c3_cancel_has_the_declared_scope",
+    "test_c5_what_is_cancelled_ends",
+    "test_e1_every_variable_arrives_as_it_was_given",
+    "test_e2_a_replica_is_told_its_run_and_its_attempt",
+    "test_g2_only_a_newline_ends_a_line",
+    "test_g3_what_lives_is_followed",
+    "test_g4_the_streams_are_kept_apart",
+    "test_l3_the_same_run_id_is_the_same_run",
+    "test_l6_replicas_are_told_who_they_are",
+    "test_l8_a_part_of_a_run",
+    "test_l9_a_failed_attempt_is_started_again",
+    "test_r3_collecting_again_gives_the_same",
+    "test_r5_large_results_arrive",
+    "test_s4_every_rank_for_itself",
+    "test_s7_a_timeout_is_a_failure",
+}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    for item in items:
+        real = item.path.parent == Path(__file__).parent and "TestReal::" in item.nodeid
+        if real and item.originalname not in SAMPLE:
+            item.add_marker(pytest.mark.slow)
+
+
 def _marked(value):
     wanted = f"{TEST_MARK}={value}".encode()
     found = []
