@@ -21,7 +21,7 @@ def lines_of(data):
     return [line.decode(errors="replace") for line in data.removesuffix(b"\n").split(b"\n")]
 
 
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=100, derandomize=True, database=None)
 @given(data=st.binary(min_size=1, max_size=60), cuts=st.sets(st.integers(0, 60)))
 def test_the_borders_of_chunks_mean_nothing(data, cuts):
     borders = [0, *sorted(cut for cut in cuts if cut < len(data)), len(data)]
@@ -31,7 +31,7 @@ def test_the_borders_of_chunks_mean_nothing(data, cuts):
     assert [time for time, _ in lines] == sorted(time for time, _ in lines)
 
 
-@settings(max_examples=200, derandomize=True, database=None)
+@settings(max_examples=100, derandomize=True, database=None)
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from(STREAMS), st.binary(max_size=8))))
 def test_streams_and_attempts_are_kept_apart(written):
     written.sort(key=lambda one: one[0])
