@@ -4,72 +4,32 @@ from __future__ import annotations
 
 import contextlib
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any, TypeVar
+from typing import Any
 
 from toy_cloud import OUTPUT_BYTES, RETENTION, CloudError, Job, ToyCloud
 from toy_logs import LineReader, chosen, of_stream
+from toy_states import ERRORS, ask, status_of, translated
 
 from diloco_protocol import (
     BackendError,
     BaseExecutor,
     Capabilities,
-    ForbiddenError,
     InvalidRequestError,
     LaunchError,
     LogQuery,
-    Reason,
     ReplicaHandle,
     ReplicaNotFoundError,
-    ReplicaState,
     ReplicaStatus,
     RunConflictError,
     RunRequest,
-    ThrottledError,
     UnavailableError,
     environment,
 )
 from diloco_protocol.backend import redact
 
-T = TypeVar("T")
-
-ERRORS: dict[str, type[BackendError]] = {
-    "Throttled": ThrottledError,
-    "ServerError": UnavailableError,
-    "Refused": UnavailableError,
-    "ConnectionCut": UnavailableError,
-    "Forbidden": ForbiddenError,
-    "NotFound": ReplicaNotFoundError,
-    "NoSuchSecret": InvalidRequestError,
-}
-STATES = {
-    "QUEUED": (ReplicaState.PENDING, Reason.QUEUED),
-    "RUNNING": (ReplicaState.RUNNING, None),
-    "SUCCEEDED": (ReplicaState.SUCCEEDED, Reason.COMPLETED),
-    "FAILED": (ReplicaState.FAILED, Reason.ERROR),
-    "TIMED_OUT": (ReplicaState.FAILED, Reason.TIMEOUT),
-    "STOPPED": (ReplicaState.CANCELLED, Reason.CANCEL_REQUESTED),
-}
-REASONS = {
-    "OutOfMemory": Reason.OOM,
-    "GangFailed": Reason.GANG_FAILED,
-    "Preempted": Reason.PREEMPTED,
-}
 TRIES = 3
-
-
-def ask(call: Callable[[], T]) -> T:
-    """Call the cloud, with its errors in the words of the protocol."""
-    try:
-        return call()
-    except CloudError as error:
-        raise translated(error) from error
-
-
-def translated(error: CloudError) -> BackendError:
-    """An error of the cloud in the words of the protocol."""
-    return ERRORS.get(error.code.split()[0], BackendError)(f"the toy cloud says {error.code}")
 
 
 class ToyExecutor(BaseExecutor):
@@ -132,6 +92,8 @@ class ToyExecutor(BaseExecutor):
                 if body["name"] not in jobs:
                     self._create(request, body, uid)
             jobs = self._same(request)
+            if len(jobs) < len(request.ranks):
+                raise UnavailableError("another launch of this run was given up at the same moment")
         except BaseException as error:
             survivors = self._withdraw(request, uid)
             if isinstance(error, BackendError) and (
@@ -182,7 +144,7 @@ class ToyExecutor(BaseExecutor):
                 survivors.append(handle)
         return survivors
 
-    def _handles(self, jobs: Any) -> list[ReplicaHandle]:
+    def _handles(self, jobs: Iterable[Job]) -> list[ReplicaHandle]:
         handles = [
             self._handle(
                 job.body["run_id"],
@@ -229,23 +191,7 @@ class ToyExecutor(BaseExecutor):
         return jobs[handle]
 
     def _status(self, job: Job) -> ReplicaStatus:
-        state, reason = STATES[job.status]
-        reason = REASONS.get(job.reason, reason)
-        if job.stopping and job.reason != "GangFailed":
-            reason = Reason.CANCEL_REQUESTED
-        text = job.error or f"exited with code {job.exit_code} ({reason})"
-        return ReplicaStatus(
-            state,
-            job.attempt,
-            reason,
-            job.stopping,
-            job.exit_code,
-            job.signal,
-            text if state is ReplicaState.FAILED else "",
-            job.started_at,
-            job.finished_at,
-            native=job.status,
-        )
+        return status_of(job)
 
     def _result(self, handle: ReplicaHandle) -> Any:
         return self._job(handle).output
@@ -286,11 +232,8 @@ class ToyExecutor(BaseExecutor):
             raise InvalidRequestError(
                 f"ranks {alive} of run {handle.run_id!r} have not ended: cancel them first"
             )
-        for one in [
-            *(one for one in jobs if one != handle),
-            handle,
-        ]:  # if it breaks off, the handle still finds the rest
-            self._delete(one)
+        for one in sorted(jobs, key=lambda one: one == handle):
+            self._delete(one)  # the given one last: if this breaks off, it still finds the others
 
     def _delete(self, handle: ReplicaHandle) -> None:
         names = (handle.metadata["name"], handle.metadata["uid"])
