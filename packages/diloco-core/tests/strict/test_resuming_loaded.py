@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
+from damage_lab import flip
 from strict_lab import Run
 from training_lab import identical, push, values
 
@@ -88,6 +89,19 @@ def test_without_its_inner_state_the_model_and_the_outer_state_are_as_they_were(
         if b"momentum_buffer" in run.store.objects[key]
     }
     assert len(momenta) == fragments
+
+
+def test_no_single_damaged_object_ends_it():
+    """After one outer step before the run, its first turns are not in the order of the fragments."""
+    first = Loaded(2, 2)
+    first.live(until=1)
+    run = Loaded(2, 2, saved=first.saved)
+    run.live(until=2, load=True)
+    run.live(until=3, resume=True)
+    for key, size in run.store.below("state/").items():
+        again = Loaded(2, 2, store=copy.deepcopy(run.store), lives=run.lives)
+        again.store.objects[key] = flip(again.store.objects[key], 4 * size)
+        assert identical(again.live(until=4, resume="newest-whole")), key
 
 
 class Two(torch.optim.Optimizer):

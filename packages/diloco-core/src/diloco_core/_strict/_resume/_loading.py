@@ -99,7 +99,7 @@ class Loader:
             ) from error
         syncs = manifest.last_syncs(sync)
         kept = {key for index, last in enumerate(syncs) for key in keys_of(manifest, index, last)}
-        previous = [self._own_keys(manifest, before - len(syncs)) for before in sorted(syncs)]
+        previous = [self._superseded(manifest, last) for last in sorted(syncs)]
         kept.update(*previous)
         obsolete = [
             *(key for key in own_shards(listing, rank, manifest.world_size) if key not in kept),
@@ -108,10 +108,14 @@ class Loader:
         taken = TakenUp(manifest.outer_steps(sync), max(counted), syncs, counted)
         return taken, obsolete, previous
 
-    def _own_keys(self, manifest: Manifest, sync: int) -> list[str]:
-        if sync < 0:
+    def _superseded(self, manifest: Manifest, sync: int) -> list[str]:
+        """Keys of the shards of this rank in whose place a sync has put newer ones."""
+        if sync < len(self._jobs):
             return []
-        keys = keys_of(manifest, manifest.fragment_of(sync), sync)
+        index = manifest.fragment_of(sync)
+        # Not always as many syncs before as there are fragments: a run that was begun with a loaded outer loop may have begun in
+        # the middle of the turns.
+        keys = keys_of(manifest, index, manifest.last_syncs(sync - 1)[index])
         return own_shards(keys, self._participant.rank, manifest.world_size)
 
     def _read(
