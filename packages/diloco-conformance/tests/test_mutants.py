@@ -18,7 +18,11 @@ OF_SEQUENCES = {
 }
 
 #: What needs more than one such mistake in a row, a fault in the middle of it, or other words for the same.
-TOO_RARE = {"HangsOnLargeResults", "OrderOfKeysCounts"}
+TOO_RARE = {
+    *("PurgeByPrefix", "CancelRunByPrefix", "EveryErrorIsLost"),
+    "HangsOnLargeResults",
+    "OrderOfKeysCounts",
+}
 
 
 def run_fixed(name, mutant):

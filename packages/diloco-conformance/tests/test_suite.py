@@ -23,6 +23,7 @@ from diloco_conformance import (
 )
 from diloco_conformance._lab import Lab
 from diloco_conformance._suite import STANDARD, run_machine
+from diloco_protocol import Reason, ReplicaState
 
 README = Path(__file__).parents[1] / "README.md"
 NAME = "test_c4_a_cancel_that_is_not_accepted_raises"
@@ -193,6 +194,52 @@ class TestMessages:
             "ANY"
         }
         assert names == set(PROMISES)
+
+
+class SeenLate(ToyHarness):
+    """Replicas start when they are launched, and are seen to run some seconds later, as on a busy machine."""
+
+    starts_by_itself = True
+
+    def __init__(self, seconds, *, ends=True):
+        super().__init__()
+        self.seconds = seconds
+        if not ends:
+            self.cloud.pass_time = lambda: None
+
+    def drive(self, handle, step, value=None):
+        if step is not Step.START:
+            super().drive(handle, step, value)
+        elif self.truth(handle).state is ReplicaState.PENDING:
+            super().drive(handle, step)
+            self.advance(self.seconds)
+
+
+class TestARealWorldThatIsSlow:
+    @pytest.mark.parametrize("seconds", [50.0, 100.0])
+    def test_a_replica_may_end_at_its_timeout_before_it_was_seen_for_so_long(self, seconds):
+        lab = Lab(SeenLate(seconds))
+        run = lab.up(timeout=60.0)
+        lab.advance(20.0)
+        lab.observe_all()
+        assert run.replicas[0].reason is Reason.TIMEOUT
+        lab.settle()
+
+    def test_it_has_to_end_when_it_was_seen_for_so_long(self):
+        lab = Lab(SeenLate(50.0, ends=False))
+        lab.up(timeout=60.0)
+        lab.advance(59.0)
+        lab.settle()
+        lab.advance(2.0)
+        with pytest.raises(PromiseBroken, match="S7"):
+            lab.settle()
+
+    def test_a_short_timeout_is_no_time_to_be_told_anything(self):
+        machine = ExecutorMachine(SeenLate(1.0))
+        machine.lab.up(timeout=machine.lab.harness.short_timeout)
+        replica = machine.running(0)
+        assert replica.run.timeout == machine.lab.harness.timeout
+        assert ExecutorMachine(ToyHarness()).running(0) is not None
 
 
 @pytest.mark.slow

@@ -76,7 +76,12 @@ class RealHarness(Harness):
         self.handles.add(handle)
         attempt = self.attempts.get(handle, 1)
         if step is Step.START:
-            self.puppets.told(handle, attempt)
+            # On a machine that is slow enough, its timeout comes before it is up.
+            ended = (self.files(handle) / "final.json").exists
+            self.puppets.wait(
+                lambda: self.puppets.report(handle, attempt) or ended(),
+                f"rank {handle.rank} to come up",
+            )
             return
         self.puppets.order(handle, step, value, attempt)
         if step is Step.FAIL and attempt <= self.record(handle)["max_restarts"]:
@@ -104,7 +109,7 @@ class RealHarness(Harness):
 
     def settle(self):
         for handle in self.handles:
-            if (self.files(handle) / "cancel.json").exists():
+            if (self.files(handle) / "cancel.json").exists() or self.late(handle):
                 self.puppets.wait(
                     (self.files(handle) / "final.json").exists, f"the end of rank {handle.rank}"
                 )
@@ -122,8 +127,10 @@ class RealHarness(Harness):
         if not self.there(handle) or self.record(handle)["timeout"] is None:
             return False
         attempt = self.attempts.get(handle, 1)
-        started = (self.folder / f"{self.puppets.name(handle, attempt)}.told").stat().st_mtime
-        return time.time() > started + self.record(handle)["timeout"]
+        told = self.folder / f"{self.puppets.name(handle, attempt)}.told"
+        if not told.exists():
+            return False
+        return time.time() > told.stat().st_mtime + self.record(handle)["timeout"]
 
     def truth(self, handle):
         if not self.there(handle):
@@ -132,8 +139,10 @@ class RealHarness(Harness):
         if alive or not (self.files(handle) / "final.json").exists():
             stopping = (self.files(handle) / "cancel.json").exists()
             return Truth("running", True, self.attempts.get(handle, 1), stopping)
-        # If it was not driven, the executor has ended it: for a cancel, or for its timeout.
+        # If it was not driven, the executor has ended it: for a cancel, or for its timeout. Which came first, only it can tell.
         ended = "cancelled" if (self.files(handle) / "cancel.json").exists() else "failed"
+        if ended == "cancelled" and self.late(handle):
+            ended = json.loads((self.files(handle) / "final.json").read_text())["state"]
         return Truth(self.ends.get(handle, ended), False, self.attempts.get(handle, 1))
 
     def processes(self, handle=None):

@@ -136,7 +136,8 @@ class Checks:
             elif state is None:
                 self.broken("S4", f"poll({replica}) raised", f"there is a record of it: {truth}")
             elif not self.alike(replica, state, truth):
-                self.broken("S4", words, f"{replica} is {truth.state}")
+                late = replica.reason is Reason.TIMEOUT
+                self.broken("S7" if late else "S4", words, f"{replica} is {truth.state}")
 
     def alike(self, replica: Replica, state: ReplicaState, truth: Truth) -> bool:
         """Whether a state may be said of what is true."""
@@ -270,8 +271,8 @@ class Checks:
         """All replicas of all runs."""
         return [replica for run in self.runs for replica in run.replicas]
 
-    def check_settled(self) -> None:
-        """After the world has settled, what is to end has ended."""
+    def check_settled(self, began_at: float) -> None:
+        """After the world has settled, what was to end has ended; ``began_at`` is when it began to settle, on its clock."""
         for run in self.runs:
             for replica in run.replicas:
                 if not replica.live:
@@ -284,7 +285,7 @@ class Checks:
                         f"the cancel of {replica} was accepted",
                         f"it goes on: {truth}",
                     )
-                if replica.overdue(self.harness.clock()) and not over:
+                if replica.overdue(began_at) and not over:
                     self.broken(
                         "S7",
                         f"launched with timeout={run.timeout}",

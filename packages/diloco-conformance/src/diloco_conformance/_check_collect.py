@@ -93,6 +93,8 @@ def _judge(lab: Lab, replica: Replica, before: ReplicaState | None, result: Repl
         return
     if status == "succeeded" and not _same(result["result"], replica.result):
         lab.broken("R5", said, f"it returned {str(replica.result)[:200]}")
+    if replica.reason == "error" and result["exit_code"] != replica.exit_code:
+        lab.broken("R4", said, f"its program ended with {replica.exit_code}")
     if status == "succeeded" and result["error"] is not None:
         lab.broken("R4", said, "a success has no error")
     if status != "succeeded" and not result["error"]:

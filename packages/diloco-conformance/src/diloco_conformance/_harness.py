@@ -216,7 +216,7 @@ class Harness(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Let everything that is under way come to its end: cancels, gang failures, lagging records."""
+        """Let everything that is under way come to its end: cancels, gang failures, timeouts that are over, lagging records."""
 
     @abstractmethod
     def advance(self, seconds: float) -> None:

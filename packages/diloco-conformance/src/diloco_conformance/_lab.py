@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from signal import Signals
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import pytest
 
@@ -24,6 +24,13 @@ if TYPE_CHECKING:
     from diloco_protocol import BaseExecutor, Capabilities
 
 T = TypeVar("T")
+
+
+class Moment(NamedTuple):
+    """A moment: in Unix seconds, and on the world's clock."""
+
+    unix: float
+    clock: float
 
 
 class Lab(Checks):
@@ -84,6 +91,10 @@ class Lab(Checks):
                 return f"the harness leaves out {str(need)!r}, and says why: {self.harness.cannot[need]}"
         return None
 
+    def moment(self) -> Moment:
+        """Now."""
+        return Moment(self.harness.now(), self.harness.clock())
+
     @property
     def unit(self) -> float:
         """Seconds that are short in this world: a second where the short timeout is a minute."""
@@ -143,15 +154,15 @@ class Lab(Checks):
             {"number": number, **(kwargs or {})},
             options,
         )
-        began = self.harness.now()
         self.note(f"launch_replicas({n}, {_shown(options)}) is {run.name}", "launch")
         call = partial(self._launch, n, run, options)
+        began = self.moment()
         handles = self.within("L1", call) if refusable else self.verb("L1", call)
         self.check_launched(n, run, handles)
         self._add(run, handles, began, starts=starts)
         return run
 
-    def take(self, handles: list[ReplicaHandle], kwargs: dict[str, Any], began: float) -> Run:
+    def take(self, handles: list[ReplicaHandle], kwargs: dict[str, Any], began: Moment) -> Run:
         """Take up a run that was launched by other hands since ``began``, with the harness's timeout."""
         run = Run(
             f"run {len(self.runs) + 1}",
@@ -164,7 +175,7 @@ class Lab(Checks):
         self._add(run, handles, began, starts=True)
         return run
 
-    def _add(self, run: Run, handles: list[ReplicaHandle], began: float, *, starts: bool) -> None:
+    def _add(self, run: Run, handles: list[ReplicaHandle], began: Moment, *, starts: bool) -> None:
         run.run_id = run.options["run_id"] = handles[0].run_id
         run.launched_at = self.harness.clock()
         run.replicas = [Replica(handle, run) for handle in handles]
@@ -174,11 +185,10 @@ class Lab(Checks):
                 self.harness.drive(replica.handle, Step.START)
                 self._started(replica, began)
 
-    def _started(self, replica: Replica, began: float) -> None:
+    def _started(self, replica: Replica, began: Moment) -> None:
+        """A replica runs now, and began to then at the earliest."""
         replica.state, replica.started_at = ReplicaState.RUNNING, self.harness.clock()
-        if self.harness.starts_by_itself and replica.started is not None:
-            began = replica.started[0]  # it has started before it was looked for
-        replica.started = (began, self.harness.now())
+        replica.begun_at, replica.started = began.clock, (began.unix, self.harness.now())
 
     def _launch(self, n: int, run: Run, options: dict[str, Any]) -> list[ReplicaHandle]:
         kwargs = {**self.harness.entrypoint_args, **options.get("kwargs", run.kwargs)}
@@ -235,12 +245,11 @@ class Lab(Checks):
         self.verb("C6", lambda: self.executor.purge(run.handles[0]))
         for replica in run.replicas:
             replica.gone = True
-        self.note("everything under way comes to its end", "settle")
-        self.harness.settle()  # removing may take the backend a moment
+        began_at = self._settle()  # removing may take the backend a moment
         for replica in run.replicas:
             if (truth := self.harness.truth(replica.handle)).state is not None:
                 self.broken("C9", f"purge({run.name}) returned", f"{replica} is there: {truth}")
-        self.check_settled()
+        self.check_settled(began_at)
 
     def forget(self) -> None:
         """Go on with an executor that has seen nothing, and handles that went through JSON, as in another process."""
@@ -263,11 +272,13 @@ class Lab(Checks):
         self.adopt(replica, self.harness.truth(replica.handle))
         shown = "" if value is None else f" with {str(value)[:60]}"
         self.note(f"{replica} is made to {step}{shown}", "drive")
-        began = self.harness.now()
+        began = self.moment()
         replica.raced = replica.stopping and step in {Step.SUCCEED, Step.FAIL}
         self.harness.drive(replica.handle, step, value)
         if step is Step.START:
-            self._started(replica, began)
+            # One that starts by itself has run since its launch, and may have come to its timeout.
+            if not self.harness.starts_by_itself:
+                self._started(replica, began)
         elif step is Step.SUCCEED:
             replica.end(ReplicaState.SUCCEEDED, Reason.COMPLETED, 0, value)
         elif step is Step.FAIL:
@@ -280,8 +291,8 @@ class Lab(Checks):
             self._again(replica, began)
         elif step is Step.PRINT:
             replica.write("".join(f"{line}\n" for line in value).encode())
-        if replica.state.terminal:
-            replica.ended = (began, self.harness.now())
+        if replica.state.terminal and step is not Step.START:
+            replica.ended = (began.unix, self.harness.now())
         truth = self.harness.truth(replica.handle)
         if step is Step.SUCCEED and truth.state is ReplicaState.FAILED and len(str(value)) > 4096:
             most = self.capabilities.max_result_bytes
@@ -299,7 +310,7 @@ class Lab(Checks):
     def _failed(
         self,
         replica: Replica,
-        began: float,
+        began: Moment,
         reason: Reason,
         exit_code: int,
         signal: str | None = None,
@@ -312,7 +323,7 @@ class Lab(Checks):
             replica.signal = signal
             _model.failed(replica, self.capabilities)
 
-    def _again(self, replica: Replica, began: float) -> None:
+    def _again(self, replica: Replica, began: Moment) -> None:
         replica.again(counted=self.capabilities.counts_attempts)
         if self.harness.starts_by_itself:
             self._started(replica, began)
@@ -351,9 +362,14 @@ class Lab(Checks):
 
     def settle(self) -> None:
         """Let everything that is under way come to its end."""
+        self.check_settled(self._settle())
+
+    def _settle(self) -> float:
+        """Returns when that began, on the world's clock."""
         self.note("everything under way comes to its end", "settle")
+        began_at = self.harness.clock()
         self.harness.settle()
-        self.check_settled()
+        return began_at
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""

@@ -28,7 +28,9 @@ class Replica:
         cancelled_by: The promise that this cancel is under.
         raced: It has ended by itself after a cancel of it was accepted.
         doomed: A sibling has failed in a backend whose failure scope is the gang.
-        started_at: When it was started, on the world's clock.
+        begun_at: When it was started at the earliest, on the world's clock. Where replicas start by themselves, they may have run
+            for a while before it is seen.
+        started_at: When it was started at the latest: when it was seen to run.
         started: From when to when that was, in Unix seconds.
         ended: From when to when it was made to end, in Unix seconds.
         lines: The lines that it has written in this attempt, to both streams.
@@ -53,6 +55,7 @@ class Replica:
     cancelled_by: str = "C5"
     raced: bool = False
     doomed: bool = False
+    begun_at: float | None = None
     started_at: float | None = None
     started: tuple[float, float] | None = None
     ended: tuple[float, float] | None = None
@@ -74,13 +77,16 @@ class Replica:
         return not self.state.terminal
 
     def overdue(self, now: float) -> bool:
-        """Whether it is past its timeout."""
-        return (
-            self.live
-            and self.started_at is not None
-            and self.run.timeout is not None
-            and now - self.started_at > self.run.timeout
-        )
+        """Whether it is certainly past its timeout."""
+        return self.live and self._past(self.started_at, now)
+
+    def may_be_overdue(self, now: float) -> bool:
+        """Whether it may be past its timeout."""
+        return self.live and self._past(self.begun_at, now)
+
+    def _past(self, started_at: float | None, now: float) -> bool:
+        timeout = self.run.timeout
+        return started_at is not None and timeout is not None and now - started_at > timeout
 
     def write(self, data: bytes, stream: str = "stdout") -> None:
         """It has written something."""
@@ -97,7 +103,8 @@ class Replica:
     def again(self, *, counted: bool) -> None:
         """Its next attempt waits for its start."""
         self.finish_lines()
-        self.state, self.started_at, self.started = ReplicaState.PENDING, None, None
+        self.state, self.started = ReplicaState.PENDING, None
+        self.begun_at = self.started_at = None
         self.attempt += counted
         self.before += self.lines
         self.lines, self.streams = [], {}
@@ -123,7 +130,7 @@ class Replica:
             states[ReplicaState.CANCELLED] = Reason.CANCEL_REQUESTED
         if self.doomed:
             states[ReplicaState.FAILED] = Reason.GANG_FAILED
-        if self.overdue(now):
+        if self.may_be_overdue(now):
             states[ReplicaState.FAILED] = Reason.TIMEOUT
         return states
 

@@ -71,7 +71,7 @@ class Threads:
     def test_t1_threads_launch_and_cancel_runs_of_their_own(self, lab: Lab) -> None:
         """Every one of them gets what it asked for, and ends what it named."""
         names = [f"{lab.harness.run_prefix}-t{number}" for number in range(3)]
-        runs, began = [], lab.harness.now()
+        runs, began = [], lab.moment()
         lab.note("three runs are launched at once", "launch")
         launches = [partial(self._launch, lab, name, lab.executor) for name in names]
         for name, handles in zip(names, at_once(lab, "T1", launches), strict=True):
@@ -94,7 +94,7 @@ class Threads:
 
     def test_t2_who_launches_the_same_gets_the_same(self, lab: Lab) -> None:
         """Four launchers that know nothing of each other, and one run."""
-        name, began = f"{lab.harness.run_prefix}-same", lab.harness.now()
+        name, began = f"{lab.harness.run_prefix}-same", lab.moment()
         living = lab.harness.living()
         executors = [lab.harness.make_executor() for _ in range(4)]
         lab.note("four executors launch the same run at once", "launch")
@@ -113,7 +113,7 @@ class Threads:
 
     def test_t2_who_launches_something_else_is_refused(self, lab: Lab) -> None:
         """Of two that ask for different things, one gets its run, and the other a RunConflictError."""
-        name, began = f"{lab.harness.run_prefix}-other", lab.harness.now()
+        name, began = f"{lab.harness.run_prefix}-other", lab.moment()
         living = lab.harness.living()
         executors = [lab.harness.make_executor() for _ in range(2)]
         lab.note("two executors launch different runs of one name at once", "launch")
