@@ -2,11 +2,13 @@
 
 import re
 import secrets
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis.stateful import rule
 from test_toy import ToyHarness
+from toy_executor import ToyExecutor
 from wrong import harness_of
 from wrong_states import CancelledTooEarly
 
@@ -146,6 +148,37 @@ class TestDeclaredAndNotSo:
         harness.cannot = {Ability.SECRETS: "there is none"}
         harness.cloud.secrets["anything"] = "there is one"
         assert self.run("test_e3_secrets_arrive_by_reference", harness).promise == "E3"
+
+
+class TestAskedRankByRank:
+    """A backend without a bulk read: right where it declares that, and only there."""
+
+    class ByRank(ToyExecutor):
+        def __init__(self, *args, **options):
+            super().__init__(*args, **options)
+            self.capabilities = replace(self.capabilities, calls_per_look="rank")
+
+        def _observe_run(self, handles):
+            seen = {}
+            for handle in handles:
+                seen.update(super()._observe_run([handle]))
+            return seen
+
+    @pytest.mark.parametrize("name", [name for name in STANDARD if name.startswith("test_r8")])
+    def test_it_passes(self, name):
+        harness = harness_of(self.ByRank, gang=False)
+        getattr(subclass(make_harness=lambda self: harness())(), name)(Lab(harness()))
+
+    def test_more_calls_than_that_are_noticed(self):
+        class Twice(self.ByRank):
+            def _observe_run(self, handles):
+                if len(handles) > 2:
+                    super()._observe_run(handles)
+                return super()._observe_run(handles)
+
+        suite, lab = subclass()(), Lab(harness_of(Twice, gang=False)())
+        with pytest.raises(PromiseBroken, match="R8"):
+            suite.test_r8_the_calls_of_a_look_do_not_grow_with_the_ranks(lab)
 
 
 class TestMessages:
