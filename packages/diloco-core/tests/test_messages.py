@@ -11,7 +11,7 @@ from diloco_core import (
     RunExistsError,
     in_process,
 )
-from diloco_core._elastic._log._keys import MANIFEST
+from diloco_core._elastic._records._keys import MANIFEST
 from diloco_core._elastic._states._rollback import named_syncs
 from diloco_core._exchange._base import Schema
 from diloco_core._exchange._endings import Ending, Progress, conclude, failure

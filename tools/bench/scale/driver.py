@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from diloco_core._store._drivers._remote import TooLargeError, Verdict
+from diloco_core._store._drivers._driver import TooLargeError, Verdict
 
 from .weights import Weighed
 
@@ -27,7 +27,7 @@ class ExistsError(Exception):
 
 
 class VirtualDriver:
-    """Single requests; see :class:`diloco_core._store._drivers._remote.Driver`.
+    """Single requests; see :class:`diloco_core._store._drivers._driver.Driver`.
 
     Args:
         network: The replica's connections.

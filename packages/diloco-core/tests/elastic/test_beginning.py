@@ -17,7 +17,7 @@ from diloco_core import (
     Timing,
 )
 from diloco_core._elastic._beginning import beginning, wait_for_manifest
-from diloco_core._elastic._log._keys import BEGINNING, MANIFEST
+from diloco_core._elastic._records._keys import BEGINNING, MANIFEST
 from diloco_core._errors import StoreUnavailableError
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from diloco_core import CoreError, CorruptedObjectError, Elastic, RunExistsError
-from diloco_core._elastic._log._keys import MANIFEST
+from diloco_core._elastic._records._keys import MANIFEST
 from diloco_core._elastic._repair import rewrite_shard
 from diloco_core.testing import (
     DAMAGES,

@@ -7,8 +7,8 @@ import torch
 from damage_lab import run_of
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic._log._keys import commit_key, commit_sync
-from diloco_core._elastic._log._records import Rollback, read_record
+from diloco_core._elastic._records._keys import commit_key, commit_sync
+from diloco_core._elastic._records._records import Rollback, read_record
 from diloco_core._elastic._round._reload import Reload
 from diloco_core._elastic._states import _rollback as _elastic_rollback
 from diloco_core._elastic._sync import _catchup as _elastic_catchup

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from diloco_core import Elastic, FormatError, RunExistsError
-from diloco_core._elastic._log._keys import MANIFEST, commit_key
-from diloco_core._elastic._log._records import Manifest
+from diloco_core._elastic._records._keys import MANIFEST, commit_key
+from diloco_core._elastic._records._manifest import Manifest
 from diloco_core._wire._sealed import seal
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 

@@ -11,10 +11,10 @@ from diloco_core import CoreError, Elastic, ElasticExchange
 from diloco_core._arithmetic._sharded import adopt_shard
 from diloco_core._elastic import _exchange as _exchange_elastic
 from diloco_core._elastic import _joining
-from diloco_core._elastic._log import _records as _elastic_records
-from diloco_core._elastic._log._keys import Delta, deltas, done_key, inner_key, shard_key
-from diloco_core._elastic._log._records import Commit, Rollback
-from diloco_core._elastic._log._rules import newest_done
+from diloco_core._elastic._records import _records as _elastic_records
+from diloco_core._elastic._records._keys import Delta, deltas, done_key, inner_key, shard_key
+from diloco_core._elastic._records._records import Commit, Rollback
+from diloco_core._elastic._records._rules import newest_done
 from diloco_core._elastic._repair import read_commit
 from diloco_core._elastic._round import _membership
 from diloco_core._elastic._round._shares import Shares

@@ -19,8 +19,8 @@ from diloco_core import (
     StoreUnavailableError,
     SyncTimeoutError,
 )
-from diloco_core._elastic._log._keys import MANIFEST, commit_key
-from diloco_core._elastic._log._records import Commit
+from diloco_core._elastic._records._keys import MANIFEST, commit_key
+from diloco_core._elastic._records._records import Commit
 from diloco_core._wire._sealed import seal
 from diloco_core.testing import (
     Fault,

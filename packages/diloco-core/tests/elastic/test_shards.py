@@ -7,8 +7,8 @@ import torch
 
 from diloco_core import Elastic
 from diloco_core._arithmetic import _elastic_sizes
-from diloco_core._elastic._log._keys import MANIFEST
-from diloco_core._elastic._log._records import Manifest
+from diloco_core._elastic._records._keys import MANIFEST
+from diloco_core._elastic._records._manifest import Manifest
 from diloco_core.testing import KINDS, Fault, Schedule, SimulatedTraining, simulate, violations
 
 

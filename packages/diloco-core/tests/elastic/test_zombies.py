@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from diloco_core import Elastic, FencedError
-from diloco_core._elastic._log._keys import inner_key, parse_inner
+from diloco_core._elastic._records._keys import inner_key, parse_inner
 from diloco_core.testing import (
     Fault,
     Schedule,

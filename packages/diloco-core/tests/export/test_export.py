@@ -20,7 +20,7 @@ from diloco_core import (
     RendezvousError,
     export,
 )
-from diloco_core._elastic._log._records import Done
+from diloco_core._elastic._records._records import Done
 from diloco_core._export import _choice
 from diloco_core._export import _elastic as _export_elastic
 from diloco_core._export import _source as _export_source

@@ -12,7 +12,7 @@ from diloco_core import (
     ElasticExchange,
     in_process,
 )
-from diloco_core._elastic._log._keys import inner_key
+from diloco_core._elastic._records._keys import inner_key
 from diloco_core._inner._state import InnerState
 from diloco_core._store._open import open_store
 

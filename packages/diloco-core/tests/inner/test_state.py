@@ -17,7 +17,7 @@ from diloco_core import (
     ElasticExchange,
     FencedError,
 )
-from diloco_core._elastic._log._keys import claim_key, inner_key
+from diloco_core._elastic._records._keys import claim_key, inner_key
 from diloco_core._elastic._sync._sync import ElasticSync
 from diloco_core._inner._state import InnerState, check_inner
 from diloco_core._store._open import open_store

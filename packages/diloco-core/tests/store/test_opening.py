@@ -12,8 +12,9 @@ from fsspec.implementations.memory import MemoryFileSystem
 
 from diloco_core import ConfigurationError, StoreUnavailableError
 from diloco_core._retry import Retries
+from diloco_core._store._drivers._driver import Verdict
 from diloco_core._store._drivers._fsspec import FsspecDriver
-from diloco_core._store._drivers._remote import RemoteStore, Verdict
+from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._guard import OPENING_SECONDS, in_time
 from diloco_core._store._open import open_store
 from diloco_protocol import MissingDependencyError

@@ -9,7 +9,8 @@ import pytest
 from diloco_core import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from diloco_core._retry import Downtime, Retries
 from diloco_core._store._api import RECORD_BYTES
-from diloco_core._store._drivers._remote import RemoteStore, Verdict
+from diloco_core._store._drivers._driver import Verdict
+from diloco_core._store._drivers._remote import RemoteStore
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._timing import Timing

@@ -15,14 +15,14 @@ from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError, RendezvousTimeoutError, StoreError
 from .._timing import Wait
-from ._log._keys import BEGINNING
+from ._records._keys import BEGINNING
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
     from .._store._patient import Patient
     from .._timing import Timing
-    from ._log._records import Manifest
+    from ._records._manifest import Manifest
 
 # Signs in a grace. A few of them may be late or not be seen before the other replicas consider the sender dead.
 _SIGNS = 4

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError, FencedError, FormatError, RunExistsError
 from .._wire._sealed import seal, unseal
-from ._log._keys import Delta, Hint, claim_key, commit_key, epochs, parse_inner
-from ._log._records import Rollback, of_run, read_record
+from ._records._keys import Delta, Hint, claim_key, commit_key, epochs, parse_inner
+from ._records._records import Rollback, of_run, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

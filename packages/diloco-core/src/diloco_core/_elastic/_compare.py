@@ -9,7 +9,7 @@ from .._exchange._base import Schema
 from .._exchange._begun_with import check_schema, other_setting
 
 if TYPE_CHECKING:
-    from ._log._records import Manifest
+    from ._records._manifest import Manifest
     from ._settings import Elastic
 
 

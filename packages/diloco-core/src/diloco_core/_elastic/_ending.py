@@ -6,12 +6,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from .._errors import RunExistsError
-from ._log._farewell import farewell
-from ._log._keys import Hint
+from ._records._farewell import farewell
+from ._records._keys import Hint
 from ._round._reload import Reload
-from ._start import watch_manifest
 from ._states._publish import finish
 from ._sync._fork import look_back
+from ._watch import watch_manifest
 
 if TYPE_CHECKING:
     from .._model._unsynced_watch import UnsyncedWatch

@@ -36,15 +36,16 @@ from ._ending import leave_run, tell_failure
 from ._inner import save_inner, saved_inner
 from ._joining import new_life
 from ._life._progress import layout_bytes
-from ._log._keys import Hint
+from ._records._keys import Hint
 from ._repair import read_commit
 from ._round._reload import Reload
 from ._settings import Elastic
-from ._start import check_run, open_run, watch_manifest
+from ._start import open_run
 from ._states._history import given_up_since
 from ._states._rollback import obey_rollback, saying_what_to_do
 from ._sync._catchup import catch_up, start_again
 from ._sync._sync import ElasticSync, stands_in
+from ._watch import check_run, watch_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence

@@ -9,8 +9,8 @@ from .._errors import CorruptedObjectError
 from .._inner._state import SavedInner, check_inner
 from .._store._reread import read_again
 from ._claims import check_claim
-from ._log._keys import inner_key, parse_inner
-from ._start import check_run
+from ._records._keys import inner_key, parse_inner
+from ._watch import check_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

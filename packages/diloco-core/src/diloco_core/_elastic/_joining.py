@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from .._exchange._resumable import ResumableJob
     from .._store._patient import Patient
     from .._timing import Timing
-    from ._log._records import Manifest
+    from ._records._manifest import Manifest
     from ._settings import Elastic
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError
 from .._wire._published import shard_metadata
-from ._log._keys import Hint, commit_key, commit_sync, done_key
-from ._log._records import Commit, Done, Rollback, digest
+from ._records._keys import Hint, commit_key, commit_sync, done_key
+from ._records._records import Commit, Done, Rollback, digest
 from ._round._reload import Reload, Why
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""How a life begins: the manifest, the claim of an epoch, and the newest state in the store."""
+"""How a life begins: it reads the run's manifest, or begins the run and creates the manifest."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from .._wire._published import shard_metadata
 from ._beginning import beginning, wait_for_manifest
 from ._compare import check_same_run
 from ._life._progress import layout_bytes, published_shard
-from ._log._keys import MANIFEST, commit_sync, epochs, is_claim, shard_key
-from ._log._records import Manifest
-from ._log._rules import states
+from ._records._keys import MANIFEST, commit_sync, epochs, is_claim, shard_key
+from ._records._manifest import Manifest
+from ._records._rules import states
 from ._settings import choose_topology
 
 if TYPE_CHECKING:
@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from .._store._patient import Patient
     from .._timing import Timing
     from .._wire._published import Sums
-    from ._life._life import Life
     from ._settings import Elastic
 
 _STRICT_CLAIM = re.compile(r"claims/[0-9]{5}\.json")
@@ -133,71 +132,6 @@ def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
             "help. If a replica of the run is still running, that replica will write the object again: start this one later. "
             "Otherwise restore the object from an exact copy, or begin a new run on another prefix."
         ) from error
-
-
-def watch_manifest(life: Life) -> None:
-    """Make sure that the run's manifest is still there: without it no replica can join or resume the run.
-
-    Raises:
-        RunExistsError: Another run's manifest has taken its place.
-        FormatError: Another run's manifest, written by another version, has taken its place.
-    """
-    # Set the time before writing anything below: the store calls check_run() before every write, which would look again.
-    before, life.seen.at = life.seen.at, life.timing.clock()
-    try:
-        _watch(life)
-    except BaseException:
-        life.seen.at = before
-        raise
-
-
-def _watch(life: Life) -> None:
-    own_manifest, store = life.manifest.to_json(), life.store
-
-    def read() -> Manifest | None:
-        data = store.get(MANIFEST)
-        if data is None:
-            return None
-        # There is no need to parse it if it has the bytes that this life has read before.
-        if data == own_manifest:
-            return life.manifest
-        return Manifest.from_json(data, life.origin(MANIFEST))
-
-    message = (
-        "rank %d: %s. Writing the manifest again with the same content. Something outside this run deletes or changes its "
-        "objects: find out what does, and stop it."
-    )
-    try:
-        stored = life.again(read)
-    except CorruptedObjectError as error:
-        _log.error(message, life.rank, str(error).rstrip("."))
-        store.put(MANIFEST, lambda: [own_manifest])
-        return
-    if stored is None:
-        _log.error(message, life.rank, f"{life.origin(MANIFEST)} is gone")
-        if store.create(MANIFEST, lambda: own_manifest):
-            return
-        stored = life.again(read)
-    if stored is not None and stored != life.manifest:
-        raise RunExistsError(
-            f"the manifest at {store.uri} now belongs to another run (begun by run {stored.run_id!r}, rank {stored.writer}): two "
-            f"runs share this prefix. This replica (rank {life.rank} of run {life.manifest.run_id!r}) stops before the runs mix. "
-            "Give every run a prefix of its own. To continue this run, put its manifest back."
-        )
-
-
-def check_run(life: Life) -> None:
-    """Check that the prefix still belongs to the run, unless that was checked less than a grace ago.
-
-    A life that has stood still may wake up when the prefix was emptied meanwhile and belongs to another run, whose objects it
-    must leave alone. So this is called before everything that a life writes or deletes, and while it waits.
-
-    Raises:
-        RunExistsError: Another run's manifest has taken the place of this run's.
-        FormatError: Another run's manifest, written by another version, has taken its place.
-    """
-    if life.timing.clock() - life.seen.at >= life.settings.grace:
-        watch_manifest(life)
 
 
 def _check_unused(store: Patient) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from .._elastic._log._keys import commit_key
+from .._elastic._records._keys import commit_key
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from ._source import missing_keys, state, states
 from ._sources import sentence

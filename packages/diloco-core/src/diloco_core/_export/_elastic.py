@@ -7,17 +7,17 @@ import sys
 from typing import TYPE_CHECKING, TypeVar
 
 from .._elastic._life._progress import published_seed
-from .._elastic._log._keys import Delta, Hint, commit_key, commit_sync, done_key, shard_key
-from .._elastic._log._records import Commit, Done, Rollback, of_run, read_record
-from .._elastic._log._rules import done_states
-from .._elastic._log._rules import states as published_states
+from .._elastic._records._keys import Delta, Hint, commit_key, commit_sync, done_key, shard_key
+from .._elastic._records._records import Commit, Done, Rollback, of_run, read_record
+from .._elastic._records._rules import done_states
+from .._elastic._records._rules import states as published_states
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RunExistsError
 from ._source import PublishedFile, outer_steps, state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .._elastic._log._records import Manifest
+    from .._elastic._records._manifest import Manifest
     from .._store._api import Store
 
 T = TypeVar("T", bound="Commit | Rollback | Done")

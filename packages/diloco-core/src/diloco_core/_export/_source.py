@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from .._elastic._log._records import Rollback
+    from .._elastic._records._records import Rollback
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,8 @@ import json
 import logging
 from typing import TYPE_CHECKING, Any
 
-from .._elastic._log._keys import MANIFEST
-from .._elastic._log._records import Manifest
+from .._elastic._records._keys import MANIFEST
+from .._elastic._records._manifest import Manifest
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._model._unsynced import unsynced_key, unsynced_seed
 from .._store._reread import read_again

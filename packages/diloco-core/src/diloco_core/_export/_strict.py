@@ -16,7 +16,7 @@ from ._source import PublishedFile
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .._elastic._log._records import Rollback
+    from .._elastic._records._records import Rollback
     from .._store._api import Store
     from .._strict._manifest import Manifest
 

@@ -1,6 +1,6 @@
 """What an exchange will cost in time, bytes, requests and money: an estimate, made before a machine is paid for.
 
-The planner follows the exchanges request by request, with their sizes and limits (:mod:`._topologies`), over a store that
+The planner follows the exchanges request by request, with their sizes and limits (:mod:`._requests`), over a store that
 behaves as a :class:`StoreModel` says. ``hatch run bench-scale`` measures the same in virtual time; ``docs/scale.md`` shows
 both.
 """
@@ -18,7 +18,7 @@ from .._store._transfer import Transfer
 from ._costs import StoreModel
 from ._limits import limits
 from ._model import Model
-from ._topologies import gather_sync, sharded_sync, strict_sync
+from ._requests import gather_sync, sharded_sync, strict_sync
 
 if TYPE_CHECKING:
     from collections.abc import Callable

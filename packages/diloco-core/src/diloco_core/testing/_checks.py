@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._elastic._log._keys import MANIFEST, commit_key, commit_sync, shard_key
-from .._elastic._log._records import Commit, Manifest, Rollback, digest, read_record
-from .._elastic._log._rules import done_states
+from .._elastic._records._keys import MANIFEST, commit_key, commit_sync, shard_key
+from .._elastic._records._manifest import Manifest
+from .._elastic._records._records import Commit, Rollback, digest, read_record
+from .._elastic._records._rules import done_states
 from .._errors import FencedError
 from .._loop._diloco import DiLoCo
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from .._checks import one_of
-from .._elastic._log._keys import highest_epochs, parse_inner
+from .._elastic._records._keys import highest_epochs, parse_inner
 from .._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from .._store._api import RECORD_BYTES, too_large
 from ._scheduler import Killed, Scheduler

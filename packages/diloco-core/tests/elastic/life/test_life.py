@@ -10,8 +10,8 @@ from diloco_core._elastic._life._handover import Handover
 from diloco_core._elastic._life._life import Life, Seen
 from diloco_core._elastic._life._progress import Progress
 from diloco_core._elastic._life._standing import Standing
-from diloco_core._elastic._log._keys import Delta, Hint
-from diloco_core._elastic._log._records import Commit, Rollback
+from diloco_core._elastic._records._keys import Delta, Hint
+from diloco_core._elastic._records._records import Commit, Rollback
 from diloco_core._exchange._traffic import Traffic
 
 _RUN = "b" * 16

@@ -14,7 +14,7 @@ from hypothesis.stateful import (
 )
 from round_lab import SIZE, Violation, World, hurry, settle, walk
 
-from diloco_core._elastic._log import _rules
+from diloco_core._elastic._records import _rules
 from diloco_core._elastic._round import _membership, _shares
 from diloco_core._elastic._round._shares import Shares
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from diloco_core import Elastic
-from diloco_core._elastic._log._keys import Delta, Hint
-from diloco_core._elastic._log._records import Commit
+from diloco_core._elastic._records._keys import Delta, Hint
+from diloco_core._elastic._records._records import Commit
 from diloco_core._elastic._round._membership import (
     Create,
     Differ,

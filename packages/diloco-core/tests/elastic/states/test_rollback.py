@@ -7,8 +7,8 @@ import torch
 from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic._log._keys import commit_key, commit_sync, done_key, shard_key
-from diloco_core._elastic._log._records import digest, read_record
+from diloco_core._elastic._records._keys import commit_key, commit_sync, done_key, shard_key
+from diloco_core._elastic._records._records import digest, read_record
 from diloco_core._elastic._states._history import History
 from diloco_core._elastic._states._rollback import named_syncs
 from diloco_core.testing import (

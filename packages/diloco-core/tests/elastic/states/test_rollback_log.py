@@ -8,8 +8,8 @@ from damage_lab import run_of
 from rollback_lab import rollbacks_in
 
 from diloco_core import CorruptedObjectError, Elastic, FencedError
-from diloco_core._elastic._log._keys import Delta, commit_key, shard_key
-from diloco_core._elastic._log._records import Commit, Rollback
+from diloco_core._elastic._records._keys import Delta, commit_key, shard_key
+from diloco_core._elastic._records._records import Commit, Rollback
 from diloco_core._elastic._repair import read_commit
 from diloco_core._elastic._round._reload import Reload, Why
 from diloco_core._elastic._sync._fork import look_back

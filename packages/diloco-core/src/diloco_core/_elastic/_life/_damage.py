@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
-    from .._log._keys import Hint
-    from .._log._records import Commit
+    from .._records._keys import Hint
+    from .._records._records import Commit
 
 
 class Damage:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from .._log._keys import Delta
+    from .._records._keys import Delta
 
 
 class Handover:

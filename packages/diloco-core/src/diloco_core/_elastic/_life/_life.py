@@ -9,9 +9,9 @@ from ..._errors import CorruptedObjectError
 from ..._exchange._traffic import Traffic
 from ..._store._reread import read_again
 from ..._timing import Wait
-from .._log._attendance import Attendance
-from .._log._keys import commit_key, done_key, shard_key
-from .._log._records import Done, digest, of_run, read_record
+from .._records._attendance import Attendance
+from .._records._keys import commit_key, done_key, shard_key
+from .._records._records import Done, digest, of_run, read_record
 from ._damage import Damage
 from ._handover import Handover
 from ._progress import published_shard
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from ..._store._patient import Patient
     from ..._timing import Timing
     from ..._wire._published import Shard
-    from .._log._records import Commit, Manifest, Rollback
+    from .._records._manifest import Manifest
+    from .._records._records import Commit, Rollback
     from .._settings import Elastic
     from ._progress import Progress
     from ._standing import Standing
@@ -34,7 +35,7 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Seen:
-    """When a life last saw that the prefix still belongs to its run. Written by :func:`.._start.watch_manifest`.
+    """When a life last saw that the prefix still belongs to its run. Written by :func:`.._watch.watch_manifest`.
 
     Attributes:
         at: The time by the life's clock, in seconds.

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING
 from ..._errors import CorruptedObjectError
 from ..._wire._published import Shard
 from ..._wire._sections import seed
-from .._log._delta import DeltaFormat
-from .._log._records import Done, state_digest
+from .._records._delta import DeltaFormat
+from .._records._records import Done, state_digest
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ..._arithmetic._layout import Layout
     from ..._exchange._resumable import ResumableJob
-    from .._log._keys import Delta
-    from .._log._records import Commit
+    from .._records._keys import Delta
+    from .._records._records import Commit
 
 
 @dataclass(slots=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
-from .._log._keys import commit_key
+from .._records._keys import commit_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from .._log._records import Commit, Rollback
+    from .._records._records import Commit, Rollback
     from ._progress import Progress
 
 

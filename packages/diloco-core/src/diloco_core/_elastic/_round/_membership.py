@@ -1,7 +1,7 @@
 """Which ranks are in a sync: what a life decides after it has listed the contributions, and after it has read the record.
 
 These are steps 6 to 10 and 13 of the protocol. Nothing here reads a store or a clock: what was listed, what was read and whether
-time is up are passed in, so that tests can try every order of events. The rules themselves are in :mod:`.._log._rules`.
+time is up are passed in, so that tests can try every order of events. The rules themselves are in :mod:`.._records._rules`.
 """
 
 from __future__ import annotations
@@ -10,13 +10,13 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .._log._keys import Delta
-from .._log._rules import expected, may_commit, valid
+from .._records._keys import Delta
+from .._records._rules import expected, may_commit, valid
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
-    from .._log._records import Commit
+    from .._records._records import Commit
 
 Fate = Literal["none", "counted", "carried", "dropped"]
 
@@ -35,7 +35,7 @@ class Round:
         previous: Digest of the record before this sync's record; empty if it is not known.
         members: The members of that earlier record, as epoch by rank.
         absent: Those of these members that did not do their part after that record.
-        former: Hints that do not count; see :func:`.._log._rules.former_farewells`.
+        former: Hints that do not count; see :func:`.._records._rules.former_farewells`.
         min_replicas: The quorum.
         differed: Whether this life has started again because its state differed from the others', and completed no sync since.
         may_leave: Whether it may continue without the sync: a last one, for which too few replicas are left.
@@ -56,7 +56,7 @@ class Round:
     may_leave: bool = False
 
     def valid(self, listing: Mapping[str, int]) -> dict[int, Delta]:
-        """The contributions that count for this life's state, at most one per rank; see :func:`.._log._rules.valid`."""
+        """The contributions that count for this life's state, at most one per rank; see :func:`.._records._rules.valid`."""
         return valid(
             listing, base=self.base, schema=self.schema, positions=self.positions, size=self.size
         )

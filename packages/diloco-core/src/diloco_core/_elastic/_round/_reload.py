@@ -11,7 +11,7 @@ from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .._log._records import Rollback
+    from .._records._records import Rollback
 
 
 class Why(Enum):

@@ -6,14 +6,14 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
-from .._log._keys import commit_key, commit_sync
-from .._log._records import Rollback
-from .._log._rules import done_states, in_force
+from .._records._keys import commit_key, commit_sync
+from .._records._records import Rollback
+from .._records._rules import done_states, in_force
 from .._repair import commit_again, readable_done
 
 if TYPE_CHECKING:
     from .._life._life import Life
-    from .._log._records import Commit
+    from .._records._records import Commit
 
 _log = logging.getLogger("diloco_core")
 

@@ -14,8 +14,8 @@ from ..._arithmetic._sharded import adopt_shard
 from ..._errors import CorruptedObjectError
 from ..._wire._published import shard_metadata
 from .._life._progress import Progress, not_as_recorded
-from .._log._keys import Delta, commit_key, commit_sync, deltas
-from .._log._rules import newest_done
+from .._records._keys import Delta, commit_key, commit_sync, deltas
+from .._records._rules import newest_done
 from .._repair import computed_otherwise
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..._arithmetic._layout import Piece
     from ..._store._api import ObjectReader
     from .._life._life import Life
-    from .._log._records import Done
+    from .._records._records import Done
 
 _log = logging.getLogger("diloco_core")
 

@@ -11,9 +11,9 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, RunExistsError
-from .._log._keys import done_key
-from .._log._records import Done, of_run
-from .._log._rules import is_state
+from .._records._keys import done_key
+from .._records._records import Done, of_run
+from .._records._rules import is_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -10,8 +10,8 @@ from ..._store._ahead import open_ahead
 from ..._store._api import ReadsAhead
 from ..._store._reread import read_again
 from .._life._progress import Progress, not_as_recorded
-from .._log._keys import commit_key, commit_sync, done_key
-from .._log._rules import newest_done
+from .._records._keys import commit_key, commit_sync, done_key
+from .._records._rules import newest_done
 from .._repair import read_commit, read_done
 from ._history import History, close_gaps
 from ._initial import shards_in_memory, shards_to_look_at, take_from_memory

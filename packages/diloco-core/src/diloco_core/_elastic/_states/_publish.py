@@ -11,9 +11,9 @@ from ..._store._parallel import in_parallel
 from ..._store._reread import read_again
 from ..._store._transfer import CONNECTIONS
 from ..._wire._published import shard_metadata
-from .._log._keys import done_key
-from .._log._records import Done
-from .._log._rules import collectable, kept_from, newest_done
+from .._records._keys import done_key
+from .._records._records import Done
+from .._records._rules import collectable, kept_from, newest_done
 from .._repair import check_shard, readable_done, rewrite_shard
 from ._kept import forget_kept
 from ._publications import Publications
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from ..._wire._published import Shard, Sums
     from .._life._life import Life
     from .._life._progress import Progress
-    from .._log._records import Commit
+    from .._records._records import Commit
 
 LOOK_AGAIN = 64
 """The number of syncs between two searches for objects that are usually deleted early in a run; each costs a listing or two."""

@@ -7,9 +7,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, FencedError
-from .._log._keys import Delta, commit_key, highest_epochs
-from .._log._records import Rollback
-from .._log._rules import states
+from .._records._keys import Delta, commit_key, highest_epochs
+from .._records._records import Rollback
+from .._records._rules import states
 from .._repair import check_shard, read_done, readable_done
 from .._round._reload import Reload
 from ._history import History

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from ..._timing import Wait
     from .._life._life import Life
-    from .._log._records import Commit
+    from .._records._records import Commit
 
 _log = logging.getLogger("diloco_core")
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from ..._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
 from ..._store._ahead import open_ahead
 from ..._store._reread import read_again
-from .._log._keys import commit_key, commit_sync
-from .._log._records import Rollback
-from .._log._rules import in_force, newest_done, states
+from .._records._keys import commit_key, commit_sync
+from .._records._records import Rollback
+from .._records._rules import in_force, newest_done, states
 from .._repair import ask_for_repair, mend_published, read_commit
 from .._round._reload import Reload, Why
 from .._states._load import load

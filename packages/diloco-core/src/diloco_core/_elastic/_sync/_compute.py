@@ -9,7 +9,7 @@ from ..._arithmetic._reduction import reduce_shards
 from ..._errors import CorruptedObjectError, ObjectNotFoundError, StoreUnavailableError
 from ..._store._patient import PAUSES
 from ..._wire._published import shard_metadata
-from .._log._rules import done_states, newest_done
+from .._records._rules import done_states, newest_done
 from .._repair import computed_otherwise, read_commit, rewrite_shard
 from .._round._reload import Reload, Why
 from .._round._shares import inputs_are_superseded

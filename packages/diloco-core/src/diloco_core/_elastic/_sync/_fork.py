@@ -10,13 +10,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
-from .._log._keys import commit_key
+from .._records._keys import commit_key
 from .._repair import read_commit
 from .._round._reload import Reload, Why
 
 if TYPE_CHECKING:
     from .._life._life import Life
-    from .._log._records import Commit
+    from .._records._records import Commit
 
 _log = logging.getLogger("diloco_core")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .._life._progress import Progress, not_as_recorded
-from .._log._rules import done_states
+from .._records._rules import done_states
 from .._repair import readable_done
 
 if TYPE_CHECKING:

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from ..._arithmetic._sharded import Source
     from .._life._life import Life
     from .._life._progress import Progress
-    from .._log._delta import DeltaReader
-    from .._log._records import Commit
+    from .._records._delta import DeltaReader
+    from .._records._records import Commit
 
 
 class Inputs:

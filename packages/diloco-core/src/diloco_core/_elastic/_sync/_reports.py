@@ -9,7 +9,7 @@ from ..._exchange._report import SyncReport
 if TYPE_CHECKING:
     from ..._arithmetic._sync_job import SyncJob
     from .._life._life import Life
-    from .._log._records import Commit
+    from .._records._records import Commit
 
 
 def completed(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..._wire._published import Shard
     from .._life._life import Life
     from .._life._progress import Progress
-    from .._log._records import Commit, Done
+    from .._records._records import Commit, Done
 
 
 @dataclass(slots=True)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from ..._arithmetic._sharded import carried_groups
 from ..._errors import CorruptedObjectError, SyncError
-from .._log._delta import ChangedError, schema
-from .._log._keys import Delta, Hint, commit_key, deltas
-from .._log._records import Commit
-from .._log._rules import former_farewells, in_force
+from .._records._delta import ChangedError, schema
+from .._records._keys import Delta, Hint, commit_key, deltas
+from .._records._records import Commit
+from .._records._rules import former_farewells, in_force
 from .._repair import answer, commit_mended, read_commit
 from .._round._membership import (
     Create,
@@ -29,13 +29,13 @@ from .._round._membership import (
     read_folder,
 )
 from .._round._reload import Reload, Why
-from .._start import check_run
 from .._states._initial import mend_initial
 from .._states._publish import collect, publish_when_asked
+from .._watch import check_run
 from ._adopt import Adoption
 from ._fork import look_back, not_next
+from ._messages import notice, say_what_is_lost, say_who_is_missing, timed_out
 from ._reports import completed, left, reloaded
-from ._said import notice, say_what_is_lost, say_who_is_missing, timed_out
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -19,8 +19,8 @@ from ..._errors import ConfigurationError, StoreUnavailableError
 from ..._redact import redact_uri
 from .._guard import ANSWER_SECONDS, CONNECT_SECONDS, without_secrets, without_secrets_in
 from .._transfer import CONNECTIONS, PART_BYTES
+from ._driver import TooLargeError, Verdict
 from ._files import FULL
-from ._remote import TooLargeError, Verdict
 from ._uploads import MOST_PARTS
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ _HOPELESS = {errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR}
 
 
 class FsspecDriver:
-    """A prefix of any store that fsspec has a driver for; see :class:`._remote.Driver`. Thread-safe.
+    """A prefix of any store that fsspec has a driver for; see :class:`._driver.Driver`. Thread-safe.
 
     Credentials come from the driver's own chain. Listings are never cached. An object of more than 5 MiB is first written to a
     temporary file, from which it can be sent in parts, and sent again; so ``$TMPDIR`` needs room for one object. This does not

@@ -20,7 +20,7 @@ from .._guard import (
 )
 from .._transfer import PART_BYTES
 from ._blocks import HEAD_BYTES, new_buffer
-from ._remote import TooLargeError, Verdict
+from ._driver import TooLargeError, Verdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -45,7 +45,7 @@ _CODE = re.compile(r"<Code>(\w+)</Code>")
 
 
 class ObstoreDriver:
-    """A prefix of an S3 bucket; see :class:`._remote.Driver`. Thread-safe.
+    """A prefix of an S3 bucket; see :class:`._driver.Driver`. Thread-safe.
 
     Credentials, region and endpoint come from obstore's own chain: ``AWS_*`` variables, web identity, container and
     instance roles. If the variables hold no key and boto3 is installed, they come from boto3's chain, which also knows

@@ -2,7 +2,7 @@
 
 import pytest
 
-from diloco_core._elastic._log._keys import (
+from diloco_core._elastic._records._keys import (
     Delta,
     commit_key,
     commit_sync,
@@ -11,7 +11,8 @@ from diloco_core._elastic._log._keys import (
     highest_epochs,
     parse_inner,
 )
-from diloco_core._elastic._log._records import Commit, Done, Manifest, Rollback, read_record
+from diloco_core._elastic._records._manifest import Manifest
+from diloco_core._elastic._records._records import Commit, Done, Rollback, read_record
 from diloco_core._errors import CorruptedObjectError, FormatError
 from diloco_core._wire._sealed import seal, unseal
 

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from diloco_core._elastic._log._keys import Delta, Hint, done_key, shard_key
-from diloco_core._elastic._log._records import Rollback
-from diloco_core._elastic._log._rules import (
+from diloco_core._elastic._records._keys import Delta, Hint, done_key, shard_key
+from diloco_core._elastic._records._records import Rollback
+from diloco_core._elastic._records._rules import (
     collectable,
     done_states,
     expected,

@@ -6,12 +6,12 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import SyncTimeoutError
-from .._log._keys import deltas, highest_epochs
+from .._records._keys import deltas, highest_epochs
 
 if TYPE_CHECKING:
     from .._life._life import Life
-    from .._log._keys import Delta
-    from .._log._records import Commit
+    from .._records._keys import Delta
+    from .._records._records import Commit
     from .._round._membership import Folder
 
 _log = logging.getLogger("diloco_core")

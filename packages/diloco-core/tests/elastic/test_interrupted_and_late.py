@@ -5,8 +5,16 @@ import torch
 from safetensors.torch import load
 
 from diloco_core import Elastic, StoreUnavailableError
-from diloco_core._elastic._log._keys import MANIFEST, Delta, commit_key, deltas, done_key, shard_key
-from diloco_core._elastic._log._records import Commit, Manifest
+from diloco_core._elastic._records._keys import (
+    MANIFEST,
+    Delta,
+    commit_key,
+    deltas,
+    done_key,
+    shard_key,
+)
+from diloco_core._elastic._records._manifest import Manifest
+from diloco_core._elastic._records._records import Commit
 from diloco_core._elastic._states import _publish as _elastic_publish
 from diloco_core.testing import (
     Fault,

@@ -14,8 +14,8 @@ from diloco_core import (
     Timing,
     connect,
 )
-from diloco_core._elastic._log._keys import commit_key
-from diloco_core._elastic._log._records import Commit
+from diloco_core._elastic._records._keys import commit_key
+from diloco_core._elastic._records._records import Commit
 from diloco_core._elastic._sync._adopt import Adoption
 from diloco_core._elastic._sync._compute import Computation
 from diloco_core._retry import Retries

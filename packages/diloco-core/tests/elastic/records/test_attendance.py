@@ -6,10 +6,10 @@ import pytest
 import torch
 
 from diloco_core import CorruptedObjectError, Elastic, SyncTimeoutError
-from diloco_core._elastic._log._attendance import Attendance
-from diloco_core._elastic._log._farewell import farewell
-from diloco_core._elastic._log._keys import Delta, Hint
-from diloco_core._elastic._log._records import Commit
+from diloco_core._elastic._records._attendance import Attendance
+from diloco_core._elastic._records._farewell import farewell
+from diloco_core._elastic._records._keys import Delta, Hint
+from diloco_core._elastic._records._records import Commit
 from diloco_core.testing import Fault, Schedule, SimulatedTraining, simulate, violations
 
 

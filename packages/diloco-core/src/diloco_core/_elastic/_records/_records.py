@@ -17,13 +17,13 @@ import xxhash
 from ..._errors import RunExistsError
 from ..._wire._fields import Fields
 from ..._wire._sealed import seal, unseal
-from ._keys import MANIFEST, Delta, commit_key, done_key
+from ._keys import Delta, commit_key, done_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
 T = TypeVar("T", bound="Commit | Rollback | Done")
-_DIGEST = "[0-9a-f]{16}"
+DIGEST = "[0-9a-f]{16}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,13 +106,13 @@ class Commit:
         return cls(
             sync,
             fields.whole("fragment", 0, sync - 1),
-            fields.text("base", _DIGEST),
-            fields.text("previous", _DIGEST),
+            fields.text("base", DIGEST),
+            fields.text("previous", DIGEST),
             members,
             positions,
             fields.whole("outer_steps", 1, sync),
             fields.whole("rollback", 0, sync - 1),
-            run=fields.text("run", _DIGEST),
+            run=fields.text("run", DIGEST),
         )
 
 
@@ -169,7 +169,7 @@ class Rollback:
             )
         given_up = tuple(fields.wholes("given_up", 1, sync - 1))
         fence, rollback = fields.numbers("fence", 1), fields.whole("rollback", 0, sync - 1)
-        return cls(sync, states, given_up, fence, rollback, run=fields.text("run", _DIGEST))
+        return cls(sync, states, given_up, fence, rollback, run=fields.text("run", DIGEST))
 
 
 def read_record(data: bytes, sync: int, origin: str) -> Commit | Rollback:
@@ -219,8 +219,8 @@ class Done:
         fields = {
             "sync": self.sync,
             "fragment": self.fragment,
-            "sums": _hexadecimal(self.sums),
-            "rests": _hexadecimal(self.rests),
+            "sums": hexadecimal(self.sums),
+            "rests": hexadecimal(self.rests),
             "commit_digest": digest(self.commit.to_json()),
             "commit": self.commit.fields(),
         }
@@ -239,7 +239,7 @@ class Done:
         fields.agree("fragment", fragment)
         commit = Commit.from_fields(fields.part("commit"), sync)
         if commit.fragment != fragment or digest(commit.to_json()) != fields.text(
-            "commit_digest", _DIGEST
+            "commit_digest", DIGEST
         ):
             raise fields.wrong(
                 "the record of the sync inside it is not the one for which it was written"
@@ -264,104 +264,6 @@ def of_run(record: T, run: str, origin: str) -> T:
             "of the other run, move it away and resume this run; otherwise begin this run on a prefix that was never used."
         )
     return record
-
-
-@dataclass(frozen=True, slots=True)
-class Manifest:
-    """The description of an elastic run. It is created once; the first replica to create it decides.
-
-    Attributes:
-        run_id: The launch that began the run.
-        writer: The rank that wrote the manifest.
-        world_size: How many ranks there may be.
-        min_replicas: How many replicas must contribute to a sync.
-        topology: ``sharded`` or ``gather``.
-        publish_every: The number of syncs of a fragment from one publication of its state to the next (gather).
-        retention: How many syncs a life may lag behind without reloading.
-        settings: The settings that the outer loops must have in common.
-        tensors: A description of every tensor, by name.
-        fragments: In which file, and where in it, every tensor lies; see :attr:`._base.Schema.fragments`.
-        initial: Nonce of the initial state.
-        sums: Checksums of the values in the initial state's shards, by fragment.
-        rests: Checksums of everything else in the files of these shards, by fragment.
-        unsynced: What belongs to the model without being synced, and where it lies; see :meth:`._unsynced.Unsynced.publish`.
-    """
-
-    run_id: str
-    writer: int
-    world_size: int
-    min_replicas: int
-    topology: str
-    publish_every: int
-    retention: int
-    settings: Mapping[str, str]
-    tensors: Mapping[str, str]
-    fragments: Sequence[Mapping[str, Any]] = field(repr=False)
-    initial: str
-    sums: Sequence[Sequence[int]] = field(repr=False)
-    rests: Sequence[Sequence[int]] = field(repr=False)
-    unsynced: Mapping[str, Any] = field(repr=False)
-
-    def run(self) -> str:
-        """Name of the run."""
-        return digest(self.to_json())
-
-    def to_json(self) -> bytes:
-        """The manifest as stored."""
-        fields = {name: getattr(self, name) for name in self.__slots__}
-        fields |= {
-            name: [_hexadecimal(checksums) for checksums in fields[name]]
-            for name in ("sums", "rests")
-        }
-        return seal("manifest", MANIFEST, {"membership": "elastic", **fields})
-
-    @classmethod
-    def from_json(cls, data: bytes, origin: str) -> Manifest:
-        """Read a stored manifest.
-
-        Raises:
-            CorruptedObjectError: The data is not what was written.
-            FormatError: Another version has written it.
-            RunExistsError: It is the manifest of a strict run.
-        """
-        fields = Fields(unseal("manifest", MANIFEST, data, origin), origin)
-        membership = fields.text("membership")
-        if membership != "elastic":
-            raise RunExistsError(
-                f"{origin} is the manifest of a {membership} run, which an elastic replica cannot join. Leave min_replicas out "
-                "to join a strict run, or give this run a prefix of its own."
-            )
-        world_size = fields.whole("world_size", 1, 100_000)
-        tables = fields.items("fragments")
-        sums, rests = (
-            [
-                [int(value, 16) for value in Fields({"": row}, origin).texts("", _DIGEST)]
-                for row in fields.items(name)
-            ]
-            for name in ("sums", "rests")
-        )
-        if not tables or not len(tables) == len(sums) == len(rests):
-            raise fields.wrong("it does not have one row of checksums for every fragment")
-        return cls(
-            run_id=fields.text("run_id"),
-            writer=fields.whole("writer", 0, world_size - 1),
-            world_size=world_size,
-            min_replicas=fields.whole("min_replicas", 1, world_size),
-            topology=fields.text("topology", "sharded|gather"),
-            publish_every=fields.whole("publish_every", 1),
-            retention=fields.whole("retention", 1),
-            settings=fields.texts_by_name("settings"),
-            tensors=fields.texts_by_name("tensors"),
-            fragments=tables,
-            initial=fields.text("initial", _DIGEST),
-            sums=sums,
-            rests=rests,
-            unsynced=fields.mapping("unsynced"),
-        )
-
-    def done(self, fragment: int) -> Done:
-        """The record of a fragment's initial state."""
-        return Done(0, fragment, tuple(self.sums[fragment]), tuple(self.rests[fragment]), None)
 
 
 def digest(data: bytes) -> str:
@@ -392,9 +294,9 @@ def _pairs(numbers: Mapping[int, int]) -> list[list[int]]:
     return [[rank, number] for rank, number in sorted(numbers.items())]
 
 
-def _hexadecimal(sums: Iterable[int]) -> list[str]:
+def hexadecimal(sums: Iterable[int]) -> list[str]:
     return [f"{value:016x}" for value in sums]
 
 
 def _sums(fields: Fields, name: str) -> tuple[int, ...]:
-    return tuple(int(value, 16) for value in fields.texts(name, _DIGEST))
+    return tuple(int(value, 16) for value in fields.texts(name, DIGEST))

@@ -1,0 +1,113 @@
+"""The manifest of an elastic run: the record that says what the run is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..._errors import RunExistsError
+from ..._wire._fields import Fields
+from ..._wire._sealed import seal, unseal
+from ._keys import MANIFEST
+from ._records import DIGEST, Done, digest, hexadecimal
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The description of an elastic run. It is created once; the first replica to create it decides.
+
+    Attributes:
+        run_id: The launch that began the run.
+        writer: The rank that wrote the manifest.
+        world_size: How many ranks there may be.
+        min_replicas: How many replicas must contribute to a sync.
+        topology: ``sharded`` or ``gather``.
+        publish_every: The number of syncs of a fragment from one publication of its state to the next (gather).
+        retention: How many syncs a life may lag behind without reloading.
+        settings: The settings that the outer loops must have in common.
+        tensors: A description of every tensor, by name.
+        fragments: In which file, and where in it, every tensor lies; see :attr:`._base.Schema.fragments`.
+        initial: Nonce of the initial state.
+        sums: Checksums of the values in the initial state's shards, by fragment.
+        rests: Checksums of everything else in the files of these shards, by fragment.
+        unsynced: What belongs to the model without being synced, and where it lies; see :meth:`._unsynced.Unsynced.publish`.
+    """
+
+    run_id: str
+    writer: int
+    world_size: int
+    min_replicas: int
+    topology: str
+    publish_every: int
+    retention: int
+    settings: Mapping[str, str]
+    tensors: Mapping[str, str]
+    fragments: Sequence[Mapping[str, Any]] = field(repr=False)
+    initial: str
+    sums: Sequence[Sequence[int]] = field(repr=False)
+    rests: Sequence[Sequence[int]] = field(repr=False)
+    unsynced: Mapping[str, Any] = field(repr=False)
+
+    def run(self) -> str:
+        """Name of the run."""
+        return digest(self.to_json())
+
+    def to_json(self) -> bytes:
+        """The manifest as stored."""
+        fields = {name: getattr(self, name) for name in self.__slots__}
+        fields |= {
+            name: [hexadecimal(checksums) for checksums in fields[name]]
+            for name in ("sums", "rests")
+        }
+        return seal("manifest", MANIFEST, {"membership": "elastic", **fields})
+
+    @classmethod
+    def from_json(cls, data: bytes, origin: str) -> Manifest:
+        """Read a stored manifest.
+
+        Raises:
+            CorruptedObjectError: The data is not what was written.
+            FormatError: Another version has written it.
+            RunExistsError: It is the manifest of a strict run.
+        """
+        fields = Fields(unseal("manifest", MANIFEST, data, origin), origin)
+        membership = fields.text("membership")
+        if membership != "elastic":
+            raise RunExistsError(
+                f"{origin} is the manifest of a {membership} run, which an elastic replica cannot join. Leave min_replicas out "
+                "to join a strict run, or give this run a prefix of its own."
+            )
+        world_size = fields.whole("world_size", 1, 100_000)
+        tables = fields.items("fragments")
+        sums, rests = (
+            [
+                [int(value, 16) for value in Fields({"": row}, origin).texts("", DIGEST)]
+                for row in fields.items(name)
+            ]
+            for name in ("sums", "rests")
+        )
+        if not tables or not len(tables) == len(sums) == len(rests):
+            raise fields.wrong("it does not have one row of checksums for every fragment")
+        return cls(
+            run_id=fields.text("run_id"),
+            writer=fields.whole("writer", 0, world_size - 1),
+            world_size=world_size,
+            min_replicas=fields.whole("min_replicas", 1, world_size),
+            topology=fields.text("topology", "sharded|gather"),
+            publish_every=fields.whole("publish_every", 1),
+            retention=fields.whole("retention", 1),
+            settings=fields.texts_by_name("settings"),
+            tensors=fields.texts_by_name("tensors"),
+            fragments=tables,
+            initial=fields.text("initial", DIGEST),
+            sums=sums,
+            rests=rests,
+            unsynced=fields.mapping("unsynced"),
+        )
+
+    def done(self, fragment: int) -> Done:
+        """The record of a fragment's initial state."""
+        return Done(0, fragment, tuple(self.sums[fragment]), tuple(self.rests[fragment]), None)

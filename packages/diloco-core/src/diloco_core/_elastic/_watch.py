@@ -1,0 +1,80 @@
+"""Whether the run's manifest is still there, and still that of this run."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from .._errors import CorruptedObjectError, RunExistsError
+from ._records._keys import MANIFEST
+from ._records._manifest import Manifest
+
+if TYPE_CHECKING:
+    from ._life._life import Life
+
+_log = logging.getLogger("diloco_core")
+
+
+def watch_manifest(life: Life) -> None:
+    """Make sure that the run's manifest is still there: without it no replica can join or resume the run.
+
+    Raises:
+        RunExistsError: Another run's manifest has taken its place.
+        FormatError: Another run's manifest, written by another version, has taken its place.
+    """
+    # Set the time before writing anything below: the store calls check_run() before every write, which would look again.
+    before, life.seen.at = life.seen.at, life.timing.clock()
+    try:
+        _look(life)
+    except BaseException:
+        life.seen.at = before
+        raise
+
+
+def _look(life: Life) -> None:
+    own_manifest, store = life.manifest.to_json(), life.store
+
+    def read() -> Manifest | None:
+        data = store.get(MANIFEST)
+        if data is None:
+            return None
+        # There is no need to parse it if it has the bytes that this life has read before.
+        if data == own_manifest:
+            return life.manifest
+        return Manifest.from_json(data, life.origin(MANIFEST))
+
+    message = (
+        "rank %d: %s. Writing the manifest again with the same content. Something outside this run deletes or changes its "
+        "objects: find out what does, and stop it."
+    )
+    try:
+        stored = life.again(read)
+    except CorruptedObjectError as error:
+        _log.error(message, life.rank, str(error).rstrip("."))
+        store.put(MANIFEST, lambda: [own_manifest])
+        return
+    if stored is None:
+        _log.error(message, life.rank, f"{life.origin(MANIFEST)} is gone")
+        if store.create(MANIFEST, lambda: own_manifest):
+            return
+        stored = life.again(read)
+    if stored is not None and stored != life.manifest:
+        raise RunExistsError(
+            f"the manifest at {store.uri} now belongs to another run (begun by run {stored.run_id!r}, rank {stored.writer}): two "
+            f"runs share this prefix. This replica (rank {life.rank} of run {life.manifest.run_id!r}) stops before the runs mix. "
+            "Give every run a prefix of its own. To continue this run, put its manifest back."
+        )
+
+
+def check_run(life: Life) -> None:
+    """Check that the prefix still belongs to the run, unless that was checked less than a grace ago.
+
+    A life that has stood still may wake up when the prefix was emptied meanwhile and belongs to another run, whose objects it
+    must leave alone. So this is called before everything that a life writes or deletes, and while it waits.
+
+    Raises:
+        RunExistsError: Another run's manifest has taken the place of this run's.
+        FormatError: Another run's manifest, written by another version, has taken its place.
+    """
+    if life.timing.clock() - life.seen.at >= life.settings.grace:
+        watch_manifest(life)

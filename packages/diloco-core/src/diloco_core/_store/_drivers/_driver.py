@@ -1,0 +1,102 @@
+"""What a driver of a store behind a network has to do: send single requests, and say what its errors mean."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from .._api import Buffer
+
+
+class Verdict(Enum):
+    """What an error of a driver means."""
+
+    MISSING = auto()
+    """The object does not exist."""
+    EXISTS = auto()
+    """The object exists already."""
+    NO_BUCKET = auto()
+    """The bucket does not exist."""
+    FORBIDDEN = auto()
+    """The credentials are missing, wrong, or do not allow this request."""
+    TRANSIENT = auto()
+    """The request may succeed the next time. Whether this one has taken effect is not known."""
+    PERMANENT = auto()
+    """The request will not succeed the next time either."""
+
+
+class Driver(Protocol):
+    """Sends single requests to one prefix; keys are relative to it. Thread-safe. It raises the errors of its own library."""
+
+    name: str
+    near: bool
+    exclusive: bool
+    """Whether an exclusive write is a single step, so that nothing can happen between looking and writing."""
+    deletes_many: bool
+    """Whether it deletes many objects with one request."""
+    copies: int
+    """How many copies of a part it holds while the part is sent; 0 if it sends the caller's buffer itself."""
+
+    def put(self, key: str, data: Buffer, *, exclusive: bool) -> None:
+        """Write a small object; if ``exclusive``, only if the key does not exist."""
+        ...
+
+    def upload(
+        self,
+        key: str,
+        blocks: Iterator[Buffer],
+        *,
+        exclusive: bool,
+        attempt: Callable[..., None],
+        patience: float,
+        at_once: int,
+    ) -> None:
+        """Write a large object in one step. Up to ``at_once`` parts of it are sent at the same time.
+
+        ``blocks`` can be iterated over only once. ``attempt(act)`` calls ``act`` until it succeeds, for steps that can be
+        repeated. Steps that only the driver can repeat are repeated for ``patience`` seconds.
+        """
+        ...
+
+    def get(self, key: str, largest: int) -> Buffer:
+        """Read a whole object.
+
+        Raises:
+            TooLargeError: It has more than ``largest`` bytes; at most a small part of it was read.
+        """
+        ...
+
+    def head(self, key: str) -> tuple[int, Buffer]:
+        """An object's size in bytes, and its first bytes if they come with the same request."""
+        ...
+
+    def range(self, key: str, start: int, stop: int) -> Buffer:
+        """Bytes ``start`` to ``stop`` of an object."""
+        ...
+
+    def list(self, prefix: str) -> dict[str, int]:
+        """Keys below a folder and their sizes in bytes."""
+        ...
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects; those that do not exist are ignored."""
+        ...
+
+    def judge(self, error: Exception) -> tuple[Verdict, str]:
+        """What an error means, and its text without details that only a developer of the driver wants to read."""
+        ...
+
+    def close(self) -> None:
+        """Close connections; repeatable, and the driver may still be used."""
+        ...
+
+
+class TooLargeError(Exception):
+    """An object is larger than what may be read in one piece. Raised by drivers; never leaves the store."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"{size} bytes")
+        self.size = size
