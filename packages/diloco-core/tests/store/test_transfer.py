@@ -48,35 +48,43 @@ def test_numbers_of_numpy_are_numbers():
 
 
 @pytest.mark.parametrize(
-    ("transfer", "told", "works"),
+    ("settings", "told", "works"),
     [
         (
-            Transfer(block_bytes=2**16 - 1),
+            {"block_bytes": 2**16 - 1},
             r"block_bytes must be at least 65536 .* not 65535",
             {"block_bytes": 2**16},
         ),
         (
-            Transfer(budget_bytes=16 * MIB - 1),
+            {"budget_bytes": 16 * MIB - 1},
             r"budget_bytes must be at least 16777216.*smaller",
             {"budget_bytes": 16 * MIB},
         ),
         (
-            Transfer(block_bytes=41 * MIB),
+            {"block_bytes": 41 * MIB},
             r"at least 85983232, not 83886080.*block_bytes smaller",
             {"block_bytes": 40 * MIB},
         ),
         (
-            Transfer(4, MIB, MIB),
+            {"connections": 4, "block_bytes": MIB, "budget_bytes": MIB},
             r"at least 10485760, not 1048576.*two parts .*\)\.$",
             {"budget_bytes": 10 * MIB},
         ),
-        (Transfer(501), r"connections must be at most 500, not 501.*ulimit", {"connections": 500}),
     ],
 )
-def test_what_cannot_work_is_refused_with_what_would(files, transfer, told, works):
+def test_what_cannot_work_is_refused_with_what_would(settings, told, works):
     with pytest.raises(ConfigurationError, match=told):
-        transfer.check()
-    replace(transfer, **works).check()
+        Transfer(**settings)
+    Transfer(**{**settings, **works})
+
+
+def test_more_connections_than_file_descriptors_are_refused_by_the_process(files):
+    many = Transfer(501)
+    with pytest.raises(
+        ConfigurationError, match=r"connections must be at most 500, not 501.*ulimit"
+    ):
+        many.check()
+    replace(many, connections=500).check()
 
 
 def test_file_descriptors_that_are_not_limited_limit_nothing(monkeypatch):

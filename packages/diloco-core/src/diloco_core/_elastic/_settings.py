@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .._checks import check_positive, check_whole
+from .._checks import check_positive, check_whole, whole
 from .._errors import ConfigurationError
 from .._planner._plan import USUAL_BANDWIDTH, plan_exchange
 
@@ -28,6 +28,9 @@ class Elastic:
         resume: True to continue the run that the prefix holds, whichever launch began it. ``"newest-whole"`` also allows the
             run to go back: if the newest state is damaged and cannot be made again, the run continues from the newest states
             that are whole. The log says which syncs are given up. Lives that have not agreed to going back are stopped.
+
+    Raises:
+        ConfigurationError: A setting is not allowed. The message names it, what was given and what is allowed.
     """
 
     min_replicas: int
@@ -38,24 +41,9 @@ class Elastic:
     retention: int = 2
     resume: bool | Literal["newest-whole"] = False
 
-    def check(self, world_size: int, sync_timeout: float) -> None:
-        """Refuse settings that are not allowed.
-
-        Raises:
-            ConfigurationError: The message names the setting, what was given and what is allowed.
-        """
-        whole = isinstance(self.min_replicas, int) and not isinstance(self.min_replicas, bool)
-        if not whole or not 1 <= self.min_replicas <= world_size:
-            raise ConfigurationError(
-                f"min_replicas must be a whole number from 1 to world_size ({world_size}), not {self.min_replicas!r}: a larger "
-                "quorum could never be reached"
-            )
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "min_replicas", whole("min_replicas", self.min_replicas))
         check_positive("grace", self.grace, " of seconds")
-        if self.grace >= sync_timeout:
-            raise ConfigurationError(
-                f"grace must be less than sync_timeout ({sync_timeout:g} s), not {self.grace!r} s: otherwise a sync would fail "
-                "before it could continue without a late replica"
-            )
         allowed = {
             "late": ("carry", "drop"),
             "topology": ("auto", "sharded", "gather"),
@@ -70,6 +58,23 @@ class Elastic:
                 )
         for name in ("publish_every", "retention"):
             check_whole(name, getattr(self, name))
+
+    def check(self, world_size: int, sync_timeout: float) -> None:
+        """Refuse settings that do not fit a run of this size and with this timeout in seconds.
+
+        Raises:
+            ConfigurationError: The message names the setting, what was given and what is allowed.
+        """
+        if self.min_replicas > world_size:
+            raise ConfigurationError(
+                f"min_replicas must be at most world_size ({world_size}), not {self.min_replicas}: a larger quorum could never "
+                "be reached. Start more replicas, or ask for fewer."
+            )
+        if self.grace >= sync_timeout:
+            raise ConfigurationError(
+                f"grace must be less than sync_timeout ({sync_timeout:g} s), not {self.grace!r} s: otherwise a sync would fail "
+                "before it could continue without a late replica"
+            )
 
 
 def choose_topology(

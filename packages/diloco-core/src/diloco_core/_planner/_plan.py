@@ -120,7 +120,6 @@ def plan_exchange(
         raise ConfigurationError(f"store must be a StoreModel, not {kind_of(store)}")
     if not isinstance(transfer, Transfer):
         raise ConfigurationError(f"transfer must be a Transfer, not {kind_of(transfer)}")
-    transfer.check_memory()
     for name, value in (
         ("params", params),
         ("bandwidth", bandwidth),

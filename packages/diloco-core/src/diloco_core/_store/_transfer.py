@@ -39,7 +39,8 @@ class Transfer:
             outer state, reads take three tenths of it, in blocks of half the size.
 
     Raises:
-        ConfigurationError: A setting is not a whole number of at least 1.
+        ConfigurationError: A setting is not a whole number of at least 1, or cannot work in any process. The error names it,
+            what was given and what would work.
     """
 
     connections: int = field(default_factory=lambda: CONNECTIONS)
@@ -49,14 +50,14 @@ class Transfer:
     def __post_init__(self) -> None:
         for name in ("connections", "block_bytes", "budget_bytes"):
             object.__setattr__(self, name, whole(name, getattr(self, name)))
+        self._check_memory()
 
     def check(self) -> None:
-        """Refuse settings that cannot work in this process.
+        """Refuse more connections than this process can open.
 
         Raises:
-            ConfigurationError: A setting cannot work. The error names it, what was given and what would work.
+            ConfigurationError: There are too many. The error says how many there were and how many would work.
         """
-        self.check_memory()
         files = most_files()
         if files is not None and self.connections > files // 2:
             raise ConfigurationError(
@@ -65,12 +66,7 @@ class Transfer:
                 "limit (ulimit -n)."
             )
 
-    def check_memory(self) -> None:
-        """Refuse settings that cannot work in any process.
-
-        Raises:
-            ConfigurationError: A setting cannot work. The error names it, what was given and what would work.
-        """
+    def _check_memory(self) -> None:
         if self.block_bytes < _LEAST_BLOCK_BYTES:
             raise ConfigurationError(
                 f"block_bytes must be at least {_LEAST_BLOCK_BYTES} (64 KiB), not {self.block_bytes}: each block takes a "

@@ -253,10 +253,9 @@ def _check_known(uri: str, scheme: str) -> None:
     try:
         fsspec.get_filesystem_class(scheme)
     except ValueError:
-        known = ", ".join(sorted(fsspec.available_protocols()))
         raise ConfigurationError(
-            f"{redact_uri(uri)!r} has the unknown scheme {scheme!r}. Use a folder, file://, memory://, s3://, gs:// or az://, or "
-            f"one of the others that fsspec knows: {known}."
+            f"{redact_uri(uri)!r} has the unknown scheme {scheme!r}. Use the path of a folder, file://, memory://, s3://, gs:// "
+            "or az://. Other schemes that fsspec knows are possible too; fsspec.available_protocols() lists them."
         ) from None
 
 
