@@ -28,6 +28,7 @@ SAYS = {
     """,
     "diloco-protocol/examples/run_one_replica.py": r"""
         exit code 0, result 'hello world, from rank 1 of 2'
+        the second replica fails on purpose:
         exit code 1, TypeError: .*unexpected keyword argument 'nobody'
     """,
     "diloco-local/examples/launch_and_collect.py": r"""

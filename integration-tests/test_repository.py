@@ -2,6 +2,8 @@
 
 import configparser
 import re
+import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -162,3 +164,24 @@ def test_its_example_of_a_message_is_the_real_one():
     with pytest.raises(ConfigurationError) as error:
         Elastic(7).check(4, 1800.0)
     assert str(error.value) == message
+
+
+def test_its_example_of_running_tests_finds_some():
+    text = (TOP / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (arguments,) = re.findall(r"```sh\nhatch run one (.*)\n```", text)
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", *arguments.split()]
+    done = subprocess.run(command, cwd=TOP, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout  # 5 if none was found
+    assert "::" in done.stdout
+
+
+def test_its_example_of_a_wrong_executor_has_the_real_signature():
+    """The names in it are made up; what they are given to is not."""
+    text = (TOP / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    (arguments,) = re.findall(r"@mutant\((.*)\)", text)
+    test, *promises = (part.strip().strip('"') for part in arguments.split(","))
+    assert f"`test_{test}`" in text
+    source = (TOP / "packages/diloco-conformance/tests/wrong.py").read_text(encoding="utf-8")
+    assert "def mutant(test, *promises" in source
+    assert promises
+    assert all(re.fullmatch("[A-Z][0-9]+", promise) for promise in promises)

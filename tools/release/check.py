@@ -115,7 +115,7 @@ def check(package: str, tag: str | None, keep: Path | None) -> None:
             keep.mkdir(parents=True, exist_ok=True)
             for path in (release.sdist, release.wheel):
                 shutil.copy2(path, keep)
-    say(f"{package} {release.version} can be released ({count} examples ran)")
+    say(f"{package} {release.version} can be released (examples run: {count})")
 
 
 def main() -> int:

@@ -37,6 +37,8 @@ def main():
         good = ReplicaSpec("run_one_replica:greet", {"name": "world"}, rank=1, world_size=2)
         outcome = run(good, Path(name))
         sys.stdout.write(f"exit code {outcome.exit_code}, result {outcome.result!r}\n")
+        sys.stdout.write("the second replica fails on purpose:\n")
+        sys.stdout.flush()  # the traceback below comes from the replica's own process
         bad = ReplicaSpec("run_one_replica:greet", {"nobody": 1}, rank=1, world_size=2)
         outcome = run(bad, Path(name))
         sys.stdout.write(f"exit code {outcome.exit_code}, {outcome.error}\n")
