@@ -2,46 +2,165 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from .._checks import kind_of
+from .._errors import ConfigurationError
 from .._model._names import plain_name
-from .._model._values import as_bytes, named_buffers
+from .._model._values import as_bytes
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class OwnBuffers:
     """Saved and restored as an object with a state; see :class:`.Stateful`. Not thread-safe.
 
     Args:
-        model: The model. Its modules may assign new tensors to their buffers at any time.
+        model: The model. Its modules may assign new tensors to their buffers at any time, also of other shapes and dtypes.
     """
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model
 
-    def state_dict(self) -> dict[str, Any]:
-        """Every persistent buffer as bytes, by its name in the plain model."""
-        return {name: as_bytes(buffer) for name, buffer in self._buffers().items()}
+    def __bool__(self) -> bool:
+        """Whether the model has any persistent buffers."""
+        return bool(self._slots())
 
-    def load_state_dict(self, state: Mapping[str, torch.Tensor]) -> None:
-        """Set the buffers to the saved values.
+    def state_dict(self) -> dict[str, Any]:
+        """Every persistent buffer: the number of its tensor by its name in the plain model, and the tensors.
+
+        Names that share a tensor have the same number, and a buffer that is None has none.
+
+        Raises:
+            ConfigurationError: A buffer is of a kind that cannot be saved.
+        """
+        numbers: dict[int, int] = {}
+        names: dict[str, int | None] = {}
+        tensors: list[dict[str, Any]] = []
+        for name, (module, attribute) in self._slots().items():
+            buffer = module._buffers[attribute]  # noqa: SLF001
+            if buffer is not None and id(buffer) not in numbers:
+                numbers[id(buffer)] = len(tensors)
+                tensors.append(_packed(name, buffer))
+            names[name] = None if buffer is None else numbers[id(buffer)]
+        return {"names": names, "tensors": tensors}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Set the buffers to the saved values. A new tensor is assigned where the saved values do not fit into the present one.
 
         Raises:
             ValueError: Other buffers were saved than the model has now.
         """
-        buffers = self._buffers()
-        sizes = {name: buffer.nbytes for name, buffer in buffers.items()}
-        saved = {name: values.numel() for name, values in state.items()}
-        if saved != sizes:
-            raise ValueError(f"buffers of these sizes in bytes were saved: {saved}; not {sizes}")
-        with torch.no_grad():
-            for name, buffer in buffers.items():
-                buffer.copy_(state[name].view(buffer.dtype).view(buffer.shape))
+        slots = self._slots()
+        modules = {
+            plain_name(self._model, name): module
+            for name, module in self._model.named_modules(remove_duplicate=False)
+        }
+        for name in state["names"].keys() - slots.keys():
+            # A module may register a buffer in its first forward pass.
+            owner, _, attribute = name.rpartition(".")
+            if owner not in modules or hasattr(modules[owner], attribute):
+                raise ValueError(f"buffer {name!r} was saved, but the model has no such buffer")
+            slots[name] = (modules[owner], attribute)
+        for name in slots.keys() - state["names"].keys():
+            raise ValueError(f"the model has a buffer {name!r}, which was not saved")
+        names: dict[int | None, list[str]] = {}
+        for name in slots:
+            names.setdefault(state["names"][name], []).append(name)
+        held = {name: module._buffers.get(attribute) for name, (module, attribute) in slots.items()}  # noqa: SLF001
+        for number, sharing in names.items():
+            if number is None:
+                self._assign(slots, sharing, None)
+                continue
+            values, present = _unpacked(state["tensors"][number]), held[sharing[0]]
+            users = [name for name, buffer in held.items() if buffer is present]
+            if present is not None and users == sharing and _fits(present, values):
+                with torch.no_grad():
+                    present.copy_(values)
+            else:
+                self._assign(slots, sharing, values)
 
-    def _buffers(self) -> dict[str, torch.Tensor]:
-        buffers = named_buffers(self._model, persistent=True)
-        return {plain_name(self._model, name): buffer for name, buffer in buffers.items()}
+    def _assign(
+        self,
+        slots: Mapping[str, tuple[torch.nn.Module, str]],
+        names: Sequence[str],
+        values: torch.Tensor | None,
+    ) -> None:
+        """Make a tensor the buffer of these names, on the device of the first one that is there."""
+        module, attribute = slots[names[0]]
+        if values is not None:
+            present = module._buffers.get(attribute)  # noqa: SLF001
+            near = chain(module.parameters(), module.buffers(), self._model.parameters())
+            values = values.to((next(near) if present is None else present).device, copy=True)
+        for module, attribute in (slots[name] for name in names):
+            module.register_buffer(attribute, values)
+
+    def try_out(self) -> None:
+        """Check that the buffers can be saved, and made again from what was saved.
+
+        Raises:
+            ConfigurationError: It names the buffer that cannot.
+        """
+        saved = self.state_dict()
+        for name, number in saved["names"].items():
+            if number is None:
+                continue
+            packed = saved["tensors"][number]
+            try:
+                same = torch.equal(as_bytes(_unpacked(packed)), packed["values"])
+            except Exception as error:
+                raise _refusal(name, f"{type(error).__name__}: {error}") from error
+            if not same:
+                raise _refusal(name, "its values would be others when they are loaded")
+
+    def _slots(self) -> dict[str, tuple[torch.nn.Module, str]]:
+        """Where the model holds its persistent buffers, also those that are None: the module and the attribute, by name."""
+        return {
+            plain_name(self._model, f"{prefix}.{name}" if prefix else name): (module, name)
+            for prefix, module in self._model.named_modules(remove_duplicate=False)
+            for name in module._buffers  # noqa: SLF001
+            if name not in module._non_persistent_buffers_set  # noqa: SLF001 - torch has no public way
+        }
+
+
+def _packed(name: str, buffer: torch.Tensor) -> dict[str, Any]:
+    plain = type(buffer.detach()) is torch.Tensor and buffer.layout is torch.strided
+    if not plain or buffer.is_quantized or buffer.is_meta:
+        kind = f"{kind_of(buffer.detach())}, {buffer.dtype}, {buffer.layout}, on {buffer.device}"
+        raise _refusal(name, f"it is not a plain, dense tensor ({kind})")
+    try:
+        values = as_bytes(buffer)
+    except RuntimeError as error:
+        raise _refusal(name, f"{type(error).__name__}: {error}") from error
+    dtype = str(buffer.dtype).removeprefix("torch.")
+    return {"dtype": dtype, "shape": list(buffer.shape), "values": values}
+
+
+def _unpacked(saved: Mapping[str, Any]) -> torch.Tensor:
+    values: torch.Tensor = saved["values"]
+    return values.view(getattr(torch, saved["dtype"])).reshape(saved["shape"])
+
+
+def _refusal(name: str, why: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"buffer {name!r} belongs to this rank alone (buffers='none'), and cannot be saved for its next life: {why}. If it is "
+        "the same in every new model, register it with persistent=False. Or keep its values in a plain, dense tensor. With "
+        "save_inner_every=0, nothing is saved."
+    )
+
+
+def _fits(buffer: torch.Tensor, values: torch.Tensor) -> bool:
+    """Whether values can be written into a tensor: it has their shape and dtype, and each of its elements a place of its own."""
+    if (buffer.dtype, buffer.shape) != (values.dtype, values.shape) or buffer.is_inference():
+        return False
+    reach = 0  # of the dimensions with smaller strides
+    for stride, size in sorted(zip(buffer.stride(), buffer.shape, strict=True)):
+        if size > 1:
+            if stride <= reach:
+                return False
+            reach += (size - 1) * stride
+    return True

@@ -59,6 +59,7 @@ class OwnState:
     ) -> None:
         self._exchange = exchange
         self._open_steps = open_steps
+        self._buffers = buffers
         self.behind = 0
         self.overtaken = False
         self._knows_data = any(not isinstance(holder, _NO_DATA) for holder in stateful.values())
@@ -89,6 +90,8 @@ class OwnState:
         """
         if self._every:
             self._inner.try_out()
+            if self._buffers is not None:
+                self._buffers.try_out()
 
     def restore(self, inner_steps: int) -> None:
         """Restore the newest state that an earlier life of the rank has saved and that the run has not given up."""

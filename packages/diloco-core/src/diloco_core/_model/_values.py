@@ -40,7 +40,7 @@ def named_buffers(model: torch.nn.Module, *, persistent: bool) -> dict[str, torc
 
 def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The values of a tensor as bytes: inner state holds only tensors of some dtypes, and a buffer may have any."""
-    return tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
 
 
 def compared_tensors(
