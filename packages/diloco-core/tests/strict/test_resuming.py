@@ -147,7 +147,7 @@ def test_who_wakes_up_while_it_saves_inner_state_leaves_that_of_the_next_life(op
     assert all(isinstance(result, dict) for result in later)
     newest = json.loads(run.store.objects["manifests/0002.json"])["run"][:16]
     for sync in (5, 6):
-        assert f"inner/00000/{sync:08}.{newest}.safetensors" in run.store.objects
+        assert f"inner/00000/{sync:08}.{newest}.0002.safetensors" in run.store.objects
 
 
 def test_two_launches_at_the_same_time_where_a_store_ignores_conditions():

@@ -11,7 +11,7 @@ from diloco_core import (
     export,
 )
 from diloco_core._strict._manifest import cut
-from diloco_core._strict._states import keys_of, states
+from diloco_core._strict._states import keys_of, states, syncs_before
 
 
 def late_bit(data):
@@ -55,6 +55,19 @@ class TestTheChoice:
         )
         found = states(base, keys_of(base, 0, 2), commits, [9])
         assert (found.whole, found.least) == ([2], 8)
+
+    def test_who_contributes_or_saves_inner_state_has_finished_the_syncs_before(self):
+        base = manifest([(32 * "a", 3)])
+        counts, late = 16 * "c", 16 * "a"
+        contributions = [
+            f"deltas/{sync:08}/00001.{run}.{16 * '0'}.1.safetensors"
+            for sync, run in ((5, counts), (9, late), (3, late), (7, 16 * "f"))
+        ]
+        saved = [
+            f"inner/00000/{sync:08}.{run}.0002.safetensors"
+            for sync, run in ((4, counts), (9, late), (2, late), (7, 16 * "f"))
+        ]
+        assert syncs_before(base, [*contributions, "deltas/x"], [*saved, "inner/x"]) == [5, 3, 5, 3]
 
     @pytest.mark.parametrize(("committed", "last"), [(0, [6, 5]), (1, [5, 6])])
     def test_turns_go_on_from_the_steps_before_the_run(self, committed, last):

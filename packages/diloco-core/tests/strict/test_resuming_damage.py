@@ -5,7 +5,7 @@ import logging
 
 import pytest
 from damage_lab import flip
-from strict_lab import refused
+from strict_lab import Run, refused
 from training_lab import identical
 
 from diloco_core import (
@@ -86,6 +86,48 @@ class TestWhatIsDamaged:
         ):
             raise result
 
+    @pytest.mark.parametrize("evidence", ["deltas/", "inner/"])
+    def test_a_part_of_the_last_sync_of_a_killed_run_is_gone(self, stopped, caplog, evidence):
+        """No record of a later sync shows that the state was whole, but what somebody wrote after that sync does."""
+        self.killed(stopped, evidence)
+        stopped.store.remove(self.newest(stopped))
+        result, _ = stopped.live(resume=True)
+        with pytest.raises(
+            CorruptedObjectError,
+            match=r"the state after outer step 3 in .* is incomplete: state/00000003/.* missing.*newest-whole",
+        ):
+            raise result
+        seen = {}
+        with caplog.at_level(logging.ERROR):
+            assert identical(stopped.live(resume="newest-whole", seen=seen))
+        assert seen[0][:2] == seen[1][:2] == (2, 4)
+        assert "is incomplete: state/00000003/" in caplog.text
+        assert "continues from outer step 2, since no newer state is whole" in caplog.text
+
+    @pytest.mark.parametrize("resume", [True, "newest-whole"])
+    def test_a_part_of_the_initial_state_of_a_killed_run_is_gone(self, resume):
+        run = Run(2)
+        run.live(until=-1)  # which it has reached when it begins
+        self.killed(run, "deltas/")
+        run.store.remove(self.newest(run))
+        result, _ = run.live(resume=resume)
+        with pytest.raises(
+            CorruptedObjectError,
+            match=r"no whole state any more: state/00000000/.* missing, although later objects show that it was there",
+        ):
+            raise result
+
+    def killed(self, run, evidence):
+        """Leave the store as a killed run does, with nothing but contributions or inner state that shows its last sync."""
+        for folder in ("notes/", "inner/", "deltas/"):
+            for key in run.store.below(folder) if folder != evidence else ():
+                run.store.remove(key)
+        if evidence == "deltas/":
+            _, sync, name = self.newest(run).split("/")
+            _, own_name, _ = name.split(".")
+            delta = f"deltas/{int(sync) + 1:08}/00001.{own_name}.{16 * '0'}.1.safetensors"
+            run.store.write(delta, b"of a sync that was never committed")
+
     @pytest.mark.parametrize("place", [0.02, 0.5, 0.999])
     def test_inner_state(self, stopped, caplog, place):
         """The one before is taken, and the batches that it lacks are said."""
@@ -109,7 +151,7 @@ class TestWhatIsDamaged:
         assert "written under another key" in caplog.text
 
     def test_inner_state_that_a_late_process_has_saved_is_not_looked_at(self, stopped, caplog):
-        late = f"inner/00001/00000005.{16 * 'f'}.safetensors"
+        late = f"inner/00001/00000005.{16 * 'f'}.0001.safetensors"
         stopped.store.write(late, b"of a sync that does not count")
         assert identical(stopped.live(resume=True))
         assert late not in caplog.text

@@ -53,6 +53,18 @@ def test_a_rank_that_parted_takes_up_its_steps(caplog):
     assert seen == {0: (8, 0), 1: (7, 0)}
 
 
+def test_a_save_that_ends_late_does_not_take_the_place_of_a_newer_one():
+    """Rank 1 was stopped during its last save, and has gone on after the next life had ended."""
+    run, seen = Batches(2), {}
+    run.live(steps=(8, 8))
+    late = {key: run.store.objects[key] for key in run.store.below("inner/00001/")}
+    run.live(resume=True, steps=(9, 9))
+    for key, data in late.items():
+        run.store.write(key, data)
+    assert identical(run.live(resume=True, steps=(9, 9), seen=seen))
+    assert seen == {0: (9, 0), 1: (9, 0)}
+
+
 def test_open_steps_that_are_lost_are_counted_in_the_log(caplog):
     """Killed between two saves, when one fragment had been synced and the other had taken steps."""
     run = Batches(2, 2)

@@ -262,7 +262,7 @@ class TestWhatDiffers:
         refused(
             stopped,
             FormatError,
-            "of an earlier version, and this version of diloco-core reads version 4",
+            "of an earlier version, and this version of diloco-core reads version 5",
         )
 
     def test_a_loaded_state(self, tmp_path):

@@ -38,6 +38,7 @@ class Participant:
         check_not_resumed: Raises an error if a later process has resumed the run in the place of this one.
         earlier: The names that the run had before it was resumed; see :class:`._manifest.Manifest`.
         given_up: The beginnings of names under which nothing counts.
+        life: Which life of its rank this replica is; see :class:`._records.Claim`.
     """
 
     store: Patient
@@ -52,6 +53,7 @@ class Participant:
     check_not_resumed: Callable[[], None]
     earlier: Sequence[tuple[str, int]] = ()
     given_up: Sequence[str] = ()
+    life: int = 1
 
     @classmethod
     def of(
@@ -74,6 +76,7 @@ class Participant:
             Scratch(own_claim.chunk_bytes),
             partial(watch_own, store, own_claim, timing),
             partial(check_not_resumed, store, own_claim),
+            life=own_claim.life,
         )
 
     def run_of(self, sync: int) -> str:

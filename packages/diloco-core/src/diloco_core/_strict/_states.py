@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError, FormatError
+from ._inner import inner_listed
 from ._manifest import manifest_key
 from ._records import claimed, committed_sync, note_key, read_note
-from ._sync._objects import shard_listed, shards_listed, state_key
+from ._sync._objects import contribution_listed, shard_listed, shards_listed, state_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
@@ -39,7 +40,7 @@ def states(
         manifest: The run's newest manifest.
         listed: The keys under ``state/``.
         commits: The keys under ``commits/``.
-        finished: What :func:`finished_syncs` returned.
+        finished: What :func:`finished_syncs` and :func:`syncs_before` returned.
     """
     count = len(manifest.fragments)
     published = published_syncs(manifest, listed)
@@ -90,6 +91,24 @@ def finished_syncs(manifest: Manifest, uri: str, read: Callable[[str], bytes | N
         if writer == nonce:
             numbers.append(ending.progress.number)
     return numbers
+
+
+def syncs_before(
+    manifest: Manifest, contributions: Iterable[str], saved: Iterable[str]
+) -> list[int]:
+    """How many syncs a replica had finished before it contributed to the next one, or when it saved its inner state.
+
+    Args:
+        manifest: The run's newest manifest.
+        contributions: The keys under ``deltas/``.
+        saved: The keys under ``inner/``.
+    """
+    begun = filter(None, map(contribution_listed, contributions))
+    finished = filter(None, map(inner_listed, saved))
+    return [
+        *(sync for run, sync in begun if manifest.counts(run, sync)),
+        *(sync + 1 for run, sync in finished if manifest.counts(run, sync)),
+    ]
 
 
 def unknown_names(manifest: Manifest, keys: Iterable[str]) -> dict[str, str]:

@@ -15,7 +15,14 @@ from ..._errors import (
 from ..._exchange._endings import Progress
 from ..._timing import Wait
 from .._manifest import Manifest, cut, manifest_key
-from .._states import finished_syncs, lost_manifest, missing_keys, states, unknown_names
+from .._states import (
+    finished_syncs,
+    lost_manifest,
+    missing_keys,
+    states,
+    syncs_before,
+    unknown_names,
+)
 from ._base import GO_BACK, newest_manifest, read_manifest
 
 if TYPE_CHECKING:
@@ -140,6 +147,7 @@ def _choose(
         _log.error("%s", lost)
     notes = store.list("notes/")
     finished = finished_syncs(base, store.uri, lambda key: store.get(key) if key in notes else None)
+    finished += syncs_before(base, store.list("deltas/"), store.list("inner/"))
     found = states(base, listing, commits, finished)
     whole = [sync for sync in found.whole if not may_go_back or is_whole(base, sync, listing)]
     if not whole and found.least < 0 and not found.whole:
@@ -148,6 +156,7 @@ def _choose(
             "new run on another prefix, without resume=."
         )
     missing = missing_keys(base, listing, max(found.least, 0))
+    was_there = "although later objects show that it was there. Something else has deleted it."
     damage = f"{_named(missing)} missing" if missing else "its objects are damaged"
     if not whole and lost:
         raise CorruptedObjectError(
@@ -155,13 +164,15 @@ def _choose(
             f"any more that {manifest_key(base.life)} describes: {damage}. Without a copy, begin a new run on another prefix."
         )
     if not whole:
+        reason = f"{damage}, {was_there}" if missing else f"{damage}."
         raise CorruptedObjectError(
-            f"{store.uri} holds no whole state any more: {damage}. Begin a new run on another prefix."
+            f"{store.uri} holds no whole state any more: {reason} If you have a copy, put it back. Otherwise, begin a new run on "
+            "another prefix."
         )
     if whole[0] < found.least and missing:  # what is only damaged has been named by is_whole
         text = (
-            f"the state after outer step {base.outer_steps(found.least)} in {store.uri} is incomplete: {damage}, although "
-            "later objects show that it was there. Something else has deleted it."
+            f"the state after outer step {base.outer_steps(found.least)} in {store.uri} is incomplete: {damage}, "
+            f"{was_there}"
         )
         if not may_go_back:
             raise CorruptedObjectError(f"{text} {GO_BACK}")

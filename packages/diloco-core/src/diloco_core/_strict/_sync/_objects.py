@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _SHARD = re.compile(r"state/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})\.safetensors")
 _DELTA = re.compile(
-    r"deltas/[0-9]{8}/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors"
+    r"deltas/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors"
 )
 
 
@@ -62,13 +62,13 @@ class SyncObjects:
         """The rank that has contributed an object with this key; None if it is not a contribution to this run."""
         match = _DELTA.fullmatch(key)
         return (
-            int(match[1]) if match is not None and match[2] == self._participant.run[:16] else None
+            int(match[2]) if match is not None and match[3] == self._participant.run[:16] else None
         )
 
     def carried(self, rank: int, key: str) -> int | None:
         """The groups that the contribution with this key carries; None if it is not one of this rank to this sync."""
         match = _DELTA.fullmatch(key)
-        groups = int(match[3], 16) if match is not None else -1
+        groups = int(match[4], 16) if match is not None else -1
         valid = (
             groups >= 0
             and key == self.delta_key(rank, groups)
@@ -138,7 +138,13 @@ def own_shards(keys: Iterable[str], rank: int, world_size: int) -> list[str]:
     return [match[0] for match in matches if int(match[2]) % world_size == rank]
 
 
+def contribution_listed(key: str) -> tuple[str, int] | None:
+    """The beginning of the run's name, and the sync, in the key of a contribution; None if it is not such a key."""
+    match = _DELTA.fullmatch(key)
+    return (match[3], int(match[1])) if match else None
+
+
 def own_contributions(keys: Iterable[str], rank: int, run: str) -> list[str]:
     """The keys in a listing of the contributions that a rank has made to other runs than this one."""
     matches = filter(None, map(_DELTA.fullmatch, keys))
-    return [match[0] for match in matches if int(match[1]) == rank and match[2] != run[:16]]
+    return [match[0] for match in matches if int(match[2]) == rank and match[3] != run[:16]]
