@@ -71,6 +71,19 @@ class TestTheCounter:
 
     @given(sequences, st.integers(0, 30))
     @settings(deadline=None)
+    def test_a_step_that_is_counted_early_counts_once(self, case, cut):
+        count, sequence = case
+        ends, counter = counted(count, sequence[:cut])
+        early = counter.count_early()
+        assert not counter.count_early()
+        assert counter.stepped == []
+        ends += [(counter.before(number), counter.after(number)) for number in sequence[cut:]]
+        total = sum(before + after for before, after in ends) + early + counter.end()
+        ends, counter = counted(count, sequence)
+        assert total == sum(before + after for before, after in ends) + counter.end()
+
+    @given(sequences, st.integers(0, 30))
+    @settings(deadline=None)
     def test_it_can_be_saved_at_any_time(self, case, cut):
         count, sequence = case
         first, counter = counted(count, sequence[:cut])
@@ -201,8 +214,25 @@ class TestSeveralOptimizers:
             for step in range(20):
                 self.gradients(model, 0, step)
                 first.step()
-            assert [r.total_inner_steps for r in reports] == [6, 12, 18]
+            assert [r.total_inner_steps for r in reports] == [7, 14]
         assert sum(r.inner_steps for r in reports) == 20
+
+    def test_a_sync_within_a_step_counts_it(self, lab):
+        """It holds what was learned in that step: a life that begins there must not take it again."""
+        model, two = self.parts(lab)
+        saved = []
+
+        def on_sync(report):
+            saved.append((report.total_inner_steps, outer.state_dict()["stepped"]))
+
+        (exchange,) = in_process(1)
+        with DiLoCo(model, two, exchange, sync_every=1, on_sync=on_sync) as outer:
+            for step in range(3):
+                self.gradients(model, 0, step)
+                two[0].step()
+            two[1].step()  # it comes after all, and still belongs to the last step
+            assert saved == [(3, [])]
+            assert outer.inner_steps == 3
 
     @pytest.mark.parametrize("idle", [0, 1])
     def test_one_that_does_not_step_is_named_once(self, lab, caplog, idle):
@@ -214,7 +244,7 @@ class TestSeveralOptimizers:
         (record,) = [record for record in caplog.records if "waited for" in record.getMessage()]
         assert record.levelname == "WARNING"
         assert (
-            f"after 3 inner steps and comes after 6, because it waited for inner optimizer {idle} (SGD),"
+            f"after 3 inner steps and comes after 7, because it waited for inner optimizer {idle} (SGD),"
             in record.message
         )
 

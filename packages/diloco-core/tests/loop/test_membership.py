@@ -61,6 +61,7 @@ def test_an_exchange_that_lacks_a_verb_cannot_be_made():
 class GoesBackWhileCatchingUp:
     """What a replica sees of a run in which others go back to older states after it has restored the newest ones."""
 
+    rank = 0
     position = Position(sync=4, outer_steps=4, inner_steps=8)
 
     def restore(self, jobs):

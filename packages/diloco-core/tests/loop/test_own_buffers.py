@@ -19,15 +19,34 @@ def exchanges(kind, uri, resume):
     return [ElasticExchange(store, rank, 2, Elastic(2)) for rank, store in enumerate(stores)]
 
 
-def life(lab, exchange, until, policy="none"):
+def life(lab, exchange, until, policy="none", every=1):
     net = lab.fill(nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)))
     inner = torch.optim.SGD(net.parameters(), lr=0.1)
-    with DiLoCo(net, inner, exchange, sync_every=1, buffers=policy, save_inner_every=1) as outer:
+    with DiLoCo(
+        net, inner, exchange, sync_every=1, buffers=policy, save_inner_every=every
+    ) as outer:
         began = [buffer.clone() for buffer in net.buffers()]
         while outer.committed < until:
             net(torch.ones(5, 3) * (exchange.rank + 1)).sum().backward()
             lab.push(net, inner, exchange.rank, outer.inner_steps)
     return began, [buffer.clone() for buffer in net.buffers()]
+
+
+@pytest.mark.parametrize("kind", ["strict", "elastic"])
+@pytest.mark.parametrize("policy", ["none", "mean"])
+def test_buffers_that_were_never_saved_are_spoken_of(lab, caplog, kind, policy):
+    caplog.set_level("INFO", logger="diloco_core")
+    uri = f"memory://own-buffers/never-{kind}-{policy}"
+    for until, resume in (2, False), (3, True):
+        caplog.clear()
+        lab.run(
+            lambda e, until=until: life(lab, e, until, policy, every=0),
+            exchanges(kind, uri, resume),
+        )
+    told = [record for record in caplog.records if "fresh inner state" in record.getMessage()]
+    assert {record.levelname for record in told} == {"WARNING" if policy == "none" else "INFO"}
+    assert all("with save_inner_every=0" in record.getMessage() for record in told)
+    assert ("the buffers (buffers='none')" in caplog.text) is (policy == "none")
 
 
 def same(ours, theirs):

@@ -1,6 +1,6 @@
 """What a rank has of its own when a strict run is resumed: where its block was left in a period, and where it was killed."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import pytest
 import torch
@@ -92,6 +92,68 @@ def test_a_save_that_is_gone_is_noticed(caplog):
     assert seen[0] == (8, 2)
     assert "was saved after sync 3, 2 inner steps before the state" in caplog.text
     assert "2 of fragment 0. The run was stopped between two saves" in caplog.text
+
+
+@dataclass
+class Two(Run):
+    """A run with two optimizers, of which the second one does not take some steps."""
+
+    skipped: tuple = ()
+    taken: list = field(default_factory=list)
+
+    def train(self, exchange, until, steps, **more):
+        net = self.net()
+        two = [torch.optim.SGD(layer.parameters(), lr=0.5) for layer in net]
+        with DiLoCo(
+            net, two, exchange, sync_every=3, flush="none", save_inner_every=1, **more
+        ) as outer:
+            number = outer.inner_steps
+            while number < steps:
+                for parameter in net.parameters():
+                    parameter.grad = torch.full_like(parameter, 0.01 * (number + 1))
+                for optimizer in two if number not in self.skipped else two[:1]:
+                    optimizer.step()
+                self.taken.append(number)
+                number += 1
+        return values(net)
+
+
+def test_a_step_that_only_some_optimizers_have_taken_is_not_taken_again():
+    """Neither if the block is left in it, nor if a sync comes in it."""
+    for skipped, stops in ((4,), (5,)), (range(12), (7, 8)):
+        wanted = Two(1, skipped=skipped).live(steps=12)
+        for stop in stops:
+            run = Two(1, skipped=skipped)
+            run.live(steps=stop)
+            assert identical([*wanted, *run.live(resume=True, steps=12)])
+            assert run.taken == list(range(12))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [({}, "They are saved"), ({"save_inner_every": 0}, "and they are lost")],
+)
+def test_what_becomes_of_steps_before_the_first_sync_is_said(caplog, options, told):
+    run = Batches(1, options=options)
+    run.live(steps=(3,))
+    assert f"the model ends without these steps{'' if options else '.'}" in caplog.text
+    assert told in caplog.text
+    caplog.clear()
+    seen = {}
+    run.live(resume=True, steps=(0,), seen=seen)
+    assert seen[0][0] == (0 if options else 3)
+    assert "before the first sync" not in caplog.text
+
+
+def test_without_saves_nobody_speaks_of_any(caplog):
+    caplog.set_level("INFO", logger="diloco_core")
+    run = Batches(1, 2, options={"save_inner_every": 0})
+    run.live(steps=(8,))
+    caplog.clear()
+    run.live(resume=True, steps=(0,))
+    assert "No inner state was restored; inner steps that were counted: 8" in caplog.text
+    assert "2 of fragment 0. With save_inner_every=0, nothing is saved" in caplog.text
+    assert "The run was stopped between two saves" not in caplog.text
 
 
 @dataclass

@@ -333,7 +333,10 @@ class ElasticExchange(ResumableExchange):
     def position(self) -> Position:
         """Where this replica stands in the run."""
         life = self._running()
-        return Position(life.sync, life.outer_steps, self.counted, life.rollback)
+        counted = [progress.positions.get(self.rank, 0) for progress in life.fragments]
+        return Position(
+            life.sync, life.outer_steps, max(counted, default=0), life.rollback, counted
+        )
 
     @property
     def counted(self) -> int:

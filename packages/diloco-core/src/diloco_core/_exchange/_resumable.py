@@ -34,12 +34,14 @@ class Position:
         outer_steps: The number of outer steps that the model has taken: the syncs in the log that were not given up.
         inner_steps: The number of inner steps of this rank that are counted in these syncs.
         rollback: Number of the newest rollback in the log; 0 if there was none.
+        counted: For each fragment, the number of inner steps of this rank that its last sync counted; empty if not known.
     """
 
     sync: int
     outer_steps: int
     inner_steps: int
     rollback: int = 0
+    counted: Sequence[int] = ()
 
 
 class ResumableJob(SyncJob, Protocol):

@@ -23,11 +23,12 @@ class StepCounter:
     def __init__(self, optimizers: int) -> None:
         self._all_optimizers = frozenset(range(optimizers))
         self._stepped: set[int] = set()
+        self._counted_early = False
 
     @property
     def stepped(self) -> list[int]:
-        """Numbers of the optimizers that have stepped in the present inner step; empty between two inner steps."""
-        return sorted(self._stepped)
+        """Numbers of the optimizers that have stepped in the inner step that is under way and still to count."""
+        return [] if self._counted_early else sorted(self._stepped)
 
     def load(self, stepped: Collection[int]) -> None:
         """Continue in the middle of an inner step, in which these optimizers have stepped."""
@@ -44,7 +45,7 @@ class StepCounter:
         if optimizer not in self._stepped:
             return False
         self._stepped = {other for other in self._stepped if other != optimizer and done(other)}
-        return True
+        return self._not_counted_yet()
 
     def after(self, optimizer: int, waiting: Callable[[int], bool] = lambda _: False) -> bool:
         """Note that an optimizer has stepped. Returns whether that ends an inner step.
@@ -60,10 +61,23 @@ class StepCounter:
         self._stepped -= {
             other for other in self._all_optimizers if other != optimizer and waiting(other)
         }
-        return self._stepped != self._all_optimizers or self.end()
+        if self._stepped == self._all_optimizers:
+            self._stepped.clear()
+        return self._not_counted_yet()
+
+    def count_early(self) -> bool:
+        """Count the inner step under way now, and not when it ends. Returns whether there is one that was not counted."""
+        is_new = bool(self.stepped)
+        self._counted_early |= is_new
+        return is_new
 
     def end(self) -> bool:
-        """Note that no more steps will come. Returns whether that ends an inner step."""
+        """Note that no more steps will come. Returns whether that ends an inner step that was not counted."""
         was_under_way = bool(self._stepped)
         self._stepped.clear()
-        return was_under_way
+        return was_under_way and self._not_counted_yet()
+
+    def _not_counted_yet(self) -> bool:
+        """Whether the inner step that ends now was not counted early."""
+        early, self._counted_early = self._counted_early, False
+        return not early

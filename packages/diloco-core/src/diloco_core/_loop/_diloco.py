@@ -336,6 +336,7 @@ class DiLoCo:
                 self._put_back()
             else:
                 self._check_whole()
+                self._inner.end_step()
                 self._look_at_model()
                 self._outer_steps.catch_up()
                 self._say_nothing_was_synced()
@@ -509,9 +510,12 @@ class DiLoCo:
             )
 
     def _say_nothing_was_synced(self) -> None:
-        open_steps = self._count.since_event
-        if open_steps and open_steps >= self.inner_steps - self._inner_steps_before:
-            notices.left_before_a_sync(self._exchange.rank, open_steps, self._schedule.period)
+        taken, saved = (
+            self.inner_steps - self._inner_steps_before,
+            self._membership.saves_open_steps,
+        )
+        if taken and self._count.since_event >= taken:
+            notices.left_before_a_sync(self._exchange.rank, taken, self._schedule.period, saved)
 
     def _check_before_sync(self) -> None:
         self._check_process()

@@ -123,6 +123,9 @@ class InnerLoop:
         # yet. But an optimizer may never step again, so wait for one period only.
         half_taken = bool(self._step.stepped)
         if self._schedule.due(self._count.since_event, half_taken=half_taken).adopt:
+            # The sync holds what was learned in the step under way, so it has to count it: a later life begins after it.
+            if self._step.count_early():
+                self._count.count()
             self._tell_of_idle()
             try:
                 self._outer_steps.sync()

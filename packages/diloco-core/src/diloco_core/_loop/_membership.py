@@ -37,6 +37,11 @@ class Membership(Protocol):
     resumes: bool
 
     @property
+    def saves_open_steps(self) -> bool:
+        """Whether inner steps that are in no sync are saved at the end, for a life that resumes the run."""
+        ...
+
+    @property
     def position(self) -> Position:
         """Where this replica stands in a run whose store keeps the state."""
         ...
@@ -155,6 +160,7 @@ class FixedMembership:
 
     resumable = False
     resumes = False
+    saves_open_steps = False
     counted = 0
 
     def __init__(self, exchange: Exchange) -> None:
@@ -287,14 +293,20 @@ class RestartableMembership(_SavesOwnState, FixedMembership):
         count.committed, count.inner_steps = taken.outer_steps, taken.inner_steps
         count.published = list(taken.syncs)
         self._own_state.restore(count.inner_steps)
-        notices.resumed(exchange.rank, count.committed, count.inner_steps, self._own_state.behind)
+        own = self._own_state
+        notices.resumed(exchange.rank, count.committed, count.inner_steps, own.behind, own.restored)
         if not self._open_steps.applied:
             lost = [
                 (fragment.name, taken.inner_steps - counted)
                 for fragment, counted in zip(fragments, taken.counted, strict=True)
                 if counted < taken.inner_steps
             ]
-            notices.open_steps_lost(exchange.rank, lost)
+            notices.open_steps_lost(exchange.rank, lost, own.saves)
+
+    @property
+    def saves_open_steps(self) -> bool:  # type: ignore[override]
+        """Whether they are saved with the inner state."""
+        return self._own_state.saves
 
     def _say_counted(self, inner_steps: int) -> None:
         """Say how many inner steps the next sync counts."""
@@ -312,6 +324,7 @@ class ResumableMembership(_SavesOwnState):
 
     resumable = True
     resumes = True
+    saves_open_steps = False
 
     def __init__(self, exchange: ResumableExchange, own_state: OwnState) -> None:
         super().__init__(own_state)
@@ -345,6 +358,9 @@ class ResumableMembership(_SavesOwnState):
         # Set it again: while catching up, the run may have gone back to older states, which count fewer steps.
         count.inner_steps = self._exchange.counted
         self._own_state.restore(count.inner_steps)
+        counted = zip(fragments, self._exchange.position.counted, strict=False)
+        lost = [(f.name, count.inner_steps - steps) for f, steps in counted]
+        notices.lost_between_fragments(self._exchange.rank, [few for few in lost if few[1] > 0])
 
     def behind(self) -> bool:
         """Whether a sync was committed without this replica."""

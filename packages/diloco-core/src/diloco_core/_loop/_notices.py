@@ -11,14 +11,29 @@ if TYPE_CHECKING:
 _log = logging.getLogger("diloco_core")
 
 
-def resumed(rank: int, committed: int, inner_steps: int, behind: int) -> None:
-    """A strict run is continued."""
+def resumed(rank: int, committed: int, inner_steps: int, behind: int, restored: bool) -> None:
+    """A strict run is continued. If inner state was ``restored``, ``behind`` steps were counted after it."""
     _log.info(
-        "rank %d: the run is continued from outer step %d, inner step %d. Inner steps that were counted after the inner state "
-        "was saved: %d (batches_to_skip).",
+        "rank %d: the run is continued from outer step %d, inner step %d. %s: %d (batches_to_skip).",
         rank,
         committed,
         inner_steps,
+        "Inner steps that were counted after the inner state was saved"
+        if restored
+        else "No inner state was restored; inner steps that were counted",
+        behind,
+    )
+
+
+def fresh_inner_state(rank: int, why: str, what: str, behind: int, level: int) -> None:
+    """A rank begins without inner state although the run has counted steps of it, or what was saved cannot be taken."""
+    _log.log(
+        level,
+        "rank %d: this replica continues with a fresh inner state%s. %s start from the beginning. A data loader has to skip the "
+        "%d batches that the run has counted for this rank (batches_to_skip).",
+        rank,
+        why,
+        what,
         behind,
     )
 
@@ -53,14 +68,17 @@ def left_without_a_step(rank: int, committed: int | None) -> None:
         )
 
 
-def left_before_a_sync(rank: int, inner_steps: int, period: int) -> None:
-    """The block was left before its first sync, and ``flush="none"`` drops its steps."""
+def left_before_a_sync(rank: int, inner_steps: int, period: int, saved: bool) -> None:
+    """The block was left before its first sync, and ``flush="none"`` drops its steps, or keeps them for a life that resumes."""
     _log.warning(
-        "rank %d: the block was left after %d inner steps, before the first sync, which comes after %d. These steps are "
-        "dropped because of flush='none': the model is as it was when the block was entered.",
+        "rank %d: the block was left after %d inner steps, before the first sync, which comes after %d. Because of flush='none', "
+        "the model ends without these steps%s.",
         rank,
         inner_steps,
         period,
+        ". They are saved, and a run that is resumed goes on with them"
+        if saved
+        else ", and they are lost",
     )
 
 
@@ -83,18 +101,33 @@ def reloaded(rank: int, committed: int, lost: Sequence[tuple[str, int]]) -> None
         "because no sync holds them: %s.",
         rank,
         committed,
-        ", ".join(f"{steps} of fragment {name}" for name, steps in lost) or "none",
+        _steps_of(lost) or "none",
     )
 
 
-def open_steps_lost(rank: int, lost: Sequence[tuple[str, int]]) -> None:
+def open_steps_lost(rank: int, lost: Sequence[tuple[str, int]], saves: bool) -> None:
     """A strict run is resumed without the inner steps of some fragments since their last sync, if ``lost`` has any."""
     if lost:
         _log.warning(
             "rank %d: inner steps of this replica that are lost because neither a sync nor a saved inner state holds them: %s. "
-            "The run was stopped between two saves, or the newest save is gone. save_inner_every=1 avoids this.",
+            "%s. save_inner_every=1 avoids this.",
             rank,
-            ", ".join(f"{steps} of fragment {name}" for name, steps in lost),
+            _steps_of(lost),
+            "The run was stopped between two saves, or the newest save is gone"
+            if saves
+            else "With save_inner_every=0, nothing is saved or restored",
+        )
+
+
+def lost_between_fragments(rank: int, lost: Sequence[tuple[str, int]]) -> None:
+    """A life of an elastic run begins without steps that only the syncs of other fragments hold, if ``lost`` has any."""
+    if lost:
+        _log.warning(
+            "rank %d: an earlier life of this rank ended between the syncs of two fragments. Inner steps that are lost because "
+            "the syncs of these fragments do not hold them: %s. They are not repeated, since the sync of another fragment has "
+            "counted them. Only a contribution that the earlier life had sent before may still be counted.",
+            rank,
+            _steps_of(lost),
         )
 
 
@@ -153,6 +186,10 @@ def parted(rank: int, why: str, inner_steps: int, committed: int) -> None:
         inner_steps,
         committed,
     )
+
+
+def _steps_of(fragments: Sequence[tuple[str, int]]) -> str:
+    return ", ".join(f"{steps} of fragment {name}" for name, steps in fragments)
 
 
 def some(names: Sequence[str]) -> str:

@@ -38,6 +38,7 @@ class OwnState:
         open_steps: In strict runs: what the replica has learned in fragments since their last sync.
 
     Attributes:
+        restored: Whether a saved state was restored.
         behind: Inner steps that the run has counted after the restored state was saved (all of them if none was restored).
         overtaken: Whether the run has counted steps of this rank that this life never took, so that the position of its data
             loader does not match the counted steps. Nothing is saved from then on: the next life of the rank restores what
@@ -60,6 +61,7 @@ class OwnState:
         self._exchange = exchange
         self._open_steps = open_steps
         self._buffers = buffers
+        self.restored = False
         self.behind = 0
         self.overtaken = False
         self._knows_data = any(not isinstance(holder, _NO_DATA) for holder in stateful.values())
@@ -71,6 +73,11 @@ class OwnState:
         self._may_change_unseen = bool(stateful)
         self._saved_at = self._saved_steps = self._began_at = 0
         self._over = False
+
+    @property
+    def saves(self) -> bool:
+        """Whether anything is saved from now on."""
+        return bool(self._every) and not self.overtaken
 
     def batches_to_skip(self) -> int:
         """What a data loader has to skip if its position was restored. Warns once if nothing was restored that could be a loader.
@@ -117,6 +124,7 @@ class OwnState:
                 _log.error("rank %d: %s", exchange.rank, error)
                 passed_over = True
                 continue
+            self.restored = True
             self.behind = max(0, inner_steps - steps)
             self._untold = 0 if self._knows_data else steps
             if self._open_steps is not None and saved.sync == exchange.position.sync:
@@ -142,24 +150,27 @@ class OwnState:
                 _log.log(
                     logging.INFO if self._open_steps is None else logging.WARNING,
                     "rank %d: the newest inner state of this rank was saved after sync %d, %d inner steps before the state that "
-                    "the run continues from. The optimizers, the random generators and the objects in stateful do not hold "
-                    "these steps; a data loader among them has to skip their batches (batches_to_skip). save_inner_every=1 "
-                    "avoids this.",
+                    "the run continues from. %s do not hold these steps; a data loader among them has to skip their batches "
+                    "(batches_to_skip). save_inner_every=1 avoids this.",
                     exchange.rank,
                     saved.sync,
                     self.behind,
+                    self._contents(),
                 )
             return
-        if passed_over or (self.behind and self._every):
+        if passed_over or self.behind:
+            level = logging.WARNING
             why = "" if passed_over else ", because the store holds no inner state of this rank"
-            _log.warning(
-                "rank %d: this replica continues with a fresh inner state%s. The optimizers, the random generators and the "
-                "objects in stateful start from the beginning. A data loader has to skip the %d batches that the run has counted "
-                "for this rank (batches_to_skip).",
-                exchange.rank,
-                why,
-                self.behind,
-            )
+            if not self._every:
+                why = ", because nothing is saved or restored with save_inner_every=0"
+                # The user has asked for that, but may not know that it concerns a part of the model too.
+                level = logging.WARNING if self._buffers else logging.INFO
+            notices.fresh_inner_state(exchange.rank, why, self._contents(), self.behind, level)
+
+    def _contents(self) -> str:
+        """What is saved, as the beginning of a sentence."""
+        buffers = "the buffers (buffers='none'), " if self._buffers else ""
+        return f"The optimizers, {buffers}the random generators and the objects in stateful"
 
     def save(self, inner_steps: int) -> None:
         """Save the state if a save is due, but not while some inner steps are not counted yet: they may never be."""
@@ -188,7 +199,7 @@ class OwnState:
         self._save(inner_steps)
 
     def _save(self, inner_steps: int) -> None:
-        if not self._every or self.overtaken:
+        if not self.saves:
             return
         position = self._exchange.position
         self._exchange.save_inner(
