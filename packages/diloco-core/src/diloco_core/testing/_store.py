@@ -22,25 +22,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 KINDS = (
-    "kill before",  # the process dies before the operation takes effect
-    "kill after",  # it dies when it has taken effect
-    "tear",  # it dies in the middle of an upload; a truncated object is visible where it was a plain put
-    "lose request",  # an error, and the operation has not taken effect
-    "lose answer",  # an error, but it has
-    "delay",  # it takes long
-    "repeat",  # the network delivers a write again, later
-    "jump",  # the process's clock jumps forward
-    "zombie",  # the process hangs for long, is taken for dead and replaced, and then goes on
-    "flip",  # the next reading brings one flipped bit; what lies in the store is whole
-    "stale list",  # the next listing is as it was some seconds ago
+    "kill before",
+    "kill after",
+    "tear",
+    "lose request",
+    "lose answer",
+    "delay",
+    "repeat",
+    "jump",
+    "zombie",
+    "flip",
+    "stale list",
 )
-"""What can happen at an operation, and leaves the store as it was written."""
+"""What can happen at an operation, and leaves the store as it was written; see :class:`Fault`."""
 
-DAMAGES = (
-    "rot",  # an object in the store, but for the manifest, gets a flipped bit or is cut short
-    "torn record",  # the process dies in a write, and a part of the object is visible, whatever it was
-)
-"""What can happen at an operation, and leaves a damaged object."""
+DAMAGES = ("rot", "torn record")
+"""What can happen at an operation, and leaves a damaged object; see :class:`Fault`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +48,21 @@ class Fault:
         rank: Whose.
         life: In which life of the rank, from 1.
         operation: At which of its operations, from 1.
-        kind: One of ``KINDS`` or ``DAMAGES``.
+        kind: One of ``KINDS``, which leave the store as it was written, or of ``DAMAGES``, which leave a damaged object:
+
+            * ``"kill before"``: the process dies before the operation takes effect.
+            * ``"kill after"``: it dies when the operation has taken effect.
+            * ``"tear"``: it dies in the middle of an upload; a plain put leaves a truncated object.
+            * ``"lose request"``: an error, and the operation has not taken effect.
+            * ``"lose answer"``: an error, but the operation has taken effect.
+            * ``"delay"``: it takes long.
+            * ``"repeat"``: the network delivers a write again, later.
+            * ``"jump"``: the process's clock jumps forward.
+            * ``"zombie"``: the process hangs for long, is taken for dead and replaced, and then goes on.
+            * ``"flip"``: the next reading brings one flipped bit; what lies in the store is whole.
+            * ``"stale list"``: the next listing is as it was some seconds ago.
+            * ``"rot"``: an object in the store, other than the manifest, gets a flipped bit or is cut short.
+            * ``"torn record"``: the process dies in a write, and a part of the object is visible, whatever it was.
         seconds: How long, for what takes time.
 
     Raises:
