@@ -18,6 +18,10 @@ from diloco_core._strict._manifest import MANIFEST
 from diloco_core._wire._sealed import seal, unseal
 from diloco_core.testing._store import SimulatedStore
 
+INCOMPLETE = (
+    r"the state after outer step 3 in .* is incomplete: state/00000003/.* missing.*newest-whole"
+)
+
 
 class TestWhatIsDamaged:
     def newest(self, run, fragment="state/"):
@@ -80,10 +84,7 @@ class TestWhatIsDamaged:
     def test_a_part_of_a_finished_sync_is_gone(self, stopped):
         stopped.store.remove(self.newest(stopped))
         result, _ = stopped.live(resume=True)
-        with pytest.raises(
-            CorruptedObjectError,
-            match=r"the state after outer step 3 in .* is incomplete: state/00000003/.* missing.*newest-whole",
-        ):
+        with pytest.raises(CorruptedObjectError, match=INCOMPLETE):
             raise result
 
     @pytest.mark.parametrize("evidence", ["deltas/", "inner/"])
@@ -92,10 +93,7 @@ class TestWhatIsDamaged:
         self.killed(stopped, evidence)
         stopped.store.remove(self.newest(stopped))
         result, _ = stopped.live(resume=True)
-        with pytest.raises(
-            CorruptedObjectError,
-            match=r"the state after outer step 3 in .* is incomplete: state/00000003/.* missing.*newest-whole",
-        ):
+        with pytest.raises(CorruptedObjectError, match=INCOMPLETE):
             raise result
         seen = {}
         with caplog.at_level(logging.ERROR):
