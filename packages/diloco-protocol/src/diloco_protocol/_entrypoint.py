@@ -33,7 +33,8 @@ def entrypoint_name(entrypoint: str | Callable[..., Any]) -> str:
             name = ":".join(entrypoint.rsplit(".", 1))
         else:
             raise InvalidRequestError(
-                f"the entrypoint {entrypoint!r} is not of the form 'package.module:function' (or 'package.module.function')"
+                f"the entrypoint {entrypoint!r} is not of the form 'package.module:function' (or "
+                "'package.module.function', or 'package.module', whose function main is called)"
             )
         if name.partition(":")[0] == "__main__":
             raise InvalidRequestError(
