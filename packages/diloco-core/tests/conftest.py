@@ -14,3 +14,14 @@ import training_lab
 def lab():
     """What replicas are run, filled, pushed, compared and brought into trouble with: the module ``training_lab``."""
     return training_lab
+
+
+@pytest.fixture
+def environ(tmp_path):
+    """What a launcher tells a replica."""
+    return {
+        "RENDEZVOUS_URI": str(tmp_path / "run"),
+        "REPLICA_RANK": "1",
+        "REPLICA_WORLD_SIZE": "4",
+        "DILOCO_RUN_ID": "monday",
+    }

@@ -13,6 +13,11 @@ def flip(data, bit):
     return bytes(damaged)
 
 
+def late_bit(data):
+    """The same bytes but for one bit among the last values of a shard."""
+    return flip(data, 8 * (len(data) - 60))
+
+
 class InMemory:
     """An open object that is what it was made of."""
 

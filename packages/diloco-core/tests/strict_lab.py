@@ -11,10 +11,11 @@ from training_lab import fill, push, values
 
 from diloco_core import DiLoCo, ObjectStoreExchange, Timing
 from diloco_core._strict._liveness import Liveness
-from diloco_core._strict._manifest import Manifest
-from diloco_core._strict._records import Claim, beat_key
+from diloco_core._strict._records._manifest import Manifest
+from diloco_core._strict._records._records import Claim, beat_key
+from diloco_core.testing import Fault, SimulatedStore
+from diloco_core.testing._connection import Connection
 from diloco_core.testing._scheduler import Killed, Scheduler
-from diloco_core.testing._store import Connection, Fault, SimulatedStore
 
 LOST_AFTER = 100.0
 

@@ -16,6 +16,7 @@ from diloco_core._elastic._states._rollback import named_syncs
 from diloco_core._exchange._base import Schema
 from diloco_core._exchange._endings import Ending, Progress, conclude, failure
 from diloco_core._loop._state import STATE_VERSION
+from diloco_core._store._copies import copy_key
 from diloco_core.testing import Schedule, SimulatedTraining, simulate
 
 
@@ -67,7 +68,8 @@ def test_a_damaged_manifest_says_what_to_do(resume):
     outcome = simulate(
         SimulatedTraining(syncs=1), Schedule(1), Elastic(1, **settings), most_lives=1
     )
-    outcome.store.damage(MANIFEST, outcome.store.objects[MANIFEST] + b"\n")
+    for key in (MANIFEST, copy_key(MANIFEST)):
+        outcome.store.damage(key, outcome.store.objects[key] + b"\n")
     later = simulate(
         SimulatedTraining(syncs=2),
         Schedule(1),
@@ -80,7 +82,7 @@ def test_a_damaged_manifest_says_what_to_do(resume):
     for words in (
         "does not end with a checksum. ",
         "'newest-whole' does not help",
-        "from an exact copy",
+        "from a backup",
         "start this one later",
     ):
         assert words.lower() in str(error).lower()

@@ -26,8 +26,8 @@ from diloco_core.testing import (
     simulate,
     violations,
 )
+from diloco_core.testing._connection import Connection
 from diloco_core.testing._scheduler import Scheduler
-from diloco_core.testing._store import Connection
 
 
 def _next(store, rank=0):
@@ -54,7 +54,7 @@ def test_a_claim_vanishes_while_its_life_sleeps(topology):
             store.remove(claim_key(0, 1))
         return training(node)
 
-    fault = Fault(0, 1, 40, "zombie", 12.0)
+    fault = Fault(0, 1, 42, "zombie", 12.0)
     schedule = Schedule(2, faults=[fault], restart_after=9.0, latency=0.01)
     outcome = simulate(
         train, schedule, Elastic(1, grace=5.0, topology=topology), store=store, most_lives=3

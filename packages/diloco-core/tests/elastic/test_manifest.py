@@ -61,7 +61,7 @@ def test_it_is_written_again_with_the_same_content(meddle, told, sync, caplog):
     assert outcome.store.objects[MANIFEST] == outcome.store.decided[MANIFEST]
     assert _errors(caplog)
     assert all(
-        told in text and "Writing the manifest again with the same content" in text
+        told in text and "Writing it again with the same content" in text
         for text in _errors(caplog)
     )
     again = SimulatedTraining(syncs=11, sizes=(12,), salts=dict(training.salts))
@@ -70,6 +70,71 @@ def test_it_is_written_again_with_the_same_content(meddle, told, sync, caplog):
         again, Schedule(2, latency=0.01), settings, store=outcome.store, most_lives=1
     )
     assert violations(outcome, again) == []
+
+
+COPY = "manifest.copy.json"
+_HARMS = {
+    "gone": lambda store, key: store.remove(key),
+    "cut short": lambda store, key: store.damage(key, store.objects[key][:90]),
+    "empty": lambda store, key: store.damage(key, b""),
+}
+
+
+@pytest.mark.parametrize("harm", _HARMS)
+@pytest.mark.parametrize("sync", [4, 9])
+def test_so_is_its_copy(harm, sync, caplog):
+    outcome, training = _run(lambda store: _HARMS[harm](store, COPY), sync)
+    assert violations(outcome, training) == []
+    assert outcome.store.objects[COPY] == outcome.store.decided[MANIFEST]
+    told = "is gone" if harm == "gone" else "is damaged"
+    assert {f"{COPY} {told}. Writing it again" in text for text in _errors(caplog)} == {True}
+
+
+@pytest.mark.parametrize("resume", [True, False])
+@pytest.mark.parametrize("harm", _HARMS)
+def test_where_nobody_was_left_to_write_it_again_its_copy_is_enough(harm, resume, caplog):
+    outcome, training = _run(None)
+    store = outcome.store
+    assert store.objects[COPY] == store.objects[MANIFEST]
+    _HARMS[harm](store, MANIFEST)
+    again = SimulatedTraining(syncs=11, sizes=(12,), salts=dict(training.salts))
+    settings = Elastic(2, grace=5.0, topology="sharded", resume=resume)
+    outcome = simulate(again, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    assert violations(outcome, again) == []
+    assert store.objects[MANIFEST] == store.decided[MANIFEST]
+    assert f"It is written again from its copy {COPY}" in caplog.text
+
+
+def test_a_copy_alone_is_a_leftover():
+    """Somebody empties the prefix, and stops before the last object."""
+    first, _ = _run(None, syncs=1)
+    store = SimulatedStore()
+    store.write(COPY, first.store.objects[COPY])
+    training = SimulatedTraining(syncs=9, sizes=(12,))
+    settings = Elastic(2, grace=5.0, topology="sharded")
+    outcome = simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    assert violations(outcome, training) == []
+    assert store.objects[COPY] == store.objects[MANIFEST] == store.decided[MANIFEST]
+    assert store.objects[COPY] != first.store.objects[COPY]
+
+
+def test_who_dies_before_it_has_written_the_copy_leaves_no_other_one():
+    """A copy that was left of an earlier run would be believed if the manifest was lost."""
+    first, _ = _run(None, syncs=1)
+    seen = []
+
+    class Looked(SimulatedStore):
+        def write(self, key, data):
+            super().write(key, data)
+            if key == MANIFEST:
+                seen.append(COPY in self.objects)
+
+    store = Looked()
+    store.write(COPY, first.store.objects[COPY])
+    training = SimulatedTraining(syncs=3, sizes=(12,))
+    settings = Elastic(2, grace=5.0, topology="sharded")
+    simulate(training, Schedule(2, latency=0.01), settings, store=store, most_lives=1)
+    assert seen == [False]
 
 
 def test_where_another_run_stands_nobody_goes_on(caplog):

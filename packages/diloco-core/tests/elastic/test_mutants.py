@@ -70,7 +70,7 @@ def decide_from_own_listing(monkeypatch):
     def mutant(self):
         found = wait(self)
         chosen = self._round.valid(self._life.store.list(deltas(self._sync)))
-        if found is None or not chosen:
+        if not isinstance(found, tuple) or not chosen:
             return found
         members = tuple(chosen.values())
         positions = self._progress.counting(members)
@@ -141,8 +141,9 @@ def overwrite_instead_of_create(monkeypatch):
 
 def no_replay(monkeypatch):
     def skip(life):
-        while (found := read_commit(life, life.sync + 1)) is not None:
+        while isinstance(found := read_commit(life, life.sync + 1), tuple):
             life.standing.skip(*found)
+        return found
 
     monkeypatch.setattr(_elastic_catchup, "replay", skip)
 
@@ -173,7 +174,7 @@ def done_before_the_shards(monkeypatch):
     def early(self):
         if self._shares.designated:
             _elastic_adopt.write_done(self._life, self._commit)
-        run(self)
+        return run(self)
 
     monkeypatch.setattr(Adoption, "run", early)
 

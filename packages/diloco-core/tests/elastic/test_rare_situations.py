@@ -232,7 +232,7 @@ def test_a_replica_that_fails_in_the_middle_of_a_sync_is_not_waited_for():
                 def fail(adoption):
                     if adoption._life.rank == 2 and next(count) == 2:
                         raise RuntimeError("out of memory")
-                    run(adoption)
+                    return run(adoption)
 
                 monkeypatch.setattr(Adoption, "run", fail)
             return super().__call__(node)

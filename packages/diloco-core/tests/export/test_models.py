@@ -174,15 +174,30 @@ def test_what_no_file_of_tensors_can_hold_is_left_out_and_named(lab, tmp_path, c
 @pytest.mark.parametrize("harm", ["torn", "not JSON", "gone"])
 def test_without_a_manifest_the_error_says_what_to_do(lab, tmp_path, kind, harm):
     trained(lab, tmp_path / "run", kind, Adapted)
-    manifest = tmp_path / "run" / "manifest.json"
-    text = manifest.read_text()
-    manifest.unlink() if harm == "gone" else manifest.write_text(
-        "{" if harm == "not JSON" else text.replace("e", "a")
-    )
+    for name in ("manifest.json", "manifest.copy.json"):
+        manifest = tmp_path / "run" / name
+        text = manifest.read_text()
+        manifest.unlink() if harm == "gone" else manifest.write_text(
+            "{" if harm == "not JSON" else text.replace("e", "a")
+        )
     with pytest.raises(
         CorruptedObjectError, match=r"manifest\.json.*\. The manifest describes .*put it back"
     ):
         export(tmp_path / "run", tmp_path / "model")
+
+
+@pytest.mark.parametrize("kind", ["strict", "sharded"])
+@pytest.mark.parametrize("harm", ["torn", "gone"])
+def test_without_the_manifest_its_copy_is_enough(lab, tmp_path, caplog, kind, harm):
+    trained(lab, tmp_path / "run", kind, Adapted)
+    export(tmp_path / "run", tmp_path / "model")
+    expected, manifest = load_file(tmp_path / "model"), tmp_path / "run" / "manifest.json"
+    manifest.unlink() if harm == "gone" else manifest.write_text(manifest.read_text()[:90])
+    export(tmp_path / "run", tmp_path / "model")
+    assert "Its copy manifest.copy.json is whole and is used instead" in caplog.text
+    again = load_file(tmp_path / "model")
+    assert again.keys() == expected.keys()
+    assert all(torch.equal(again[name], expected[name]) for name in expected)
 
 
 def test_padding_is_covered_too(lab, tmp_path, monkeypatch):

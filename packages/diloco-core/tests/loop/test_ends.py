@@ -101,7 +101,7 @@ class TestSkippedSteps:
         whole, rest = divmod((steps - max(skipped)) * fragments, 4)
         if flush == "none":
             assert committed == whole
-            assert "of this replica are dropped: like all others, it ends" in caplog.text
+            assert "of this replica are not in the model: like all others, it ends" in caplog.text
         elif fragments == 1:
             assert committed == whole + bool(rest)
 

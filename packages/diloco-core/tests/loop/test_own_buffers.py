@@ -165,7 +165,7 @@ def test_a_buffer_that_cannot_be_saved_is_named_when_the_block_is_entered(lab):
 
 def test_one_that_would_come_back_changed_is_named(monkeypatch):
     monkeypatch.setattr(_own_buffers, "_unpacked", lambda _: torch.zeros(2))
-    with pytest.raises(ConfigurationError, match=r"buffer 'held' .* would be others"):
+    with pytest.raises(ConfigurationError, match=r"buffer 'held' .* would be different"):
         OwnBuffers(Holder(torch.ones(2))).try_out()
 
 

@@ -14,7 +14,7 @@ from diloco_core._elastic._exchange import ElasticExchange
 from diloco_core._model import _unsynced
 from diloco_core._store._open import open_store
 from diloco_core.testing import Schedule, SimulatedStore, simulate
-from diloco_core.testing._store import Connection
+from diloco_core.testing._connection import Connection
 
 _SETTINGS = Elastic(2, grace=5.0, topology="sharded")
 _AGAIN = "It is written again with the same content. Something outside the run deletes or changes its objects."

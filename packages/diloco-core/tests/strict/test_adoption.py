@@ -15,7 +15,7 @@ from diloco_core._outer._optimizer import OuterOptimizer, outer_factory
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._strict._participant import Participant
-from diloco_core._strict._repairs import Repairs
+from diloco_core._strict._records._repairs import Repairs
 from diloco_core._strict._sync._adopt import Adoption
 from diloco_core._strict._sync._objects import SyncObjects
 from diloco_core._strict._sync._published import OwnShards

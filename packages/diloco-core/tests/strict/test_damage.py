@@ -23,10 +23,10 @@ from diloco_core._exchange._base import Schema
 from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
-from diloco_core._strict._delta import DeltaFile, DeltaPlan, ShardDelta
 from diloco_core._strict._liveness import Liveness
-from diloco_core._strict._manifest import Manifest
-from diloco_core._strict._records import (
+from diloco_core._strict._records._delta import DeltaFile, DeltaPlan, ShardDelta
+from diloco_core._strict._records._manifest import Manifest
+from diloco_core._strict._records._records import (
     Claim,
     check_commit,
     commit,

@@ -22,7 +22,13 @@ from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._strict._liveness import Liveness
-from diloco_core._strict._records import claim_key, commit_key, committed_sync, note, note_key
+from diloco_core._strict._records._records import (
+    claim_key,
+    commit_key,
+    committed_sync,
+    note,
+    note_key,
+)
 from diloco_core._timing import Timing
 from diloco_core.testing import run_replicas
 

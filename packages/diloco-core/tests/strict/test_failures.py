@@ -29,44 +29,40 @@ from diloco_core.testing import run_replicas
 pytestmark = pytest.mark.processes
 
 
+def _rank_1_does_not_come(hang):
+    """A replica for every rank; that of rank 1 hangs before the second sync until the other has ended."""
+
+    def replica(exchange):
+        with ObjectStoreAllReduce(exchange) as reduce:
+            reduce.mean([torch.ones(2)])
+            if exchange.rank == 1:
+                hang.wait(PATIENCE)
+                return
+            try:
+                reduce.mean([torch.ones(2)])
+            finally:
+                hang.set()
+
+    return replica
+
+
 class TestSyncing:
     def test_a_replica_that_stops_without_a_word_is_named_when_time_is_up(self, lab, tmp_path):
-        def replica(exchange):
-            with ObjectStoreAllReduce(exchange) as reduce:
-                reduce.mean([torch.ones(2)])
-                if exchange.rank == 1:
-                    hang.wait(PATIENCE)
-                    return
-                try:
-                    reduce.mean([torch.ones(2)])
-                finally:
-                    hang.set()
-
         hang = threading.Event()
         # The beat of rank 1 goes on (it runs in real time), so only the time limit of the sync ends the wait.
         exchanges = lab.store_exchanges(
             tmp_path, 2, sync_timeout=50.0, beat_interval=1000.0, lost_after=1e9
         )
-        results = run_replicas(replica, exchanges)
+        results = run_replicas(_rank_1_does_not_come(hang), exchanges)
         assert lab.kinds(results)[0] is SyncTimeoutError
         assert results[0].missing == (1,)
         assert "waiting for rank 1" in str(results[0])
 
     def test_a_thread_that_does_not_come_to_a_sync_is_named(self, lab):
-        def replica(exchange):
-            with ObjectStoreAllReduce(exchange) as reduce:
-                reduce.mean([torch.ones(2)])
-                if exchange.rank == 1:
-                    hang.wait(PATIENCE)
-                    return
-                try:
-                    reduce.mean([torch.ones(2)])
-                finally:
-                    hang.set()
-
         for limit in (0.1, 2.0, 40.0):
             hang = threading.Event()
-            results = run_replicas(replica, in_process(2, timing=Timing(sync_timeout=limit)))
+            exchanges = in_process(2, timing=Timing(sync_timeout=limit))
+            results = run_replicas(_rank_1_does_not_come(hang), exchanges)
             if hang.is_set():
                 break  # or the machine is so busy that not even the first sync was in time
         assert lab.kinds(results)[0] is SyncTimeoutError

@@ -3,15 +3,18 @@
 import copy
 
 import pytest
-from damage_lab import flip
-from strict_lab import Run
+from damage_lab import flip, late_bit
+from strict_lab import Run, in_folder
 from training_lab import identical
 
+from diloco_core import export
+from diloco_core._store._copies import copy_key
 from diloco_core._strict._old_states import OldStates
 
 
-def published(run):
-    return sorted(key for key in run.store.objects if key.startswith("state/"))
+def published(run, copies=False):
+    keys = sorted(key for key in run.store.objects if key.startswith("state/"))
+    return [key for key in keys if (".copy." in key) == copies]
 
 
 def survives(run, fragments, at_least):
@@ -55,11 +58,72 @@ def test_however_often_it_is_resumed_nothing_piles_up(fragments):
     for life in range(8):
         run.live(resume=life > 0, until=4 + life)
         counts.append(len(published(run)))
+    assert not published(run, copies=True), "they are deleted with the first states"
     assert max(counts) <= 2 * (2 * fragments + 1)
     assert len(set(counts[2:])) == 1
     run.live(resume=True, until=11 + 3 * fragments)
     syncs = {int(key.split("/")[1]) for key in published(run)}
     assert len(syncs) == 2 * fragments + 1
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+def test_before_its_first_outer_step_a_fragment_has_a_copy_of_its_state(
+    fragments, harm, tmp_path, caplog
+):
+    """Whatever is lost, nothing is given up: the values are those that the run began with."""
+    run = Run(2, fragments)
+    run.live(until=fragments - 1 or -1)
+    copies = published(run, copies=True)
+    initial = [key for key in published(run) if int(key.split("/")[1]) < fragments]
+    assert copies == [copy_key(key) for key in initial]
+    assert all(run.store.objects[copy_key(key)] == run.store.objects[key] for key in initial)
+    expected = copy.deepcopy(run).live(resume=True)
+    for key in [*initial, *copies]:
+        again = copy.deepcopy(run)
+        if harm == "gone":
+            again.store.remove(key)
+        else:
+            again.store.damage(key, late_bit(again.store.objects[key]))
+        caplog.clear()
+        folder = in_folder(again, tmp_path / key.replace("/", "."))
+        assert export(folder, tmp_path / "model") == fragments - 1
+        assert identical([*again.live(resume=True), *expected])
+        is_newest = key in initial and int(key.split("/")[1]) == fragments - 1
+        assert ("Its copy is used instead" in caplog.text) == is_newest
+        if harm == "gone":  # a file of tensors needs the values alone
+            assert ("Its copy is read instead" in caplog.text) == is_newest
+
+
+@pytest.mark.parametrize("lost", ["state", "copy"])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_resumes_the_run_writes_both_again(lost, rank):
+    """Such as the copy that a process has not written before it was killed."""
+    run = Run(2)
+    run.live(until=-1)
+    before = {key: run.store.objects[key] for key in [*published(run), *published(run, True)]}
+    (key,) = (key for key in published(run) if f"/{rank:05}." in key)
+    run.store.remove(key if lost == "state" else copy_key(key))
+    run.live(resume=True, until=-1)
+    assert {key: run.store.objects.get(key) for key in before} == before
+
+
+@pytest.mark.parametrize("fragments", [1, 2])
+def test_the_copies_are_deleted_with_the_first_states(fragments):
+    run = Run(2, fragments)
+    run.live(until=3 * fragments)
+    assert published(run)
+    assert not published(run, copies=True)
+
+
+def test_a_run_that_is_resumed_before_its_first_outer_step_deletes_the_copies_later():
+    run = Run(2, 2)
+    run.live(until=1)
+    for until in (2, 3, 6):
+        run.live(resume=True, until=until)
+        named = {int(key.split("/")[1]) for key in published(run) if int(key.split("/")[1]) < 2}
+        copied = {int(key.split("/")[1]) for key in published(run, copies=True)}
+        assert copied == named
 
 
 def test_what_is_kept_of_three_fragments():

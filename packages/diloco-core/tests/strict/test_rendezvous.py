@@ -21,7 +21,7 @@ from diloco_core import (
 from diloco_core._exchange._base import Schema
 from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._store._open import open_store
-from diloco_core._strict._records import (
+from diloco_core._strict._records._records import (
     Claim,
     claim_key,
     note,
@@ -29,7 +29,7 @@ from diloco_core._strict._records import (
     schema_digest,
     schema_key,
 )
-from diloco_core._strict._version import VERSION
+from diloco_core._strict._records._version import VERSION
 from diloco_core._wire._fields import LARGEST
 from diloco_core._wire._sealed import seal, unseal
 from diloco_core.testing import run_replicas

@@ -10,6 +10,7 @@ from strict_lab import Run
 from training_lab import identical
 
 from diloco_core import RendezvousTimeoutError, RunExistsError
+from diloco_core.testing import Fault
 
 
 def same(held, wanted):
@@ -161,13 +162,21 @@ def test_two_launches_at_the_same_time_where_a_store_ignores_conditions():
     assert all("another process has begun to resume rank" in str(error) for error in others)
 
 
-@pytest.mark.parametrize("gap", [0.1, 0.4])
+@pytest.mark.parametrize("gap", [0.0, 0.02])
 def test_two_processes_of_rank_0_choose_only_once(monkeypatch, gap):
+    """Whose claim was overwritten is refused, and so is who wakes up when the other one has chosen."""
     monkeypatch.setattr("diloco_core._strict._resume._resuming.check_not_claimed", lambda *_: None)
-    run = Run(1, syncs=30)
-    run.store.exclusive = False
-    run.live((0, 50, "kill after"))
-    first, second = run.simulate([(0, start, [], True) for start in (0.0, gap)], 0, until=30)
-    assert isinstance(first, dict)
-    assert isinstance(second, RunExistsError)
-    assert "the other one has already chosen" in str(second)
+    reasons = set()
+    for hang in [None, *range(4, 10)]:
+        run = Run(1, syncs=30)
+        run.store.exclusive = False
+        run.live((0, 50, "kill after"))
+        faults = [] if hang is None else [Fault(0, 1, hang, "zombie", 60.0)]
+        processes = [(0, 0.0, [], True), (0, gap, faults, True)]
+        results = run.simulate(processes, 0, until=30)
+        refused = [str(error) for error in results if isinstance(error, RunExistsError)]
+        assert len(refused) + sum(isinstance(result, dict) for result in results) == 2
+        reasons.update(
+            part for part in ("is taken by", "has already chosen") if part in str(refused)
+        )
+    assert reasons == {"is taken by", "has already chosen"}

@@ -1,7 +1,7 @@
 """Which state a strict run is continued from, and that it is the one that is exported."""
 
 import pytest
-from damage_lab import flip
+from damage_lab import late_bit
 from safetensors.torch import load_file
 from strict_lab import Run, in_folder, manifest
 from training_lab import identical
@@ -10,13 +10,8 @@ from diloco_core import (
     CorruptedObjectError,
     export,
 )
-from diloco_core._strict._manifest import cut
+from diloco_core._strict._records._manifest import cut
 from diloco_core._strict._states import keys_of, states, syncs_before
-
-
-def late_bit(data):
-    """A flipped bit among the last values of a shard."""
-    return flip(data, 8 * (len(data) - 60))
 
 
 def rebuilt(run, damaged):
@@ -90,9 +85,11 @@ def test_what_is_exported_is_what_is_resumed(tmp_path, caplog):
     assert export(folder, tmp_path / "model") == 5
     (weights, *_) = rebuilt(run, newest).live(resume="newest-whole", until=5)
     assert identical([load_file(tmp_path / "model"), weights])
-    (folder / "manifests/0003.json").write_text("torn")
+    for key in ("manifests/0003.json", "manifests/0003.copy.json"):
+        (folder / key).write_text("torn")
     with pytest.raises(CorruptedObjectError, match=r"manifests/0003\.json"):
         export(folder, tmp_path / "model")
-    (folder / "manifests/0003.json").unlink()
+    for key in ("manifests/0003.json", "manifests/0003.copy.json"):
+        (folder / key).unlink()
     with pytest.raises(CorruptedObjectError, match=r"no manifest says so.*put it back"):
         export(folder, tmp_path / "model")

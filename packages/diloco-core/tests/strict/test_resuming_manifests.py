@@ -8,13 +8,15 @@ from strict_lab import Run, in_folder, refused
 from training_lab import identical
 
 from diloco_core import CorruptedObjectError, RunExistsError, Timing, export
+from diloco_core._store._copies import copy_key
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
-from diloco_core._strict._manifest import MANIFEST, Manifest
+from diloco_core._strict._records._manifest import MANIFEST, Manifest
 from diloco_core._strict._resume._base import newest_manifest
 from diloco_core._wire._sealed import seal, unseal
 
 SECOND = "manifests/0002.json"
+SECOND_COPY = "manifests/0002.copy.json"
 
 
 @pytest.fixture
@@ -55,8 +57,9 @@ class TestOfAnotherRun:
         other.live(until=3)
         before = other.live(resume=True, until=3)
         assert identical(before)
-        other.store.objects[SECOND] = twice.store.objects[SECOND]
-        match = rf"{SECOND} belongs to another run than .*{MANIFEST}: .* move {SECOND} away"
+        for key in (SECOND, SECOND_COPY):
+            other.store.objects[key] = twice.store.objects[key]
+        match = rf"{SECOND} belongs to another run than .*{MANIFEST}: .* move {SECOND} and {SECOND_COPY} away"
         refused(other, CorruptedObjectError, match)
         with pytest.raises(CorruptedObjectError, match=match):
             export(in_folder(other, tmp_path / "run"), tmp_path / "model")
@@ -74,16 +77,62 @@ class TestOfAnotherRun:
         fields = unseal("manifest", SECOND, twice.store.objects[SECOND], "x")
         fields[field] = value(fields)
         twice.store.objects[SECOND] = seal("manifest", SECOND, fields)
+        twice.store.remove(SECOND_COPY)
         refused(twice, CorruptedObjectError, SECOND)
+
+
+def test_a_copy_of_another_run_does_no_harm_where_a_later_manifest_is_there(twice, tmp_path):
+    """Of the first manifest, which is not needed any more."""
+    other = Run(2)
+    other.live(until=1)
+    twice.store.objects[copy_key(MANIFEST)] = other.store.objects[MANIFEST]
+    twice.store.remove(MANIFEST)
+    assert export(in_folder(twice, tmp_path / "run"), tmp_path / "model") == 5
+    assert identical(twice.live(resume=True))
+
+
+@pytest.mark.parametrize("harm", ["gone", "damaged"])
+@pytest.mark.parametrize("lives", [1, 2])
+@pytest.mark.parametrize("of", ["manifest", "copy"])
+def test_one_of_the_two_is_enough(stopped, tmp_path, caplog, harm, lives, of):
+    if lives == 2:
+        stopped.live(resume=True, until=5)
+    key = {1: MANIFEST, 2: SECOND}[lives]
+    assert stopped.store.objects[copy_key(key)] == stopped.store.objects[key]
+    lost = key if of == "manifest" else copy_key(key)
+    if harm == "gone":
+        stopped.store.remove(lost)
+    else:
+        damage(stopped, lost)
+    steps = {1: 3, 2: 5}[lives]
+    with caplog.at_level(logging.WARNING):
+        assert export(in_folder(stopped, tmp_path / "run"), tmp_path / "model") == steps
+        seen = {}
+        assert identical(stopped.live(resume=True, seen=seen))
+    assert seen == dict.fromkeys(range(2), (steps, 2 * steps, 0))
+    text = f"Its copy {copy_key(key)} is whole and is used instead"
+    assert (text in caplog.text) == (of == "manifest")
+
+
+def test_what_is_left_of_an_earlier_run_may_be_a_copy(stopped):
+    """The objects of a prefix are deleted in the order of their keys, and this stops before the last one of a folder."""
+    other = Run(2)
+    other.store.write(SECOND_COPY, b"of an earlier run")
+    for result in other.live():
+        assert isinstance(result, RunExistsError)
+        assert f"holds '{SECOND_COPY}' of an earlier run" in str(result)
 
 
 @pytest.mark.parametrize("harm", ["gone", "damaged"])
 class TestWhenItIsLost:
+    """Both the manifest and its copy."""
+
     def harm(self, run, key, harm):
-        if harm == "gone":
-            run.store.remove(key)
-        else:
-            damage(run, key)
+        for lost in (key, copy_key(key)):
+            if harm == "gone":
+                run.store.remove(lost)
+            else:
+                damage(run, lost)
 
     def test_the_first_one_is_not_needed_any_more(self, twice, tmp_path, caplog, harm):
         self.harm(twice, MANIFEST, harm)
@@ -109,6 +158,7 @@ class TestWhenItIsLost:
         stopped.live(resume=True, until=8)
         copy = stopped.store.objects[SECOND]
         self.harm(stopped, SECOND, harm)
+        assert copy_key(SECOND) == SECOND_COPY
         result, _ = stopped.live(resume="newest-whole")
         with pytest.raises(
             CorruptedObjectError,
@@ -147,7 +197,10 @@ def test_one_that_a_listing_shows_and_that_is_gone_is_not_passed_over_in_silence
     folder = in_folder(twice, tmp_path / "run")
     store, timing = Patient(open_store(str(folder)), Timing()), Timing()
     monkeypatch.setattr(store, "list", lambda prefix: {SECOND: 1})
-    (tmp_path / "run" / SECOND).unlink()
-    with pytest.raises(CorruptedObjectError, match=rf"{SECOND} is listed, but gone.*newest-whole"):
+    for key in (SECOND, SECOND_COPY):
+        (tmp_path / "run" / key).unlink()
+    with pytest.raises(
+        CorruptedObjectError, match=rf"{SECOND} and its copy are gone.*newest-whole"
+    ):
         newest_manifest(store, timing, may_go_back=False)
     assert newest_manifest(store, timing, may_go_back=True) == stored(twice, MANIFEST, 1)

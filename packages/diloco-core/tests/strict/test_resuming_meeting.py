@@ -15,7 +15,7 @@ from diloco_core._exchange._base import Schema
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
 from diloco_core._strict._liveness import Liveness
-from diloco_core._strict._records import Claim, claim_key
+from diloco_core._strict._records._records import Claim, claim_key
 from diloco_core._strict._resume._meeting import Meeting, claim_again, meeting_key
 from diloco_core._wire._sealed import seal
 

@@ -23,10 +23,11 @@ from diloco_core import (
 )
 from diloco_core._exchange._endings import Ending, Progress
 from diloco_core._loop._membership import FixedMembership
+from diloco_core._store._copies import copy_key
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
-from diloco_core._strict._manifest import MANIFEST
-from diloco_core._strict._records import beat_key, claim_key, note, note_key
+from diloco_core._strict._records._manifest import MANIFEST
+from diloco_core._strict._records._records import beat_key, claim_key, note, note_key
 from diloco_core._strict._resume._ended import check_ended
 from diloco_core._wire._sealed import seal, unseal
 
@@ -230,8 +231,9 @@ class TestWhatDiffers:
         refused(run, RendezvousError, "ended before all of its replicas had met")
 
     def test_a_run_without_its_manifest(self, stopped):
-        del stopped.store.objects[MANIFEST]
-        refused(stopped, CorruptedObjectError, "manifest.json is gone")
+        for key in (MANIFEST, copy_key(MANIFEST)):
+            del stopped.store.objects[key]
+        refused(stopped, CorruptedObjectError, "manifest.json and its copy are gone")
 
     def test_an_elastic_run(self, tmp_path):
         net = torch.nn.Linear(2, 1)

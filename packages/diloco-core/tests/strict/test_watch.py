@@ -3,18 +3,20 @@
 import re
 
 import pytest
+import torch
 from damage_lab import flip
 from strict_lab import Run, claim
-from training_lab import Clock, identical
+from training_lab import Clock, fill, identical, push
 
-from diloco_core import ReplicaLostError, Timing
+from diloco_core import DiLoCo, Elastic, ReplicaLostError, Timing, connect
 from diloco_core._exchange._base import Schema
+from diloco_core._store._copies import copy_key
 from diloco_core._store._open import open_store
 from diloco_core._store._patient import Patient
-from diloco_core._strict._manifest import MANIFEST, Manifest, manifest_key
-from diloco_core._strict._records import claim_key
+from diloco_core._strict._records._manifest import MANIFEST, Manifest, manifest_key
+from diloco_core._strict._records._records import claim_key
 from diloco_core._strict._watch import Watch
-from diloco_core.testing._store import SimulatedStore
+from diloco_core.testing import SimulatedStore
 
 HARM = {
     "gone": lambda data: None,
@@ -90,7 +92,7 @@ class TestInALivingRun:
         assert self.is_whole(stopped)
 
 
-class TestWhatIsNotWrittenAgain:
+class TestWhatIsWrittenAgain:
     @pytest.fixture(params=[1, 2])
     def watched(self, request, tmp_path):
         clock, schema, life = Clock(), Schema({}, {}), request.param
@@ -136,7 +138,9 @@ class TestWhatIsNotWrittenAgain:
             "", 32 * "d", 1, {"committed": "0"}, {}, [], {}, manifest.members, manifest.earlier
         )
         store.put(manifest_key(manifest.life), lambda: [other.to_bytes()])
-        assert self.look(watched) == other.to_bytes()
+        store.put(copy_key(manifest_key(manifest.life)), lambda: [other.to_bytes()])
+        assert self.look(watched) == manifest.to_bytes(), "the claims say whose the prefix is"
+        assert store.get(copy_key(manifest_key(manifest.life))) == manifest.to_bytes()
 
 
 def test_a_first_life_writes_manifest_json_again(monkeypatch):
@@ -151,3 +155,21 @@ def test_a_first_life_writes_manifest_json_again(monkeypatch):
         patch.setattr(SimulatedStore, "write", harmful)
         assert identical(run.live(until=3))
     assert identical(run.live(resume=True))
+
+
+@pytest.mark.parametrize("kind", ["strict", "elastic"])
+def test_a_run_goes_on_without_a_copy_that_cannot_be_written(kind, tmp_path, caplog):
+    clock, folder = Clock(), tmp_path / "run"
+    timing = Timing(clock=clock, sleep=clock.sleep)
+    options = {"elastic": Elastic(1, grace=600.0)} if kind == "elastic" else {}
+    net = fill(torch.nn.Linear(2, 1))
+    inner = torch.optim.SGD(net.parameters(), lr=0.5)
+    exchange = connect(folder, rank=0, world_size=1, timing=timing, **options)
+    with DiLoCo(net, inner, exchange, sync_every=1) as outer:
+        copy = folder / copy_key(MANIFEST)
+        copy.unlink()
+        (copy / "something").mkdir(parents=True)
+        for step in range(9):
+            push(net, inner, 0, step)
+    assert outer.committed == 9
+    assert "goes on without this copy of its manifest" in caplog.text

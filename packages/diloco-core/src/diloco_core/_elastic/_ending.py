@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from .._errors import RunExistsError
 from ._records._farewell import farewell
 from ._records._keys import Hint
-from ._round._reload import Reload
 from ._states._publish import finish
 from ._sync._fork import look_back
 from ._watch import watch_manifest
@@ -26,9 +25,8 @@ def leave_run(life: Life, unsynced: UnsyncedWatch | None) -> None:
     _say_goodbye(life, None)
     if unsynced is not None:
         unsynced.look()
-    # Reload means that this life's state is no longer the run's, so that there is nothing to publish.
-    with suppress(Reload):
-        look_back(life)
+    # If this life's state is no longer the run's, there is nothing to publish.
+    if look_back(life) is None:
         finish(life)
 
 

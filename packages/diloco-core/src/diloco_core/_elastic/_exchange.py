@@ -216,7 +216,7 @@ class ElasticExchange(ResumableExchange):
         try:
             if read_commit(life, life.sync + 1) is not None:
                 return True
-        except (Reload, CorruptedObjectError, RunExistsError):
+        except (CorruptedObjectError, RunExistsError):
             return True  # there is a record; the sync deals with what is wrong with it
         if self._first and stands_in(life):
             return True
@@ -256,7 +256,6 @@ class ElasticExchange(ResumableExchange):
             raise
 
     def _sync(self, life: Life, job: SyncJob, last: bool) -> Steps:
-        reload: Reload | None = None
         with saying_what_to_do(life, going_back=False):
             check_claim(life)
             fragment = life.fragments[life.index(life.sync + 1)].job
@@ -267,21 +266,16 @@ class ElasticExchange(ResumableExchange):
                 )
             self._first = False
             sync = ElasticSync(life, fragment, 2 * self.settings.grace if last else None)
-            try:
-                sync.contribute()
-            except Reload as reason:
-                reload = reason  # reloading is left to the second half of the sync
+            reload = sync.contribute()  # reloading is left to the second half of the sync
         yield sync.ready if reload is None else lambda: True
         with saying_what_to_do(life, going_back=False):
             return self._finish(life, sync, reload)
 
     def _finish(self, life: Life, sync: ElasticSync, reload: Reload | None) -> SyncReport:
-        if reload is not None:
-            return self._again(life, sync, reload)
-        try:
-            report = sync.finish()
-        except Reload as reason:
-            return self._again(life, sync, reason)
+        report = reload or sync.finish()
+        if isinstance(report, Reload):
+            start_again(life, report)
+            return sync.after_reloading()
         if report.committed:
             life.handover.is_completed()
             if life.sync % WATCH_EVERY == 0:
@@ -289,11 +283,6 @@ class ElasticExchange(ResumableExchange):
                 watch_claim(life)
                 self._watch_unsynced(life)
         return report
-
-    @staticmethod
-    def _again(life: Life, sync: ElasticSync, reload: Reload) -> SyncReport:
-        start_again(life, reload)
-        return sync.after_reloading()
 
     def save_inner(self, parts: Callable[[str], Iterable[Buffer]]) -> None:
         """Save the state that belongs to this replica alone, for the next life of its rank; see :func:`._inner.save_inner`.

@@ -29,8 +29,11 @@ _ASKING = 4  # how often a record is read again while other replicas are asked t
 _log = logging.getLogger("diloco_core")
 
 
-def read_done(life: Life, sync: int, index: int) -> Done | None:
+def read_done(life: Life, sync: int, index: int) -> Done | Reload | None:
     """The record of a complete state. If it is damaged, it is made again from the commit record and the verified shards.
+
+    Returns:
+        The record; None if there is none; ``Reload`` if the run has gone back to older states.
 
     Raises:
         CorruptedObjectError: It is damaged, and cannot be made again.
@@ -42,6 +45,8 @@ def read_done(life: Life, sync: int, index: int) -> Done | None:
         done = _done_again(life, sync, index)
         if done is None:
             raise
+        if isinstance(done, Reload):
+            return done
         _say(life, key, error)
         life.store.put(key, lambda: [done.to_json()])
         return done
@@ -55,16 +60,21 @@ def readable_done(life: Life, sync: int, index: int) -> Done | None:
         return None
 
 
-def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit, str] | None:
-    """The record of a sync and its digest; None if there is none. A damaged record is written again if that is possible.
+def read_commit(
+    life: Life, sync: int, *, decided: bool = False
+) -> tuple[Commit, str] | Reload | None:
+    """The record of a sync and its digest. A damaged record is written again if that is possible.
 
     Args:
         life: The life that reads it.
         sync: The sync.
         decided: Whether the record is known to have existed, so that it is lost if it is not there.
 
+    Returns:
+        The two; None if there is no record; ``Reload`` if there is a rollback in its place: the run has gone back to older
+        states.
+
     Raises:
-        Reload: There is a rollback in its place: the run has gone back to older states.
         CorruptedObjectError: It is damaged, and neither this life nor the store knows what it said.
     """
     try:
@@ -80,7 +90,7 @@ def read_commit(life: Life, sync: int, *, decided: bool = False) -> tuple[Commit
         return None
     record, record_digest = entry
     if isinstance(record, Rollback):
-        raise Reload(Why.WENT_BACK, record)
+        return Reload(Why.WENT_BACK, record)
     return record, record_digest
 
 
@@ -159,7 +169,7 @@ def mend_published(life: Life, index: int) -> None:
             rewrite_shard(life, progress, progress.sync, number, damage)
 
 
-def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | None:
+def commit_mended(life: Life, sync: int) -> tuple[Commit, str] | Reload | None:
     """The record of a sync, as :func:`read_commit`. If it is damaged, this asks the other replicas, and waits for a grace.
 
     A replica that has created or read the record can write it again; and every replica can, once the state after the sync is
@@ -196,17 +206,25 @@ def ask_for_repair(life: Life) -> None:
         life.store.put(Hint(sync, life.rank, life.epoch, "repair").key, lambda: [b"\n"])
 
 
-def answer(life: Life) -> None:
-    """Answer a request for repair: compare what this life knows for certain with the store, and write damaged objects again."""
+def answer(life: Life) -> Reload | None:
+    """Answer a request for repair: compare what this life knows for certain with the store, and write damaged objects again.
+
+    Returns ``Reload`` if the run has gone back to older states.
+    """
     _mend_rollback(life)
     for index, progress in enumerate(life.fragments):
         commit = progress.commit
         if commit is None:
             continue
-        read_commit(life, commit.sync, decided=True)
+        entry = read_commit(life, commit.sync, decided=True)
+        if isinstance(entry, Reload):
+            return entry
         if life.published(progress.sync):
             mend_published(life, index)
-            _mend_done(life, index)
+            reload = _mend_done(life, index)
+            if reload is not None:
+                return reload
+    return None
 
 
 def _mend_rollback(life: Life) -> None:
@@ -219,20 +237,23 @@ def _mend_rollback(life: Life) -> None:
             life.store.put(key, lambda: [rollback.to_json()])  # noqa: B023 - called at once
 
 
-def _mend_done(life: Life, index: int) -> None:
+def _mend_done(life: Life, index: int) -> Reload | None:
     sync = life.fragments[index].sync
-    if life.store.get(done_key(sync, index)) is not None:
-        try:
-            read_done(life, sync, index)
-        except CorruptedObjectError as error:
-            _log.error("rank %d: %s", life.rank, error)
+    if life.store.get(done_key(sync, index)) is None:
+        return None
+    try:
+        done = read_done(life, sync, index)
+    except CorruptedObjectError as error:
+        _log.error("rank %d: %s", life.rank, error)
+        return None
+    return done if isinstance(done, Reload) else None
 
 
-def _done_again(life: Life, sync: int, index: int) -> Done | None:
+def _done_again(life: Life, sync: int, index: int) -> Done | Reload | None:
     """Make the record of a complete state from the commit record and the shards; None if one of these is gone or damaged."""
     entry = read_commit(life, sync, decided=True)
-    if entry is None:
-        return None
+    if entry is None or isinstance(entry, Reload):
+        return entry
     sums: list[Sums] = []
     for number in range(life.fragments[index].job.layout.shards):
         try:

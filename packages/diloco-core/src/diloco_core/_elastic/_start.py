@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError, RendezvousError, RunExistsError
 from .._store._api import InBackground
+from .._store._copies import copy_key
 from .._store._parallel import in_parallel
 from .._store._reread import read_again
 from .._wire._published import shard_metadata
@@ -22,7 +23,7 @@ from ._records._rules import states
 from ._settings import choose_topology
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from .._exchange._base import Schema
     from .._exchange._resumable import ResumableJob
@@ -58,7 +59,7 @@ def open_run(
         RunExistsError: The prefix belongs to another run.
         MismatchError: This replica has another model or other settings.
     """
-    manifest = read_manifest(store, timing)
+    manifest = _read_or_restore(store, timing)
     if manifest is None and settings.resume:
         _check_unused(store)
         raise RendezvousError(
@@ -75,6 +76,7 @@ def open_run(
         )
     if manifest is None:
         _check_unused(store)
+        _remove_leftover(store)
         with beginning(store, timing, rank=rank, run_id=run_id, grace=settings.grace):
             own_manifest = _initial(
                 store, jobs, schema, rank, world_size, run_id, settings, chunk_bytes
@@ -86,7 +88,9 @@ def open_run(
                 f"{store.uri}/{MANIFEST} was created, but is not there any more: something else has deleted it. Find out what "
                 "does, and start again."
             )
-        if manifest.initial != own_manifest.initial:
+        if manifest.initial == own_manifest.initial:
+            store.put(copy_key(MANIFEST), lambda: [own_manifest.to_json()])
+        else:
             # Another replica was faster: the state that this one uploaded is not used.
             store.delete(store.list(f"initial/{own_manifest.initial}/"))
             if own_manifest.unsynced:
@@ -119,19 +123,64 @@ def read_manifest(store: Patient, timing: Timing) -> Manifest | None:
         FormatError: Another version has written it.
         RunExistsError: It is the manifest of a strict run.
     """
-
-    def read() -> Manifest | None:
-        data = store.get(MANIFEST)
-        return None if data is None else Manifest.from_json(data, f"{store.uri}/{MANIFEST}")
-
     try:
-        return read_again(timing, read)
+        return read_again(timing, lambda: _stored_manifest(store))
     except CorruptedObjectError as error:
-        raise CorruptedObjectError(
-            f"{str(error).rstrip('.')}. Without this object nothing of the run can be read, and resume='newest-whole' does not "
-            "help. If a replica of the run is still running, that replica will write the object again: start this one later. "
-            "Otherwise restore the object from an exact copy, or begin a new run on another prefix."
-        ) from error
+        raise _unreadable(error) from error
+
+
+def _read_or_restore(store: Patient, timing: Timing) -> Manifest | None:
+    """The manifest; None if there is none. If it is damaged or gone, it is written again from its copy.
+
+    Raises as :func:`read_manifest` does.
+    """
+    damage: CorruptedObjectError | None = None
+    try:
+        manifest = read_again(timing, lambda: _stored_manifest(store))
+    except CorruptedObjectError as error:
+        manifest, damage = None, error
+    if manifest is not None:
+        return manifest
+    key = copy_key(MANIFEST)
+    try:
+        copy = read_again(timing, lambda: _stored_manifest(store, key))
+    except CorruptedObjectError:
+        copy = None
+    if copy is None and damage is not None:
+        raise _unreadable(damage) from damage
+    # Without anything else of the run, the copy is only a leftover, and a new run may begin.
+    if copy is None or (damage is None and not _remains(store, store.list("claims/"))):
+        return None
+    _log.error(
+        "%s. It is written again from its copy %s. Something outside this run deletes or changes its objects: find out what "
+        "does, and stop it.",
+        f"{store.uri}/{MANIFEST} is gone" if damage is None else str(damage).rstrip("."),
+        key,
+    )
+    if damage is None:
+        store.create(MANIFEST, copy.to_json)
+    else:
+        store.put(MANIFEST, lambda: [copy.to_json()])
+    return read_manifest(store, timing)
+
+
+def _unreadable(damage: CorruptedObjectError) -> CorruptedObjectError:
+    return CorruptedObjectError(
+        f"{str(damage).rstrip('.')}. Without this object or its copy {copy_key(MANIFEST)} nothing of the run can be read, and "
+        "resume='newest-whole' does not help. If a replica of the run is still running, that replica will write the object "
+        "again: start this one later. Otherwise restore it from a backup, or begin a new run on another prefix."
+    )
+
+
+def _stored_manifest(store: Patient, key: str = MANIFEST) -> Manifest | None:
+    data = store.get(key)
+    return None if data is None else Manifest.from_json(data, f"{store.uri}/{key}")
+
+
+def _remains(store: Patient, claims: Iterable[str]) -> list[str]:
+    """Keys of objects that a run writes only when its manifest is there; ``claims`` are those under ``claims/``."""
+    remains = [*filter(is_claim, claims), *filter(commit_sync, store.list("commits/"))]
+    return remains or [key for key in store.list("state/") if any(states([key]))]
 
 
 def _check_unused(store: Patient) -> None:
@@ -144,14 +193,20 @@ def _check_unused(store: Patient) -> None:
         )
     # A run that has not created its manifest yet has written only initial states. A replica that began the run at the same
     # moment and was faster has created the manifest by now.
-    remains = [*filter(is_claim, claims), *filter(commit_sync, store.list("commits/"))]
-    remains = remains or [key for key in store.list("state/") if any(states([key]))]
+    remains = _remains(store, claims)
     if remains and store.get(MANIFEST) is None:
         raise RunExistsError(
-            f"{store.uri} holds objects of an earlier run (such as {remains[0]}), but its {MANIFEST} is missing. To continue "
-            "that run, put the manifest back (replicas of it that are still running do so by themselves, every few syncs). To "
-            "begin a new run, use another prefix, or delete everything below this one."
+            f"{store.uri} holds objects of an earlier run (such as {remains[0]}), but its {MANIFEST} and the copy of it are "
+            "missing. To continue that run, put the manifest back (replicas of it that are still running do so by themselves, "
+            "every few syncs). To begin a new run, use another prefix, or delete everything below this one."
         )
+
+
+def _remove_leftover(store: Patient) -> None:
+    """Delete a copy of an earlier run's manifest, which would be believed if this process died before it has written its own."""
+    key = copy_key(MANIFEST)
+    if store.read(key, lambda _: True) and store.get(MANIFEST) is None:
+        store.delete([key])
 
 
 def _initial(

@@ -5,18 +5,23 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
-from .._errors import CorruptedObjectError, RunExistsError
+from .._errors import CorruptedObjectError, RunExistsError, StoreError
+from .._store._copies import copy_key
 from ._records._keys import MANIFEST
 from ._records._manifest import Manifest
 
 if TYPE_CHECKING:
     from ._life._life import Life
 
+_AGAIN = (
+    "rank %d: %s. Writing it again with the same content. Something outside this run deletes or changes its objects: find out "
+    "what does, and stop it."
+)
 _log = logging.getLogger("diloco_core")
 
 
 def watch_manifest(life: Life) -> None:
-    """Make sure that the run's manifest is still there: without it no replica can join or resume the run.
+    """Make sure that the run's manifest and its copy are there: without both no replica can join or resume the run.
 
     Raises:
         RunExistsError: Another run's manifest has taken its place.
@@ -43,26 +48,45 @@ def _look(life: Life) -> None:
             return life.manifest
         return Manifest.from_json(data, life.origin(MANIFEST))
 
-    message = (
-        "rank %d: %s. Writing the manifest again with the same content. Something outside this run deletes or changes its "
-        "objects: find out what does, and stop it."
-    )
     try:
         stored = life.again(read)
     except CorruptedObjectError as error:
-        _log.error(message, life.rank, str(error).rstrip("."))
+        _log.error(_AGAIN, life.rank, str(error).rstrip("."))
         store.put(MANIFEST, lambda: [own_manifest])
-        return
+        stored = life.manifest
     if stored is None:
-        _log.error(message, life.rank, f"{life.origin(MANIFEST)} is gone")
-        if store.create(MANIFEST, lambda: own_manifest):
-            return
-        stored = life.again(read)
+        _log.error(_AGAIN, life.rank, f"{life.origin(MANIFEST)} is gone")
+        created = store.create(MANIFEST, lambda: own_manifest)
+        stored = life.manifest if created else life.again(read)
     if stored is not None and stored != life.manifest:
         raise RunExistsError(
             f"the manifest at {store.uri} now belongs to another run (begun by run {stored.run_id!r}, rank {stored.writer}): two "
             f"runs share this prefix. This replica (rank {life.rank} of run {life.manifest.run_id!r}) stops before the runs mix. "
             "Give every run a prefix of its own. To continue this run, put its manifest back."
+        )
+    if stored is not None:
+        _look_at_copy(life, own_manifest)
+
+
+def _look_at_copy(life: Life, own_manifest: bytes) -> None:
+    """Write the manifest's copy again if it is lost or damaged. The manifest itself is there, so the prefix is this run's."""
+    key = copy_key(MANIFEST)
+    origin = life.origin(key)
+    try:
+        try:
+            data = life.store.get(key)
+        except CorruptedObjectError:  # too large for a manifest
+            data = b""
+        if data == own_manifest:
+            return
+        _log.error(_AGAIN, life.rank, f"{origin} is {'gone' if data is None else 'damaged'}")
+        life.store.put(key, lambda: [own_manifest])
+    except (StoreError, OSError) as error:
+        _log.error(
+            "rank %d: %s cannot be checked or written again: %s. The run goes on without this copy of its manifest.",
+            life.rank,
+            origin,
+            str(error).rstrip("."),
         )
 
 

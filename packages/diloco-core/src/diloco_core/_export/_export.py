@@ -64,7 +64,8 @@ def export(
         The number of outer steps after which the state was saved (0: the initial state).
 
     Raises:
-        RendezvousError: There is no run, or one without a model, or it has not published one yet, or not the state ``at``.
+        RendezvousError: There is no run, or its model is not there: it has none, or has not published one yet. Or the state
+            ``at`` is not there.
         CorruptedObjectError: The store does not hold what its records promise. The state ``at`` is damaged or incomplete, or
             all states are, or the manifest, or the tensors that were not synced. The error says what to do.
         StoreUnavailableError: The store cannot be listed and read; it need not be writable.

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._elastic._records._keys import MANIFEST
 from .._elastic._records._manifest import Manifest
 from .._errors import CorruptedObjectError, ObjectNotFoundError, RendezvousError
 from .._model._unsynced import unsynced_key, unsynced_seed
+from .._store._copies import read_or_copy
 from .._store._reread import read_again
-from .._strict._manifest import Manifest as StrictManifest
-from .._strict._manifest import check_descent, lives_listed, manifest_key
+from .._strict._records._manifest import Manifest as StrictManifest
+from .._strict._records._manifest import check_descent, lives_listed, manifest_key
 from .._strict._states import lost_manifest
 from .._timing import Timing
 from ._elastic import ElasticSource
@@ -20,13 +22,15 @@ from ._source import PublishedFile
 from ._strict import StrictSource
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from .._store._api import Store
     from ._source import Source
 
+T = TypeVar("T")
+
 _NO_MANIFEST = (
-    "The manifest describes all other objects, so nothing can be exported without it. If you have a copy, put it back. If the "
+    "The manifest describes all other objects, so nothing can be exported without it. If you have a backup, put it back. If the "
     "run is still going on, one of its replicas writes it again: try again later."
 )
 _log = logging.getLogger("diloco_core")
@@ -55,8 +59,7 @@ def sentence(error: Exception) -> str:
 def _source(store: Store) -> Source:
     lives = lives_listed(store.list("manifests/"))
     try:
-        # Without later manifests, everything is read again by the caller.
-        first = read_again(Timing(), lambda: _first(store), most=2 if lives else 0)
+        first = _first(store, use_copy=not lives)
     except CorruptedObjectError as error:
         if not lives:
             raise
@@ -85,34 +88,52 @@ def _source(store: Store) -> Source:
     return StrictSource(store, manifest)
 
 
-def _first(store: Store) -> Manifest | StrictManifest | None:
-    """The manifest with which the run was begun; None if the store holds no run."""
-    origin = f"{store.uri}/{MANIFEST}"
-    try:
-        data = store.get(MANIFEST)
-    except ObjectNotFoundError:
-        # No replica commits or publishes anything before the manifest is there.
-        if any(map(store.list, ("commits/", "state/", "manifests/"))):
-            raise CorruptedObjectError(
-                f"{origin} is gone, while other objects of a run are there."
-            ) from None
-        return None
-    try:
-        record: Mapping[str, Any] = json.loads(data)
-        strict = record.get("membership") == "strict"
-    except (ValueError, AttributeError, RecursionError):
-        raise CorruptedObjectError(f"{origin} is damaged: it is not a JSON object") from None
-    return (
-        StrictManifest.from_bytes(data, 1, origin) if strict else Manifest.from_json(data, origin)
-    )
+def _first(store: Store, *, use_copy: bool) -> Manifest | StrictManifest | None:
+    """The manifest with which the run was begun, or its copy; None if the store holds no run."""
+
+    def parse(data: bytes, origin: str) -> Manifest | StrictManifest:
+        try:
+            record: Mapping[str, Any] = json.loads(data)
+            strict = record.get("membership") == "strict"
+        except (ValueError, AttributeError, RecursionError):
+            raise CorruptedObjectError(f"{origin} is damaged: it is not a JSON object") from None
+        if strict:
+            return StrictManifest.from_bytes(data, 1, origin)
+        return Manifest.from_json(data, origin)
+
+    # No replica commits or publishes anything before the manifest is there, which strict runs write after its copy.
+    read = _reader(store, parse)
+    if not any(map(store.list, ("commits/", "state/", "manifests/"))):
+        return read(MANIFEST)
+    manifest = read_or_copy(read, MANIFEST, store.uri) if use_copy else read(MANIFEST)
+    if manifest is None:
+        raise CorruptedObjectError(
+            f"{store.uri}/{MANIFEST}{' and its copy are' if use_copy else ' is'} gone, while other objects of a run are there."
+        )
+    return manifest
 
 
 def _later(store: Store, life: int, first: StrictManifest | None) -> StrictManifest:
     """The manifest that a later life of a strict run has written."""
     key = manifest_key(life)
-    manifest = StrictManifest.from_bytes(store.get(key), life, f"{store.uri}/{key}")
+    read = _reader(store, lambda data, origin: StrictManifest.from_bytes(data, life, origin))
+    manifest = read_or_copy(read, key, store.uri)
+    if manifest is None:
+        raise CorruptedObjectError(f"{store.uri}/{key} and its copy are gone, although listed")
     check_descent(first, manifest, store.uri)
     return manifest
+
+
+def _reader(store: Store, parse: Callable[[bytes, str], T]) -> Callable[[str], T | None]:
+    """Reads the object with a key, and again if it is damaged; None if there is none. ``parse`` is also given its origin."""
+
+    def read(key: str) -> T | None:
+        try:
+            return parse(store.get(key), f"{store.uri}/{key}")
+        except ObjectNotFoundError:
+            return None
+
+    return lambda key: read_again(Timing(), partial(read, key), most=2)
 
 
 def unsynced_files(source: Source) -> list[PublishedFile]:

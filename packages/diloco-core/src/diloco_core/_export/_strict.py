@@ -9,7 +9,13 @@ from typing import TYPE_CHECKING
 
 from .._errors import ObjectNotFoundError
 from .._outer._initial import initial_fingerprint
-from .._strict._states import committed_syncs, finished_syncs, keys_of, published_syncs
+from .._strict._states import (
+    committed_syncs,
+    finished_syncs,
+    keys_of,
+    missing_shards,
+    published_syncs,
+)
 from .._wire._sections import fingerprint, seed
 from ._source import PublishedFile
 
@@ -18,11 +24,14 @@ if TYPE_CHECKING:
 
     from .._elastic._records._records import Rollback
     from .._store._api import Store
-    from .._strict._manifest import Manifest
+    from .._strict._records._manifest import Manifest
 
 
 class StrictSource:
-    """The published states of a strict run. No record says which are complete: those are whose shards are all there."""
+    """The published states of a strict run.
+
+    No record says which of them are complete: a state is complete when all of its shards are there.
+    """
 
     def __init__(self, store: Store, manifest: Manifest) -> None:
         self.rollbacks: Sequence[Rollback] = []
@@ -40,7 +49,7 @@ class StrictSource:
         complete: list[set[int]] = [set() for _ in self.fragments]
         for sync in published_syncs(self._manifest, listing):
             index = self._manifest.fragment_of(sync)
-            if all(key in listing for key in keys_of(self._manifest, index, sync)):
+            if not missing_shards(self._manifest, index, sync, listing):
                 complete[index].add(self._manifest.outer_steps(sync))
         return complete
 
@@ -72,9 +81,8 @@ class StrictSource:
 
     def missing(self, index: int, sync: int) -> list[str]:
         """Keys of the objects that are missing from a fragment's state after a sync."""
-        keys = [file.key for file in self.files(index, sync)]
-        listing = self._store.list("state/")
-        return [key for key in keys if key not in listing]
+        stored_sync = self._stored_sync(index, sync)
+        return missing_shards(self._manifest, index, stored_sync, self._store.list("state/"))
 
     def _stored_sync(self, index: int, sync: int) -> int:
         """The number of a sync in the store, where the syncs of the initial values have numbers, too."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -9,6 +11,7 @@ import torch
 from .._arithmetic._layout import Group, Layout, Piece, Rule
 from .._errors import ConfigurationError, CorruptedObjectError, ObjectNotFoundError
 from .._store._ahead import open_ahead
+from .._store._copies import copy_key
 from .._store._reread import read_again
 from .._timing import Timing
 from .._wire._published import ValuesReader
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from ._source import PublishedFile
 
 _TIMING = Timing()
+_log = logging.getLogger("diloco_core")
 
 T = TypeVar("T")
 
@@ -54,7 +58,14 @@ def read_tensors(
 
     with open_ahead(store, {key: listing.get(key) for key in numbers}, announce) as readers:
         for number, (file, opened) in enumerate(zip(files, readers, strict=True)):
-            _read_file(store, layout, flat, number, file, opened)
+            try:
+                _read_file(store, layout, flat, number, file, opened)
+            except (CorruptedObjectError, ObjectNotFoundError) as error:
+                if copy_key(file.key) not in listing:
+                    raise
+                _log.warning("%s. Its copy is read instead.", str(as_damage(error)).rstrip("."))
+                copy = replace(file, key=copy_key(file.key))
+                _read_file(store, layout, flat, number, copy, None)
     return {entry["name"]: _tensor(flat, entry, dtype) for entry in table["tensors"]}
 
 

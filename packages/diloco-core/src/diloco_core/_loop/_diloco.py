@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 import torch
 
-from .._arithmetic._layout import Rule
 from .._checks import one_of, whole
 from .._errors import ConfigurationError, SyncError, UnequalSyncsError, UnseenStepsError
 from .._inner._kept_weights import KeptWeights
 from .._inner._steps import optimizers_of
 from .._inner._unseen_changes import UnseenChanges
-from .._model._frozen import FrozenValues
 from .._model._names import plain_name
 from .._model._partition import Buffers, split
-from .._model._unsynced import Unsynced
-from .._model._values import compared_tensors
-from .._model._watch import ModelWatch
-from .._outer._fragment import Fragment
-from .._outer._optimizer import OuterOptimizer, check_settings, outer_factory
+from .._outer._optimizer import outer_factory
 from .._outer._trial import try_out
 from . import _notices as notices
 from ._arguments import check_parties, fragments_of, stateful_of, steps_per_cycle
@@ -29,17 +22,11 @@ from ._membership import membership_of
 from ._outer_steps import OuterSteps
 from ._own_buffers import OwnBuffers
 from ._place import Place
+from ._process import TrainingProcess
+from ._saved import SavedState
 from ._schedule import Schedule
-from ._state import (
-    STATE_VERSION,
-    check_model,
-    check_saved,
-    describe,
-    digest_of,
-    load_fragments,
-    model_checksums,
-    warn_of_lost_inner_state,
-)
+from ._synced_model import SyncedModel
+from ._told_to_end import ToldToEnd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -78,6 +65,11 @@ class DiLoCo:
     failed, and they need not wait for it. A sync that raises leaves this replica's parameters undefined; the store holds the
     state of the last sync. If the error of a sync is caught inside the block, every further use of the loop raises an error,
     and so does leaving the block.
+
+    SIGTERM (a spot instance is reclaimed, a node is drained, the run is cancelled) is handled for the time of the block, in the
+    main thread and where the program has no handler of its own: after the inner step under way what can be saved is saved (see
+    ``save_inner_every``), the others are told, and ``SystemExit(143)`` leaves the block, so that the platform starts the replica
+    again. In a sync it leaves at once. A program with a handler of its own does the same: it saves, and raises or exits.
 
     Keep the optimizers that were given. If parameters are trained while none of these optimizers steps, an
     :class:`UnseenStepsError` is raised: after many backward passes (at most ``3 * max(sync_every, 10)``), or when the block is
@@ -179,36 +171,14 @@ class DiLoCo:
             names,
             OwnBuffers(model) if policy is Buffers.NONE else None,
         )
-        self._buffers = policy
-        self._outers = [OuterOptimizer(factory) for _ in parts]
-        self._outer_settings = self._outers[0].settings
-        check_settings(self._outers, self._outer_settings)
-        self._fragments = [
-            Fragment(
-                str(number),
-                tensors,
-                outer,
-                exchange.shards(sum(tensor.wire_bytes for tensor in tensors)),
-            )
-            for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
-        ]
-        # Made only to raise now what would otherwise be raised when the block is entered.
-        Unsynced(model, [named for part in parts for named in part])
-        self._model = model
-        synced_buffers = [named for named in parts[-1] if named.rule is not Rule.OUTER]
-        self._watch = ModelWatch(
-            model, optimizers, None if policy is Buffers.NONE else synced_buffers
-        )
-        self._frozen = FrozenValues(self._watch.frozen)
-        self._restored = False
-        self._loaded_model: dict[str, str | None] = {}
-        self._had_inner_state: list[bool] = []
+        self._model = SyncedModel(model, parts, policy, optimizers, factory, exchange)
+        self._fragments = self._model.fragments
         self._optimizers = optimizers
-        self._process = os.getpid()
+        self._process = TrainingProcess()
+        self._told_to_end = ToldToEnd()
         self._has_values = False
         self._inner_steps_before = 0
-        trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
-        self._unseen = UnseenChanges(trained, self._schedule.sync_every)
+        self._unseen = UnseenChanges(self._model.trained, self._schedule.sync_every)
         self._kept = KeptWeights(optimizers, names)
         self._outer_steps = OuterSteps(
             self._fragments,
@@ -220,7 +190,16 @@ class DiLoCo:
             on_sync=on_sync,
         )
         self._count = self._outer_steps.count
-        self._place = Place(self._synced_tensors, self._held_tensors, exchange)
+        self._settings = {  # those that must be the same on all replicas
+            "sync_every": str(self._schedule.sync_every),
+            "fragments": str(len(self._fragments)),
+            "buffers": str(policy),
+            "init": self._init,
+            "flush": self._flush,
+            **self._model.outer_settings,
+        }
+        self._saved = SavedState(self._model, optimizers, exchange, self._settings, self._count)
+        self._place = Place(self._model.synced, self._model.held, exchange)
         self._inner = InnerLoop(
             optimizers,
             self._outer_steps,
@@ -229,7 +208,8 @@ class DiLoCo:
             self._unseen,
             self._kept,
             exchange.rank,
-            self._check_process,
+            self._process.check,
+            self._told_to_end,
         )
         self._watch_steps(self._place.check)
 
@@ -283,25 +263,23 @@ class DiLoCo:
             raise SyncError(
                 "this outer loop has been entered already; make a new one for another run"
             )
-        self._process = os.getpid()
+        self._process.remember()
         # Outside the try block below: if this loop is refused because another one is in use, both may have the same
         # exchange, which must not be aborted.
         self._watch_steps(self._place.take)
+        self._told_to_end.watch()
         try:
-            self._look_at_model()
+            self._model.check()
             self._membership.try_own_state()
-            if self._restored:
-                check_model(self._fragments, self._loaded_model)
-                warn_of_lost_inner_state(
-                    self._had_inner_state, self._optimizers, self._exchange.rank
-                )
+            if self._saved.loaded:
+                self._saved.check_model()
             else:
                 for fragment in self._fragments:
                     fragment.take_snapshot()
             self._has_values = True
             self._exchange.join(self._schema())
-            self._outer_steps.begin(restored=self._restored)
-            if self._restored and not self._inner.stepped:
+            self._outer_steps.begin(restored=self._saved.loaded)
+            if self._saved.loaded and not self._inner.stepped:
                 self._membership.save_loaded_state(self.inner_steps)
         except BaseException as error:
             self._stop()
@@ -311,6 +289,7 @@ class DiLoCo:
         self._outer_steps.training = True
         self._inner.enter()
         self._unseen.watch()
+        self._told_to_end.train()
         return self
 
     def __exit__(
@@ -319,10 +298,10 @@ class DiLoCo:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if os.getpid() != self._process:
+        if self._process.is_fork():
             # The parent continues the run: the child must not tell the other replicas anything, and its errors are its own.
             if error is None:
-                self._check_process()
+                self._process.check()
             return
         self._stop()
         if error is not None:
@@ -330,14 +309,14 @@ class DiLoCo:
             return
         try:
             self._unseen.check()
-            self._frozen.check(everything=True)
+            self._model.check_frozen()
             if self._flush == "partial":
                 self.flush()
                 self._put_back()
             else:
                 self._check_whole()
                 self._inner.end_step()
-                self._look_at_model()
+                self._model.check()
                 self._outer_steps.catch_up()
                 self._say_nothing_was_synced()
                 # Before the steps are dropped: if a strict run is resumed, this replica goes on with them.
@@ -364,7 +343,7 @@ class DiLoCo:
         """
         self._check_whole()
         self._inner.end_step()
-        self._look_at_model()
+        self._model.check()
         reports = []
         # In turn, including a fragment without unsynced steps (its last sync was refused): the others come after it.
         for _ in self._fragments:
@@ -401,24 +380,8 @@ class DiLoCo:
                 "the outer loop has no state yet: call state_dict() after its block has been entered"
             )
         self._check_whole()
-        self._look_at_model()
-        state = {
-            **self._identity(),
-            "settings": self._settings(),
-            "tensors": {
-                name: line
-                for fragment in self._fragments
-                for name, line in fragment.schema().items()
-            },
-            "model": model_checksums(self._fragments),
-            **self._count.state_dict(),
-            "stepped": self._inner.stepped,
-            "has_inner_state": [bool(optimizer.state) for optimizer in self._optimizers],
-            "fragments": [
-                {"copy": list(f.copy), "outer": o.state_dict()} for f, o in self._pairs()
-            ],
-        }
-        return {**state, "digest": digest_of(state)}
+        self._model.check()
+        return self._saved.of(self._inner.stepped)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from a saved state. Call it before entering the block, after loading the model and the inner optimizer.
@@ -443,24 +406,9 @@ class DiLoCo:
                 "load_state_dict() cannot be used together with resume=: the run is continued from what its store holds. Leave "
                 "this call out, or begin a new run with the loaded state: on another prefix, without resume=."
             )
-        check_saved(state, self._identity(), self._settings(), self._fragments)
-        load_fragments(state, self._pairs())
-        self._loaded_model = dict(state["model"])
-        self._had_inner_state = list(state["has_inner_state"])
-        self._count.load_state_dict(state)
+        self._saved.load(state)
         self._inner.load(state["stepped"])
-        self._restored = self._has_values = True
-
-    def _synced_tensors(self) -> dict[str, torch.Tensor]:
-        return {
-            named.name: named.tensor
-            for fragment in self._fragments
-            for named in fragment.followed()
-        }
-
-    def _held_tensors(self) -> dict[str, torch.Tensor]:
-        buffers = dict(self._model.named_buffers(remove_duplicate=False))
-        return {**self._synced_tensors(), **self._watch.parameters, **buffers}
+        self._has_values = True
 
     def _watch_steps(self, check: Callable[[], None]) -> None:
         self._inner.watch()
@@ -471,13 +419,14 @@ class DiLoCo:
             raise
 
     def _stop(self) -> None:
+        self._told_to_end.stop()
         self._inner.stop()
         self._unseen.stop()
         self._place.leave()
 
     def _settle(self) -> None:
         """End in the last committed state: changes that were made after it without a step would differ between replicas."""
-        self._look_at_model()
+        self._model.check()
         changed = self._outer_steps.settle()
         if not changed:
             return
@@ -498,16 +447,8 @@ class DiLoCo:
             self._outer_steps.drop_open_steps()
 
     def _check_whole(self) -> None:
-        self._check_process()
+        self._process.check()
         self._outer_steps.check_whole()
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise SyncError(
-                f"this process ({os.getpid()}) was forked from the process that trains ({self._process}), and is not a replica: "
-                "it must neither step the inner optimizer nor use the outer loop. Start processes that train with the start "
-                "method 'spawn', and give each its own rank."
-            )
 
     def _say_nothing_was_synced(self) -> None:
         taken, saved = (
@@ -518,50 +459,16 @@ class DiLoCo:
             notices.left_before_a_sync(self._exchange.rank, taken, self._schedule.period, saved)
 
     def _check_before_sync(self) -> None:
-        self._check_process()
-        self._look_at_model()
+        self._process.check()
+        self._model.check()
         self._kept.before_sync()
 
     def _note_sync(self) -> None:
         self._unseen.seen()
         self._kept.after_sync()
 
-    def _look_at_model(self) -> None:
-        """Refuse a model whose tensors are no longer the synced ones. Modules may have assigned new tensors to buffers."""
-        check_settings(self._outers, self._outer_settings)
-        buffers = self._watch.check()
-        self._frozen.check()
-        for fragment in self._fragments:
-            fragment.follow(buffers)
-
-    def _identity(self) -> dict[str, Any]:
-        return {
-            "version": STATE_VERSION,
-            "rank": self._exchange.rank,
-            "world_size": self._exchange.world_size,
-        }
-
-    def _pairs(self) -> list[tuple[Fragment, OuterOptimizer]]:
-        return list(zip(self._fragments, self._outers, strict=True))
-
-    def _settings(self) -> dict[str, str]:
-        """The settings that must be the same on all replicas."""
-        return {
-            "sync_every": str(self._schedule.sync_every),
-            "fragments": str(len(self._fragments)),
-            "buffers": str(self._buffers),
-            "init": self._init,
-            "flush": self._flush,
-            **self._outer_settings,
-        }
-
     def _schema(self) -> Schema:
-        settings = {**self._settings(), "committed": str(self.committed)}
-        sums: dict[int, str | None] = {}
-        compared = compared_tensors(self._model, self._watch.frozen, sums)
-        self._frozen.remember(sums)
-        values = not self._membership.resumes and (self._init == "check" or self._restored)
-        unsynced = Unsynced(
-            self._model, [named for fragment in self._fragments for named in fragment.followed()]
+        values = not self._membership.resumes and (self._init == "check" or self._saved.loaded)
+        return self._model.schema(
+            {**self._settings, "committed": str(self.committed)}, values=values
         )
-        return describe(self._fragments, settings, compared, unsynced, values=values)

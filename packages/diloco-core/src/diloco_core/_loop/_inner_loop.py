@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from .._errors import SyncError, UnequalSyncsError
+from .._errors import CoreError, SyncError, UnequalSyncsError
 from .._inner._step_counter import StepCounter
 from .._inner._steps import InnerSteps
 from . import _notices as notices
+from ._told_to_end import EXIT_CODE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from ._membership import Membership
     from ._outer_steps import OuterSteps
     from ._schedule import Schedule
+    from ._told_to_end import ToldToEnd
 
 
 class InnerLoop:
@@ -33,6 +35,7 @@ class InnerLoop:
         kept: Detects optimizers that write weights of their own back after a sync.
         rank: The rank of this replica.
         check_process: Raises an error if a process other than the one that trains takes a step.
+        told_to_end: Knows whether this replica is to end with the step under way.
 
     Attributes:
         entered: Whether the loop's block has been entered: steps are counted from then on.
@@ -48,6 +51,7 @@ class InnerLoop:
         kept: KeptWeights,
         rank: int,
         check_process: Callable[[], None],
+        told_to_end: ToldToEnd,
     ) -> None:
         self.entered = False
         self._outer_steps = outer_steps
@@ -58,6 +62,7 @@ class InnerLoop:
         self._kept = kept
         self._rank = rank
         self._check_process = check_process
+        self._told_to_end = told_to_end
         self._step = StepCounter(len(optimizers))
         self._steps_outside = [0] * len(optimizers)
         self._all_optimizers = frozenset(range(len(optimizers)))
@@ -122,15 +127,27 @@ class InnerLoop:
         # Do not sync in the middle of an inner step: that would drop the gradients of the optimizers that have not stepped
         # yet. But an optimizer may never step again, so wait for one period only.
         half_taken = bool(self._step.stepped)
+        if self._told_to_end.asked and not half_taken:
+            self._end()
         if self._schedule.due(self._count.since_event, half_taken=half_taken).adopt:
             # The sync holds what was learned in the step under way, so it has to count it: a later life begins after it.
             if self._step.count_early():
                 self._count.count()
             self._tell_of_idle()
-            try:
-                self._outer_steps.sync()
-            except UnequalSyncsError as error:
-                self._outer_steps.part(error)
+            with self._told_to_end.between_steps():
+                try:
+                    self._outer_steps.sync()
+                except UnequalSyncsError as error:
+                    self._outer_steps.part(error)
+
+    def _end(self) -> None:
+        """Save what can be saved, and leave as a process that SIGTERM has ended: the block tells the others."""
+        notices.told_to_end(self._rank, self._count.inner_steps)
+        try:
+            self._membership.save_last(self._count.inner_steps)
+        except CoreError as error:
+            notices.not_saved_at_the_end(self._rank, error)
+        raise SystemExit(EXIT_CODE)
 
     def _tell_of_idle(self) -> None:
         """Log once that a sync came late because it waited for an inner optimizer that has not stepped at all."""

@@ -227,7 +227,7 @@ class FixedMembership:
 
 
 class _SavesOwnState:
-    """What both kinds of runs have in common whose store keeps what belongs to one replica alone."""
+    """What all runs have in common whose store keeps what belongs to one replica alone."""
 
     def __init__(self, own_state: OwnState) -> None:
         self._own_state = own_state

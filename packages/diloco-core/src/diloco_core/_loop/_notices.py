@@ -26,7 +26,7 @@ def resumed(rank: int, committed: int, inner_steps: int, behind: int, restored: 
 
 
 def fresh_inner_state(rank: int, why: str, what: str, behind: int, level: int) -> None:
-    """A rank begins without inner state although the run has counted steps of it, or what was saved cannot be taken."""
+    """A rank begins without inner state although the run has counted steps of it, or what was saved cannot be used."""
     _log.log(
         level,
         "rank %d: this replica continues with a fresh inner state%s. %s start from the beginning. A data loader has to skip the "
@@ -179,8 +179,9 @@ def left_out(rank: int, inner_steps: int, committed: int) -> None:
 def parted(rank: int, why: str, inner_steps: int, committed: int) -> None:
     """Another replica of a strict run has left, so there can be no more syncs."""
     _log.warning(
-        "rank %d: %s The last %d inner steps of this replica are dropped: like all others, it ends with the values of outer "
-        "step %d. If it continues to train instead of leaving the block, an error is raised.",
+        "rank %d: %s The last %d inner steps of this replica are not in the model: like all others, it ends with the values of "
+        "outer step %d. If inner state is saved, the save holds these steps, and a resumed run goes on with them. If this "
+        "replica continues to train instead of leaving the block, an error is raised.",
         rank,
         why,
         inner_steps,
@@ -196,3 +197,17 @@ def some(names: Sequence[str]) -> str:
     """At most three of these names, and how many more there are."""
     more = f" and {len(names) - 3} more" if len(names) > 3 else ""
     return ", ".join(map(repr, names[:3])) + more
+
+
+def told_to_end(rank: int, inner_steps: int) -> None:
+    """SIGTERM has come, and the inner step under way is over."""
+    _log.warning(
+        "rank %d: told to end (SIGTERM) after inner step %d: saving what can be saved, and leaving with exit code 143",
+        rank,
+        inner_steps,
+    )
+
+
+def not_saved_at_the_end(rank: int, error: Exception) -> None:
+    """What belongs to this replica alone could not be saved when it was told to end."""
+    _log.warning("rank %d: the inner state was not saved: %s", rank, error)

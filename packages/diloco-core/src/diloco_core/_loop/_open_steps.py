@@ -1,7 +1,7 @@
 """What a replica of a strict run has learned in fragments whose turn has not come yet: saved with its own state.
 
-With several fragments, each is synced at another time, and the others hold inner steps then that no sync counts. They are in
-no published state. So they are saved with the inner optimizers, and a run that is resumed exactly there goes on as if it had
+With several fragments, each is synced at a different time, and the others then hold inner steps that no sync counts. They are
+in no published state. So they are saved with the inner optimizers, and a run that is resumed exactly there goes on as if it had
 not stopped. With one fragment, there is nothing to save, unless the outer loop was loaded in the middle of a period.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class OpenSteps:
-    """Saved and restored as an object with a state; see :class:`.Stateful`. Not thread-safe.
+    """These inner steps, as an object that is saved and restored; see :class:`.Stateful`. Not thread-safe.
 
     Attributes:
         applied: Whether the replica continues with saved inner steps.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class OwnBuffers:
-    """Saved and restored as an object with a state; see :class:`.Stateful`. Not thread-safe.
+    """These buffers, as an object that is saved and restored; see :class:`.Stateful`. Not thread-safe.
 
     Args:
         model: The model. Its modules may assign new tensors to their buffers at any time, also of other shapes and dtypes.
@@ -115,7 +115,7 @@ class OwnBuffers:
             except Exception as error:
                 raise _refusal(name, f"{type(error).__name__}: {error}") from error
             if not same:
-                raise _refusal(name, "its values would be others when they are loaded")
+                raise _refusal(name, "its values would be different after they are loaded")
 
     def _slots(self) -> dict[str, tuple[torch.nn.Module, str]]:
         """Where the model holds its persistent buffers, also those that are None: the module and the attribute, by name."""
@@ -154,7 +154,7 @@ def _refusal(name: str, why: str) -> ConfigurationError:
 
 
 def _fits(buffer: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether values can be written into a tensor: it has their shape and dtype, and each of its elements a place of its own."""
+    """Whether values can be written into a tensor: it has their shape and dtype, and each of its elements has its own memory."""
     if (buffer.dtype, buffer.shape) != (values.dtype, values.shape) or buffer.is_inference():
         return False
     reach = 0  # of the dimensions with smaller strides

@@ -1,4 +1,4 @@
-"""What an outer loop of a strict run saves and loads: counters, global copy and outer state, and a description of the run."""
+"""What an outer loop of a strict run saves and loads: counters, global copy and outer state. Checks of a saved state."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import torch
 
 from .._checks import is_whole, kind_of
 from .._errors import ConfigurationError
-from .._exchange._base import Schema
 from .._exchange._schemas import MAY_CHANGE
 from .._model._values import checksum
 from .._wire._sections import fingerprint
@@ -18,7 +17,6 @@ from .._wire._sections import fingerprint
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from .._model._unsynced import Unsynced
     from .._outer._fragment import Fragment
     from .._outer._optimizer import OuterOptimizer
 
@@ -39,42 +37,6 @@ _SAVED = {
 }
 
 _log = logging.getLogger("diloco_core")
-
-
-def describe(
-    fragments: Sequence[Fragment],
-    settings: Mapping[str, str],
-    compared: Mapping[str, str],
-    unsynced: Unsynced,
-    *,
-    values: bool,
-) -> Schema:
-    """A description of everything that replicas must have in common: settings and tensors.
-
-    Args:
-        fragments: The fragments, whose tensors are described.
-        settings: The settings of the outer loop.
-        compared: Descriptions of further tensors, which are not synced but compared.
-        unsynced: What else belongs to the model.
-        values: Whether the values of the global copies must be equal too.
-    """
-    tensors: dict[str, str] = dict(compared)
-    for fragment in fragments:
-        tensors.update(fragment.schema())
-    if values:
-        for fragment in fragments:
-            for name, digest in fragment.digests().items():
-                tensors[name] += f" with values {digest}"
-
-    def outer_state() -> float:
-        return max(
-            (fragment.outer.tensors_kept() for fragment in fragments if fragment.outer is not None),
-            default=0,
-        )
-
-    return Schema(
-        tensors, settings, [fragment.table() for fragment in fragments], unsynced, outer_state
-    )
 
 
 def load_fragments(

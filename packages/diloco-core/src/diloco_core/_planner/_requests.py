@@ -39,7 +39,7 @@ def strict_sync(model: Model, store: StoreModel, bandwidth: float) -> Costs:
     costs.meet()
     costs.list(n)
     costs.read(model.adopted.times(n - 1), budget)
-    costs.ask("GET", by=1, times=1 / WATCH_EVERY)  # the manifest, by rank 0
+    costs.ask("GET", 2, by=1, times=1 / WATCH_EVERY)  # the manifest and its copy, by rank 0
     costs.requests["PUT"] += costs.seconds / Timing().beat_interval
     return costs
 
@@ -95,7 +95,7 @@ def _commit(costs: Costs, model: Model, budget: int) -> None:
     costs.ask("PUT")
     costs.ask("GET", by=model.replicas - 1)
     costs.ask("GET")
-    costs.ask("GET", 2, times=1 / WATCH_EVERY)  # the manifest and the replica's claim
+    costs.ask("GET", 3, times=1 / WATCH_EVERY)  # the manifest, its copy and the replica's claim
 
 
 def _collect(

@@ -11,10 +11,10 @@ from .._store._parallel import in_parallel
 from .._timing import Wait
 from ._claims import READS_AT_ONCE, check_own, read_claim
 from ._compare import compare
-from ._manifest import MANIFEST, Manifest
 from ._participant import Participant
-from ._records import claimed, run_name
-from ._watch import Watch
+from ._records._manifest import Manifest
+from ._records._records import claimed, run_name
+from ._watch import Watch, write_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .._store._patient import Patient
     from .._timing import Timing
     from ._liveness import Liveness
-    from ._records import Claim
+    from ._records._records import Claim
 
 
 def begin_run(
@@ -131,5 +131,5 @@ def _write_down(store: Patient, claims: Sequence[Claim], schema: Schema, timing:
         unsynced,
         [(claim.life, claim.nonce) for claim in claims],
     )
-    store.put(MANIFEST, lambda: [manifest.to_bytes()])
+    write_manifest(store, manifest, claims[0], timing)
     return Watch(store, timing, claims[0], manifest, schema.unsynced)

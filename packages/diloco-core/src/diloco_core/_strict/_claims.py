@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError, RunExistsError
 from .._store._reread import read_again
-from ._manifest import MANIFEST, lives_listed, manifest_key
-from ._records import Claim, claim_key, schema_digest, schema_key, schema_record
+from ._records._manifest import MANIFEST, lives_listed, manifest_keys
+from ._records._records import Claim, claim_key, schema_digest, schema_key, schema_record
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -56,7 +56,8 @@ def _refuse_used(store: Patient) -> None:
     def left() -> Iterator[str]:
         yield MANIFEST
         yield from filter(_COMMIT.fullmatch, store.list("commits/"))
-        yield from map(manifest_key, lives_listed(store.list("manifests/")))
+        for life in lives_listed(store.list("manifests/")):
+            yield from reversed(manifest_keys(life))
         yield from filter(_SHARD.fullmatch, store.list("state/"))
 
     for key in left():

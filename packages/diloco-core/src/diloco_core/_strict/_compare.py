@@ -8,13 +8,13 @@ from .._errors import CorruptedObjectError, MismatchError, RunExistsError
 from .._exchange._schemas import compare_schemas
 from .._store._reread import read_again
 from ._claims import OWN_PREFIX
-from ._records import read_schema, schema_key
+from ._records._records import read_schema, schema_key
 
 if TYPE_CHECKING:
     from .._exchange._base import Schema
     from .._store._patient import Patient
     from .._timing import Timing
-    from ._records import Claim
+    from ._records._records import Claim
 
 
 def compare(store: Patient, own_claim: Claim, schema: Schema, other: Claim, timing: Timing) -> None:

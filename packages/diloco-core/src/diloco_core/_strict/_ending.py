@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING
 from .._errors import RunExistsError
 from .._exchange._endings import Ending
 from ._claims import watch_own
-from ._records import claim_key
+from ._records._records import claim_key
 
 if TYPE_CHECKING:
     from .._exchange._endings import Progress
     from .._store._patient import Patient
     from .._timing import Timing
     from ._liveness import Liveness
-    from ._records import Claim
+    from ._records._records import Claim
     from ._watch import Watch
 
 _TELL_SECONDS = 10.0

@@ -31,7 +31,7 @@ from ._inner import GivenUp, save_inner, saved_inner
 from ._liveness import Liveness
 from ._old_states import OldStates
 from ._participant import Participant
-from ._records import Claim
+from ._records._records import Claim
 from ._resume._resuming import claim_next, take_up
 from ._sync._sync import StoreSync
 

@@ -15,7 +15,7 @@ from .._errors import CorruptedObjectError, FormatError, ReplicaLostError, Store
 from .._exchange._endings import Progress, conclude
 from .._store._parallel import in_parallel
 from .._store._reread import read_again
-from ._records import beat_key, note, note_key, noted, read_note
+from ._records._records import beat_key, note, note_key, noted, read_note
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from .._exchange._endings import Ending
     from .._store._patient import Patient
     from .._timing import Timing
-    from ._records import Claim
+    from ._records._records import Claim
 
 _log = logging.getLogger("diloco_core")
 

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from .._arithmetic._sharded import Scratch
 from ._claims import check_not_resumed, watch_own
-from ._manifest import run_of
-from ._records import run_name
+from ._records._manifest import run_of
+from ._records._records import run_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from .._store._patient import Patient
     from .._timing import Timing
     from ._liveness import Liveness
-    from ._records import Claim
+    from ._records._records import Claim
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from .._errors import CorruptedObjectError, FormatError
+from .._store._copies import copy_key
 from ._inner import inner_listed
-from ._manifest import manifest_key
-from ._records import claimed, committed_sync, note_key, read_note
+from ._records._manifest import manifest_key
+from ._records._records import claimed, committed_sync, note_key, read_note
 from ._sync._objects import contribution_listed, shard_listed, shards_listed, state_key
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable
 
-    from ._manifest import Manifest
+    from ._records._manifest import Manifest
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,13 +157,18 @@ def lost_manifest(
 
 
 def missing_keys(manifest: Manifest, listed: Collection[str], sync: int) -> list[str]:
-    """Keys of the objects that are missing from the whole model's state after a sync."""
+    """Keys of the objects that are missing from the whole model's state after a sync, and that have no copy either."""
     return [
         key
         for index, last in enumerate(manifest.last_syncs(sync))
-        for key in keys_of(manifest, index, last)
-        if key not in listed
+        for key in missing_shards(manifest, index, last, listed)
     ]
+
+
+def missing_shards(manifest: Manifest, index: int, sync: int, listed: Collection[str]) -> list[str]:
+    """Keys of the missing shards, without copies, of a fragment's state after a sync of it."""
+    keys = keys_of(manifest, index, sync)
+    return [key for key in keys if key not in listed and copy_key(key) not in listed]
 
 
 def keys_of(manifest: Manifest, index: int, sync: int) -> list[str]:

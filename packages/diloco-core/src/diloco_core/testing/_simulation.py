@@ -12,8 +12,10 @@ from .._arithmetic._layout import CHUNK_BYTES
 from .._elastic._exchange import ElasticExchange
 from .._elastic._settings import Elastic
 from .._timing import Timing
+from ._connection import Connection
+from ._faults import Fault
 from ._scheduler import Killed, Scheduler
-from ._store import Connection, Fault, SimulatedStore
+from ._store import SimulatedStore
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -166,7 +166,7 @@ class TestAttendance:
 def test_a_run_tells_of_a_replica_that_dies_and_comes_back(topology, caplog):
     torch.set_num_threads(1)
     training = SimulatedTraining(syncs=12, sizes=(40,))
-    fault = Fault(2, 1, 54, "kill before")
+    fault = Fault(2, 1, 59, "kill before")
     settings = Elastic(2, grace=10.0, topology=topology)
     with caplog.at_level(logging.INFO, "diloco_core"):
         outcome = simulate(

@@ -16,7 +16,7 @@ from diloco_core._elastic._sync import _catchup as _elastic_catchup
 from diloco_core._elastic._sync import _compute as _elastic_compute
 from diloco_core.testing import Schedule, SimulatedStore, SimulatedTraining, simulate, violations
 from diloco_core.testing._checks import read_log
-from diloco_core.testing._store import Connection
+from diloco_core.testing._connection import Connection
 
 _SYNCS, _END = 4, 8
 _SIZES = (96, 80)

@@ -4,6 +4,7 @@ Keys under the run's prefix::
 
     beginning.json                                 put     a replica is uploading the initial state; deleted afterwards
     manifest.json                                  create  what the run is; names the initial state
+    manifest.copy.json                             put     the same, in case that is lost
     claims/{rank}/{epoch}.json                     create  one life of a rank; the highest epoch is the rightful one
     deltas/{sync}/{rank}.{epoch}.{from}-{to}.{base}.{schema}.{groups}.safetensors    put  a contribution, immutable
     deltas/{sync}/hint.{rank}.{epoch}.join|leave|repair   put     advice; nothing is decided by it

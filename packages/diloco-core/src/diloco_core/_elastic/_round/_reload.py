@@ -1,16 +1,17 @@
-"""The one exception with which parts of an elastic exchange tell it that the life has to start again from the store.
+"""What the parts of an elastic exchange return to it if the life has to start again from the store.
 
-It is an exception and not a returned value, because the need for it appears deep inside reading and writing: while shards are
-streamed, while a record is read on behalf of another replica, while a damaged object is made again. All code between there and
-the exchange only has to release what it holds.
+The need for it appears deep inside reading and writing: while a record is read, while a damaged object is made again. All
+functions between there and the exchange have it in their signatures: they do nothing more, and return it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from ..._errors import CorruptedObjectError, StoreUnavailableError
     from .._records._records import Rollback
 
 
@@ -25,17 +26,19 @@ class Why(Enum):
     CHANGED = "the life's state has changed in memory since the last sync"
 
 
-class Reload(Exception):  # noqa: N818 - never leaves the exchange
+@dataclass(frozen=True, slots=True)
+class Reload:
     """This life cannot use the state that it holds, and has to start again from the newest published one.
-
-    If that is because of damage, the error that describes the damage is the exception's ``__cause__``.
 
     Attributes:
         why: The reason.
         rollback: The rollback that was decided, if the run went back; otherwise None.
+        damage: The error that describes the damage, if that is the reason; otherwise None.
     """
 
-    def __init__(self, why: Why, rollback: Rollback | None = None) -> None:
-        super().__init__(why.value)
-        self.why = why
-        self.rollback = rollback
+    why: Why
+    rollback: Rollback | None = None
+    damage: CorruptedObjectError | StoreUnavailableError | None = None
+
+    def __str__(self) -> str:
+        return self.why.value

@@ -13,6 +13,7 @@ from .._life._progress import Progress, not_as_recorded
 from .._records._keys import commit_key, commit_sync, done_key
 from .._records._rules import newest_done
 from .._repair import read_commit, read_done
+from .._round._reload import Reload
 from ._history import History, close_gaps
 from ._initial import shards_in_memory, shards_to_look_at, take_from_memory
 from ._kept import bring_back, mend_from_copies
@@ -31,11 +32,14 @@ class NothingWholeError(CorruptedObjectError):
 _log = logging.getLogger("diloco_core")
 
 
-def load(life: Life) -> None:
+def load(life: Life) -> Reload | None:
     """Load the newest published state of every fragment. Adopting what was committed after it is left to the caller.
 
     If that state is damaged, the state before it is loaded, and ``life.damage`` says which state has to be made again while
     the log is replayed.
+
+    Returns:
+        ``Reload`` if the run has gone back to older states meanwhile.
 
     Raises:
         CorruptedObjectError: The store does not hold what its records promise.
@@ -50,7 +54,10 @@ def load(life: Life) -> None:
         life.standing.heed(history.rollbacks)
         life.damage.start_over()
         try:
-            if all([_load_newest(life, index, history) for index in range(count)]):  # noqa: C419 - all of them
+            loaded = _load_all(life, history)
+            if isinstance(loaded, Reload):
+                return loaded
+            if loaded:
                 break
         except CorruptedObjectError:
             # Perhaps it is not damaged, but was deleted while it was read and its space reused. Then there is a newer state.
@@ -66,24 +73,38 @@ def load(life: Life) -> None:
     for rollback, record in reversed(life.rollbacks):
         if rollback.sync > oldest and life.standing.holds(rollback):
             life.standing.turn_back(rollback, record)
-            return
-    _stand(life, oldest)
+            return None
+    return _stand(life, oldest)
 
 
-def _stand(life: Life, sync: int) -> None:
+def _stand(life: Life, sync: int) -> Reload | None:
     """Begin after a sync whose record is known to be there."""
     if not sync:
         life.standing.begin()
-        return
+        return None
     log_entry = read_commit(life, sync, decided=True)
+    if isinstance(log_entry, Reload):
+        return log_entry
     if log_entry is None:
         raise CorruptedObjectError(
             f"{life.origin(commit_key(sync))} is gone, although a run never deletes commit records: something else has deleted it"
         )
     life.standing.skip(*log_entry)
+    return None
 
 
-def _load_newest(life: Life, index: int, history: History) -> bool:
+def _load_all(life: Life, history: History) -> bool | Reload:
+    """Load the newest state of all fragments. Returns False if one was deleted in the meantime; the others are loaded even so."""
+    loaded = True
+    for index in range(len(life.fragments)):
+        outcome = _load_newest(life, index, history)
+        if isinstance(outcome, Reload):
+            return outcome
+        loaded = loaded and outcome
+    return loaded
+
+
+def _load_newest(life: Life, index: int, history: History) -> bool | Reload:
     """Load the newest state of a fragment that is not damaged. Returns False if the states were deleted in the meantime."""
     first_error: CorruptedObjectError | None = None
     for sync in history.states(index):
@@ -95,6 +116,8 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
                     f"the state of fragment {index} after sync {sync} in {life.store.uri} is damaged"
                 )
             missing = _load_or_mend(life, index, sync)
+            if isinstance(missing, Reload):
+                return missing
             if missing is None:
                 return True
             if (
@@ -122,7 +145,7 @@ def _load_newest(life: Life, index: int, history: History) -> bool:
     raise NothingWholeError(str(first_error)) from first_error
 
 
-def _load_or_mend(life: Life, index: int, sync: int) -> str | None:
+def _load_or_mend(life: Life, index: int, sync: int) -> str | Reload | None:
     """Load a fragment's state as :func:`_load_fragment`. If it is damaged and there are copies, mend it and load it again."""
     try:
         return _load_fragment(life, index, sync)
@@ -150,11 +173,13 @@ def _initial_gone(
     )
 
 
-def _load_fragment(life: Life, index: int, sync: int) -> str | None:
+def _load_fragment(life: Life, index: int, sync: int) -> str | Reload | None:
     """Load a fragment's state. Returns None, or the key of an object that is missing."""
     job = life.fragments[index].job
     if sync:
         record = read_done(life, sync, index)
+        if isinstance(record, Reload):
+            return record
         if record is None:
             return done_key(sync, index)
         done = record

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from ..._store._api import Store
+    from .._round._reload import Reload
 
 
 class Publications:
@@ -26,22 +27,24 @@ class Publications:
 
     def __init__(self, store: Store) -> None:
         self._store = store if isinstance(store, InBackground) and not store.near else None
-        self._begun: deque[tuple[Future[None], Callable[[], object]]] = deque()
+        self._begun: deque[tuple[Future[None], Callable[[], Reload | None]]] = deque()
 
-    def add(self, upload: Callable[[], None], use: Callable[[], object]) -> None:
-        """Upload an object. ``use`` is called after the upload, now or later. Raises what these raise, or earlier ones."""
+    def add(self, upload: Callable[[], None], use: Callable[[], Reload | None]) -> Reload | None:
+        """Upload an object. ``use`` is called after the upload, now or later.
+
+        Raises what these raise, or earlier ones. Returns ``Reload`` if ``use`` or an earlier one has returned it.
+        """
         if self._store is None:
             upload()
-            use()
-            return
-        while len(self._begun) >= self._store.creates_at_once:
-            self._use_next()
-        self._begun.append((self._store.submit(upload), use))
+            return use()
+        reload = self._use_until(self._store.creates_at_once - 1)
+        if reload is None:
+            self._begun.append((self._store.submit(upload), use))
+        return reload
 
-    def finish(self) -> None:
-        """Wait for all uploads, and use their results. Raises what they raise."""
-        while self._begun:
-            self._use_next()
+    def finish(self) -> Reload | None:
+        """Wait for all uploads, and use their results. Raises what they raise, and returns the first ``Reload``."""
+        return self._use_until(0)
 
     def abandon(self) -> None:
         """Wait until no upload reads memory any more, without using their results."""
@@ -51,7 +54,11 @@ class Publications:
                 with contextlib.suppress(Exception):
                     future.result()
 
-    def _use_next(self) -> None:
-        future, use = self._begun.popleft()
-        future.result()
-        use()
+    def _use_until(self, left: int) -> Reload | None:
+        while len(self._begun) > left:
+            future, use = self._begun.popleft()
+            future.result()
+            reload = use()
+            if reload is not None:
+                return reload
+        return None

@@ -34,7 +34,6 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
     Raises:
         CorruptedObjectError: A fragment has no undamaged state at all, or the run has gone back to the same states already.
         NonFiniteUpdateError: The run has gone back to the same states already.
-        Reload: Another life has decided something meanwhile.
     """
     # The log is listed before anything else is read. So whatever is decided from now on takes the number that this life would
     # take, and only one of the two can be created.
@@ -44,14 +43,9 @@ def roll_back(life: Life, reason: CorruptedObjectError | NonFiniteUpdateError) -
         return  # another life has decided a rollback meanwhile
     going_back = []
     for index in range(len(life.fragments)):
-        newest_whole = next(
-            (
-                sync
-                for sync in history.states(index)
-                if _is_whole(life, index, sync, history.recorded)
-            ),
-            None,
-        )
+        newest_whole = _newest_whole(life, index, history)
+        if isinstance(newest_whole, Reload):
+            return  # another life has decided something meanwhile
         if newest_whole is None:
             if History(life).recorded != history.recorded:
                 return  # the others have gone on meanwhile, and deleted what they do not need any more
@@ -155,9 +149,24 @@ def _rollback_before(life: Life, sync: int) -> int:
     return done.commit.rollback if done is not None and done.commit is not None else 0
 
 
-def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool:
+def _newest_whole(life: Life, index: int, history: History) -> int | Reload | None:
+    """The sync of the newest undamaged state of a fragment; None if there is none."""
+    for sync in history.states(index):
+        whole = _is_whole(life, index, sync, history.recorded)
+        if isinstance(whole, Reload):
+            return whole
+        if whole:
+            return sync
+    return None
+
+
+def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool | Reload:
     try:
         done = read_done(life, sync, index) if sync else life.manifest.done(index)
+        if isinstance(done, Reload):
+            # If the rollback was there from the beginning, the record was lost, and the rollback was written in its place.
+            known = done.rollback is not None and done.rollback.sync in recorded
+            return False if known else done
         if done is None:
             return False
         for number in range(life.fragments[index].job.layout.shards):
@@ -172,8 +181,4 @@ def _is_whole(life: Life, index: int, sync: int, recorded: set[int]) -> bool:
             error,
         )
         return False
-    except Reload as reload:
-        if reload.rollback is None or reload.rollback.sync not in recorded:
-            raise
-        return False  # its record was lost, and a rollback was written in its place
     return True

@@ -9,6 +9,7 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, SyncTimeoutError
+from .._round._reload import Reload
 from .._round._shares import (
     Adopt,
     Compute,
@@ -61,30 +62,33 @@ class Adoption:
         )
         self._unreadable: CorruptedObjectError | None = None
 
-    def run(self) -> None:
+    def run(self) -> Reload | None:
         """Adopt the sync; afterwards memory and store agree.
 
+        Returns:
+            ``Reload`` if contributions are gone because a newer state is complete.
+
         Raises:
-            Reload: Contributions are gone because a newer state is complete.
             CorruptedObjectError: Contributions are gone or damaged, and there is no newer state.
             SyncTimeoutError: A shard was not published in time.
         """
         shards = range(self._result.layout.shards)
         if self._life.gather:
             publish_previous(self._life, self._commit, self._shares.member)
-            self._compute([list(shards)])
-            return
+            return self._compute([list(shards)])
         own_shards = self._shares.own(shards)
+        reload = None
         try:
-            self._compute([[shard] for shard in own_shards])
+            reload = self._compute([[shard] for shard in own_shards])
         except CorruptedObjectError as error:
             self._leave_to_others(error)
             own_shards = []
-        self._take([shard for shard in shards if shard not in own_shards])
-        if self._shares.designated:
+        reload = reload or self._take([shard for shard in shards if shard not in own_shards])
+        if reload is None and self._shares.designated:
             write_done(self._life, self._commit)
+        return reload
 
-    def _take(self, missing: list[int]) -> None:
+    def _take(self, missing: list[int]) -> Reload | None:
         """Adopt the missing shards as they are published, in any order; compute those whose owners are late."""
         life, shares = self._life, self._shares
         turns = sorted({shares.turn(shard) for shard in missing})
@@ -106,7 +110,10 @@ class Adoption:
                 if isinstance(decision, Adopt):
                     arrived = adopt_listed(self._result, published)
                 elif isinstance(decision, Compute):
-                    arrived = self._stand_in(decision.shards)
+                    computed = self._stand_in(decision.shards)
+                    if isinstance(computed, Reload):
+                        return computed
+                    arrived = computed
                 else:
                     break
                 missing = [shard for shard in missing if shard not in arrived]
@@ -120,16 +127,19 @@ class Adoption:
                 wait.pause()
         if wait is not None:
             life.traffic.waited += wait.elapsed()
+        return None
 
-    def _stand_in(self, shards: Sequence[int]) -> list[int]:
+    def _stand_in(self, shards: Sequence[int]) -> list[int] | Reload:
         """Compute shards whose owners are late. Returns those that are done: it stops if a contribution cannot be read."""
         done: list[int] = []
         for shard in shards:
             try:
-                self._compute([[shard]])
+                reload = self._compute([[shard]])
             except CorruptedObjectError as error:
                 self._leave_to_others(error)
                 break
+            if reload is not None:
+                return reload
             done.append(shard)
         return done
 
@@ -161,5 +171,5 @@ class Adoption:
             ranks,
         )
 
-    def _compute(self, batches: Sequence[Sequence[int]]) -> None:
-        Computation(self._result, local=self._local).run(batches)
+    def _compute(self, batches: Sequence[Sequence[int]]) -> Reload | None:
+        return Computation(self._result, local=self._local).run(batches)

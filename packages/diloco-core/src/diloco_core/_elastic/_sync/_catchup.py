@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, DivergedError, NonFiniteUpdateError
@@ -21,6 +20,7 @@ from ._compute import make_again
 from ._held import begin_to_hold, hold
 
 if TYPE_CHECKING:
+    from ..._errors import StoreUnavailableError
     from ..._store._api import ObjectReader
     from .._life._life import Life
 
@@ -63,13 +63,13 @@ def start_again(life: Life, reload: Reload) -> None:
         obey_rollback(life, reload.rollback)
     if reload.why in {Why.DIFFERS, Why.CHANGED}:
         if life.handover.differed:
-            raise _unhealed(reload.why, life.rank) from None
+            raise _unhealed(reload.why, life.rank)
         life.handover.has_differed()
-    elif reload.__cause__ is not None:
+    elif reload.damage is not None:
         _log.warning(
             "rank %d: %s. Reloading the published state.",
             life.rank,
-            str(reload.__cause__).rstrip("."),
+            str(reload.damage).rstrip("."),
         )
     last_rollback = life.rollback
     catch_up(life)
@@ -92,8 +92,7 @@ def _take_mended(
             return
     if first and life.settings.resume == "newest-whole":
         for _ in range(_MOST_ROLLBACKS):
-            with suppress(Reload):  # another life has decided something meanwhile: load again
-                roll_back(life, problem or error)
+            roll_back(life, problem or error)
             problem = _take_newest(life)
             if problem is None:
                 return
@@ -122,29 +121,26 @@ def _ask(
 
 def _take_newest(life: Life) -> CorruptedObjectError | NonFiniteUpdateError | None:
     """Load the newest state and replay the log. Returns None, or the error that says what could not be read or computed."""
-    cause: BaseException | None = None
+    damage: CorruptedObjectError | StoreUnavailableError | None = None
     for pause in _PAUSES:
         try:
-            load(life)
-            replay(life)
-            _hold_own_part(life)
-        except Reload as reload:
-            cause = reload.__cause__
-            life.timing.sleep(pause)
+            reload = load(life) or replay(life) or _hold_own_part(life)
         except (CorruptedObjectError, NonFiniteUpdateError) as error:
             return error
-        else:
+        if reload is None:
             return None
-    if isinstance(cause, CorruptedObjectError):
-        return cause
-    if cause is not None:
-        raise cause
+        damage = reload.damage
+        life.timing.sleep(pause)
+    if isinstance(damage, CorruptedObjectError):
+        return damage
+    if damage is not None:
+        raise damage
     return CorruptedObjectError(
         f"the state in {life.store.uri} changed each of the {len(_PAUSES)} times that it was read: start this replica again"
     )
 
 
-def replay(life: Life) -> None:
+def replay(life: Life) -> Reload | None:
     """Adopt every sync that is committed and not adopted yet."""
     # A published state shows that its sync was decided, even if the record is gone.
     published = max((sync for sync, _ in states(life.store.list("state/"))), default=0)
@@ -154,13 +150,15 @@ def replay(life: Life) -> None:
         sync = life.sync + 1
         if sync in turns:
             if not life.standing.holds(turns[sync][0]):
-                raise Reload(Why.WENT_BACK, turns[sync][0])
+                return Reload(Why.WENT_BACK, turns[sync][0])
             life.standing.turn_back(*turns[sync])
             continue
         if not in_force(sync, life.index(sync), known):
             life.standing.pass_over(sync)
             continue
         entry = read_commit(life, sync, decided=life.sync < published)
+        if isinstance(entry, Reload):
+            return entry
         if entry is None:
             break
         commit, record = entry
@@ -171,7 +169,9 @@ def replay(life: Life) -> None:
             continue
         if commit.base != progress.digest:
             raise diverged(life.rank)
-        Adoption(life, commit, local=False).run()
+        reload = Adoption(life, commit, local=False).run()
+        if reload is not None:
+            return reload
         life.standing.advance(commit, record)
         if life.damage.mending.get(commit.fragment) == commit.sync:
             mend_published(life, commit.fragment)
@@ -184,19 +184,20 @@ def replay(life: Life) -> None:
             f"{life.origin(commit_key(life.sync + 1))} is gone, although later objects are there. A run never deletes commit "
             "records: something else has deleted it, or a replica of another run writes below this prefix"
         )
+    return None
 
 
-def _hold_own_part(life: Life) -> None:
+def _hold_own_part(life: Life) -> Reload | None:
     """Read the outer optimizer's state of every N-th shard: of those that this rank updates if all N ranks take part.
 
     So it need not be read at the next sync. This also shows damage before any replica trains: loading reads only the values,
     but if all ranks are there, each part of the rest is read by one of them. What is damaged is made again at once.
 
-    Raises:
-        Reload: It is damaged, and the whole state has to be made again.
+    Returns:
+        ``Reload`` if it is damaged, and the whole state has to be made again.
     """
     if life.gather:
-        return  # loading has read everything
+        return None  # loading has read everything
     for index, progress in enumerate(life.fragments):
         shards = range(life.rank, progress.job.layout.shards, life.manifest.world_size)
         own_shards = {
@@ -222,16 +223,19 @@ def _hold_own_part(life: Life) -> None:
             life.store.store, {key: listing.get(key) for key in own_shards}, announce
         ) as readers:
             for (key, shard), reader in zip(own_shards.items(), readers, strict=True):
-                _hold_or_make_again(life, index, shard, key, reader)
+                reload = _hold_or_make_again(life, index, shard, key, reader)
+                if reload is not None:
+                    return reload
+    return None
 
 
 def _hold_or_make_again(
     life: Life, index: int, shard: int, key: str, opened: ObjectReader | None
-) -> None:
+) -> Reload | None:
     """Read what memory lacks of a shard. If its file is damaged or gone, make the shard again.
 
-    Raises:
-        Reload: The shard could not be made again by itself.
+    Returns:
+        ``Reload`` if the shard could not be made again by itself.
     """
     progress = life.fragments[index]
 
@@ -248,16 +252,17 @@ def _hold_or_make_again(
     try:
         # Only two attempts, since the others may be waiting. If the file is not damaged after all, the same is computed again.
         if read_again(life.timing, read, most=2):
-            return
+            return None
     except CorruptedObjectError as error:
         damage = error
         progress.forget_outer(shard, life.chunk_bytes)
     if newest_done(life.store.list("state/"), len(life.fragments))[index] > progress.sync:
-        return  # it was deleted while it was read, because the others have gone on
-    if not make_again(life, index, shard, damage):
-        life.damage.distrust(index, progress.sync)
-        gone = CorruptedObjectError(f"{life.origin(key)} is gone")
-        raise Reload(Why.DAMAGED) from damage or gone
+        return None  # it was deleted while it was read, because the others have gone on
+    if make_again(life, index, shard, damage):
+        return None
+    life.damage.distrust(index, progress.sync)
+    damage = damage or CorruptedObjectError(f"{life.origin(key)} is gone")
+    return Reload(Why.DAMAGED, damage=damage)
 
 
 def _unhealed(why: Why, rank: int) -> DivergedError:

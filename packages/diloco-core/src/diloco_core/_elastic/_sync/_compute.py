@@ -47,11 +47,13 @@ class Computation:
         self._job = result.job
         self._inputs: Inputs | None = None
 
-    def run(self, batches: Sequence[Sequence[int]]) -> None:
+    def run(self, batches: Sequence[Sequence[int]]) -> Reload | None:
         """Update shards. The shards of a batch are updated together; their publication begins before the next batch is updated.
 
+        Returns:
+            ``Reload`` if contributions are gone because a newer state is complete, or the state before is damaged.
+
         Raises:
-            Reload: Contributions are gone because a newer state is complete, or the state before is damaged.
             CorruptedObjectError: Contributions are gone or damaged, and there is no newer state; or the values that are computed
                 differ from those that were published.
         """
@@ -64,25 +66,33 @@ class Computation:
         publications = Publications(self._life.store.store)
         try:
             for number, batch in enumerate(batches):
-                computed = batch if self._computes(batches[number:]) else ()
+                computes = self._computes(batches[number:])
+                if isinstance(computes, Reload):
+                    return computes
+                computed = batch if computes else ()
                 if self._life.gather:
                     self._compare(computed)
-                else:
-                    for shard in computed:
-                        self._publish(shard, publications)
-            publications.finish()
+                    continue
+                for shard in computed:
+                    reload = self._publish(shard, publications)
+                    if reload is not None:
+                        return reload
+            return publications.finish()
         finally:
             self._close()
             publications.abandon()
 
-    def _computes(self, batches: Sequence[Sequence[int]]) -> bool:
+    def _computes(self, batches: Sequence[Sequence[int]]) -> bool | Reload:
         """Update the first of these batches in memory. Returns False if its result was already published and has been adopted."""
         pauses: Iterator[float | None] = iter((*PAUSES, None))
         batch = batches[0]
         while True:
             try:
                 self._open(batches)
-                if not any([self._prepare(shard) for shard in batch]):  # noqa: C419 - all of them
+                made_again = self._prepare_all(batch)
+                if isinstance(made_again, Reload):
+                    return made_again
+                if not made_again:
                     self._update(batch, self._open(batches))
                     return True
                 # A shard had to be made again, so the model no longer holds this life's contribution.
@@ -92,11 +102,15 @@ class Computation:
                 if next(pauses) is not None and self._life.rollback and bring_back(self._life):
                     continue
                 for shard in batch:
-                    self._look_again(shard, error)
+                    reload = self._look_again(shard, error)
+                    if reload is not None:
+                        return reload
                 return False
             except (StoreUnavailableError, CorruptedObjectError) as error:
                 self._close()
-                self._consider(error, next(pauses))
+                reload = self._consider(error, next(pauses))
+                if reload is not None:
+                    return reload
             self._local = False  # parts of this life's own values may be updated already
 
     def _open(self, batches: Sequence[Sequence[int]]) -> Inputs:
@@ -138,8 +152,11 @@ class Computation:
 
     def _consider(
         self, error: StoreUnavailableError | CorruptedObjectError, pause: float | None
-    ) -> None:
-        """Decide what follows an error in an update: another attempt after ``pause`` (it returns), loading again, or the end."""
+    ) -> Reload | None:
+        """Decide what follows an error in an update: another attempt after ``pause``, loading again, or the end.
+
+        Returns None for another attempt, and raises the error if this is the end.
+        """
         if pause is None or (
             self._life.store.store.retries and isinstance(error, StoreUnavailableError)
         ):
@@ -147,10 +164,12 @@ class Computation:
         self._life.timing.sleep(pause)
         if self._life.gather:
             # A state that was updated in part can only be restored from what is published.
-            raise Reload(Why.DAMAGED) from error
+            return Reload(Why.DAMAGED, damage=error)
         if isinstance(error, StoreUnavailableError):
             # Any read will do: it waits until the store can be reached again, as long as reads wait everywhere.
-            read_commit(self._life, self._commit.sync)
+            entry = read_commit(self._life, self._commit.sync)
+            return entry if isinstance(entry, Reload) else None
+        return None
 
     def _compare(self, batch: Sequence[int]) -> None:
         """Gather: note what was computed. If a state is mended, check that it is what the record of that state says."""
@@ -161,14 +180,22 @@ class Computation:
                 raise computed_otherwise(self._life, result.key(shard))
             result.settle(shard, values, None)
 
-    def _prepare(self, shard: int) -> bool:
+    def _prepare_all(self, batch: Sequence[int]) -> bool | Reload:
+        """Prepare the shards of a batch. Returns whether any of them has been made again."""
+        made_again = False
+        for shard in batch:
+            outcome = self._prepare(shard)
+            if isinstance(outcome, Reload):
+                return outcome
+            made_again = made_again or outcome
+        return made_again
+
+    def _prepare(self, shard: int) -> bool | Reload:
         """Make sure that memory holds the values and the outer state from which the update starts.
 
         Returns:
             Whether the shard was damaged in the store and has been made again. If so, the model's values of it are lost.
-
-        Raises:
-            Reload: It is damaged, and could not be made again by itself. Loading makes it again from the state before it.
+            ``Reload`` if it could not be made again by itself. Loading makes it again from the state before it.
         """
         life, progress, index = self._life, self._progress, self._commit.fragment
         if not begin_to_hold(life, progress, shard):
@@ -194,16 +221,16 @@ class Computation:
             if not self._result.mending and make_again(life, index, shard, error):
                 return True
             life.damage.distrust(index, self._result.previous)
-            raise Reload(Why.DAMAGED) from error
+            return Reload(Why.DAMAGED, damage=error)
         return False
 
-    def _publish(self, shard: int, publications: Publications) -> None:
+    def _publish(self, shard: int, publications: Publications) -> Reload | None:
         life, result = self._life, self._result
         if shard in result.damaged or result.mending:
             damage = result.damaged.pop(shard, None)
             sums = rewrite_shard(life, self._progress, result.sync, shard, damage, result.done)
             result.settle(shard, *sums)
-            return
+            return None
         written: list[Sums] = []
         stored = result.shard(shard)
         metadata = shard_metadata(self._job, result.sync)
@@ -213,37 +240,40 @@ class Computation:
             nonlocal created
             created = life.create(result.key(shard), lambda: stored.parts(metadata, written.append))
 
-        def use() -> None:
+        def use() -> Reload | None:
             if created:
                 result.settle(shard, *written[-1])
             elif adopt(result, shard):
                 pass  # another life was faster: there is only one version, and all lives take it
             elif shard in result.damaged:
-                Computation(result, local=self._local).run([[shard]])
+                return Computation(result, local=self._local).run([[shard]])
             else:
-                self._look_again(
+                return self._look_again(
                     shard, f"{life.origin(result.key(shard))} existed, but has been deleted since"
                 )
+            return None
 
-        publications.add(upload, use)
+        return publications.add(upload, use)
 
-    def _look_again(self, shard: int, missing: object) -> None:
+    def _look_again(self, shard: int, missing: object) -> Reload | None:
         """Find out why something that the result is computed from is gone: the result is published, or a newer state is complete.
 
         If the result is known to be damaged, it does not help that it is published: only a newer state does.
 
+        Returns:
+            None if the result is published, and has been adopted; ``Reload`` if a newer state is complete.
+
         Raises:
-            Reload: A newer state is complete.
             CorruptedObjectError: There is neither.
         """
         life, result = self._life, self._result
         if not life.gather and not result.mending and adopt(result, shard):
-            return
+            return None
         rollbacks = [rollback for rollback, _ in life.rollbacks]
         complete = done_states(life.store.list("state/"), len(life.fragments), rollbacks)
         newest = max(complete[result.index], default=0)
         if inputs_are_superseded(newest, result.sync, mending=result.mending):
-            raise Reload(Why.SUPERSEDED)
+            return Reload(Why.SUPERSEDED)
         damaged = ""
         if result.mending:
             reason = life.damage.reasons[result.index].rstrip(".")
@@ -270,6 +300,7 @@ def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError
     progress.forget_outer(number, life.chunk_bytes)
     key = life.key(progress.sync, index, number)
     life.damage.because(index, str(damage or f"{life.origin(key)} is gone"))
+    problem: CorruptedObjectError | Reload | None
     try:
         before = state_before(life, index)
         if before is None:
@@ -277,9 +308,11 @@ def make_again(life: Life, index: int, number: int, damage: CorruptedObjectError
         result = Result.again(life, progress.commit, before)
         if damage is not None:
             result.damaged[number] = str(damage)
-        Computation(result, local=False).run([[number]])
-    except (CorruptedObjectError, Reload) as error:
-        _log.error("rank %d: %s could not be made again: %s", life.rank, life.origin(key), error)
+        problem = Computation(result, local=False).run([[number]])
+    except CorruptedObjectError as error:
+        problem = error
+    if problem is not None:
+        _log.error("rank %d: %s could not be made again: %s", life.rank, life.origin(key), problem)
         return False
     progress.values_at[number] = progress.outer_at[number] = progress.sync
     return True

@@ -21,37 +21,39 @@ if TYPE_CHECKING:
 _log = logging.getLogger("diloco_core")
 
 
-def look_back(life: Life) -> None:
+def look_back(life: Life) -> Reload | None:
     """Check, before a life decides or publishes after a long time, that the last record that it has obeyed is still there.
 
     If it is gone, it is written again, unless another record has its number.
 
-    Raises:
-        Reload: Something else was decided in its place, or the run went back to older states there.
+    Returns:
+        ``Reload`` if something else was decided in its place, or the run went back to older states there.
     """
     if not (life.late and life.sync and life.previous):
-        return
+        return None
+    entry: tuple[object, str] | Reload | None
     if life.sync == life.rollback:
         entry = life.log(life.sync)
         if entry is None:
-            return  # another life that has obeyed it writes it again, or reports that it is missing
+            return None  # another life that has obeyed it writes it again, or reports that it is missing
     else:
-        try:
-            entry = read_commit(life, life.sync, decided=True)
-        except Reload:
-            _say(life)
-            raise
+        entry = read_commit(life, life.sync, decided=True)
+    if isinstance(entry, Reload):
+        _say(life)
+        return entry
     if entry is None or entry[1] != life.previous:
         _say(life)
-        raise Reload(Why.REPLACED)
+        return Reload(Why.REPLACED)
+    return None
 
 
-def not_next(life: Life, commit: Commit) -> Exception:
-    """The exception for a life that has read a record which does not follow the last one that it has obeyed.
+def not_next(life: Life, commit: Commit) -> Reload:
+    """What a life does that has read a record which does not follow the last one that it has obeyed.
 
-    Returns:
-        ``Reload`` if the last record that this life has obeyed was replaced, and the new record follows the replacement;
-        otherwise the error which says that the records of the log do not follow each other.
+    It loads again if the record that it has obeyed was replaced, and the new record follows the replacement.
+
+    Raises:
+        CorruptedObjectError: It was not: the records of the log do not follow each other.
     """
     error = life.does_not_follow(commit)
     if (
@@ -60,10 +62,8 @@ def not_next(life: Life, commit: Commit) -> Exception:
         and _digest_in_log(life) == commit.previous
     ):
         _say(life)
-        reload = Reload(Why.REPLACED)
-        reload.__cause__ = error
-        return reload
-    return error
+        return Reload(Why.REPLACED, damage=error)
+    raise error
 
 
 def _digest_in_log(life: Life) -> str | None:

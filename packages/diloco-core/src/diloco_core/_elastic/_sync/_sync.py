@@ -73,47 +73,62 @@ class ElasticSync:
         self._decided: tuple[Commit, str] | None = None
         self._contributing = 0.0
 
-    def contribute(self) -> None:
+    def contribute(self) -> Reload | None:
         """The first half: store this life's contribution, unless the sync is decided already.
 
+        Returns:
+            ``Reload`` if this life cannot use the state that it holds. Then there is no second half.
+
         Raises:
-            Reload: This life cannot use the state that it holds.
             NonFiniteDeltaError: The contribution holds NaN or infinity; nothing was sent.
         """
         life = self._life
         life.traffic.begin()
         start = life.timing.clock()
-        self._decided = commit_mended(life, self._sync)
-        if self._decided is None and self._own_delta is None and self._job.steps is not None:
-            self._contribute(*self._job.steps)
+        decided = commit_mended(life, self._sync)
+        if isinstance(decided, Reload):
+            return decided
+        self._decided, reload = decided, None
+        if decided is None and self._own_delta is None and self._job.steps is not None:
+            reload = self._contribute(*self._job.steps)
         self._contributing = life.timing.clock() - start
+        return reload
 
     def ready(self) -> bool:
         """Whether the sync is decided, or this life would not wait any longer for others."""
-        try:
-            self._decided = self._decided or commit_mended(self._life, self._sync)
-            if self._decided is not None:
-                return True
-            decision = on_look(self._round, self._look(), overdue=False, expired=False)
-        except Reload:
-            return True  # the second half meets the same problem again, and raises it
+        decided = self._decided or commit_mended(self._life, self._sync)
+        if isinstance(decided, Reload):
+            return True  # the second half meets the same problem again, and returns it
+        self._decided = decided
+        if decided is not None:
+            return True
+        folder = self._look()
+        if isinstance(folder, Reload):
+            return True
+        decision = on_look(self._round, folder, overdue=False, expired=False)
         return not isinstance(decision, KeepWaiting)
 
-    def finish(self) -> SyncReport:
+    def finish(self) -> SyncReport | Reload:
         """The second half. Afterwards this life holds the state after the sync, unless the sync was left out.
 
+        Returns:
+            The report; ``Reload`` if this life cannot use the state that it holds.
+
         Raises:
-            Reload: This life cannot use the state that it holds.
             SyncTimeoutError: Too few replicas contributed in time; nothing was decided.
         """
         life = self._life
         start = life.timing.clock() - self._contributing
         entry = self._decided or self._wait()
+        if isinstance(entry, Reload):
+            return entry
         if entry is None:
             life.handover.leave_open(self._own_delta)
             return left(life, self._job)
         commit, record_digest = entry
-        self._check(commit)
+        reload = self._check(commit)
+        if reload is not None:
+            return reload
         say_who_is_missing(life, commit)
         became = fate(
             commit,
@@ -124,7 +139,10 @@ class ElasticSync:
         )
         learned = self._job.progress() if became == "carried" else []
         say_what_is_lost(life, commit, became, self._left_open, self._job.steps)
-        Adoption(life, commit, local=became == "counted" and self._left_open is None).run()
+        local = became == "counted" and self._left_open is None
+        reload = Adoption(life, commit, local=local).run()
+        if reload is not None:
+            return reload
         if learned:
             self._job.reapply(learned)
         life.standing.advance(commit, record_digest)
@@ -154,11 +172,11 @@ class ElasticSync:
             return progress.commit
         try:
             entry = read_commit(life, self._sync)
-        except (Reload, CorruptedObjectError):
+        except CorruptedObjectError:
             return None
-        return None if entry is None else entry[0]
+        return None if entry is None or isinstance(entry, Reload) else entry[0]
 
-    def _contribute(self, start: int, stop: int) -> None:
+    def _contribute(self, start: int, stop: int) -> Reload | None:
         life, progress = self._life, self._progress
         groups = carried_groups(self._job)
         delta = Delta(
@@ -185,60 +203,77 @@ class ElasticSync:
                 progress.sync,
                 error,
             )
-            raise Reload(Why.CHANGED) from None
+            return Reload(Why.CHANGED)
         self._own_delta = delta
+        return None
 
-    def _wait(self) -> tuple[Commit, str] | None:
+    def _wait(self) -> tuple[Commit, str] | Reload | None:
         """Wait for the record, and create it when this life may. Returns None if this life continues without the sync."""
         life, grace = self._life, self._life.settings.grace
         timeout = life.timing.sync_timeout if self._patience is None else self._patience
         wait = life.wait(timeout, self._timed_out, [grace], self._notice)
         moment = None
-        decision = on_look(self._round, self._look(), overdue=False, expired=False)
+        folder: Folder | Reload | None = self._look()
+        if isinstance(folder, Reload):
+            return folder
+        decision = on_look(self._round, folder, overdue=False, expired=False)
         while True:
-            if self._leaves(decision):
+            leaves = self._leaves(decision)
+            if isinstance(leaves, Reload):
+                return leaves
+            if leaves:
                 return None
             if moment is not None:
                 wait.sleep(moment)
-            if (entry := commit_mended(life, self._sync)) is not None:
+            entry = commit_mended(life, self._sync)
+            if isinstance(entry, Reload):
+                return entry
+            if entry is not None:
                 break
             moment = wait.moment()
             folder = self._look() if moment.look else None
+            if isinstance(folder, Reload):
+                return folder
             overdue = moment.elapsed >= grace
             decision = on_look(self._round, folder, overdue=overdue, expired=moment.expired)
         life.traffic.waited += wait.elapsed()
         return entry
 
-    def _leaves(self, decision: Decision) -> bool:
+    def _leaves(self, decision: Decision) -> bool | Reload:
         """Do what is decided. Returns whether this life continues without the sync."""
         match decision:
             case Create(members):
-                self._create(members)
+                return self._create(members) or False
             case Differ(theirs):
-                raise self._differs(theirs)
+                return self._differs(theirs)
             case Expired():
                 raise self._timed_out()
             case Leave(just_looked=True):
                 return True
             case Leave():
                 # A replica that has left may have decided the sync before it left.
-                return commit_mended(self._life, self._sync) is None
+                entry = commit_mended(self._life, self._sync)
+                return entry if isinstance(entry, Reload) else entry is None
         return False
 
-    def _look(self) -> Folder:
+    def _look(self) -> Folder | Reload:
         """List the sync's folder, answer requests for repair in it, and note which ranks have contributed."""
         life = self._life
         check_run(life)
         listing = life.store.list(deltas(self._sync))
-        self._help(listing)
+        reload = self._help(listing)
+        if reload is not None:
+            return reload
         life.attendance.look(listing, life.now)
         self._folder = read_folder(self._round, listing)
         return self._folder
 
-    def _create(self, members: tuple[Delta, ...]) -> None:
+    def _create(self, members: tuple[Delta, ...]) -> Reload | None:
         """Create the record of the sync, unless another life has. Only the record that is read afterwards counts."""
         life = self._life
-        look_back(life)
+        reload = look_back(life)
+        if reload is not None:
+            return reload
         commit = Commit(
             self._sync,
             self._index,
@@ -252,29 +287,36 @@ class ElasticSync:
         )
         if life.store.create(commit_key(self._sync), commit.to_json):
             life.damage.has_decided(commit)
+        return None
 
-    def _help(self, listing: Iterable[str]) -> None:
+    def _help(self, listing: Iterable[str]) -> Reload | None:
         """Help lives that cannot read something which this life may know."""
         asked = {
             hint for hint in map(Hint.parse, listing) if hint is not None and hint.event == "repair"
         }
         if self._life.damage.is_asked(asked):
-            answer(self._life)
+            reload = answer(self._life)
+            if reload is not None:
+                return reload
             mend_initial(self._life)
             publish_when_asked(self._life)
+        return None
 
-    def _check(self, commit: Commit) -> None:
+    def _check(self, commit: Commit) -> Reload | None:
         """Check that the record follows the state that this life holds.
 
+        Returns:
+            ``Reload`` if it does not, because this life's state is not the run's.
+
         Raises:
-            Reload: It does not, because this life's state is not the run's.
             CorruptedObjectError: It does not, because the records in the store do not follow each other.
         """
         match on_record(self._round, commit, follows=self._life.standing.follows(commit)):
             case Differ(theirs):
-                raise self._differs(theirs)
+                return self._differs(theirs)
             case NotNext():
-                raise not_next(self._life, commit)
+                return not_next(self._life, commit)
+        return None
 
     def _differs(self, theirs: str) -> Reload:
         _log.error(

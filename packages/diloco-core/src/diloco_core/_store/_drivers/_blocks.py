@@ -14,14 +14,14 @@ import threading
 from collections import deque
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from functools import partial
-from typing import TYPE_CHECKING, Self, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ..._errors import CorruptedObjectError, StoreUnavailableError
+from .._closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Executor
-    from types import TracebackType
 
     from .._api import Buffer
     from .._transfer import Transfer
@@ -188,7 +188,7 @@ class Transfers:
         return self._executor.submit(act)
 
 
-class BlockReader:
+class BlockReader(Closing):
     """Reads an object in ranges; see :class:`._api.ObjectReader`. Not thread-safe.
 
     Ranges that :meth:`expect` announces are fetched before they are read; all others when they are read.
@@ -291,17 +291,6 @@ class BlockReader:
         if current is not None:
             self._transfers.drop([current])
             current.future = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _copy(block: memoryview, start: int, into: memoryview) -> int:

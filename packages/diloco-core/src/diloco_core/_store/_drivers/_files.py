@@ -10,15 +10,15 @@ import contextlib
 import errno
 import os
 import stat
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from ..._errors import ConfigurationError, CorruptedObjectError, StoreUnavailableError
 from .._api import is_key
+from .._closing import Closing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
-    from types import TracebackType
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # Without O_NONBLOCK, opening a named pipe would wait for a writer.
@@ -325,7 +325,7 @@ def unreadable(path: Path, error: OSError) -> StoreUnavailableError:
     )
 
 
-class FileReader:
+class FileReader(Closing):
     """An open file; see :class:`._api.ObjectReader`."""
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -353,14 +353,3 @@ class FileReader:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

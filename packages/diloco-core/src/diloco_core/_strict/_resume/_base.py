@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, MismatchError, RendezvousError
 from ..._exchange._base import Schema
 from ..._exchange._begun_with import OR_ELSE, check_schema, other_setting
 from ..._exchange._schemas import MAY_CHANGE
+from ..._store._copies import read_or_copy
 from ..._store._reread import read_again
 from .._claims import refuse_elastic
-from .._manifest import MANIFEST, Manifest, check_descent, lives_listed, manifest_key
+from .._records._manifest import MANIFEST, Manifest, check_descent, lives_listed, manifest_key
 
 if TYPE_CHECKING:
     from ..._store._patient import Patient
@@ -47,8 +49,8 @@ def find_run(store: Patient, timing: Timing, *, may_go_back: bool) -> Manifest:
     if manifest is None:
         if store.list("state/") or store.list("commits/"):
             raise CorruptedObjectError(
-                f"{store.uri}/{MANIFEST} is gone, while other objects of a run are there: something else has deleted it. The run "
-                "cannot be resumed without it. If you have a copy, put it back."
+                f"{store.uri}/{MANIFEST} and its copy are gone, while other objects of a run are there: something else has "
+                "deleted them. The run cannot be resumed without them. If you have a backup, put it back."
             )
         if claims:
             raise RendezvousError(
@@ -68,7 +70,7 @@ def find_run(store: Patient, timing: Timing, *, may_go_back: bool) -> Manifest:
 def newest_manifest(
     store: Patient, timing: Timing, before: int | None = None, *, may_go_back: bool
 ) -> Manifest | None:
-    """The newest manifest of the run; None if there is none. Others are not believed.
+    """The newest manifest of the run; None if there is none. The run is what this one says.
 
     Args:
         store: The run's prefix.
@@ -87,11 +89,13 @@ def newest_manifest(
         try:
             manifest = read_manifest(store, timing, life)
             if manifest is None:
-                raise CorruptedObjectError(f"{store.uri}/{manifest_key(life)} is listed, but gone")
+                raise CorruptedObjectError(
+                    f"{store.uri}/{manifest_key(life)} and its copy are gone, although they were listed"
+                )
         except CorruptedObjectError as error:
             text = (
-                f"{str(error).rstrip('.')}. It describes what the run has done since it was resumed. If you have a copy, put it "
-                "back."
+                f"{str(error).rstrip('.')}. It describes what the run has done since it was resumed. If you have a backup, put "
+                "it back."
             )
             if not may_go_back:
                 raise CorruptedObjectError(f"{text} {GO_BACK}") from error
@@ -103,15 +107,16 @@ def newest_manifest(
         return read_manifest(store, timing, 1)
     except CorruptedObjectError as error:
         raise CorruptedObjectError(
-            f"{str(error).rstrip('.')}. It says what the run is, which cannot be resumed without it. If you have a copy, put it "
-            "back."
+            f"{str(error).rstrip('.')}. It says what the run is, which cannot be resumed without it. If you have a backup, put "
+            "it back."
         ) from error
 
 
 def _first_manifest(store: Patient, timing: Timing, life: int) -> Manifest | None:
     """The manifest of the first life, which the later ones repeat; None if it cannot be read."""
+    # Not its copy: that may be a leftover, and is not needed here.
     try:
-        manifest = read_manifest(store, timing, 1)
+        manifest = read_again(timing, partial(_stored, store, MANIFEST, 1))
         damage = f"{store.uri}/{MANIFEST} is gone"
     except CorruptedObjectError as error:
         manifest, damage = None, str(error).rstrip(".")
@@ -126,14 +131,30 @@ def _first_manifest(store: Patient, timing: Timing, life: int) -> Manifest | Non
 
 
 def read_manifest(store: Patient, timing: Timing, life: int) -> Manifest | None:
-    """The manifest that a life of rank 0 has written; None if there is none. Raises as :func:`newest_manifest` does."""
-    key = manifest_key(life)
+    """The manifest that a life of rank 0 has written, or its copy if the manifest is damaged or gone; None without both.
 
-    def read() -> Manifest | None:
-        data = store.get(key)
-        return None if data is None else Manifest.from_bytes(data, life, f"{store.uri}/{key}")
+    Raises as :func:`newest_manifest` does.
+    """
+    return read_or_copy(
+        lambda key: read_again(timing, partial(_stored, store, key, life)),
+        manifest_key(life),
+        store.uri,
+    )
 
-    return read_again(timing, read)
+
+def _stored(store: Patient, key: str, life: int) -> Manifest | None:
+    data = store.get(key)
+    return None if data is None else Manifest.from_bytes(data, life, f"{store.uri}/{key}")
+
+
+def manifest_if_written(store: Patient, timing: Timing, life: int) -> Manifest | None:
+    """The manifest that a life of rank 0 has written; None if it is not there (yet): the copy is written before it.
+
+    Raises as :func:`newest_manifest` does.
+    """
+    if not store.read(manifest_key(life), lambda _: True):
+        return None
+    return read_manifest(store, timing, life)
 
 
 def check_fits(manifest: Manifest, schema: Schema, rank: int, world_size: int, uri: str) -> None:
@@ -158,6 +179,6 @@ def check_fits(manifest: Manifest, schema: Schema, rank: int, world_size: int, u
     fragments = [dict(fragment) for fragment in schema.fragments]
     if fragments != [dict(fragment) for fragment in manifest.fragments]:
         raise MismatchError(
-            f"the run at {uri} was begun with its tensors arranged in another way than rank {rank} has them now: build the "
-            f"model and cut it into fragments in the same way, {OR_ELSE}."
+            f"the tensors of rank {rank} are not arranged as they were when the run at {uri} began: build the model and cut it "
+            f"into fragments in the same way, {OR_ELSE}."
         )

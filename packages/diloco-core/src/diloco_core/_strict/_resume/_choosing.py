@@ -14,7 +14,8 @@ from ..._errors import (
 )
 from ..._exchange._endings import Progress
 from ..._timing import Wait
-from .._manifest import Manifest, cut, manifest_key
+from .._claims import check_own
+from .._records._manifest import Manifest, cut, manifest_key, manifest_keys
 from .._states import (
     finished_syncs,
     lost_manifest,
@@ -23,7 +24,8 @@ from .._states import (
     syncs_before,
     unknown_names,
 )
-from ._base import GO_BACK, newest_manifest, read_manifest
+from .._watch import write_manifest
+from ._base import GO_BACK, manifest_if_written, newest_manifest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from ..._exchange._base import Schema
     from ..._store._patient import Patient
     from .._participant import Participant
-    from .._records import Claim
+    from .._records._records import Claim
     from ._meeting import Meeting
 
 _log = logging.getLogger("diloco_core")
@@ -40,6 +42,7 @@ _log = logging.getLogger("diloco_core")
 def choose(
     participant: Participant,
     claims: Sequence[Claim],
+    resumed: Manifest,
     schema: Schema,
     is_whole: Callable[[Manifest, int, dict[str, int]], bool],
     *,
@@ -50,6 +53,7 @@ def choose(
     Args:
         participant: This replica, which has met the others.
         claims: The claims of all ranks, in rank order.
+        resumed: The newest manifest when this process began.
         schema: What the replicas have in common.
         is_whole: Whether every byte of the state after a sync is as it was written; given the manifest, the number of the sync,
             and the listing of ``state/``.
@@ -58,10 +62,11 @@ def choose(
     Raises:
         RendezvousError: The run has not published a state.
         CorruptedObjectError: The newest state is damaged or incomplete.
-        RunExistsError: A later process has resumed the run, or another one does at the same time.
+        RunExistsError: A later process has resumed the run, or another one is resuming it at the same time.
     """
     store, timing, life = participant.store, participant.timing, claims[0].life
-    if read_manifest(store, timing, life) is not None:
+    check_own(store, claims[0], timing)
+    if any(store.read(key, lambda _: True) for key in manifest_keys(life)):
         # Only a store that ignores conditional writes lets two processes claim the same life.
         raise RunExistsError(
             f"two processes of rank 0 resume the run at {store.uri} at the same time, and the other one has already chosen "
@@ -72,6 +77,11 @@ def choose(
     base = newest_manifest(store, timing, life, may_go_back=may_go_back)
     if base is None:
         raise CorruptedObjectError(f"the manifest in {store.uri} is gone")
+    if base.first != resumed.first:
+        raise RunExistsError(
+            f"{store.uri} holds another run by now than the one that this process was to resume: the prefix was emptied and used "
+            "again. This process stops and leaves that run alone."
+        )
     sync, given_up = _choose(store, base, life, is_whole, may_go_back=may_go_back)
     settings = {**schema.settings, "committed": base.settings["committed"]}
     manifest = replace(
@@ -83,8 +93,7 @@ def choose(
         earlier=cut(base, sync),
         given_up=given_up,
     )
-    participant.check_not_resumed()
-    store.put(manifest_key(manifest.life), lambda: [manifest.to_bytes()])
+    write_manifest(store, manifest, claims[0], timing)
     return manifest
 
 
@@ -99,7 +108,7 @@ def wait_for_choice(participant: Participant, life: int, meeting: Meeting) -> Ma
     Raises:
         ReplicaLostError: Rank 0 has failed.
         RendezvousTimeoutError: Rank 0 has not chosen in time.
-        RunExistsError: The manifest is that of other processes than those that have met.
+        RunExistsError: Another process of rank 0 has written the manifest than the one that this replica has met.
     """
     store, timing = participant.store, participant.timing
 
@@ -119,12 +128,12 @@ def wait_for_choice(participant: Participant, life: int, meeting: Meeting) -> Ma
         ),
         downtime=lambda: store.downtime,
     )
-    while (manifest := read_manifest(store, timing, life)) is None:
+    while (manifest := manifest_if_written(store, timing, life)) is None:
         wait.pause()
     if manifest.run != participant.run:
         raise RunExistsError(
-            f"{store.uri}/{manifest_key(life)} is that of other processes than those that have met: start all ranks again "
-            "with resume=True"
+            f"{store.uri}/{manifest_key(life)} was written by another process of rank 0 than the one that this replica has met: "
+            "start all ranks again with resume=True"
         )
     return manifest
 
@@ -137,7 +146,7 @@ def _choose(
     *,
     may_go_back: bool,
 ) -> tuple[int, list[str]]:
-    """The number of the sync after which the run continues, and the names under which nothing counts from then on."""
+    """The number of the sync after which the run continues, and the names of which nothing counts from then on."""
     listing, commits = store.list("state/"), store.list("commits/")
     published = [*listing, *commits]
     lost = lost_manifest(base, published, store.list("claims/"), store.uri, life)

@@ -15,15 +15,15 @@ from ..._errors import CorruptedObjectError, FormatError, RunExistsError
 from ..._exchange._endings import named_ranks
 from ..._store._parallel import in_parallel
 from .._claims import READS_AT_ONCE, read_claim
-from .._records import beat_key, claimed, note_key, read_note
+from .._records._records import beat_key, claimed, note_key, read_note
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from ..._store._patient import Patient
     from ..._timing import Timing
-    from .._manifest import Manifest
-    from .._records import Claim
+    from .._records._manifest import Manifest
+    from .._records._records import Claim
 
 _log = logging.getLogger("diloco_core")
 
@@ -40,7 +40,7 @@ def check_not_claimed(store: Patient, manifest: Manifest, rank: int, life: int) 
     Creating the claim would show that too, but not in a store that ignores conditional writes.
 
     Raises:
-        RunExistsError: Another process has.
+        RunExistsError: Another process has claimed the life.
     """
     if next_life(store, manifest, rank) != life:
         raise RunExistsError(

@@ -3,29 +3,53 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
 from ..._exchange._resumable import TakenUp
 from ..._store._ahead import open_ahead
+from ..._store._copies import copy_key
 from .._states import keys_of
 from .._sync._adopt import read_shard
 from .._sync._objects import SyncObjects, own_contributions, own_shards
 from ._base import GO_BACK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ..._arithmetic._sync_job import SyncJob
     from ..._exchange._resumable import ResumableJob
     from ..._store._api import ObjectReader
     from ..._wire._published import Shard
-    from .._manifest import Manifest
     from .._participant import Participant
+    from .._records._manifest import Manifest
 
+_GONE = "is gone: something deletes objects there"
 _log = logging.getLogger("diloco_core")
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One shard of a state.
+
+    Attributes:
+        key: Its key.
+        shard: How it is read.
+        index: The number of its fragment.
+        has_copy: Whether it is of the fragment's first state, of which there are copies.
+    """
+
+    key: str
+    shard: Shard
+    index: int
+    has_copy: bool
+
+    @property
+    def keys(self) -> set[str]:
+        """The keys of the shard and of its copy."""
+        return {self.key, copy_key(self.key)}
 
 
 class Loader:
@@ -50,8 +74,8 @@ class Loader:
     def is_whole(self, manifest: Manifest, sync: int, listing: dict[str, int]) -> bool:
         """Whether every byte of a state is as it was written; logs what is not."""
 
-        def check(shard: Shard, _: ResumableJob, reader: ObjectReader, origin: str) -> None:
-            shard.check(reader, origin, self._participant.scratch, whole=True)
+        def check(part: _Part, reader: ObjectReader, origin: str) -> None:
+            part.shard.check(reader, origin, self._participant.scratch, whole=True)
 
         try:
             self._read(manifest, sync, listing, check)
@@ -79,27 +103,30 @@ class Loader:
         _, sync = manifest.earlier[-1]
         listing = participant.store.list("state/")
         counted = [0] * len(self._jobs)
-        numbers = {job.name: number for number, job in enumerate(self._jobs)}
+        headers: dict[_Part, Mapping[str, str]] = {}
 
-        def load(shard: Shard, job: ResumableJob, reader: ObjectReader, origin: str) -> None:
-            if participant.owner(shard.number) == rank:
-                metadata, chunks, scalars = shard.described(reader, origin)
+        def load(part: _Part, reader: ObjectReader, origin: str) -> None:
+            if participant.owner(part.shard.number) == rank:
+                headers[part], chunks, scalars = part.shard.described(reader, origin)
                 # Before its first outer step a fragment has outer state only if the outer loop was loaded when the run began.
                 if scalars or any(chunks.values()):
-                    job.install_outer(chunks, scalars)
-                counted[numbers[job.name]] = _steps(metadata.get("steps"), origin)
-            shard.adopt(reader, origin, participant.scratch)
+                    self._jobs[part.index].install_outer(chunks, scalars)
+                counted[part.index] = _steps(headers[part].get("steps"), origin)
+            part.shard.adopt(reader, origin, participant.scratch)
 
         try:
-            self._read(manifest, sync, listing, load)
+            replaced = self._read(manifest, sync, listing, load)
         except CorruptedObjectError as error:
             raise CorruptedObjectError(
                 f"{str(error).rstrip('.')}. The state after outer step {manifest.outer_steps(sync)}, which the run was to "
                 f"continue from, is damaged. {GO_BACK}"
             ) from error
+        self._write_again(headers, {*listing}.difference(replaced))
         syncs = manifest.last_syncs(sync)
         kept = {key for index, last in enumerate(syncs) for key in keys_of(manifest, index, last)}
         previous = [self._superseded(manifest, last) for last in sorted(syncs)]
+        # A fragment's first state has copies.
+        kept.update(map(copy_key, [*kept]))
         kept.update(*previous)
         obsolete = [
             *(key for key in own_shards(listing, rank, manifest.world_size) if key not in kept),
@@ -108,6 +135,20 @@ class Loader:
         taken = TakenUp(manifest.outer_steps(sync), max(counted), syncs, counted)
         return taken, obsolete, previous
 
+    def _write_again(
+        self, headers: Mapping[_Part, Mapping[str, str]], whole: Collection[str]
+    ) -> None:
+        """Write what is missing or damaged of shards that have copies, with the values that were adopted.
+
+        Args:
+            headers: The metadata of the shards of this rank.
+            whole: The keys of the objects that are there and not damaged.
+        """
+        for part, metadata in headers.items():
+            for lost in part.keys.difference(whole) if part.has_copy else ():
+                self._participant.check_not_resumed()
+                self._participant.store.put(lost, partial(part.shard.parts, metadata))
+
     def _superseded(self, manifest: Manifest, sync: int) -> list[str]:
         """Keys of the shards of this rank in whose place a sync has put newer ones."""
         if sync < len(self._jobs):
@@ -115,7 +156,10 @@ class Loader:
         index = manifest.fragment_of(sync)
         # Not always as many syncs before as there are fragments: a run that was begun with a loaded outer loop may have begun in
         # the middle of the turns.
-        keys = keys_of(manifest, index, manifest.last_syncs(sync - 1)[index])
+        before = manifest.last_syncs(sync - 1)[index]
+        keys = keys_of(manifest, index, before)
+        if before < len(self._jobs):
+            keys += [copy_key(key) for key in keys]
         return own_shards(keys, self._participant.rank, manifest.world_size)
 
     def _read(
@@ -123,32 +167,41 @@ class Loader:
         manifest: Manifest,
         sync: int,
         listing: dict[str, int],
-        use: Callable[[Shard, ResumableJob, ObjectReader, str], object],
-    ) -> None:
-        """Call ``use`` with each shard of a state, its fragment, and its open file."""
+        use: Callable[[_Part, ObjectReader, str], object],
+    ) -> list[str]:
+        """Call ``use`` with each part of a state, its open file, and what errors call that file.
+
+        Returns:
+            Keys in whose place copies were read.
+        """
         participant, count = self._participant, len(self._jobs)
-        shards: dict[str, Shard] = {}
-        fragments: dict[str, ResumableJob] = {}
+        parts: dict[str, _Part] = {}
         for index, last in enumerate(manifest.last_syncs(sync)):
             job = self._initial[index] if last < count else self._jobs[index]
             of_run = replace(participant, run=manifest.run_of(last))
             objects = SyncObjects(of_run, last, job)
             for number in range(job.layout.shards):
                 key = objects.state_key(number)
-                shards[key] = objects.shard(number)
-                fragments[key] = self._jobs[index]
+                parts[key] = _Part(key, objects.shard(number), index, has_copy=last < count)
 
         def announce(key: str, reader: ObjectReader) -> None:
-            shards[key].announce(reader, key)
+            parts[key].shard.announce(reader, key)
 
-        sizes = {key: listing.get(key) for key in shards}
+        replaced = []
+        sizes = {key: listing.get(key) for key in parts}
         store = participant.store
         with open_ahead(store.store, sizes, announce) as readers:
-            for (key, shard), reader in zip(shards.items(), readers, strict=True):
-                act = partial(use, shard, fragments[key])
-                read_shard(
-                    participant, key, reader, act, "is gone: something deletes objects there"
-                )
+            for (key, part), reader in zip(parts.items(), readers, strict=True):
+                act = partial(use, part)
+                try:
+                    read_shard(participant, key, reader, act, _GONE)
+                except CorruptedObjectError as error:
+                    if copy_key(key) not in listing:
+                        raise
+                    _log.error("%s. Its copy is used instead.", str(error).rstrip("."))
+                    read_shard(participant, copy_key(key), None, act, _GONE)
+                    replaced.append(key)
+        return replaced
 
 
 def _steps(text: str | None, origin: str) -> int:

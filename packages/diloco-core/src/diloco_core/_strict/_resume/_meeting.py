@@ -27,7 +27,7 @@ from .._claims import (
     write_table,
 )
 from .._compare import compare
-from .._records import Claim, claim_key, claimed, noted
+from .._records._records import Claim, claim_key, claimed, noted
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ..._store._patient import Patient
     from ..._timing import Timing
     from .._liveness import Liveness
-    from .._manifest import Manifest
+    from .._records._manifest import Manifest
 
 T = TypeVar("T")
 
@@ -78,6 +78,7 @@ class Meeting:
 
     Attributes:
         own_claim: As given.
+        manifest: As given.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class Meeting:
     ) -> None:
         self._store = store
         self.own_claim = own_claim
+        self.manifest = manifest
         self._timing = timing
         self._liveness = liveness
         self._ended = [life for life, _ in manifest.members]

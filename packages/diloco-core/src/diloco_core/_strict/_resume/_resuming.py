@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ..._errors import RunExistsError
 from ..._exchange._endings import Progress
-from .._records import noted
+from .._records._records import noted
 from .._watch import Watch
-from ._base import check_fits, find_run
+from ._base import check_fits, find_run, read_manifest
 from ._choosing import choose, wait_for_choice
 from ._ended import check_ended, check_not_claimed, next_life
 from ._loading import Loader
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from ..._timing import Timing
     from .._liveness import Liveness
     from .._participant import Participant
-    from .._records import Claim
+    from .._records._records import Claim
 
 
 def claim_next(
@@ -59,6 +60,12 @@ def claim_next(
     life = next_life(store, manifest, claim.rank)
     check_ended(store, timing, manifest, claim.rank, life)
     check_not_claimed(store, manifest, claim.rank, life)
+    # Signs of life may have been watched for minutes.
+    if read_manifest(store, timing, manifest.life) != manifest:
+        raise RunExistsError(
+            f"the run at {store.uri} was deleted or replaced while this process looked whether the earlier ones are still alive. "
+            "This process stops. Nothing was changed."
+        )
     own_claim = replace(claim, life=life)
     claim_again(store, own_claim, schema, timing)
     liveness.life = life
@@ -116,7 +123,14 @@ def take_up(
     loader = Loader(participant, jobs, initial)
     watch = None
     if participant.rank == 0:
-        manifest = choose(participant, claims, schema, loader.is_whole, may_go_back=may_go_back)
+        manifest = choose(
+            participant,
+            claims,
+            meeting.manifest,
+            schema,
+            loader.is_whole,
+            may_go_back=may_go_back,
+        )
         watch = Watch(participant.store, participant.timing, claims[0], manifest, schema.unsynced)
     else:
         manifest = wait_for_choice(participant, claims[0].life, meeting)

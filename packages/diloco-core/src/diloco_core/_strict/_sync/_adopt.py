@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from ..._exchange._traffic import Traffic
     from ..._store._api import ObjectReader
     from .._participant import Participant
-    from .._repairs import Repairs
+    from .._records._repairs import Repairs
     from ._objects import SyncObjects
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError, MismatchError
 from ..._store._reread import read_again
-from .._records import check_commit, commit, commit_key
+from .._records._records import check_commit, commit, commit_key
 
 if TYPE_CHECKING:
     from .._participant import Participant

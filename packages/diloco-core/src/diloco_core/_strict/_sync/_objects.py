@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ..._arithmetic._sharded import may_carry
 from ..._wire._published import Shard
 from ..._wire._sections import fingerprint, seed
-from .._delta import DeltaFile, DeltaPlan
+from .._records._delta import DeltaFile, DeltaPlan
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ..._arithmetic._sync_job import SyncJob
     from .._participant import Participant
 
-_SHARD = re.compile(r"state/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})\.safetensors")
+_SHARD = re.compile(r"state/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})(\.copy)?\.safetensors")
 _DELTA = re.compile(
     r"deltas/([0-9]{8})/([0-9]{5})\.([0-9a-f]{16})\.[0-9a-f]{16}\.([0-9a-f]{1,16})\.safetensors"
 )
@@ -122,7 +122,7 @@ def state_key(run: str, sync: int, shard: int) -> str:
 
 
 def shard_listed(key: str) -> tuple[str, int] | None:
-    """The beginning of the run's name, and the sync, in the key of a published shard; None if it is not such a key."""
+    """The beginning of the run's name, and the sync, in the key of a published shard or its copy; None for another key."""
     match = _SHARD.fullmatch(key)
     return (match[3], int(match[1])) if match else None
 
@@ -133,7 +133,7 @@ def shards_listed(keys: Iterable[str]) -> set[tuple[str, int]]:
 
 
 def own_shards(keys: Iterable[str], rank: int, world_size: int) -> list[str]:
-    """The keys in a listing of the shards that a rank has published, in whichever run."""
+    """The keys in a listing of the shards that a rank has published, and of their copies, in whichever run."""
     matches = filter(None, map(_SHARD.fullmatch, keys))
     return [match[0] for match in matches if int(match[2]) % world_size == rank]
 

@@ -6,12 +6,13 @@ import logging
 from typing import TYPE_CHECKING
 
 from ..._errors import CorruptedObjectError
+from ..._store._copies import copy_key
 
 if TYPE_CHECKING:
     from ..._exchange._traffic import Traffic
     from ..._store._patient import Patient
     from ..._wire._published import Sums
-    from .._repairs import Repairs
+    from .._records._repairs import Repairs
     from ._objects import SyncObjects
 
 _log = logging.getLogger("diloco_core")
@@ -46,6 +47,14 @@ class OwnShards:
         self._traffic.sent += self._store.put(
             self._objects.state_key(shard),
             lambda: published.parts(self._objects.shard_metadata(), remember),
+        )
+
+    def copy(self, shard: int) -> None:
+        """Store a copy of a shard that has been published, whose values have not changed since."""
+        published = self._objects.shard(shard)
+        self._traffic.sent += self._store.put(
+            copy_key(self._objects.state_key(shard)),
+            lambda: published.parts(self._objects.shard_metadata()),
         )
 
     def repair(self) -> None:

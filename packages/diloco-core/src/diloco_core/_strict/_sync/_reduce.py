@@ -12,7 +12,7 @@ from ..._arithmetic._sent import as_sent, sent_bytes
 from ..._arithmetic._sharded import carries, with_unchanged
 from ..._store._api import block_bytes_of
 from ..._store._reread import read_again
-from .._delta import ShardDelta
+from .._records._delta import ShardDelta
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

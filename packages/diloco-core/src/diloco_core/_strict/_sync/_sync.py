@@ -10,8 +10,9 @@ from ..._errors import RunExistsError, SyncTimeoutError
 from ..._exchange._endings import describe, named_ranks
 from ..._exchange._report import SyncReport
 from ..._exchange._traffic import Traffic
+from ..._store._copies import copy_key
 from ..._timing import Wait
-from .._repairs import Repairs
+from .._records._repairs import Repairs
 from ._adopt import Adoption
 from ._members import Members
 from ._objects import SyncObjects, state_key
@@ -90,6 +91,10 @@ class StoreSync:
         reduction = Reduction(self._participant, self._job, self._objects, self._members, traffic)
         reduction.run(self._progress.next, partial(self._publish, [*obsolete]))
         self._adopt()
+        if self._job.kind == "initial":
+            # There is no older state yet that a run could be resumed from if a shard of this one is lost.
+            for shard in self._owned:
+                self._own_shards.copy(shard)
         return SyncReport(
             sync=self._progress.number,
             fragment=self._job.name,
@@ -108,12 +113,14 @@ class StoreSync:
 
     @property
     def superseded(self) -> list[str]:
-        """Keys of the shards of this replica in whose place this sync has put newer ones."""
-        return [
-            state_key(self._participant.run_of(sync), sync, shard)
-            for sync in self._job.supersedes
-            for shard in self._owned
-        ]
+        """Keys of the shards of this replica, and of their copies, in whose place this sync has put newer ones."""
+        initial_syncs = self._progress.number - self._progress.syncs
+        keys = []
+        for sync in self._job.supersedes:
+            for shard in self._owned:
+                key = state_key(self._participant.run_of(sync), sync, shard)
+                keys += [key, copy_key(key)] if sync < initial_syncs else [key]
+        return keys
 
     def repair(self) -> None:
         """Write those shards of this replica again that others have found damaged; see :meth:`._published.OwnShards.repair`."""

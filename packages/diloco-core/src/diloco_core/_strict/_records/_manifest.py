@@ -11,10 +11,11 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .._checks import MOST_RANKS
-from .._errors import CorruptedObjectError
-from .._wire._fields import Fields
-from .._wire._sealed import seal, unseal
+from ..._checks import MOST_RANKS
+from ..._errors import CorruptedObjectError
+from ..._store._copies import copy_key
+from ..._wire._fields import Fields
+from ..._wire._sealed import seal, unseal
 from ._version import VERSION, check_version
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 MANIFEST = "manifest.json"
 
-_LATER = re.compile(r"manifests/([0-9]{4,7})\.json")
+_LATER = re.compile(r"manifests/([0-9]{4,7})(\.copy)?\.json")
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,8 +180,8 @@ def check_descent(first: Manifest | None, newest: Manifest, uri: str) -> None:
         key = manifest_key(newest.life)
         raise CorruptedObjectError(
             f"{uri}/{key} belongs to another run than {uri}/{MANIFEST}: two runs have used this prefix, and objects of one of "
-            f"them are left. To go on with the run of {MANIFEST}, move {key} away. To go on with the other run, put its own "
-            f"{MANIFEST} back"
+            f"them are left. To go on with the run of {MANIFEST}, move {key} and {copy_key(key)} away. To go on with the other "
+            f"run, put its own {MANIFEST} back ({copy_key(MANIFEST)} may have the same bytes), or move {MANIFEST} away"
         )
 
 
@@ -205,7 +206,13 @@ def manifest_key(life: int) -> str:
     return MANIFEST if life == 1 else f"manifests/{life:04}.json"
 
 
+def manifest_keys(life: int) -> tuple[str, str]:
+    """The keys of a manifest's copy and of the manifest, which is written last: as soon as it is there, others go on."""
+    key = manifest_key(life)
+    return copy_key(key), key
+
+
 def lives_listed(keys: Iterable[str]) -> list[int]:
-    """The lives of rank 0 whose manifests are in a listing of ``manifests/``, the newest first."""
+    """The lives of rank 0 whose manifests, or copies of them, are in a listing of ``manifests/``, the newest first."""
     matches = filter(None, map(_LATER.fullmatch, keys))
-    return sorted((int(match[1]) for match in matches), reverse=True)
+    return sorted({int(match[1]) for match in matches}, reverse=True)

@@ -10,11 +10,11 @@ import logging
 import re
 from typing import TYPE_CHECKING
 
-from .._errors import CorruptedObjectError
+from ..._errors import CorruptedObjectError
 
 if TYPE_CHECKING:
-    from .._exchange._endings import Ending
-    from .._store._patient import Patient
+    from ..._exchange._endings import Ending
+    from ..._store._patient import Patient
 
 _log = logging.getLogger("diloco_core")
 

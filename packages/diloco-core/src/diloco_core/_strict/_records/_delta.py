@@ -9,28 +9,28 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import accumulate
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import xxhash
 
-from .._arithmetic._sharded import sent_pieces
-from .._codecs._plain import PLAIN
-from .._errors import CorruptedObjectError
-from .._store._api import ReadsAhead, block_bytes_of
-from .._store._reread import read_again
-from .._wire._sections import CHECKSUM_BYTES, Section, ValuesDecoder, header, section_bytes, view
+from ..._arithmetic._sharded import sent_pieces
+from ..._codecs._plain import PLAIN
+from ..._errors import CorruptedObjectError
+from ..._store._api import ReadsAhead, block_bytes_of
+from ..._store._closing import Closing
+from ..._store._reread import read_again
+from ..._wire._sections import CHECKSUM_BYTES, Section, ValuesDecoder, header, section_bytes, view
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
-    from types import TracebackType
 
     import torch
 
-    from .._arithmetic._layout import Layout
-    from .._codecs._codec import Codec
-    from .._store._api import Buffer, ObjectReader
-    from .._store._patient import Patient
-    from .._timing import Timing
+    from ..._arithmetic._layout import Layout
+    from ..._codecs._codec import Codec
+    from ..._store._api import Buffer, ObjectReader
+    from ..._store._patient import Patient
+    from ..._timing import Timing
 
 
 class DeltaPlan:
@@ -129,7 +129,7 @@ class DeltaFile:
             yield bytes(bytes_left - len(table)) + table
 
 
-class ShardDelta:
+class ShardDelta(Closing):
     """Reads one rank's contribution to one shard chunk by chunk, and verifies each before it is used. Not thread-safe.
 
     Args:
@@ -235,14 +235,3 @@ class ShardDelta:
             # Checked once per reader, since isinstance() with a protocol is slow.
             self._expect = reader.expect if isinstance(reader, ReadsAhead) else None
         return self._reader
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()

@@ -12,13 +12,13 @@ import socket
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from .._checks import MOST_RANKS
-from .._errors import CorruptedObjectError, MismatchError
-from .._exchange._base import Schema
-from .._exchange._endings import Ending, Progress
-from .._wire._fields import LARGEST, Fields
-from .._wire._sealed import seal, unseal
-from .._wire._sections import fingerprint
+from ..._checks import MOST_RANKS
+from ..._errors import CorruptedObjectError, MismatchError
+from ..._exchange._base import Schema
+from ..._exchange._endings import Ending, Progress
+from ..._wire._fields import LARGEST, Fields
+from ..._wire._sealed import seal, unseal
+from ..._wire._sections import fingerprint
 from ._version import VERSION, check_version
 
 if TYPE_CHECKING:

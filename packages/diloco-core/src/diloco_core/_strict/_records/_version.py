@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from .._errors import FormatError
+from ..._errors import FormatError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -1,0 +1,146 @@
+"""The model of an outer loop: which of its tensors are synced in which fragment, and whether it is still the same model."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from .._arithmetic._layout import Rule
+from .._exchange._base import Schema
+from .._model._frozen import FrozenValues
+from .._model._partition import Buffers
+from .._model._unsynced import Unsynced
+from .._model._values import compared_tensors
+from .._model._watch import ModelWatch
+from .._outer._fragment import Fragment
+from .._outer._optimizer import OuterOptimizer, check_settings
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import torch
+
+    from .._exchange._base import Exchange
+    from .._model._partition import NamedTensor
+    from .._outer._optimizer import OuterOptimizerFactory
+
+
+class SyncedModel:
+    """The fragments of a model. The set of synced tensors is fixed. Not thread-safe.
+
+    Args:
+        model: The model.
+        parts: The tensors of every fragment; see :func:`.._model._partition.split`.
+        buffers: What happens to its buffers.
+        optimizers: The inner optimizers.
+        factory: Makes the outer optimizer of a fragment.
+        exchange: The exchange over which they are synced.
+
+    Attributes:
+        fragments: The fragments, in the order in which they are synced.
+        trained: The tensors that the outer optimizers update.
+        outer_settings: The settings of the outer optimizers.
+
+    Raises:
+        ConfigurationError: Tensors share memory without being tied, or the optimizers and the model do not hold the same
+            parameters.
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        parts: Sequence[Sequence[NamedTensor]],
+        buffers: Buffers,
+        optimizers: Sequence[torch.optim.Optimizer],
+        factory: OuterOptimizerFactory,
+        exchange: Exchange,
+    ) -> None:
+        self._model = model
+        self._outers = [OuterOptimizer(factory) for _ in parts]
+        self.outer_settings = self._outers[0].settings
+        check_settings(self._outers, self.outer_settings)
+        self.fragments = [
+            Fragment(
+                str(number),
+                tensors,
+                outer,
+                exchange.shards(sum(tensor.wire_bytes for tensor in tensors)),
+            )
+            for number, (tensors, outer) in enumerate(zip(parts, self._outers, strict=True))
+        ]
+        # Made only to raise now what would otherwise be raised when the block is entered.
+        Unsynced(model, [named for part in parts for named in part])
+        self.trained = [named for part in parts for named in part if named.rule is Rule.OUTER]
+        synced_buffers = [named for named in parts[-1] if named.rule is not Rule.OUTER]
+        self._watch = ModelWatch(
+            model, optimizers, None if buffers is Buffers.NONE else synced_buffers
+        )
+        self._frozen = FrozenValues(self._watch.frozen)
+
+    def check(self) -> None:
+        """Refuse a model whose tensors are no longer the synced ones. Modules may have assigned new tensors to buffers.
+
+        Raises:
+            ModelChangedError: The model has changed, or the values of a frozen parameter have.
+        """
+        check_settings(self._outers, self.outer_settings)
+        buffers = self._watch.check()
+        self._frozen.check()
+        for fragment in self.fragments:
+            fragment.follow(buffers)
+
+    def check_frozen(self) -> None:
+        """Compare the values of all frozen parameters, of which :meth:`check` compares only some.
+
+        Raises:
+            ModelChangedError: The values of one have changed.
+        """
+        self._frozen.check(everything=True)
+
+    def synced(self) -> dict[str, torch.Tensor]:
+        """The tensors that are synced, by name."""
+        return {named.name: named.tensor for named in self._followed()}
+
+    def held(self) -> dict[str, torch.Tensor]:
+        """All tensors of the model by name, including the synced ones."""
+        buffers = dict(self._model.named_buffers(remove_duplicate=False))
+        return {**self.synced(), **self._watch.parameters, **buffers}
+
+    def pairs(self) -> list[tuple[Fragment, OuterOptimizer]]:
+        """The fragments, each with its outer optimizer."""
+        return list(zip(self.fragments, self._outers, strict=True))
+
+    def tensors(self) -> dict[str, str]:
+        """Descriptions of the synced tensors, by name."""
+        return {
+            name: line for fragment in self.fragments for name, line in fragment.schema().items()
+        }
+
+    def schema(self, settings: Mapping[str, str], *, values: bool) -> Schema:
+        """A description of everything that replicas must have in common. Frozen parameters must keep their values from now on.
+
+        Args:
+            settings: The settings of the outer loop.
+            values: Whether the values of the global copies must be equal too.
+        """
+        sums: dict[int, str | None] = {}
+        tensors = dict(compared_tensors(self._model, self._watch.frozen, sums))
+        self._frozen.remember(sums)
+        tensors.update(self.tensors())
+        if values:
+            for fragment in self.fragments:
+                for name, digest in fragment.digests().items():
+                    tensors[name] += f" with values {digest}"
+        return Schema(
+            tensors,
+            settings,
+            [fragment.table() for fragment in self.fragments],
+            Unsynced(self._model, self._followed()),
+            self._outer_state,
+        )
+
+    def _followed(self) -> list[NamedTensor]:
+        return [named for fragment in self.fragments for named in fragment.followed()]
+
+    def _outer_state(self) -> float:
+        """How many tensors the outer optimizers keep for every one that they update."""
+        return max((outer.tensors_kept() for outer in self._outers), default=0)

@@ -1,0 +1,75 @@
+"""SIGTERM inside the block: the platform takes the machine away, or somebody cancels the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
+# What a shell says of a process that SIGTERM has ended. Code 0 would count as done work, and nothing would replace the replica.
+EXIT_CODE = 128 + signal.SIGTERM
+
+
+class ToldToEnd:
+    """Puts SIGTERM off to the end of an inner step, so that what was learned can be saved.
+
+    Only in the main thread, and only where nobody else handles the signal. Between the steps (in a sync, or while the
+    replicas meet) nothing is to be saved, and others may be waited for: there the signal ends the block at once, and so does
+    a second one anywhere.
+
+    Attributes:
+        asked: Whether the signal has come.
+    """
+
+    def __init__(self) -> None:
+        self.asked = False
+        self._training = False
+        self._process = os.getpid()
+        self._installed = False
+
+    def watch(self) -> None:
+        """Handle the signal from now on, if it is ours to handle."""
+        main = threading.current_thread() is threading.main_thread()
+        if main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL:
+            self._process = os.getpid()
+            signal.signal(signal.SIGTERM, self._heard)
+            self._installed = True
+
+    def stop(self) -> None:
+        """Leave the signal to others again."""
+        self._training = False
+        main = threading.current_thread() is threading.main_thread()
+        if self._installed and main and signal.getsignal(signal.SIGTERM) == self._heard:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._installed = False
+
+    def train(self) -> None:
+        """From now on, inner steps are taken."""
+        self._training = True
+
+    @contextmanager
+    def between_steps(self) -> Iterator[None]:
+        """While this lasts, no inner step is under way."""
+        before, self._training = self._training, False
+        try:
+            if self.asked:
+                raise SystemExit(EXIT_CODE)
+            yield
+        finally:
+            self._training = before
+
+    def _heard(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002 - what a handler is given
+        if os.getpid() != self._process:
+            # A child that was forked, such as a worker of a data loader, has this handler too, and must end as it always did.
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+            return
+        again, self.asked = self.asked, True
+        if again or not self._training:
+            raise SystemExit(EXIT_CODE)

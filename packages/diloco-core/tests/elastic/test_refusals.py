@@ -1,0 +1,210 @@
+"""What an elastic run refuses: another model, other settings, another run, and what no run could use."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from members_lab import members_in
+
+from diloco_core import (
+    ConfigurationError,
+    CorruptedObjectError,
+    DiLoCo,
+    Elastic,
+    MismatchError,
+    NonFiniteDeltaError,
+    RendezvousError,
+    RunExistsError,
+)
+from diloco_core._elastic._records._keys import MANIFEST, commit_key
+from diloco_core._elastic._records._records import Commit
+from diloco_core._wire._sealed import seal
+from diloco_core.testing import (
+    Schedule,
+    SimulatedStore,
+    SimulatedTraining,
+    simulate,
+    violations,
+)
+
+
+class TestRefusals:
+    def _errors(self, store, settings, world_size=2, **options):
+        training = SimulatedTraining(
+            syncs=5, sizes=options.pop("sizes", (40,)), sync_every=options.pop("sync_every", 2)
+        )
+        outcome = simulate(
+            training, Schedule(world_size), settings, store=store, most_lives=1, **options
+        )
+        return list(outcome.errors().values())
+
+    @pytest.fixture
+    def store(self):
+        store = SimulatedStore()
+        assert simulate(
+            SimulatedTraining(syncs=2, sizes=(40,)), Schedule(2), Elastic(1, grace=5.0), store=store
+        ).finished
+        return store
+
+    @pytest.mark.parametrize(
+        ("settings", "options", "kind", "told"),
+        [
+            (
+                Elastic(2, grace=5.0),
+                {},
+                MismatchError,
+                "was given min_replicas=2. A run keeps the settings that it was begun with: pass min_replicas=1",
+            ),
+            (
+                Elastic(1, grace=5.0),
+                {"world_size": 3},
+                MismatchError,
+                "pass world_size=2, or begin a new run on another prefix",
+            ),
+            (
+                Elastic(1, grace=5.0, topology="sharded"),
+                {},
+                MismatchError,
+                "pass topology='gather', or begin",
+            ),
+            (
+                Elastic(1, grace=5.0, publish_every=3),
+                {},
+                MismatchError,
+                "pass publish_every=4, or begin",
+            ),
+            (Elastic(1, grace=5.0, retention=3), {}, MismatchError, "pass retention=2, or begin"),
+            (
+                Elastic(1, grace=5.0, resume=True),
+                {"sync_every": 3},
+                MismatchError,
+                "pass sync_every=2, or begin",
+            ),
+            (
+                Elastic(1, grace=5.0),
+                {"sizes": (41,)},
+                MismatchError,
+                "Tensor '0' is float32[40] outer in fragm",
+            ),
+            (
+                Elastic(1, grace=5.0),
+                {"sizes": (40, 40)},
+                MismatchError,
+                "pass fragments=1, or begin",
+            ),
+        ],
+    )
+    def test_another_model_or_other_settings(self, store, settings, options, kind, told):
+        before = dict(store.objects)
+        errors = self._errors(store, settings, **options)
+        assert {type(error) for error in errors} == {kind}
+        assert told in str(errors[0])
+        assert before.items() <= store.objects.items()
+
+    def test_what_is_each_replicas_own_may_be_another(self, store):
+        assert (
+            self._errors(
+                store, Elastic(1, grace=7.0, late="drop"), chunk_bytes=64, sync_timeout=50.0
+            )
+            == []
+        )
+
+    def test_nothing_to_resume(self):
+        errors = self._errors(SimulatedStore(), Elastic(1, grace=5.0, resume=True))
+        assert {type(error) for error in errors} == {RendezvousError}
+        assert "holds no run to resume" in str(errors[0])
+
+    @pytest.mark.parametrize("resume", [False, True])
+    def test_a_manifest_that_was_removed_from_a_run(self, store, resume):
+        store.remove(MANIFEST)
+        store.remove("manifest.copy.json")
+        before = dict(store.objects)
+        errors = self._errors(store, Elastic(1, grace=5.0, resume=resume))
+        assert {type(error) for error in errors} == {RunExistsError}
+        assert "but its manifest.json and the copy of it are missing" in str(errors[0])
+        assert store.objects == before
+
+    def test_placeholders_and_stray_files_are_passed_over(self, store):
+        stray = [
+            "claims/",
+            "claims/00000/",
+            "claims/00000/a.json",
+            "commits/",
+            "commits/x.json",
+            "state/",
+            "deltas/",
+        ]
+        for key in [
+            *stray,
+            "deltas/00000003/",
+            "deltas/00000003/notes",
+            "state/00000009/",
+            "state/00000009/a",
+            "inner/00000/",
+        ]:
+            store.write(key, b"")
+        training = SimulatedTraining(syncs=5, sizes=(40,))
+        assert (
+            simulate(
+                training, Schedule(2), Elastic(1, grace=5.0, topology="gather"), store=store
+            ).errors()
+            == {}
+        )
+
+    def test_placeholders_do_not_look_like_a_run(self):
+        store = SimulatedStore()
+        for key in ("claims/", "commits/", "state/", "deltas/"):
+            store.write(key, b"")
+        training = SimulatedTraining(syncs=2, sizes=(40,))
+        assert (
+            violations(
+                simulate(training, Schedule(2), Elastic(1, grace=5.0), store=store), training
+            )
+            == []
+        )
+
+    def test_a_store_that_ignores_conditions(self):
+        errors = self._errors(SimulatedStore(exclusive=False), Elastic(1, grace=5.0))
+        assert {type(error) for error in errors} == {ConfigurationError}
+        assert "lets an object be created twice" in str(errors[0])
+
+    def test_a_strict_run(self):
+        store = SimulatedStore()
+        store.write("claims/00000.json", b"{}")
+        errors = self._errors(store, Elastic(1, grace=5.0))
+        assert RunExistsError in {type(error) for error in errors}
+        store.write(MANIFEST, seal("manifest", MANIFEST, {"membership": "strict"}))
+        errors = self._errors(store, Elastic(1, grace=5.0))
+        assert {type(error) for error in errors} == {RunExistsError}
+        assert "is the manifest of a strict run" in str(errors[0])
+
+    def test_a_record_that_does_not_follow_the_one_before(self, store):
+        key = commit_key(3)
+        record = Commit.from_json(store.objects[commit_key(2)], 2, "")
+        members = tuple(replace(member, sync=3) for member in record.members)
+        store.write(key, replace(record, sync=3, previous="0" * 16, members=members).to_json())
+        errors = self._errors(store, Elastic(1, grace=5.0))
+        assert CorruptedObjectError in {type(error) for error in errors}
+
+    def test_what_is_not_finite_is_not_sent(self):
+        class Bad(SimulatedTraining):
+            @staticmethod
+            def gradient(rank, life, step, size):
+                return torch.full((size,), float("nan") if rank == 1 and step == 3 else 0.5)
+
+        training = Bad(syncs=4, sizes=(40,))
+        outcome = simulate(training, Schedule(3), Elastic(2, grace=5.0), most_lives=1)
+        assert isinstance(outcome.results[1, 1], NonFiniteDeltaError)
+        assert outcome.results[1, 1].rank == 1
+        assert members_in(outcome.store) == [[0, 1, 2], [0, 2], [0, 2], [0, 2]]
+        assert outcome.seconds < 30  # it said that it leaves
+
+    def test_saved_states_are_for_strict_runs(self):
+        def train(node):
+            model = torch.nn.Linear(4, 4)
+            inner = torch.optim.SGD(model.parameters(), lr=0.1)
+            outer = DiLoCo(model, inner, node.exchange, sync_every=1)
+            outer.load_state_dict({})
+
+        outcome = simulate(train, Schedule(1), Elastic(1, grace=5.0), most_lives=1)
+        assert "resumed from its store" in str(outcome.results[0, 1])

@@ -1,0 +1,151 @@
+"""SIGTERM inside the block: what was learned is saved, and the replica leaves with a code that is no success."""
+
+import os
+import signal
+import threading
+import time
+
+import pytest
+import torch
+from torch import nn
+
+from diloco_core import DiLoCo, connect, in_process
+
+STEPS = 7
+
+
+@pytest.fixture(autouse=True)
+def nobody_handles_it():
+    """As in a program that has no handler of its own; the test runner may have one."""
+    before = signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
+def tell():
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train(exchange, steps, at=None, *, act=tell, sync_every=2, **options):
+    """Train alone until ``steps`` inner steps are taken; returns the model's values and the loop."""
+    torch.manual_seed(3)
+    model = nn.Linear(3, 2)
+    inner = torch.optim.AdamW(model.parameters(), lr=0.1)
+    outer = DiLoCo(model, inner, exchange, sync_every=sync_every, **options)
+    with outer:
+        while outer.inner_steps < steps:
+            number = outer.inner_steps
+            inner.zero_grad()
+            model(torch.arange(3.0) + number).square().sum().backward()
+            if number == at:
+                act()
+            inner.step()
+    return [parameter.detach().clone() for parameter in model.parameters()], outer
+
+
+def strict(path, **options):
+    return connect(f"file://{path}", rank=0, world_size=1, run_id="r", **options)
+
+
+@pytest.mark.parametrize("at", [0, 2, 4])
+def test_a_strict_run_goes_on_with_the_step_in_which_it_was_told(tmp_path, caplog, at):
+    whole, _ = train(strict(tmp_path / "whole"), STEPS)
+    with pytest.raises(SystemExit) as caught:
+        train(strict(tmp_path / "run"), STEPS, at)
+    assert caught.value.code == 143
+    assert f"told to end (SIGTERM) after inner step {at + 1}" in caplog.text
+    caplog.clear()
+    resumed, outer = train(strict(tmp_path / "run", resume=True), STEPS)
+    assert outer.inner_steps == STEPS
+    assert all(map(torch.equal, resumed, whole))
+
+
+def test_a_sync_that_is_due_is_not_waited_for(tmp_path):
+    """The others may be gone, and the grace is short: the run syncs after its next step."""
+    with pytest.raises(SystemExit):
+        train(strict(tmp_path), STEPS, 3)
+    assert train(strict(tmp_path, resume=True), STEPS)[1].inner_steps == STEPS
+
+
+def test_an_elastic_run_is_told(tmp_path):
+    def elastic():
+        return connect(f"file://{tmp_path}", rank=0, world_size=1, run_id="r", min_replicas=1)
+
+    with pytest.raises(SystemExit) as caught:
+        train(elastic(), STEPS, 3)
+    assert caught.value.code == 143
+    hints = [path for path in tmp_path.rglob("*") if "leave" in path.name]
+    assert hints
+    assert train(elastic(), STEPS)[1].inner_steps >= STEPS
+
+
+def test_the_signal_is_left_to_others_afterwards():
+    train(in_process(1)[0], 3)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    with pytest.raises(SystemExit):
+        train(in_process(1)[0], 3, 1)
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_a_handler_of_the_programs_stays():
+    heard = []
+
+    def handler(number, frame):
+        heard.append(number)
+
+    signal.signal(signal.SIGTERM, handler)
+    _, outer = train(in_process(1)[0], 3, 1)
+    assert heard == [signal.SIGTERM]
+    assert outer.inner_steps == 3
+    assert signal.getsignal(signal.SIGTERM) is handler
+
+
+def test_another_thread_handles_nothing():
+    seen = []
+    act = lambda: seen.append(signal.getsignal(signal.SIGTERM))  # noqa: E731
+    thread = threading.Thread(target=train, args=(in_process(1)[0], 3, 1), kwargs={"act": act})
+    thread.start()
+    thread.join()
+    assert seen == [signal.SIG_DFL]
+
+
+def test_a_second_signal_does_not_wait():
+    reached = []
+
+    def act():
+        tell()
+        reached.append("after the first")
+        tell()
+        reached.append("after the second")
+
+    with pytest.raises(SystemExit) as caught:
+        train(in_process(1)[0], 3, 1, act=act)
+    assert (caught.value.code, reached) == (143, ["after the first"])
+
+
+def test_in_a_sync_it_leaves_at_once(tmp_path):
+    with pytest.raises(SystemExit) as caught:
+        train(in_process(1)[0], 4, on_sync=lambda report: tell())
+    assert caught.value.code == 143
+
+
+def test_a_child_that_was_forked_ends_as_ever():
+    ends = []
+
+    def act():
+        ready, begun = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(begun, b"!")  # Python forgets signals that come while it forks
+            for _ in range(3000):  # it is told to end at once
+                time.sleep(0.01)
+            os._exit(7)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        os.close(ready)
+        os.close(begun)
+        ends.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+
+    _, outer = train(in_process(1)[0], 3, 1, act=act)
+    assert ends == [-signal.SIGTERM]
+    assert outer.inner_steps == 3

@@ -1,0 +1,185 @@
+"""Connecting to an elastic run, with its settings one by one or in one object."""
+
+import pytest
+import torch
+
+from diloco_core import (
+    ConfigurationError,
+    DiLoCo,
+    Elastic,
+    ElasticExchange,
+    ObjectStoreAllReduce,
+    ObjectStoreExchange,
+    RunExistsError,
+    Timing,
+    connect,
+)
+
+
+class TestElastic:
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            (
+                {"min_replicas": 5},
+                r"min_replicas must be at most world_size \(4\), not 5: a larger quorum",
+            ),
+            (
+                {"min_replicas": 0},
+                "min_replicas must be a whole number of at least 1, not 0$",
+            ),
+            (
+                {"min_replicas": 2, "grace": 1800.0},
+                "grace must be less than sync_timeout",
+            ),
+            ({"min_replicas": 2, "grace": 0.0}, "grace must be a positive number of seconds"),
+            ({"min_replicas": 2, "late": "keep"}, "late must be 'carry' or 'drop', not 'keep'"),
+            (
+                {"min_replicas": 2, "topology": "ring"},
+                "topology must be 'auto', 'sharded' or 'gather'",
+            ),
+            ({"grace": 5.0}, "grace=5.0 is for elastic runs. Pass min_replicas= too"),
+            ({"topology": "gather"}, "is for elastic runs"),
+            ({"resume": "always"}, "resume must be False, True or 'newest-whole', not 'always'"),
+        ],
+    )
+    def test_what_is_impossible_is_named_before_anything_is_written(
+        self, environ, tmp_path, options, told
+    ):
+        with pytest.raises(ConfigurationError, match=told):
+            connect(environ=environ, **options)
+        assert not (tmp_path / "run").exists()
+
+    @pytest.mark.parametrize(
+        ("name", "value"),
+        [
+            ("min_replicas", 0),
+            ("min_replicas", True),
+            ("grace", 0.0),
+            ("late", "keep"),
+            ("retention", 0),
+        ],
+    )
+    def test_what_no_run_could_have_is_refused_where_it_is_written(self, name, value):
+        with pytest.raises(ConfigurationError, match=f"{name} must be .*, not {value!r}"):
+            Elastic(**{"min_replicas": 2, name: value})
+
+    def test_only_by_asking(self, environ):
+        strict = connect(environ=environ)
+        assert isinstance(strict, ObjectStoreExchange)
+        strict.leave()
+        elastic = connect(environ=environ, min_replicas=2)
+        assert isinstance(elastic, ElasticExchange)
+        assert elastic.settings == Elastic(2)
+        assert connect(environ=environ) is elastic
+        assert connect(environ=environ, min_replicas=2) is elastic
+        with pytest.raises(ConfigurationError, match="min_replicas=2, and cannot also connect"):
+            connect(environ=environ, min_replicas=3)
+        elastic.leave()
+
+    def test_an_exchange_that_is_strict_does_not_become_elastic(self, environ):
+        strict = connect(environ=environ)
+        with pytest.raises(ConfigurationError, match="min_replicas=None, and cannot also connect"):
+            connect(environ=environ, min_replicas=2)
+        strict.leave()
+
+    def test_plain_means_are_for_strict_runs(self, environ):
+        with (
+            ObjectStoreAllReduce(
+                environ["RENDEZVOUS_URI"], rank=0, world_size=1, min_replicas=1
+            ) as reduce,
+            pytest.raises(ConfigurationError, match="only for a DiLoCo outer loop, not for 'mean'"),
+        ):
+            reduce.mean([torch.ones(2)])
+
+    def test_another_launch_is_refused_unless_it_resumes(self, environ, lab):
+        def train(run_id, syncs, **options):
+            exchange = connect(
+                rank=0, world_size=1, min_replicas=1, run_id=run_id, environ=environ, **options
+            )
+            net = lab.small_model()
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.001)
+            outer = DiLoCo(net, optimizer, exchange, sync_every=1)
+            with outer:
+                while outer.committed < syncs:
+                    lab.small_step(net, optimizer)
+            return outer.inner_steps
+
+        assert train("monday", 3) == 3
+        with pytest.raises(
+            RunExistsError,
+            match=r"belongs to run 'monday', but this replica belongs to run 'tuesday'.*resume=True",
+        ):
+            train("tuesday", 5)
+        assert train("tuesday", 5, resume=True) == 5
+        assert train("monday", 6) == 6
+
+
+class TestTogether:
+    """The limits in one Timing, and the settings of elastic membership in one Elastic."""
+
+    def test_they_are_what_the_exchange_has(self, tmp_path):
+        elastic, timing = Elastic(1, grace=7.0, late="drop"), Timing(sync_timeout=77.0)
+        exchange = connect(tmp_path, rank=0, world_size=2, elastic=elastic, timing=timing)
+        assert (exchange.settings, exchange._timing) == (elastic, timing)
+        exchange.leave()
+
+    def test_a_strict_run_has_limits_too(self, tmp_path):
+        timing = Timing(join_timeout=11.0)
+        exchange = connect(tmp_path, rank=0, world_size=1, timing=timing)
+        assert isinstance(exchange, ObjectStoreExchange)
+        assert exchange._timing is timing
+        exchange.leave()
+
+    @pytest.mark.parametrize(
+        ("options", "told"),
+        [
+            (
+                {"elastic": Elastic(1), "grace": 60.0},
+                r"grace= cannot be given together with elastic=, which holds the same settings: "
+                r"put grace into Elastic\(\.\.\.\), or leave elastic= out",
+            ),
+            (
+                {"elastic": Elastic(1), "min_replicas": 1, "late": "carry"},
+                "min_replicas=, late= cannot be given together with elastic=, which holds the same settings: "
+                "put min_replicas, late into",
+            ),
+            (
+                {"timing": Timing(), "sync_timeout": 1800.0},
+                "sync_timeout= cannot be given together with timing=, which holds the same settings: "
+                "put sync_timeout into Timing",
+            ),
+            (
+                {"elastic": 2},
+                "elastic must be an Elastic such as Elastic.min_replicas=2., not an int",
+            ),
+            ({"elastic": Elastic}, "elastic must be an Elastic"),
+            (
+                {"timing": 600},
+                "timing must be a Timing such as Timing.sync_timeout=600., not an int",
+            ),
+            (
+                {"elastic": Elastic(3)},
+                r"min_replicas must be at most world_size \(2\), not 3",
+            ),
+            ({"elastic": Elastic(1), "timing": Timing(sync_timeout=30.0)}, "grace must be less"),
+        ],
+    )
+    def test_what_is_said_twice_or_is_something_else_is_refused(self, tmp_path, options, told):
+        with pytest.raises(ConfigurationError, match=told):
+            connect(tmp_path / "run", rank=0, world_size=2, **options)
+        assert not (tmp_path / "run").exists()
+
+    def test_asking_twice_may_say_it_in_either_way(self, tmp_path):
+        place = {"uri": tmp_path, "rank": 0, "world_size": 2}
+        exchange = connect(**place, elastic=Elastic(1, grace=9.0), timing=Timing(lost_after=99.0))
+        assert connect(**place, min_replicas=1, grace=9.0, lost_after=99.0) is exchange
+        assert connect(**place, elastic=Elastic(1, grace=9.0)) is exchange
+        assert connect(**place, timing=Timing(lost_after=99.0)) is exchange
+        with pytest.raises(ConfigurationError, match=r"already connected .* with grace=9.0, and"):
+            connect(**place, elastic=Elastic(1))
+        with pytest.raises(
+            ConfigurationError, match=r"with lost_after=99.0, and cannot also connect with"
+        ):
+            connect(**place, timing=Timing())
+        exchange.leave()
